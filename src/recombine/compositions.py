@@ -1,0 +1,193 @@
+"""Sets of modules, and splits of them that prove what they promise.
+
+A *composition* is a sorted tuple of module numbers: a set (fuzzy-logic terms) or a multiset (SRAVEN rules). Compositional
+generalisation is the score on compositions held out of training whose modules were all trained, so a split must show
+
+- coverage: every module that may be trained occurs in some training composition,
+- connectivity: whether the graph of modules that co-occur in training hangs together (it need not; it must be known),
+- disjointness: no composition on two sides.
+
+The order in which compositions are held out comes from SHA-256 of (seed, redraw, composition), never from a library's
+random generator, so a split is the same for every version, platform and device, for ever.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from recombine.errors import InputError
+
+Composition = tuple[int, ...]
+
+MAX_REDRAWS = 10_000
+
+
+def all_sets(num_modules: int, sizes: int | Iterable[int]) -> tuple[Composition, ...]:
+    """Every set of distinct modules of the given size or sizes, in lexicographic order of (size, modules)."""
+    return _enumerate(itertools.combinations, num_modules, sizes)
+
+
+def all_multisets(num_modules: int, sizes: int | Iterable[int]) -> tuple[Composition, ...]:
+    """Every multiset of modules of the given size or sizes, in lexicographic order of (size, modules)."""
+    return _enumerate(itertools.combinations_with_replacement, num_modules, sizes)
+
+
+def _enumerate(combine, num_modules: int, sizes: int | Iterable[int]) -> tuple[Composition, ...]:
+    sizes = (sizes,) if isinstance(sizes, int) else tuple(sizes)
+    if num_modules < 1 or not sizes or min(sizes) < 1:
+        raise InputError(f"{num_modules} modules in compositions of {sizes}: expected both to be at least 1")
+    return tuple(itertools.chain.from_iterable(combine(range(num_modules), size) for size in sizes))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Certificate:
+    """What a split guarantees, in numbers; `sha256` identifies the split in every result."""
+
+    num_train: int
+    num_ood: int
+    num_unknown: int
+    coverage: dict[int, int]  # module -> number of training compositions it occurs in
+    num_components: int  # of the graph of modules that co-occur in training
+    overlap: int
+    redraws: int
+    sha256: str
+
+    @property
+    def min_coverage(self) -> int:
+        return min(self.coverage.values())
+
+    @property
+    def connected(self) -> bool:
+        return self.num_components == 1
+
+    def as_dict(self) -> dict[str, object]:
+        return {
+            "num_train": self.num_train,
+            "num_ood": self.num_ood,
+            "num_unknown": self.num_unknown,
+            "covered": self.min_coverage > 0,
+            "min_coverage": self.min_coverage,
+            "coverage": {str(module): count for module, count in self.coverage.items()},
+            "connected": self.connected,
+            "num_components": self.num_components,
+            "overlap": self.overlap,
+            "redraws": self.redraws,
+            "sha256": self.sha256,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompositionSplit:
+    """Compositions for training (`train`), held out (`ood`) and with modules never trained (`unknown`)."""
+
+    train: tuple[Composition, ...]
+    ood: tuple[Composition, ...]
+    unknown: tuple[Composition, ...] = ()
+    redraws: int = 0
+
+    def compositions(self, split: str) -> tuple[Composition, ...]:
+        """The compositions that a split of a task draws from; `test` shares those of `train`."""
+        return {"train": self.train, "test": self.train, "ood": self.ood, "unknown": self.unknown}[split]
+
+    @cached_property
+    def certificate(self) -> Certificate:
+        """Count, cover, connect and hash; computed from the compositions alone."""
+        modules = sorted({module for composition in self.train + self.ood for module in composition})
+        return Certificate(
+            num_train=len(self.train),
+            num_ood=len(self.ood),
+            num_unknown=len(self.unknown),
+            coverage=count_coverage(self.train, modules),
+            num_components=count_components(self.train, modules),
+            overlap=len(self.train + self.ood + self.unknown) - len({*self.train, *self.ood, *self.unknown}),
+            redraws=self.redraws,
+            sha256=hash_compositions(train=self.train, ood=self.ood, unknown=self.unknown),
+        )
+
+
+def split_compositions(
+    compositions: Sequence[Composition],
+    *,
+    held_out: float,
+    seed: int,
+    unknown: Sequence[Composition] = (),
+) -> CompositionSplit:
+    """Hold out a fraction (rounded down) of the compositions, so that training still covers every module.
+
+    An order that leaves a module uncovered is redrawn, deterministically; a fraction that no order could cover is refused.
+    """
+    if not 0 < held_out < 1:
+        raise InputError(f"held-out fraction is {held_out}: expected a number strictly between 0 and 1")
+    num_held_out = int(held_out * len(compositions) + 1e-9)
+    num_train = len(compositions) - num_held_out
+    modules = sorted({module for composition in compositions for module in composition})
+    fewest = -(-len(modules) // max(len(set(composition)) for composition in compositions))
+    if num_held_out == 0:
+        raise InputError(
+            f"held-out fraction is {held_out} of {len(compositions)} compositions, which is none: "
+            f"expected at least {1 / len(compositions):.3g}"
+        )
+    if num_train < fewest:
+        raise InputError(
+            f"held-out fraction is {held_out}, which leaves {num_train} training compositions: expected at least "
+            f"{fewest}, the fewest that can cover {len(modules)} modules"
+        )
+    for redraw in range(MAX_REDRAWS):
+        ordered = order_by_hash(compositions, seed=seed, redraw=redraw)
+        train = ordered[num_held_out:]
+        if min(count_coverage(train, modules).values()) > 0:
+            return CompositionSplit(
+                train=tuple(sorted(train)),
+                ood=tuple(sorted(ordered[:num_held_out])),
+                unknown=tuple(sorted(unknown)),
+                redraws=redraw,
+            )
+    raise InputError(
+        f"held-out fraction is {held_out}, which leaves {num_train} training compositions: in {MAX_REDRAWS} draws none "
+        f"covered all {len(modules)} modules; expected a smaller fraction"
+    )
+
+
+def order_by_hash(compositions: Iterable[Composition], *, seed: int, redraw: int = 0) -> list[Composition]:
+    """A random-looking order that depends on nothing but the arguments."""
+
+    def digest(composition: Composition) -> bytes:
+        modules = ",".join(map(str, composition))
+        return hashlib.sha256(f"recombine/{seed}/{redraw}/{modules}".encode()).digest()
+
+    return sorted(compositions, key=digest)
+
+
+def hash_compositions(**groups: Sequence[Composition]) -> str:
+    """SHA-256 of named groups of compositions, whatever order they come in."""
+    canonical = {name: sorted(map(list, group)) for name, group in groups.items()}
+    return hashlib.sha256(json.dumps(canonical, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def count_coverage(compositions: Iterable[Composition], modules: Iterable[int]) -> dict[int, int]:
+    """How many of the compositions each module occurs in."""
+    counts = dict.fromkeys(modules, 0)
+    for composition in compositions:
+        for module in set(composition):
+            counts[module] += 1
+    return counts
+
+
+def count_components(compositions: Iterable[Composition], modules: Iterable[int]) -> int:
+    """Connected components of the graph whose edges join modules that co-occur in a composition."""
+    parent = {module: module for module in modules}
+
+    def root(module: int) -> int:
+        while parent[module] != module:
+            module = parent[module]
+        return module
+
+    for composition in compositions:
+        for module in composition[1:]:
+            parent[root(module)] = root(composition[0])
+    return len({root(module) for module in parent})

@@ -1,0 +1,190 @@
+"""What a task is: a frozen dataclass that samples batches, scores predictions, and knows chance and ceiling.
+
+Streams: batch i of a split is a pure function of (task, seed, split, i). Random numbers are counter-based: number j of row
+r in draw d is the SplitMix64 output (Steele, Lea & Flood 2014) at counter r * width + j under a key hashed from
+(task, seed, split, i, d). So the same integers come out on every device and library version, no two splits share a
+stream, resuming needs no saved generator, and one process of many can make only its own rows of the global batch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from recombine.compositions import Composition, CompositionSplit
+from recombine.errors import check_choice
+
+SplitName = Literal["train", "test", "ood", "unknown"]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of a task; `latents` holds the modules that made each row, `info["composition"]` the number of its composition."""
+
+    inputs: Tensor
+    targets: Tensor
+    latents: Int[Tensor, "batch size"]
+    info: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def composition(self) -> Int[Tensor, " batch"]:
+        """Index of each row's composition in `task.split.compositions(split)`."""
+        return self.info["composition"]
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+
+class Ratio(NamedTuple):
+    """A metric before it is summed: its value over any set of rows is sum(numerator) / sum(denominator)."""
+
+    numerator: Float[Tensor, " batch"]
+    denominator: Float[Tensor, " batch"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task(ABC):
+    """One task family at one setting. The dataclass is the configuration; derived values are properties."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    splits: ClassVar[tuple[SplitName, ...]] = ("train", "test", "ood")
+    evaluation_instances: ClassVar[int] = 16_000  # a split, in a final evaluation
+
+    seed: int = 0  # of the composition split and of every stream
+
+    @cached_property
+    @abstractmethod
+    def split(self) -> CompositionSplit:
+        """Which compositions are trained, held out, unknown."""
+
+    @property
+    @abstractmethod
+    def input_dim(self) -> int:
+        """Features of an input token."""
+
+    @property
+    @abstractmethod
+    def output_dim(self) -> int:
+        """Features of a prediction."""
+
+    @property
+    @abstractmethod
+    def sequence_length(self) -> int:
+        """Tokens of an input."""
+
+    @property
+    @abstractmethod
+    def num_read(self) -> int:
+        """How many tokens, at the end of the sequence, are read as predictions."""
+
+    @abstractmethod
+    def sample(
+        self,
+        split: SplitName,
+        index: int,
+        *,
+        batch_size: int = 128,
+        rows: range | None = None,
+        device: torch.device | str = "cpu",
+    ) -> Batch:
+        """Batch `index` of a split; with `rows`, only these rows of it."""
+
+    @abstractmethod
+    def loss(self, predictions: Tensor, batch: Batch) -> Float[Tensor, ""]:
+        """What training minimises."""
+
+    @abstractmethod
+    def metrics(self, predictions: Tensor, batch: Batch) -> dict[str, Ratio]:
+        """Scores by name, the headline first, per row."""
+
+    @abstractmethod
+    def chance(self, batch: Batch) -> Tensor:
+        """Predictions of the best predictor that ignores the input."""
+
+    @abstractmethod
+    def oracle(self, batch: Batch) -> Tensor:
+        """Predictions of the best predictor there is: what the input determines and no more."""
+
+    @abstractmethod
+    def describe(self, composition: Composition) -> str:
+        """A composition in words or formulas."""
+
+    @abstractmethod
+    def render(self, batch: Batch, row: int) -> str:
+        """One row of a batch as text, for people."""
+
+    def stream(self, split: SplitName, index: int, rows: range, device: torch.device | str) -> Stream:
+        """The random numbers of rows of batch `index` of a split."""
+        check_choice("split", split, self.splits)
+        return Stream(self.name, self.seed, split, index, rows=rows, device=device)
+
+    def draw_compositions(self, split: SplitName, stream: Stream) -> tuple[Int[Tensor, " rows"], Int[Tensor, "rows size"]]:
+        """A uniformly random composition for each row: its number, and its modules."""
+        table = self._composition_tables.get((split, stream.device))
+        if table is None:
+            table = torch.tensor(self.split.compositions(split), device=stream.device)
+            self._composition_tables[split, stream.device] = table
+        number = stream.integers(len(table), 1)[:, 0]
+        return number, table[number]
+
+    @cached_property
+    def _composition_tables(self) -> dict[tuple[SplitName, torch.device], Tensor]:
+        return {}
+
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+
+class Stream:
+    """Random numbers for a range of rows; each call is one draw with a key of its own."""
+
+    def __init__(self, *key: object, rows: range, device: torch.device | str = "cpu") -> None:
+        self.key = key
+        self.rows = rows
+        self.device = torch.device(device)
+        self.num_draws = 0
+
+    def bits(self, *shape: int) -> Int[Tensor, "rows ..."]:
+        """64 random bits each, for every row."""
+        digest = hashlib.sha256(repr((*self.key, self.num_draws)).encode()).digest()
+        self.num_draws += 1
+        width = math.prod(shape)
+        first, last = self.rows.start * width, self.rows.stop * width
+        counter = torch.arange(first, last, dtype=torch.int64, device=self.device)
+        mixed = counter.mul_(_signed(_GOLDEN)).add_(_signed(int.from_bytes(digest[:8], "little")))
+        mixed = (mixed ^ _shift_right(mixed, 30)).mul_(_signed(_MIX_1))
+        mixed = (mixed ^ _shift_right(mixed, 27)).mul_(_signed(_MIX_2))
+        return (mixed ^ _shift_right(mixed, 31)).view(len(self.rows), *shape)
+
+    def uniform(self, *shape: int) -> Float[Tensor, "rows ..."]:
+        """Uniform in [0, 1), multiples of 2^-24, float32."""
+        return _shift_right(self.bits(*shape), 40).to(torch.float32).mul_(2.0**-24)
+
+    def integers(self, high: int, *shape: int) -> Int[Tensor, "rows ..."]:
+        """Uniform in 0..high-1; the bias of multiply-and-shift is below high / 2^32."""
+        assert 0 < high < 2**31
+        return (_shift_right(self.bits(*shape), 32) * high) >> 32
+
+    def permutations(self, size: int, *shape: int) -> Int[Tensor, "rows ... size"]:
+        """Uniformly random orders of 0..size-1."""
+        return self.bits(*shape, size).argsort(dim=-1)
+
+
+def _signed(value: int) -> int:
+    return value - 2**64 if value >= 2**63 else value
+
+
+def _shift_right(bits: Tensor, places: int) -> Tensor:
+    """Logical shift: torch's own shift of int64 copies the sign."""
+    return (bits >> places) & ((1 << (64 - places)) - 1)
