@@ -13,10 +13,7 @@ $(VENV)/ready: pyproject.toml constraints.txt
 demo: $(VENV)/ready
 	$(BIN)/recombine reproduce demo --scale tiny --out runs/demo --report report.html
 
-test: $(VENV)/ready
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/pyright
+test: lint
 	$(BIN)/python -m pytest
 
 test-slow: $(VENV)/ready
@@ -25,7 +22,7 @@ test-slow: $(VENV)/ready
 lint: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright
+	$(BIN)/mypy
 
 format: $(VENV)/ready
 	$(BIN)/ruff format .

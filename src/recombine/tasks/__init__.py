@@ -1,0 +1,10 @@
+"""Task families by name. A task is its frozen dataclass: `FuzzyLogic(num_examples=64).sample("ood", 0)`."""
+
+from __future__ import annotations
+
+from recombine.tasks.base import Batch, Ratio, SplitName, Stream, Task
+from recombine.tasks.fuzzy_logic import FuzzyLogic
+
+TASKS: dict[str, type[Task]] = {task.name: task for task in (FuzzyLogic,)}
+
+__all__ = ["TASKS", "Batch", "FuzzyLogic", "Ratio", "SplitName", "Stream", "Task"]

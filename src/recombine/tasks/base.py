@@ -60,7 +60,8 @@ class Task(ABC):
     splits: ClassVar[tuple[SplitName, ...]] = ("train", "test", "ood")
     evaluation_instances: ClassVar[int] = 16_000  # a split, in a final evaluation
 
-    seed: int = 0  # of the composition split and of every stream
+    seed: int = 0
+    """Of the split of compositions, of every stream and of the model's first parameters."""
 
     @cached_property
     @abstractmethod
@@ -123,12 +124,23 @@ class Task(ABC):
     def render(self, batch: Batch, row: int) -> str:
         """One row of a batch as text, for people."""
 
+    def columns(self, batch: Batch) -> dict[str, Tensor]:
+        """A batch as named columns, for export."""
+        return {
+            "inputs": batch.inputs,
+            "target": batch.targets,
+            "latents": batch.latents,
+            **batch.info,
+        }
+
     def stream(self, split: SplitName, index: int, rows: range, device: torch.device | str) -> Stream:
         """The random numbers of rows of batch `index` of a split."""
         check_choice("split", split, self.splits)
         return Stream(self.name, self.seed, split, index, rows=rows, device=device)
 
-    def draw_compositions(self, split: SplitName, stream: Stream) -> tuple[Int[Tensor, " rows"], Int[Tensor, "rows size"]]:
+    def draw_compositions(
+        self, split: SplitName, stream: Stream
+    ) -> tuple[Int[Tensor, " rows"], Int[Tensor, "rows size"]]:
         """A uniformly random composition for each row: its number, and its modules."""
         table = self._composition_tables.get((split, stream.device))
         if table is None:

@@ -40,9 +40,13 @@ class FuzzyLogic(Task):
     splits: ClassVar[tuple[SplitName, ...]] = ("train", "test", "ood", "unknown")
 
     num_variables: int = 4
-    num_terms: int = 2  # in a task
-    num_examples: int = 32  # tokens of a sequence, the query included
+    """Inputs of a function."""
+    num_terms: int = 2
+    """Conjunctions a function is the disjunction of."""
+    num_examples: int = 32
+    """Tokens of a sequence, the query included."""
     held_out: float = 0.7
+    """Fraction of the combinations of known terms that are never trained."""
 
     def __post_init__(self) -> None:
         check_positive(num_variables=self.num_variables, num_terms=self.num_terms)
@@ -181,7 +185,9 @@ class FuzzyLogic(Task):
     def all_compositions(self, device: torch.device) -> Int[Tensor, "compositions terms"]:
         count = math.comb(2**self.num_variables, self.num_terms)
         if count > MAX_ORACLE_COMPOSITIONS:
-            raise InputError(f"the exact oracle would enumerate {count} compositions: expected at most {MAX_ORACLE_COMPOSITIONS}")
+            raise InputError(
+                f"the exact oracle would enumerate {count} compositions: expected at most {MAX_ORACLE_COMPOSITIONS}"
+            )
         return torch.tensor(all_sets(2**self.num_variables, self.num_terms), device=device)
 
     def describe(self, composition: Composition) -> str:

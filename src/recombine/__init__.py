@@ -1,0 +1,51 @@
+"""Recombine: does a network recombine what it learned into combinations it has never seen, and if not, why not?"""
+
+from __future__ import annotations
+
+from importlib import import_module, metadata
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from recombine.errors import InputError
+    from recombine.evaluate import Score, score
+    from recombine.layers.attention import Attention
+    from recombine.layers.hypernetwork_attention import HypernetworkAttention, convert
+    from recombine.layers.hypernetwork_view import HypernetworkView, hypernetwork_view
+    from recombine.models.transformer import Transformer, TransformerConfig
+    from recombine.run import RunConfig, benchmark, load_run, train_run
+    from recombine.tasks import FuzzyLogic
+    from recombine.train import TrainingConfig
+
+# name -> module; imported on first use, so that `import recombine` costs next to nothing
+_PUBLIC = {
+    "Attention": "layers.attention",
+    "FuzzyLogic": "tasks",
+    "HypernetworkAttention": "layers.hypernetwork_attention",
+    "HypernetworkView": "layers.hypernetwork_view",
+    "InputError": "errors",
+    "RunConfig": "run",
+    "Score": "evaluate",
+    "TrainingConfig": "train",
+    "Transformer": "models.transformer",
+    "TransformerConfig": "models.transformer",
+    "benchmark": "run",
+    "convert": "layers.hypernetwork_attention",
+    "hypernetwork_view": "layers.hypernetwork_view",
+    "load_run": "run",
+    "score": "evaluate",
+    "train_run": "run",
+}
+
+__all__ = [*_PUBLIC, "__version__"]
+
+
+def __getattr__(name: str) -> object:
+    if name == "__version__":
+        return metadata.version("recombine")
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'recombine' has no attribute {name!r}")
+    return getattr(import_module(f"recombine.{_PUBLIC[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

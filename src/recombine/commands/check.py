@@ -1,0 +1,64 @@
+"""recombine check TASK: what a split guarantees, and between which numbers a score on it lies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rich.table import Table
+
+from recombine.cli import parse_task
+from recombine.commands.console import METRIC_TITLES, Output, format_number, split_legend
+from recombine.evaluate import score_references
+from recombine.store import Json
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckOptions(Output):
+    """How much to check."""
+
+    num_instances: int = 4_096
+    """Instances a split for chance and ceiling; 0 leaves them out."""
+
+
+def run(argv: list[str]) -> None:
+    task, options = parse_task(CheckOptions, argv, verb="check")
+    certificate = task.split.certificate.as_dict()
+    references = score_references(task, num_instances=options.num_instances) if options.num_instances else {}
+    value = {"task": task.name, "certificate": certificate, "references": references}
+    options.show(value, certificate_table(certificate), *([references_table(references)] if references else []))
+
+
+def certificate_table(certificate: Json) -> Table:
+    """The certificate, a line each."""
+    table = Table(title="certificate", title_justify="left", show_header=False)
+    table.add_column()
+    table.add_column(overflow="fold")
+    coverage = certificate["coverage"]
+    yes = {True: "yes", False: "NO"}
+    rows = {
+        "training compositions": certificate["num_train"],
+        "held-out compositions": certificate["num_ood"],
+        "compositions of unknown modules": certificate["num_unknown"],
+        "every module covered in training": f"{yes[certificate['covered']]}, at least {certificate['min_coverage']} times",
+        "times covered, by module": " ".join(f"{module}:{count}" for module, count in coverage.items()),
+        "co-occurrence graph connected": f"{yes[certificate['connected']]}, {certificate['num_components']} component(s)",
+        "compositions on two sides": certificate["overlap"],
+        "redraws until covered": certificate["redraws"],
+        "sha256": certificate["sha256"],
+    }
+    for name, text in rows.items():
+        table.add_row(name, str(text))
+    return table
+
+
+def references_table(references: Json) -> Table:
+    """Chance and ceiling of each split and metric."""
+    table = Table("split", "metric", title="between chance and ceiling", title_justify="left")
+    table.caption, table.caption_justify = split_legend(references), "left"
+    table.add_column("chance", justify="right")
+    table.add_column("ceiling", justify="right")
+    for split, metrics in references.items():
+        for metric, score in metrics.items():
+            numbers = (format_number(score["chance"]), format_number(score["ceiling"]))
+            table.add_row(split, METRIC_TITLES.get(metric, metric), *numbers)
+    return table

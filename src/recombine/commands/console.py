@@ -1,0 +1,106 @@
+"""What the verbs share: common flags, tables of scores, the progress bar."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from recombine.store import Json
+from recombine.train import Progress as TrainingProgress
+from recombine.train import Watcher
+
+METRIC_TITLES = {"r2": "R²", "r2_pooled": "R² pooled", "accuracy": "accuracy"}
+SPLIT_LEGEND = "test: trained combinations, new instances · ood: unseen combinations of trained modules"
+UNKNOWN_LEGEND = "unknown: modules never trained"
+
+Flag = tyro.conf.FlagCreatePairsOff
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """Flags of every verb."""
+
+    json: Flag[bool] = False
+    """Print the result as JSON."""
+    verbose: Annotated[Flag[bool], tyro.conf.arg(aliases=["-v"])] = False
+    """Say more."""
+    quiet: Annotated[Flag[bool], tyro.conf.arg(aliases=["-q"])] = False
+    """Print the result only."""
+
+    def show(self, value: Json, *tables: Table | str) -> None:
+        """A result: as JSON, or as tables and text."""
+        if self.json:
+            print(json.dumps(value, indent=2, ensure_ascii=False))
+            return
+        console = Console()
+        for table in tables:
+            console.print(table, highlight=False)
+
+    def say(self, message: str) -> None:
+        """A remark for people, on standard error."""
+        if not self.quiet:
+            print(message, file=sys.stderr)
+
+
+def score_table(scores: Json, title: str | None = None) -> Table:
+    """Scores of one run: a row for each split and metric."""
+    table = Table(title=title, title_justify="left", caption=split_legend(scores), caption_justify="left")
+    for name, justify in (("split", "left"), ("metric", "left"), ("score", "right"), ("95 % interval", "right")):
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    table.add_column("chance", justify="right")
+    table.add_column("ceiling", justify="right")
+    for split, metrics in scores.items():
+        for metric, score in metrics.items():
+            table.add_row(split, METRIC_TITLES.get(metric, metric), *format_score(score))
+    return table
+
+
+def split_legend(scores: Json) -> str:
+    """What the splits in a table mean."""
+    return SPLIT_LEGEND + (f"\n{UNKNOWN_LEGEND}" if "unknown" in scores else "")
+
+
+def format_score(score: Json) -> list[str]:
+    """Value, interval, chance and ceiling as text."""
+    return [
+        format_number(score["value"]),
+        f"{format_number(score['low'])} … {format_number(score['high'])}",
+        format_number(score["chance"]),
+        format_number(score["ceiling"]),
+    ]
+
+
+def format_number(value: Any) -> str:
+    return "" if value is None else f"{value:.3f}".replace("-", "−")
+
+
+@contextmanager
+def progress_bar(label: str, *, quiet: bool) -> Iterator[Watcher | None]:
+    """A bar with loss, steps a second and the time left, on standard error."""
+    if quiet:
+        yield None
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}"),
+        TimeRemainingColumn(elapsed_when_finished=True),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        row = bar.add_task(label, total=None, note="")
+
+        def watch(progress: TrainingProgress) -> None:
+            note = f"loss {progress.loss:.4g}  {progress.steps_per_second:.1f} steps/s"
+            bar.update(row, total=progress.steps, completed=progress.step, note=note)
+
+        yield watch

@@ -1,0 +1,45 @@
+"""recombine evaluate RUN: score a trained run again, on any splits and any number of instances."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from recombine.cli import parse
+from recombine.commands.console import Output, score_table
+from recombine.evaluate import score, scores_as_dict
+from recombine.run import load_run, resolve_device
+from recombine.tasks import SplitName
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions(Output):
+    """What to score."""
+
+    run: tyro.conf.Positional[Path]
+    """Run directory."""
+    splits: tuple[SplitName, ...] = ()
+    """Splits to score; by default all but train."""
+    num_instances: int | None = None
+    """Instances a split, if not the paper's number."""
+    device: str = "auto"
+    """auto, cpu, cuda, ..."""
+
+
+def run(argv: list[str]) -> None:
+    options = parse(EvaluateOptions, argv, prog="evaluate")
+    directory, config, model = load_run(options.run, options.device)
+    scores = score(
+        model,
+        config.task,
+        splits=options.splits or None,
+        num_instances=options.num_instances,
+        device=resolve_device(options.device),
+    )
+    value = {"run": str(directory.path)}
+    if directory.finished:
+        value |= directory.read_json("result.json")
+    value |= {"scores": scores_as_dict(scores)}  # type: ignore[dict-item]
+    options.show(value, score_table(value["scores"], config.name))  # type: ignore[arg-type]

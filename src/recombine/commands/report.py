@@ -1,0 +1,31 @@
+"""recombine report RUN... -o FILE: one HTML file about runs, read from their directories alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from recombine.cli import parse
+from recombine.commands.console import Output
+from recombine.report.html import write_report
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions(Output):
+    """Which runs, and where the report goes."""
+
+    runs: tyro.conf.Positional[tuple[Path, ...]]
+    """Run directories."""
+    out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("report.html")
+    """The file to write."""
+    title: str = "Do these networks recombine what they learned?"
+    """Heading of the report."""
+
+
+def run(argv: list[str]) -> None:
+    options = parse(ReportOptions, argv, prog="report")
+    write_report(options.runs, options.out, title=options.title)
+    options.show({"report": str(options.out), "bytes": options.out.stat().st_size}, f"{options.out}")

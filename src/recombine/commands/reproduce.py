@@ -1,0 +1,84 @@
+"""recombine reproduce NAME: run a named experiment, print it beside the paper's figures, and report on it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.table import Table
+
+from recombine.cli import parse
+from recombine.commands.console import METRIC_TITLES, Output, format_number, format_score, progress_bar
+from recombine.errors import check_choice
+from recombine.recipes import EXPERIMENTS, Experiment, Scale
+from recombine.report.html import write_report
+from recombine.run import train_run
+from recombine.store import Json
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReproduceOptions(Output):
+    """Which experiment, and how large."""
+
+    name: tyro.conf.Positional[str]
+    """Experiment: one of those that `recombine reproduce list` prints."""
+    scale: Scale = "small"
+    """Size of the experiment: tiny takes minutes, paper the paper's budget."""
+    out: Path = Path("runs")
+    """Folder for run directories."""
+    device: str = "auto"
+    """auto, cpu, cuda, ..."""
+    report: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """Write an HTML report to this file."""
+
+
+def run(argv: list[str]) -> None:
+    options = parse(ReproduceOptions, argv, prog="reproduce")
+    if options.name == "list":
+        table = Table("experiment", "question")
+        for each in EXPERIMENTS.values():
+            table.add_row(each.name, each.question)
+        options.show({name: each.question for name, each in EXPERIMENTS.items()}, table)
+        return
+    experiment = EXPERIMENTS[check_choice("experiment", options.name, EXPERIMENTS)]
+    runs = experiment.runs(options.scale)
+    results, paths = {}, []
+    for number, (label, config) in enumerate(runs.items(), start=1):
+        with progress_bar(f"{number}/{len(runs)} {label}", quiet=options.quiet or options.json) as watch:
+            directory = train_run(config, out=options.out, device=options.device, watch=watch)
+        results[label] = directory.read_json("result.json")
+        paths.append(directory.path)
+    if options.report is not None:
+        write_report(paths, options.report, title=experiment.question)
+    value = {"experiment": experiment.name, "scale": options.scale, "runs": [str(path) for path in paths], "results": results}
+    closing = [f"report: {options.report}"] if options.report is not None else []
+    options.show(value, comparison_table(experiment, results), *closing)
+
+
+def comparison_table(experiment: Experiment, results: Json) -> Table:
+    """Ours beside the paper's."""
+    metric = METRIC_TITLES.get(experiment.metric, experiment.metric)
+    table = Table("", title=f"{experiment.question}\n{metric} on {experiment.split}", title_justify="left")
+    for name in (metric, "95 % interval", "chance", "ceiling", "paper", "trained on", "steps", "steps/s", "minutes"):
+        table.add_column(name, justify="right")
+    for label, result in results.items():
+        table.add_row(
+            label.replace("_", " "),
+            *format_score(result["scores"][experiment.split][experiment.metric]),
+            format_published(experiment.published.get(label)),
+            format_number(result["scores"]["test"][experiment.metric]["value"]),
+            str(result["steps"]),
+            f"{result['steps_per_second']:.1f}",
+            f"{result['seconds'] / 60:.1f}",
+        )
+    return table
+
+
+def format_published(figure: tuple[float, float] | None) -> str:
+    if figure is None:
+        return ""
+    value, error = figure
+    return format_number(value) + ("" if math.isnan(error) else f" ± {error:.3f}")

@@ -1,0 +1,77 @@
+"""recombine train TASK: train a model, write its run directory, print its scores and, last, its path."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, make_dataclass
+from pathlib import Path
+
+import tyro
+
+from recombine.cli import parse, split_task
+from recombine.commands.console import Output, progress_bar, score_table
+from recombine.recipes import Scale, default_run
+from recombine.run import RunConfig, train_run
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions(Output):
+    """Where and how to run; what to run is below."""
+
+    scale: Scale = "paper"
+    """Where the defaults of all other flags come from."""
+    out: Path = Path("runs")
+    """Folder for run directories."""
+    device: str = "auto"
+    """auto, cpu, cuda, ..."""
+    evaluation_instances: int | None = None
+    """Instances a split in the final evaluation, if not the paper's number."""
+
+
+def run(argv: list[str]) -> None:
+    task_class, flags = split_task(argv, prog="train")
+    options, config = parse_run(task_class.name, flags)
+    with progress_bar(config.name, quiet=options.quiet or options.json) as watch:
+        directory = train_run(
+            config,
+            out=options.out,
+            device=options.device,
+            evaluation_instances=options.evaluation_instances,
+            watch=watch,
+        )
+    result = directory.read_json("result.json")
+    if options.json:
+        print(json.dumps({**result, "run": str(directory.path)}, indent=2))
+        return
+    title = f"{config.name}  {result['steps']} steps  {result['seconds']:.0f} s  {result['steps_per_second']:.1f} steps/s"
+    if not options.quiet:
+        options.show(result, score_table(result["scores"], title))
+    print(directory.path)
+
+
+def parse_run(task: str, flags: list[str]) -> tuple[TrainOptions, RunConfig]:
+    """Task, model and training from flat flags, starting from the defaults of the scale."""
+    default = default_run(task, _find_scale(flags))
+    flat = tyro.conf.OmitArgPrefixes
+    owner = make_dataclass(
+        "options",
+        [
+            ("output", flat[TrainOptions], TrainOptions()),
+            ("task", flat[type(default.task)], default.task),  # type: ignore[misc]
+            ("model", flat[type(default.model)], default.model),  # type: ignore[misc]
+            ("training", flat[type(default.training)], default.training),  # type: ignore[misc]
+        ],
+    )
+    options = parse(owner, flags, prog=f"train {task.replace('_', '-')}")
+    config = RunConfig(task=options.task, model=options.model, training=options.training)  # type: ignore[attr-defined]
+    return options.output, config  # type: ignore[attr-defined]
+
+
+def _find_scale(flags: list[str]) -> Scale:
+    """Defaults must be known before the other flags are read."""
+    for i, flag in enumerate(flags):
+        if flag == "--scale" and i + 1 < len(flags):
+            return flags[i + 1]  # type: ignore[return-value]
+        if flag.startswith("--scale="):
+            return flag.removeprefix("--scale=")  # type: ignore[return-value]
+    return "paper"

@@ -1,0 +1,24 @@
+"""The layers models are made of: attention, position, feed-forward; and HYLA for models made elsewhere."""
+
+from recombine.layers.attention import ATTENTIONS, Attention, AttentionName
+from recombine.layers.feedforward import FEEDFORWARDS, MLP, MixtureOfExperts, SwiGLU, build_feedforward
+from recombine.layers.hypernetwork_attention import HypernetworkAttention, convert
+from recombine.layers.hypernetwork_view import HypernetworkView, hypernetwork_view
+from recombine.layers.position import RelativeBias, Rotary
+
+__all__ = [
+    "ATTENTIONS",
+    "FEEDFORWARDS",
+    "MLP",
+    "Attention",
+    "AttentionName",
+    "HypernetworkAttention",
+    "HypernetworkView",
+    "MixtureOfExperts",
+    "RelativeBias",
+    "Rotary",
+    "SwiGLU",
+    "build_feedforward",
+    "convert",
+    "hypernetwork_view",
+]

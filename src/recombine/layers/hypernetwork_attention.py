@@ -1,0 +1,195 @@
+"""HYLA for everybody: a layer that stands where `torch.nn.MultiheadAttention` stood, and a function that puts it there.
+
+    layer = HypernetworkAttention(embed_dim, num_heads, attention="hyla")    # constructed and called as torch's
+    model = convert(model, attention="hyla")                                 # every one of torch's, weights kept
+
+Names and shapes of the parameters are those of `nn.MultiheadAttention` (`hyla_deep` adds `deep_weight`), so state dicts
+are exchanged freely, and `attention="softmax"` computes the same function. What differs:
+
+- a query whose keys are all masked receives zeros (before the output projection), where softmax in torch gives NaN;
+- without a softmax, a float mask of -10,000 or less means "masked", as -inf does (why: see `masks.py`).
+
+The equations are in `recombine/kernels/reference.py`; the names of the attentions in `attention.ATTENTIONS`.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from recombine.errors import InputError, check_choice, check_positive
+from recombine.kernels import attend
+from recombine.layers.attention import ATTENTIONS
+from recombine.layers.initialise import lecun_normal_
+from recombine.layers.masks import arrange_masks, merge_masks, pad_keys
+
+
+class HypernetworkAttention(nn.MultiheadAttention):
+    """Arguments of `nn.MultiheadAttention`, and by keyword the name of the attention."""
+
+    def __init__(self, embed_dim: int, num_heads: int, *args: Any, attention: str = "hyla", **options: Any) -> None:
+        check_choice("attention", attention, ATTENTIONS)
+        check_positive(embed_dim=embed_dim, num_heads=num_heads)
+        if embed_dim % num_heads != 0:
+            raise InputError(
+                f"embed_dim {embed_dim} is not divisible by num_heads {num_heads}: expected a multiple of it"
+            )
+        super().__init__(embed_dim, num_heads, *args, **options)
+        self.set_attention(attention)
+
+    def set_attention(self, attention: str) -> None:
+        """Change which attention is computed; the weights that all attentions share stay as they are."""
+        self.attention = check_choice("attention", attention, ATTENTIONS)
+        # nn.TransformerEncoder(Layer) replaces the call of this layer by a fused softmax kernel if it finds True here.
+        # So this says nothing about our weights: whether they are packed is whether `in_proj_weight` exists.
+        self._qkv_same_embed_dim = False
+        if ATTENTIONS[attention][1] != "hyper_deep":
+            self.register_parameter("deep_weight", None)
+        elif getattr(self, "deep_weight", None) is None:
+            like = self.out_proj.weight
+            deep_weight = torch.empty(
+                self.num_heads, self.head_dim, self.head_dim, device=like.device, dtype=like.dtype
+            )
+            self.deep_weight = nn.Parameter(lecun_normal_(deep_weight))
+
+    def _reset_parameters(self) -> None:
+        self._qkv_same_embed_dim = self.in_proj_weight is not None
+        super()._reset_parameters()
+        self._qkv_same_embed_dim = False
+        if getattr(self, "deep_weight", None) is not None:
+            lecun_normal_(self.deep_weight)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """As `nn.MultiheadAttention.forward`; the returned weights are the latent codes.
+
+        `is_causal` is a hint that `attn_mask` is causal, as in torch: the mask itself is what counts.
+        """
+        _check_inputs(self, query, key, value)
+        if is_causal and attn_mask is None:
+            raise InputError("attn_mask is missing: expected the causal mask that is_causal=True says it is")
+        batched = query.dim() == 3
+        q, k, v = (self._batch_first(x, batched) for x in self._project(query, key, value))
+        normalisation, value_network = ATTENTIONS[self.attention]
+        masks = arrange_masks(attn_mask, key_padding_mask, (len(q), self.num_heads, q.shape[1], k.shape[1]), batched)
+        bias, mask = merge_masks(masks, softmax="softmax" in normalisation)
+        k, v = self._add_keys(k, self.bias_k), self._add_keys(v, self.bias_v)
+        heads, codes = attend(
+            *(features.unflatten(-1, (self.num_heads, -1)) for features in (q, k, v)),
+            normalisation=normalisation,
+            value_network=value_network,
+            bias=pad_keys(bias, k.shape[1], 0.0),
+            mask=pad_keys(mask, k.shape[1], True),
+            deep_weight=self.deep_weight,
+            code_map=partial(functional.dropout, p=self.dropout) if self.training and self.dropout > 0 else None,
+        )
+        output = self.out_proj(heads.flatten(-2))
+        output = self._batch_first(output, batched) if batched else output[0]
+        if not need_weights:
+            return output, None
+        codes = codes.mean(dim=1) if average_attn_weights else codes
+        return output, (codes if batched else codes[0]).to(query.dtype)
+
+    def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if query is key and key is value and self.in_proj_weight is not None:
+            q, k, v = functional.linear(query, self.in_proj_weight, self.in_proj_bias).chunk(3, dim=-1)
+            return q, k, v
+        if self.in_proj_weight is not None:
+            weights = self.in_proj_weight.chunk(3)
+        else:
+            weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+        q, k, v = map(functional.linear, (query, key, value), weights, biases)
+        return q, k, v
+
+    def _batch_first(self, x: Tensor, batched: bool) -> Tensor:
+        """Move the batch to the front, or make one; for a batched tensor it is its own inverse."""
+        if not batched:
+            return x[None]
+        return x if self.batch_first else x.transpose(0, 1)
+
+    def _add_keys(self, x: Tensor, learned: Tensor | None) -> Tensor:
+        """Append the learned key or value of `add_bias_kv`, then the zero one of `add_zero_attn`."""
+        added = [] if learned is None else [learned.to(x.dtype).expand(len(x), 1, -1)]
+        if self.add_zero_attn:
+            added.append(torch.zeros_like(x[:, :1]))
+        return torch.cat([x, *added], dim=1) if added else x
+
+    def extra_repr(self) -> str:
+        return f"attention={self.attention}, embed_dim={self.embed_dim}, num_heads={self.num_heads}"
+
+
+def convert(model: nn.Module, attention: str = "hyla") -> nn.Module:
+    """Replace every `nn.MultiheadAttention` in `model` by a `HypernetworkAttention` with the same weights.
+
+    The parameters are the same objects, so an optimiser built before goes on working. A module used twice stays shared;
+    one converted before is only set to `attention`. Returns the model (the new layer if the model itself was one).
+    """
+    check_choice("attention", attention, ATTENTIONS)
+    found = {
+        path: module
+        for path, module in model.named_modules(remove_duplicate=False)
+        if isinstance(module, nn.MultiheadAttention)
+    }
+    if not found:
+        raise InputError(f"nothing to convert in {type(model).__name__}: expected at least one nn.MultiheadAttention")
+    for path, layer in found.items():
+        if type(layer) not in (nn.MultiheadAttention, HypernetworkAttention):
+            raise InputError(
+                f"cannot convert {path or 'the model'} of type {type(layer).__name__}: expected nn.MultiheadAttention "
+                "itself, as what a subclass or a parametrisation adds would be lost"
+            )
+    converted = {layer: _convert_layer(layer, attention) for layer in dict.fromkeys(found.values())}
+    for path, layer in found.items():
+        parent, _, name = path.rpartition(".")
+        if name:
+            setattr(model.get_submodule(parent), name, converted[layer])
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoder):
+            # decided when the encoder was built with torch's layers: padded batches would come as nested tensors
+            module.use_nested_tensor = False
+    return converted[found[""]] if "" in found else model
+
+
+def _convert_layer(layer: nn.MultiheadAttention, attention: str) -> HypernetworkAttention:
+    if isinstance(layer, HypernetworkAttention):
+        converted = layer
+    else:
+        # everything else, such as hooks and the training flag, is the very same object as in the old layer
+        converted = HypernetworkAttention.__new__(HypernetworkAttention)
+        converted.__dict__.update(layer.__dict__)
+        converted.__dict__["_parameters"] = layer._parameters.copy()
+    converted.set_attention(attention)
+    return converted
+
+
+def _check_inputs(layer: nn.MultiheadAttention, query: Tensor, key: Tensor, value: Tensor) -> None:
+    if query.is_nested or key.is_nested or value.is_nested:
+        raise InputError(
+            "the input is a nested tensor: expected a padded one; convert the whole nn.TransformerEncoder, or "
+            "give it enable_nested_tensor=False"
+        )
+    features = {"query": layer.embed_dim, "key": layer.kdim, "value": layer.vdim}
+    for (name, num_features), x in zip(features.items(), (query, key, value), strict=True):
+        if x.dim() not in (2, 3) or x.dim() != query.dim() or x.shape[-1] != num_features:
+            raise InputError(
+                f"{name} has shape {tuple(x.shape)}: expected 3 dimensions (2 for all three if without batch), "
+                f"the last of {num_features}"
+            )
+    batch = 0 if layer.batch_first else 1
+    if key.shape[:-1] != value.shape[:-1] or (query.dim() == 3 and query.shape[batch] != key.shape[batch]):
+        shapes = ", ".join(str(tuple(x.shape)) for x in (query, key, value))
+        raise InputError(f"query, key, value have shapes {shapes}: expected one batch size, and as many keys as values")

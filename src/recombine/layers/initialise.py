@@ -1,0 +1,25 @@
+"""LeCun initialisation: truncated-normal weights of variance 1/fan_in, biases 0 (attention paper, app. C)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+# standard deviation of a standard normal cut off at +-2: dividing by it restores the variance the cut takes away
+TRUNCATED_DEVIATION = 0.87962566103423978
+
+
+@torch.no_grad()
+def lecun_normal_(weight: Tensor, fan_in: int | None = None) -> Tensor:
+    """Fill `weight` in place; `fan_in` is the last dimension unless given."""
+    deviation = (fan_in or weight.shape[-1]) ** -0.5 / TRUNCATED_DEVIATION
+    return nn.init.trunc_normal_(weight, std=deviation, a=-2 * deviation, b=2 * deviation)
+
+
+def lecun_linear(in_features: int, out_features: int, *, bias: bool = True) -> nn.Linear:
+    """A linear layer with LeCun weights and zero bias."""
+    layer = nn.Linear(in_features, out_features, bias=bias)
+    lecun_normal_(layer.weight)
+    if bias:
+        nn.init.zeros_(layer.bias)
+    return layer

@@ -1,0 +1,128 @@
+"""The transformer of all in-context tasks (Attention as a Hypernetwork, arXiv 2406.05816, appendix C).
+
+    x = x + attention(norm(x));  x = x + feedforward(norm(x));  prediction = dense(norm(x))
+
+Pre-norm blocks between a dense input and a dense output layer. Each layer has its own table of relative position biases.
+Only the last `num_read` tokens are read as predictions, so the last block computes queries, output projection and
+feed-forward for these alone: the same numbers, for less work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from recombine.errors import check_choice, check_positive
+from recombine.layers import ATTENTIONS, FEEDFORWARDS, Attention, AttentionName, RelativeBias, Rotary, build_feedforward
+from recombine.layers.initialise import lecun_linear
+
+Position = Literal["relative", "rotary", "none"]
+CodeMap = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerConfig:
+    """Sizes and choices of a transformer; the task gives the sizes of its input and output."""
+
+    kind: ClassVar[str] = "transformer"
+
+    attention: AttentionName = "hyla"
+    """Softmax, linear, HYLA, or one of the ablations of table A1."""
+    num_layers: int = 2
+    """Number of blocks."""
+    embedding_dim: int = 128
+    """Features of the residual stream."""
+    kqv_dim: int = 16
+    """Features of queries, keys and values, over all heads together."""
+    mlp_dim: int = 256
+    """Hidden features of the feed-forward network."""
+    num_heads: int = 8
+    """Heads: the dimension of the latent code."""
+    feedforward: Literal["mlp", "swiglu", "mixture_of_experts"] = "mlp"
+    """What follows attention in a block."""
+    position: Position = "relative"
+    """A learned bias per head and distance, rotary, or none."""
+    causal: bool = False
+    """Let tokens see earlier tokens only."""
+
+    def __post_init__(self) -> None:
+        check_choice("attention", self.attention, ATTENTIONS)
+        check_choice("feedforward", self.feedforward, FEEDFORWARDS)
+        check_choice("position", self.position, get_args(Position))
+        check_positive(num_layers=self.num_layers, embedding_dim=self.embedding_dim, mlp_dim=self.mlp_dim)
+
+
+class Block(nn.Module):
+    """Attention, then a feed-forward network, each added to the residual stream."""
+
+    def __init__(self, config: TransformerConfig, sequence_length: int) -> None:
+        super().__init__()
+        size = config.embedding_dim
+        self.attention_norm = nn.LayerNorm(size, eps=1e-6)
+        self.attention = Attention(size, num_heads=config.num_heads, kqv_dim=config.kqv_dim, attention=config.attention)
+        self.bias = self.rotary = None
+        if config.position == "relative":
+            self.bias = RelativeBias(config.num_heads, num_buckets=sequence_length, max_distance=sequence_length)
+        elif config.position == "rotary":
+            self.rotary = Rotary(config.kqv_dim // config.num_heads)
+        self.feedforward_norm = nn.LayerNorm(size, eps=1e-6)
+        self.feedforward = build_feedforward(config.feedforward, size, config.mlp_dim)
+        self.causal = config.causal
+
+    def forward(
+        self, x: Float[Tensor, "b k d"], num_queries: int, code_map: CodeMap | None, return_codes: bool
+    ) -> tuple[Float[Tensor, "b q d"], Float[Tensor, "b h q k"] | None]:
+        mixed, codes = self.attention(
+            self.attention_norm(x),
+            bias=None if self.bias is None else self.bias(num_queries, x.shape[1]),
+            rotate=self.rotary,
+            causal=self.causal,
+            num_queries=num_queries,
+            code_map=code_map,
+        )
+        x = x[:, -num_queries:] + mixed
+        return x + self.feedforward(self.feedforward_norm(x)), codes if return_codes else None
+
+
+class Transformer(nn.Module):
+    """Tokens in, predictions for the last `num_read` tokens out."""
+
+    def __init__(
+        self, config: TransformerConfig, *, input_dim: int, output_dim: int, sequence_length: int, num_read: int
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.num_read = num_read
+        self.embed = lecun_linear(input_dim, config.embedding_dim)
+        self.blocks = nn.ModuleList(Block(config, sequence_length) for _ in range(config.num_layers))
+        self.output_norm = nn.LayerNorm(config.embedding_dim, eps=1e-6)
+        self.output = lecun_linear(config.embedding_dim, output_dim)
+
+    def forward(
+        self,
+        inputs: Float[Tensor, "b tokens features"],
+        *,
+        return_codes: bool = False,
+        code_maps: Sequence[CodeMap | None] | None = None,
+    ):
+        """Predictions (b, num_read, output_dim); with `return_codes` also the latent codes (b, h, q, k) of each layer.
+
+        In the last layer only the tokens that are read are queries; queries are aligned at the end in every layer, so
+        `codes[layer][:, :, -1, -1]` is the last token attending to itself. `code_maps` changes a layer's codes in use.
+        """
+        x = self.embed(inputs)
+        codes = []
+        for i, block in enumerate(self.blocks):
+            num_queries = self.num_read if i == len(self.blocks) - 1 else x.shape[1]
+            x, code = block(x, num_queries, None if code_maps is None else code_maps[i], return_codes)
+            codes.append(code)
+        predictions = self.output(self.output_norm(x))
+        return (predictions, codes) if return_codes else predictions
+
+
+def count_parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())

@@ -1,0 +1,167 @@
+"""One run, from configuration to result: train in a run directory, resume, load again; or benchmark a model of your own.
+
+The hash of the configuration names the directory, so a finished run is never run twice and a killed one resumes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from recombine.errors import InputError, check_choice
+from recombine.evaluate import Scores, score, scores_as_dict
+from recombine.models import MODELS, ModelConfig, build_model, count_parameters
+from recombine.store import Json, RunDirectory, describe_environment
+from recombine.tasks import TASKS, Task
+from recombine.train import Clock, Trainer, TrainingConfig, Watcher, fit, intervals, load_model
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Everything that determines a run."""
+
+    task: Task
+    model: ModelConfig
+    training: TrainingConfig
+
+    @property
+    def name(self) -> str:
+        return f"{self.task.name}-{self.model.attention}".replace("_", "-")
+
+    def as_dict(self) -> Json:
+        return {
+            "task": {"name": self.task.name, **asdict(self.task)},
+            "model": {"kind": self.model.kind, **asdict(self.model)},
+            "training": asdict(self.training),
+        }
+
+    @classmethod
+    def from_dict(cls, config: Json) -> RunConfig:
+        """The inverse of `as_dict`; refuses fields it does not know."""
+        try:
+            task, model = dict(config["task"]), dict(config["model"])
+            task_class = TASKS[check_choice("task", task.pop("name"), TASKS)]
+            model_class = MODELS[check_choice("model", model.pop("kind"), MODELS)]
+            return cls(
+                task=_strict(task_class, task),
+                model=_strict(model_class, model),
+                training=_strict(TrainingConfig, config["training"]),
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise InputError(f"the configuration lacks or misshapes {error}: expected one this version wrote") from None
+
+
+def _strict(owner: Any, values: Json) -> Any:
+    known = [each.name for each in fields(owner)]
+    for name in values:
+        check_choice(f"field of {owner.__name__}", name, known)
+    return owner(**values)
+
+
+def resolve_device(device: str) -> torch.device:
+    """`auto` is the first accelerator there is, else the CPU."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=device)
+        return torch.device(device)
+    except (RuntimeError, AssertionError):
+        raise InputError(
+            f"device {device!r} is not available: expected auto, cpu, or an accelerator torch finds"
+        ) from None
+
+
+def train_run(
+    config: RunConfig,
+    *,
+    out: Path | str = "runs",
+    device: str = "auto",
+    evaluation_instances: int | None = None,
+    watch: Watcher | None = None,
+) -> RunDirectory:
+    """Train a configuration in its run directory, from its last checkpoint if it has one; a finished run is left as it is."""
+    place = resolve_device(device)
+    run = RunDirectory.create(Path(out), config.name, config.as_dict())
+    with run.lock():
+        if run.finished:
+            return run
+        run.write_json("split.json", describe_split(config.task))
+        run.write_json("environment.json", describe_environment(place))
+        model = build_model(config.model, config.task, seed=_model_seed(config))
+        trainer = Trainer(model, config.task, config.training, place)
+        clock = Clock()
+        checkpoint = run.load_checkpoint(place)
+        if checkpoint is not None:
+            trainer.load_state(checkpoint[0], checkpoint[1]["step"])
+            clock.seconds = checkpoint[1]["seconds"]
+        run.rewind_metrics(trainer.step)
+        fit(trainer, run=run, clock=clock, watch=watch, **intervals(config.training.steps))
+        scores = score(model, config.task, num_instances=evaluation_instances, device=place)
+        run.write_json("result.json", summarise(config, model, scores, clock))
+    return run
+
+
+def _model_seed(config: RunConfig) -> int:
+    return config.task.seed if config.training.model_seed is None else config.training.model_seed
+
+
+def describe_split(task: Task) -> Json:
+    """The certificate, and the compositions themselves in words."""
+    return {
+        "certificate": task.split.certificate.as_dict(),
+        "compositions": {
+            split: [list(composition) for composition in task.split.compositions(split)]
+            for split in task.splits
+            if split != "test"
+        },
+    }
+
+
+def summarise(config: RunConfig, model: nn.Module, scores: Scores, clock: Clock) -> Json:
+    """What `result.json` holds."""
+    return {
+        "task": config.task.name,
+        "model": config.model.kind,
+        "attention": config.model.attention,
+        "num_parameters": count_parameters(model),
+        "split_sha256": config.task.split.certificate.sha256,
+        "seed": config.task.seed,
+        "steps": config.training.steps,
+        "seconds": round(clock.seconds, 3),
+        "steps_per_second": round(clock.steps_per_second, 3),
+        "scores": scores_as_dict(scores),
+    }
+
+
+def benchmark(
+    model: nn.Module,
+    task: Task,
+    *,
+    training: TrainingConfig | None = None,
+    evaluation_instances: int | None = None,
+    device: str = "auto",
+    watch: Watcher | None = None,
+) -> Scores:
+    """Train a model of your own on a task and score it: any module from the task's inputs to predictions."""
+    training = TrainingConfig() if training is None else training
+    place = resolve_device(device)
+    trainer = Trainer(model, task, training, place)
+    fit(trainer, clock=Clock(), watch=watch, **intervals(training.steps))
+    return score(model, task, num_instances=evaluation_instances, device=place)
+
+
+def load_run(path: Path | str, device: str = "auto") -> tuple[RunDirectory, RunConfig, nn.Module]:
+    """An existing run with its configuration and its trained model."""
+    run = RunDirectory.open(path)
+    config = RunConfig.from_dict(run.config)
+    place = resolve_device(device)
+    checkpoint = run.load_checkpoint(place)
+    if checkpoint is None:
+        raise InputError(f"{run.path} has no checkpoint yet: expected a run that has trained")
+    model = build_model(config.model, config.task, seed=_model_seed(config)).to(place)
+    load_model(model, checkpoint[0])
+    return run, config, model.eval()

@@ -1,0 +1,99 @@
+"""Scores: right values, intervals that cover, references beside them."""
+
+import pytest
+import torch
+from torch import nn
+
+from recombine.errors import InputError
+from recombine.evaluate import CompositionSums, evaluation_splits, score, score_references
+from recombine.tasks import Batch, FuzzyLogic, Ratio
+
+TASK = FuzzyLogic(num_examples=8)
+
+
+def test_the_best_constant_scores_chance():
+    scores = score(lambda inputs: torch.full((len(inputs),), TASK.mean_target), TASK, num_instances=1_500)
+    for metrics in scores.values():
+        for each in metrics.values():
+            assert each.value == each.chance
+            assert each.low <= each.value <= each.high
+            assert each.chance < each.ceiling
+
+
+def test_the_oracle_scores_its_own_ceiling():
+    def oracle(inputs):
+        return TASK.oracle(Batch(inputs, inputs[:, -1, -1], torch.zeros(len(inputs), 2, dtype=torch.int64)))
+
+    for metrics in score(oracle, TASK, num_instances=500).values():
+        assert all(each.value == each.ceiling for each in metrics.values())
+
+
+def test_values_agree_with_the_definition_over_several_batches():
+    def predict(inputs):
+        return inputs[:, -2, -1]
+
+    value = score(predict, TASK, splits=("ood",), num_instances=1_300)["ood"]["r2"].value
+    rows = [TASK.sample("ood", 0, batch_size=1_000), TASK.sample("ood", 1, batch_size=1_000, rows=range(300))]
+    parts = torch.cat([TASK.metrics(predict(batch.inputs), batch)["r2"].numerator for batch in rows])
+    assert value == pytest.approx(parts.mean().item())
+
+
+def test_splits_and_references():
+    assert evaluation_splits(TASK) == ("test", "ood", "unknown")
+    scores = score(lambda x: x[:, 0, 0], TASK, splits=("ood",), num_instances=100, references=False)
+    assert scores["ood"]["r2"].chance is None
+    references = score_references(TASK, num_instances=100)
+    full = score(lambda x: x[:, 0, 0], TASK, num_instances=100)
+    assert references["ood"]["r2"]["ceiling"] == full["ood"]["r2"].ceiling
+    assert references["ood"]["r2"]["chance"] == full["ood"]["r2"].chance
+
+
+def test_a_module_is_scored_in_eval_mode_and_left_as_it_was():
+    class Model(nn.Module):
+        def forward(self, x):
+            assert not self.training
+            assert not torch.is_grad_enabled()
+            return x[:, 0, 0]
+
+    model = Model()
+    score(model, TASK, splits=("test",), num_instances=10)
+    assert model.training
+    score(model.eval(), TASK, splits=("test",), num_instances=10)
+    assert not model.training
+
+
+def test_the_interval_covers_the_truth_at_its_rate():
+    """Compositions of different difficulty: 95 % intervals over compositions hold the mean in about 95 % of worlds."""
+    generator = torch.Generator().manual_seed(0)
+    covered = 0
+    for _ in range(200):
+        difficulty = torch.randn(40, generator=generator, dtype=torch.float64)
+        sums = CompositionSums(40)
+        number = torch.arange(40).repeat_interleave(25)
+        noise = 0.1 * torch.randn(1_000, generator=generator, dtype=torch.float64)
+        batch = Batch(noise, noise, number[:, None], {"composition": number})
+        sums.add({"m": Ratio(difficulty[number] + noise, torch.ones_like(noise))}, batch)
+        low, high = sums.interval("m")
+        covered += low <= 0 <= high
+    assert 0.89 <= covered / 200 <= 0.99
+
+
+def test_instances_of_one_composition_do_not_count_as_many():
+    """A bootstrap over instances would claim to be 25 times surer; this one does not."""
+    number = torch.arange(4).repeat_interleave(2_500)
+    values = number.double()
+    sums = CompositionSums(4)
+    sums.add({"m": Ratio(values, torch.ones_like(values))}, Batch(values, values, number[:, None], {"composition": number}))
+    low, high = sums.interval("m")
+    assert high - low > 1.5
+
+
+def test_bad_requests(unchecked):
+    with pytest.raises(InputError, match="unknown split 'oops'"):
+        score(lambda x: x, TASK, splits=("oops",))
+    with pytest.raises(InputError, match="num_instances is 0"):
+        score(lambda x: x, TASK, num_instances=0)
+    with pytest.raises(InputError, match=r"the model returned \(3,\): expected a tensor with 10 rows"):
+        score(lambda x: torch.zeros(3), TASK, num_instances=10)
+    with pytest.raises(InputError, match="the model returned tuple"):
+        score(lambda x: (x, x), TASK, num_instances=10)

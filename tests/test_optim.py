@@ -1,0 +1,28 @@
+"""The schedule at its corners, and who is spared from decay."""
+
+import pytest
+from torch import nn
+
+from recombine.layers import RelativeBias
+from recombine.optim import build_optimizer, learning_rate
+
+COSINE = {"peak": 2.0, "steps": 1_000, "warmup_steps": 100, "final_fraction": 0.1, "schedule": "cosine"}
+
+
+@pytest.mark.parametrize(("step", "rate"), [(0, 0.0), (50, 1.0), (100, 2.0), (550, 1.1), (1_000, 0.2), (2_000, 0.2)])
+def test_cosine(step, rate):
+    assert learning_rate(step, **COSINE) == pytest.approx(rate)
+
+
+def test_constant_and_no_warmup():
+    assert learning_rate(700, **{**COSINE, "schedule": "constant"}) == 2.0
+    assert learning_rate(0, **{**COSINE, "warmup_steps": 0}) == 2.0
+
+
+def test_decay_spares_parameters_of_one_dimension():
+    model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), RelativeBias(2, num_buckets=8, max_distance=8))
+    decayed, spared = build_optimizer(model, weight_decay=0.3).param_groups
+    assert decayed["weight_decay"] == 0.3
+    assert spared["weight_decay"] == 0.0
+    assert {id(p) for p in decayed["params"]} == {id(model[0].weight), id(model[2].table)}
+    assert len(spared["params"]) == 3

@@ -1,0 +1,133 @@
+"""Run directories: whole or absent, strict, and never two writers."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from recombine.errors import InputError
+from recombine.store import FORMAT_VERSION, RunDirectory, describe_environment, hash_config, hash_source
+
+CONFIG = {"task": {"name": "x"}, "steps": 3}
+
+
+@pytest.fixture
+def run(tmp_path):
+    return RunDirectory.create(tmp_path, "name", CONFIG)
+
+
+def test_the_hash_names_the_directory(run, tmp_path):
+    assert run.path.name == f"name-{hash_config(CONFIG)}"
+    assert hash_config({"b": 1, "a": 2}) == hash_config({"a": 2, "b": 1})
+    assert hash_config({"a": 1}) != hash_config({"a": 2})
+    assert RunDirectory.create(tmp_path, "name", CONFIG).path == run.path
+    assert RunDirectory.open(run.path).config == CONFIG
+
+
+def test_checkpoints_come_back_as_they_were(run):
+    assert run.load_checkpoint() is None
+    tensors = {"a/b": torch.randn(3, 4), "scalar": torch.tensor(2.0), "strided": torch.randn(4, 3).T}
+    run.save_checkpoint(tensors, {"step": 7})
+    loaded, info = run.load_checkpoint()
+    assert info == {"step": 7}
+    assert loaded.keys() == tensors.keys()
+    assert all(torch.equal(loaded[name], tensors[name]) for name in tensors)
+
+
+def test_the_tensors_know_their_own_step(run):
+    """A kill between the two files leaves an old note: the tensors' header counts."""
+    run.save_checkpoint({"a": torch.zeros(1)}, {"step": 1})
+    note = (run.path / "checkpoint.json").read_bytes()
+    run.save_checkpoint({"a": torch.ones(1)}, {"step": 2})
+    (run.path / "checkpoint.json").write_bytes(note)
+    tensors, info = run.load_checkpoint()
+    assert info["step"] == 2
+    assert tensors["a"] == 1
+
+
+def test_a_failed_write_leaves_the_old_file(run, monkeypatch):
+    run.write_json("result.json", {"a": 1})
+    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(OSError, match="No space"):
+        run.write_json("result.json", {"a": 2})
+    assert run.read_json("result.json") == {"a": 1}
+    assert not [name for name in os.listdir(run.path) if name.endswith(".tmp")]
+
+
+def test_metrics_survive_a_cut_and_rewind(run):
+    for step in (10, 20, 30):
+        run.append_metrics({"step": step})
+    with open(run.path / "metrics.jsonl", "a") as file:
+        file.write('{"step": 4')
+    assert [row["step"] for row in run.read_metrics()] == [10, 20, 30]
+    run.rewind_metrics(20)
+    assert [row["step"] for row in run.read_metrics()] == [10, 20]
+    (run.path / "metrics.jsonl").write_text('{"step": 1}\nrubbish\n{"step": 2}\n')
+    with pytest.raises(InputError, match="line 2 is not JSON"):
+        run.read_metrics()
+
+
+def test_missing_foreign_and_other_versions(tmp_path, run):
+    with pytest.raises(InputError, match="does not exist: expected a folder"):
+        RunDirectory.open(tmp_path / "nowhere")
+    with pytest.raises(InputError, match=r"config.json does not exist"):
+        RunDirectory.open(tmp_path)
+    (run.path / "config.json").write_text('{"format": "other"}')
+    with pytest.raises(InputError, match="is not of a Recombine run"):
+        RunDirectory.open(run.path)
+    (run.path / "config.json").write_text(json.dumps({"format": "recombine-run", "format_version": FORMAT_VERSION + 1}))
+    with pytest.raises(InputError, match=f"has format version {FORMAT_VERSION + 1}: expected {FORMAT_VERSION}"):
+        RunDirectory.open(run.path)
+    (run.path / "config.json").write_text('{"format": "recomb')
+    with pytest.raises(InputError, match="expected JSON"):
+        RunDirectory.open(run.path)
+    (run.path / "config.json").write_text("[]")
+    with pytest.raises(InputError, match="holds list: expected a JSON object"):
+        RunDirectory.open(run.path)
+
+
+def test_a_truncated_checkpoint(run):
+    run.save_checkpoint({"a": torch.randn(100)}, {"step": 1})
+    path = run.path / "checkpoint.safetensors"
+    path.write_bytes(path.read_bytes()[:-50])
+    with pytest.raises(InputError, match="expected a whole checkpoint"):
+        run.load_checkpoint()
+
+
+def test_a_directory_that_holds_another_configuration(run, tmp_path):
+    run.write_json("config.json", {"format": "recombine-run", "format_version": FORMAT_VERSION, "steps": 4})
+    with pytest.raises(InputError, match="holds another configuration"):
+        RunDirectory.create(tmp_path, "name", CONFIG)
+
+
+def test_an_unwritable_place(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="expected a writable folder"):
+        RunDirectory.create(tmp_path / "file", "name", CONFIG)
+
+
+def test_one_writer_at_a_time(run):
+    code = f"""
+from pathlib import Path
+from recombine.store import RunDirectory
+from recombine.errors import InputError
+try:
+    with RunDirectory(Path({str(run.path)!r})).lock():
+        print("locked")
+except InputError as error:
+    print(error)
+"""
+    command = [sys.executable, "-c", code]
+    with run.lock():
+        assert "being trained by another process" in subprocess.run(command, capture_output=True, text=True).stdout
+    assert subprocess.run(command, capture_output=True, text=True).stdout.strip() == "locked"
+
+
+def test_the_environment_says_what_can_move_a_number():
+    environment = describe_environment("cpu")
+    assert environment["torch"] == torch.__version__
+    assert environment["source_sha256"] == hash_source()
+    assert len(hash_source()) == 64

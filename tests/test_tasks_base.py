@@ -1,0 +1,61 @@
+"""Streams: pure, disjoint, and the same for whoever makes a part of them."""
+
+import torch
+
+from recombine.tasks import Stream
+
+GOLDEN_BITS = [[-8335510945538506834, -3499300899384406317, -7818127620248559695]]
+
+
+def test_golden_numbers():
+    """Counter-based integers: they may never change, on any device or version."""
+    assert Stream("golden", rows=range(1)).bits(3).tolist() == GOLDEN_BITS
+
+
+def test_matches_splitmix64_in_python_integers():
+    import hashlib
+
+    def mix(z: int) -> int:
+        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+        z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
+        return z ^ (z >> 31)
+
+    key = int.from_bytes(hashlib.sha256(repr(("a", 1, 0)).encode()).digest()[:8], "little")
+    expected = [mix((key + counter * 0x9E3779B97F4A7C15) % 2**64) for counter in range(6)]
+    assert [bits % 2**64 for bits in Stream("a", 1, rows=range(2)).bits(3).flatten().tolist()] == expected
+
+
+def test_rows_of_a_part_are_rows_of_the_whole():
+    whole, part = Stream("a", rows=range(100)), Stream("a", rows=range(40, 60))
+    assert torch.equal(whole.uniform(3, 2)[40:60], part.uniform(3, 2))
+    assert torch.equal(whole.integers(7, 5)[40:60], part.integers(7, 5))
+    assert torch.equal(whole.permutations(4)[40:60], part.permutations(4))
+
+
+def test_draws_and_keys_differ():
+    stream = Stream("a", rows=range(10))
+    assert not torch.equal(stream.bits(4), stream.bits(4))
+    assert not torch.equal(Stream("a", rows=range(10)).bits(4), Stream("b", rows=range(10)).bits(4))
+
+
+def test_uniform_is_uniform():
+    x = Stream("u", rows=range(100_000)).uniform(1)
+    assert 0 <= x.min() < 1e-4
+    assert 1 - 1e-4 < x.max() < 1
+    assert abs(x.mean() - 0.5) < 4 / (12 * 100_000) ** 0.5
+    assert abs(x.var() - 1 / 12) < 0.002
+
+
+def test_integers_are_uniform():
+    counts = torch.bincount(Stream("i", rows=range(90_000)).integers(9, 1)[:, 0], minlength=9)
+    chi_square = ((counts - 10_000).double().square() / 10_000).sum()
+    assert chi_square < 26  # 99.9 % of chi² with 8 degrees of freedom
+
+
+def test_permutations_are_uniform():
+    orders = Stream("p", rows=range(60_000)).permutations(3)
+    assert torch.equal(orders.sort(dim=-1).values, torch.arange(3).expand(60_000, 3))
+    counts = torch.bincount(orders @ torch.tensor([9, 3, 1]))
+    counts = counts[counts > 0]
+    assert len(counts) == 6
+    assert ((counts - 10_000).double().square() / 10_000).sum() < 21
