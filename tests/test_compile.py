@@ -1,6 +1,5 @@
 """Every layer compiles to one graph, with the same values and gradients."""
 
-import jaxtyping
 import pytest
 import torch
 
@@ -8,9 +7,8 @@ from recombine.layers import FEEDFORWARDS, Attention, HypernetworkAttention, Rel
 
 
 @pytest.fixture(autouse=True)
-def compilable(monkeypatch):
+def compilable(unchecked):
     """The type checker of the tests cannot itself be compiled, and each test starts with an empty cache of graphs."""
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     torch._dynamo.reset()
 
 

@@ -4,7 +4,6 @@ import copy
 import itertools
 import warnings
 
-import jaxtyping
 import pytest
 import torch
 from torch import nn
@@ -68,8 +67,8 @@ OPTIONS = [
 
 @pytest.mark.parametrize("masks", MASKS)
 @pytest.mark.parametrize("batch_first", [True, False])
-def test_softmax_equals_torch_in_every_configuration(masks, batch_first, monkeypatch):
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # 512 calls, whose shapes are checked elsewhere
+@pytest.mark.usefixtures("unchecked")  # 512 calls, whose shapes are checked elsewhere
+def test_softmax_equals_torch_in_every_configuration(masks, batch_first):
     for options in OPTIONS:
         theirs, ours = build_pair(batch_first=batch_first, **options)
         inputs = [draw(N, L, E), draw(N, S, options["kdim"] or E, seed=5), draw(N, S, options["vdim"] or E, seed=6)]
@@ -341,6 +340,7 @@ def test_bad_calls_are_named(inputs, masks, message):
         layer(*(torch.zeros(shape) for shape in inputs), **masks)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_nested_tensors_are_refused_with_the_way_out():
     encoder = nn.TransformerEncoder(build_encoder_layer(), 1).eval()
     convert(encoder.layers[0])

@@ -1,6 +1,5 @@
 """The definition of attention against loops written separately, and its invariants."""
 
-import jaxtyping
 import pytest
 import torch
 
@@ -204,7 +203,7 @@ def test_scores_stay_in_float32_under_autocast_and_in_bf16():
         ({"mask": torch.ones(1, B, H, Q, K).bool()}, r"mask has shape \(1, 2, 3, 3, 4\): expected to broadcast"),
     ],
 )
-def test_bad_input_is_named(change, message, monkeypatch):
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # what a user without the checker sees
+@pytest.mark.usefixtures("unchecked")
+def test_bad_input_is_named(change, message):
     with pytest.raises(InputError, match=message):
         attend(**draw_inputs("hyla") | change)

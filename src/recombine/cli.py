@@ -90,13 +90,15 @@ def parse(owner: type[Options], argv: Sequence[str], *, prog: str, default: Opti
 
 
 def _first_message(box: str) -> str:
-    """The first message in the frame that tyro draws around its errors."""
-    lines = []
+    """The first message in the frame that tyro draws around its errors, below its title."""
+    lines: list[str] = []
     for line in box.splitlines()[1:]:
-        text = line.strip("│╭╰╮╯ ").strip()
-        if not text.strip("─"):
+        text = line.strip("│|+╭╰╮╯ ")
+        is_rule = not text.strip("─-")
+        if is_rule and lines:
             break
-        lines.append(text)
+        if not is_rule:
+            lines.append(text)
     return " ".join(lines)
 
 
@@ -126,3 +128,7 @@ def parse_task(owner: type[Options], argv: Sequence[str], *, verb: str) -> tuple
     )
     options = parse(both, flags, prog=f"{verb} {task_class.name.replace('_', '-')}")
     return options.task, options.verb  # type: ignore[attr-defined]
+
+
+if __name__ == "__main__":
+    main()

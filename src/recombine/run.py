@@ -85,13 +85,13 @@ def train_run(
 ) -> RunDirectory:
     """Train a configuration in its run directory, from its last checkpoint if it has one; a finished run is left as it is."""
     place = resolve_device(device)
+    model = build_model(config.model, config.task, seed=_model_seed(config))  # refuses bad sizes before anything is written
     run = RunDirectory.create(Path(out), config.name, config.as_dict())
     with run.lock():
         if run.finished:
             return run
         run.write_json("split.json", describe_split(config.task))
         run.write_json("environment.json", describe_environment(place))
-        model = build_model(config.model, config.task, seed=_model_seed(config))
         trainer = Trainer(model, config.task, config.training, place)
         clock = Clock()
         checkpoint = run.load_checkpoint(place)

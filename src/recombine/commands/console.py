@@ -96,11 +96,16 @@ def progress_bar(label: str, *, quiet: bool) -> Iterator[Watcher | None]:
         TextColumn("{task.fields[note]}"),
         TimeRemainingColumn(elapsed_when_finished=True),
     )
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        row = bar.add_task(label, total=None, note="")
+    bar = Progress(*columns, console=Console(stderr=True))
+    row = bar.add_task(label, total=None, note="")
 
-        def watch(progress: TrainingProgress) -> None:
-            note = f"loss {progress.loss:.4g}  {progress.steps_per_second:.1f} steps/s"
-            bar.update(row, total=progress.steps, completed=progress.step, note=note)
+    def watch(progress: TrainingProgress) -> None:
+        bar.start()  # not before there is something to show: a complaint stands alone
+        note = f"loss {progress.loss:.4g}  {progress.steps_per_second:.1f} steps/s"
+        bar.update(row, total=progress.steps, completed=progress.step, note=note)
 
+    try:
         yield watch
+    finally:
+        if bar.live.is_started:
+            bar.stop()

@@ -1,6 +1,259 @@
-"""One HTML file about runs."""
+"""One HTML file about runs: the question, the answer, the evidence, and how it was made.
+
+The page is a list of sections. A section is a function from the runs to a `Section` (or to None, if no run has what it
+shows) and a template of the same name; add it to `SECTIONS` and the page has it. Only run directories are read.
+"""
+
 from __future__ import annotations
-from collections.abc import Sequence
+
+import base64
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import metadata
 from pathlib import Path
-def write_report(runs: Sequence[Path], out: Path, *, title: str) -> None:
-    out.write_text(title)
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from recombine.errors import InputError
+from recombine.evaluate import Score
+from recombine.report import figures
+from recombine.report.figures import Curve, Figure
+from recombine.store import Json, RunDirectory
+
+MAX_POINTS = 1_000  # of a curve: as many as a screen can show
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportRun:
+    """A run as the report sees it; what its directory does not hold yet is empty."""
+
+    directory: RunDirectory
+    label: str  # what sets it apart from the other runs of the report
+    series: int  # its place in the palette
+
+    def read(self, name: str) -> Json:
+        """A file of the run, or an empty object if there is none."""
+        return self.directory.read_json(name) if (self.directory.path / name).exists() else {}
+
+    @cached_property
+    def result(self) -> Json:
+        return self.read("result.json")
+
+    @cached_property
+    def certificate(self) -> Json:
+        return self.read("split.json").get("certificate", {})
+
+    @cached_property
+    def metrics(self) -> list[Json]:
+        rows = self.directory.read_metrics()
+        if not all(isinstance(row, dict) and {"step", "loss"} <= row.keys() for row in rows):
+            raise InputError(f"{self.directory.path / 'metrics.jsonl'} lacks a step or loss: expected both in each line")
+        return rows
+
+    @cached_property
+    def scores(self) -> dict[str, dict[str, Score]]:
+        """Those of the result; of an unfinished run the last on its way, which have no interval, chance or ceiling."""
+        found = self.result.get("scores") or next((row["scores"] for row in self.metrics[::-1] if "scores" in row), {})
+        try:
+            return {split: {name: _score(each) for name, each in metrics.items()} for split, metrics in found.items()}
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise InputError(f"{self.directory.path} has scores that cannot be read ({error}): expected numbers") from None
+
+    def score(self, split: str, metric: str) -> Score | None:
+        return self.scores.get(split, {}).get(metric)
+
+    def loss_curve(self) -> Curve:
+        return _thin([(row["step"], row["loss"]) for row in self.metrics])
+
+    def score_curve(self, split: str, metric: str) -> Curve:
+        rows = [(row["step"], row.get("scores", {}).get(split, {}).get(metric)) for row in self.metrics]
+        return _thin([(step, value) for step, value in rows if value is not None])
+
+
+def _score(found: Json | float) -> Score:
+    if not isinstance(found, dict):
+        return Score(value=float(found), low=math.nan, high=math.nan)
+    chance, ceiling = (None if found.get(key) is None else float(found[key]) for key in ("chance", "ceiling"))
+    value, low, high = (float(found[key]) for key in ("value", "low", "high"))
+    return Score(value=value, low=low, high=high, chance=chance, ceiling=ceiling)
+
+
+def _thin(points: list[tuple[float, float]]) -> Curve:
+    """The points as two columns, evenly left out where there are too many; the last one stays."""
+    kept = points[:: -(len(points) // MAX_POINTS + 1)][::-1]
+    return [x for x, _ in kept], [y for _, y in kept]
+
+
+def read_runs(paths: Sequence[Path]) -> list[ReportRun]:
+    """Open runs, each once, and label each by the settings that differ, if these are few and tell the runs apart."""
+    directories = [RunDirectory.open(path) for path in dict.fromkeys(Path(path).resolve() for path in paths)]
+    if not directories:
+        raise InputError("no runs to report on: expected at least one run directory")
+    labels = [" · ".join(_words(*each) for each in settings.items()) for settings in differing_settings(directories)]
+    if len(set(labels)) < len(labels) or not all(0 < len(label) <= 60 for label in labels):
+        labels = [run.path.name for run in directories]
+    pairs = zip(directories, labels, strict=True)
+    return [ReportRun(directory=run, label=label, series=number) for number, (run, label) in enumerate(pairs)]
+
+
+def differing_settings(runs: Sequence[RunDirectory]) -> list[Json]:
+    """Of each run's configuration, the settings that are not the same in all runs: names first, then numbers."""
+    flat: list[Json] = []
+    for run in runs:
+        parts = {part: each if isinstance(each, dict) else {"value": each} for part, each in run.config.items()}
+        flat.append({f"{part}.{key}": value for part, each in parts.items() for key, value in each.items()})
+    keys = [key for key in dict.fromkeys(key for each in flat for key in each) if len({str(each.get(key)) for each in flat}) > 1]
+    keys.sort(key=lambda key: not isinstance(flat[0].get(key), str))
+    return [{key: each.get(key) for key in keys} for each in flat]
+
+
+def _words(key: str, value: Any) -> str:
+    return (value if isinstance(value, str) else f"{key.split('.')[-1]} {value}").replace("_", " ")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Finished runs by their score on unseen combinations, best first, and those whose interval meets that of the best."""
+
+    metric: str
+    ranked: list[tuple[ReportRun, Score]]
+    tied: list[ReportRun]
+
+
+def compare(runs: Sequence[ReportRun], metric: str) -> Comparison:
+    pairs = [(run, score) for run in runs if run.result and (score := run.score("ood", metric))]
+    ranked = [(run, score) for run, score in pairs if math.isfinite(score.value)]
+    ranked.sort(key=lambda pair: pair[1].value, reverse=all((reach(score, math.inf) or 1) > 0 for _, score in ranked))
+    best = ranked[0][1] if ranked else None
+    tied = [run for run, each in ranked[1:] if best and not (each.high < best.low or each.low > best.high)]
+    return Comparison(metric=metric, ranked=ranked, tied=tied)
+
+
+def reach(score: Score, value: float) -> float | None:
+    """Where a value lies on the way from chance (0) to the ceiling (1), if both are known and differ."""
+    if score.chance is None or score.ceiling is None or score.chance == score.ceiling:
+        return None
+    return (value - score.chance) / (score.ceiling - score.chance)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A part of the page: the anchor, which also names its template; what the template needs; figures by name."""
+
+    name: str
+    title: str
+    content: Json = field(default_factory=dict)
+    figures: dict[str, Figure] = field(default_factory=dict)
+
+
+def scores_section(runs: Sequence[ReportRun]) -> Section | None:
+    metrics = metrics_of(runs)
+    references = {
+        (metric, split): {(each.chance, each.ceiling) for run in runs if run.result and (each := run.score(split, metric))}
+        for metric in metrics
+        for split in splits_of(runs)
+    }
+    shared = {place: next(iter(found)) for place, found in references.items() if len(found) == 1}
+    drawn = {f"scores-{metric}": figures.score_figure(runs, metric) for metric in metrics}
+    content = {"metrics": metrics, "splits": splits_of(runs), "shared": shared}
+    return Section(name="scores", title="Scores", content=content, figures=drawn) if metrics else None
+
+
+def curves_section(runs: Sequence[ReportRun]) -> Section | None:
+    drawn = {"loss": figures.loss_figure(runs)}
+    for metric in metrics_of(runs):
+        drawn |= {f"curves-{metric}-{split}": figures.curve_figure(runs, split, metric) for split in splits_of(runs)}
+    content = {"metrics": metrics_of(runs), "splits": splits_of(runs)}
+    trained = any(run.metrics for run in runs)
+    return Section(name="curves", title="Learning curves", content=content, figures=drawn) if trained else None
+
+
+def certificate_section(runs: Sequence[ReportRun]) -> Section | None:
+    groups: dict[str, list[ReportRun]] = {}
+    for run in runs:
+        if run.certificate:
+            groups.setdefault(str(run.certificate.get("sha256")), []).append(run)
+    return Section(name="certificate", title="The split", content={"groups": groups}) if groups else None
+
+
+def origin_section(runs: Sequence[ReportRun]) -> Section:
+    differing = differing_settings([run.directory for run in runs])[0]
+    return Section(name="origin", title="How it was made", content={"differing": list(differing)})
+
+
+SECTIONS: tuple[Callable[[Sequence[ReportRun]], Section | None], ...] = (
+    scores_section,
+    curves_section,
+    certificate_section,
+    origin_section,
+)
+
+
+def metrics_of(runs: Sequence[ReportRun]) -> list[str]:
+    """Every metric of any run; the first is the one the answer is about."""
+    return list(dict.fromkeys(metric for run in runs for metrics in run.scores.values() for metric in metrics))
+
+
+def splits_of(runs: Sequence[ReportRun]) -> list[str]:
+    """Every split of any run; the one the question is about comes first."""
+    return sorted(dict.fromkeys(split for run in runs for split in run.scores), key=lambda split: split != "ood")
+
+
+def write_report(runs: Sequence[Path], out: Path, *, title: str, static: Path | None = None) -> None:
+    """Write the page, whole or not at all; with `static` also its figures as PNG and SVG files into that folder."""
+    opened = read_runs(runs)
+    write_whole(out, render(opened, title).encode())
+    for name, content in figures.static_figures(opened, metrics_of(opened)) if static else ():
+        write_whole(static / name, content)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    try:
+        if path.exists() and not path.is_file():
+            raise IsADirectoryError(0, "it exists and is no file")
+        RunDirectory(path.parent).write_bytes(path.name, content)
+    except OSError as error:
+        raise InputError(f"cannot write {str(path)!r} ({error.strerror}): expected a file in a writable folder") from None
+
+
+def render(runs: Sequence[ReportRun], title: str) -> str:
+    """The page as text. Its security policy forbids the network, and every script but those named here by their hash."""
+    from plotly.offline import get_plotlyjs
+
+    loader = jinja2.PackageLoader("recombine.report")
+    environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {"number": format_number, "metric": figures.metric_title, "split": figures.split_title}
+    environment.globals |= {"reach": reach}
+    scripts = [loader.get_source(environment, name)[0] for name in ("theme.js", "report.js")] + [get_plotlyjs()]
+    sections = [section for build in SECTIONS if (section := build(runs))]
+    return environment.get_template("page.html").render(
+        title=title,
+        runs=runs,
+        sections=sections,
+        comparison=compare(runs, metric) if (metric := next(iter(metrics_of(runs)), None)) else None,
+        figures={name: tidy(figure) for section in sections for name, figure in section.figures.items()},
+        palettes={"light": figures.LIGHT_PALETTE, "dark": figures.DARK_PALETTE},
+        scripts=[Markup(script) for script in scripts],  # noqa: S704 - our own and the library's
+        hashes=[base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts],
+        version=metadata.version("recombine"),
+    )
+
+
+def format_number(value: float | None) -> str:
+    return "–" if value is None or not math.isfinite(value) else f"{value:.3f}".replace("-", "−")
+
+
+def tidy(value: Any) -> Any:
+    """Six digits are enough for a picture; what is not finite becomes a gap."""
+    if isinstance(value, dict):
+        return {key: tidy(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [tidy(each) for each in value]
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    return value

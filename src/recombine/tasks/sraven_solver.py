@@ -23,6 +23,7 @@ import operator
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -82,7 +83,7 @@ def solve(
     grids: Tensor | np.ndarray,
     num_values: int = 8,
     *,
-    multisets: Collection[Iterable[int]] | None = None,
+    multisets: Collection[Iterable[Any]] | None = None,
     weights: Sequence[float] | None = None,
     permuted: bool = True,
 ) -> Solution:
@@ -166,7 +167,7 @@ def _tabulate_transitions(multisets: tuple[Composition, ...]) -> tuple[Int[Tenso
 
 
 def _check_prior(
-    multisets: Collection[Iterable[int]] | None, weights: Sequence[float] | None, num_features: int
+    multisets: Collection[Iterable[Any]] | None, weights: Sequence[float] | None, num_features: int
 ) -> dict[Composition, float]:
     """The multisets of rules that a puzzle may have, each with its weight."""
     if multisets is None:
@@ -191,7 +192,7 @@ def _check_prior(
     return prior
 
 
-def _check_multiset(multiset: Iterable[int], num_features: int) -> Composition:
+def _check_multiset(multiset: Iterable[Any], num_features: int) -> Composition:
     try:
         rules = tuple(sorted(operator.index(rule) for rule in multiset))
     except TypeError:

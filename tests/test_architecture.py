@@ -1,0 +1,105 @@
+"""Imports point one way, the public names exist, and importing is cheap."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import recombine
+
+SOURCE = Path(recombine.__file__).parent
+
+# Each room may import from itself and from the rooms before it.
+ROOMS = (
+    "errors",
+    "compositions",
+    "tasks",
+    "kernels",
+    "layers",
+    "models",
+    "optim",
+    "evaluate",
+    "store",
+    "train",
+    "run",
+    "probe",
+    "diagnose",
+    "recipes",
+    "sweep",
+    "report",
+    "cli",
+    "commands",
+)
+
+
+def room_of(module: str) -> str | None:
+    parts = module.split(".")
+    return parts[1] if parts[0] == "recombine" and len(parts) > 1 else None
+
+
+def imported_rooms(path: Path) -> set[str]:
+    tree = ast.parse(path.read_text())
+    rooms = set()
+    for node in ast.walk(tree):
+        names = []
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module] + ([f"recombine.{a.name}" for a in node.names] if node.module == "recombine" else [])
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        rooms |= {room for name in names if (room := room_of(name))}
+    return rooms
+
+
+FILES = sorted(path for path in SOURCE.rglob("*.py") if path.parent != SOURCE or path.name != "__init__.py")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_imports_point_one_way(path):
+    room = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+    allowed = set(ROOMS[: ROOMS.index(room) + 1])
+    assert imported_rooms(path) <= allowed, f"{room} may import only from {sorted(allowed)}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_every_file_says_what_it_is_and_stays_readable(path):
+    text = path.read_text()
+    assert ast.get_docstring(ast.parse(text)), "a module opens with what it is"
+    assert len(text.splitlines()) <= 400
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_nothing_a_user_loads_can_run_code(path):
+    text = path.read_text()
+    assert "import pickle" not in text
+    assert "torch.load(" not in text
+
+
+def test_public_names():
+    for name in recombine.__all__:
+        assert getattr(recombine, name) is not None
+    assert set(recombine.__all__) <= set(dir(recombine))
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = recombine.nothing
+
+
+def fastest(program: str) -> float:
+    """The least of three numbers that a program prints in a fresh interpreter."""
+    return min(float(subprocess.check_output([sys.executable, "-c", program])) for _ in range(3))
+
+
+def test_importing_adds_little_to_torch():
+    program = "import torch, time; start = time.perf_counter(); import recombine; print(time.perf_counter() - start)"
+    assert fastest(program) < 0.3
+
+
+def test_help_needs_no_torch_and_little_time():
+    program = "import sys, recombine.cli; recombine.cli.run(['--help']); sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+    timed = (
+        "import contextlib, io, time; start = time.perf_counter(); import recombine.cli\n"
+        "with contextlib.redirect_stdout(io.StringIO()): recombine.cli.run(['--help'])\n"
+        "print(time.perf_counter() - start)"
+    )
+    assert fastest(timed) < 1

@@ -1,0 +1,169 @@
+"""The command line as a user types it: real processes, real files, every complaint one line with exit code 2."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from recombine.cli import run as run_verb
+
+TINY = ["--num-examples", "4", "--embedding-dim", "16", "--kqv-dim", "8", "--mlp-dim", "16", "--num-heads", "4"]
+TRAIN = ["train", "fuzzy-logic", *TINY, "--steps", "30", "--batch-size", "8", "--evaluation-instances", "100"]
+
+
+def recombine(*arguments: str, cwd=None) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "recombine.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cli")
+    done = recombine(*TRAIN, "--attention", "hyla", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder, done
+
+
+def test_train_writes_a_run_and_prints_its_path_last(trained):
+    folder, done = trained
+    path = folder / done.stdout.splitlines()[-1]
+    assert path.parent == folder / "runs"
+    assert path.name.startswith("fuzzy-logic-hyla-")
+    assert (path / "result.json").exists()
+    assert "95 % interval" in done.stdout
+    assert "steps/s" in done.stderr
+
+
+def test_train_as_json(trained, capsys):
+    folder, _ = trained
+    assert run_verb([*TRAIN, "--json", "--out", str(folder / "runs")]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert {"task", "model", "num_parameters", "split_sha256", "steps", "seconds", "steps_per_second", "scores"} <= set(result)
+    assert set(result["scores"]["ood"]["r2"]) == {"value", "low", "high", "chance", "ceiling"}
+
+
+def test_quiet_prints_the_path_alone(trained, capsys):
+    folder, _ = trained
+    assert run_verb([*TRAIN, "-q", "--out", str(folder / "runs")]) == 0
+    captured = capsys.readouterr()
+    assert len(captured.out.splitlines()) == 1
+    assert captured.err == ""
+
+
+def test_evaluate(trained, capsys):
+    folder, _ = trained
+    (path,) = (folder / "runs").iterdir()
+    assert run_verb(["evaluate", str(path), "--num-instances", "100", "--json"]) == 0
+    value = json.loads(capsys.readouterr().out)
+    assert value["scores"] == json.loads((path / "result.json").read_text())["scores"]
+    assert run_verb(["evaluate", str(path), "--splits", "ood", "--num-instances", "50"]) == 0
+    assert "ood" in capsys.readouterr().out
+
+
+def test_tasks_show_check(capsys):
+    assert run_verb(["tasks", "--json"]) == 0
+    assert "fuzzy_logic" in json.loads(capsys.readouterr().out)
+    assert run_verb(["show", "fuzzy-logic", "--num-examples", "4"]) == 0
+    assert "answer" in capsys.readouterr().out
+    assert run_verb(["show", "fuzzy-logic", "--json", "--split", "unknown"]) == 0
+    assert min(json.loads(capsys.readouterr().out)["composition"]) >= 12
+    assert run_verb(["check", "fuzzy-logic", "--held-out", "0.7", "--num-instances", "64", "--json"]) == 0
+    value = json.loads(capsys.readouterr().out)
+    assert value["certificate"]["covered"]
+    assert value["references"]["ood"]["r2"]["ceiling"] == 1
+    assert run_verb(["check", "fuzzy-logic", "--num-instances", "0"]) == 0
+    assert value["certificate"]["sha256"] in capsys.readouterr().out.replace("│", "").replace("\n", "").replace(" ", "")
+
+
+def test_export(tmp_path, capsys):
+    import pandas
+    from pyarrow import parquet
+
+    file = tmp_path / "rows.parquet"
+    assert run_verb(["export", "fuzzy-logic", "-o", str(file), "--num-instances", "1200", "--split", "test"]) == 0
+    assert "1200 rows" in capsys.readouterr().out
+    frame = pandas.read_parquet(file)
+    assert len(frame) == 1200
+    assert {"inputs", "target", "latents", "composition"} <= set(frame.columns)
+    assert len(frame.inputs[0]) == 32
+    about = parquet.read_schema(file).metadata
+    assert about[b"split"] == b"test"
+    assert len(about[b"split_sha256"]) == 64
+
+
+def test_reproduce_lists_experiments(capsys):
+    assert run_verb(["reproduce", "list", "--json"]) == 0
+    assert {"demo", "table-a1"} <= set(json.loads(capsys.readouterr().out))
+
+
+def test_report(trained, capsys):
+    folder, _ = trained
+    (path,) = (folder / "runs").iterdir()
+    file = folder / "report.html"
+    assert run_verb(["report", str(path), "-o", str(file)]) == 0
+    assert str(file) in capsys.readouterr().out
+    assert "hyla" in file.read_text()
+
+
+@pytest.mark.parametrize("verb", ["tasks", "show", "check", "train", "evaluate", "export", "reproduce", "report"])
+def test_every_verb_has_help(verb, capsys):
+    flags = [verb, "fuzzy-logic"] if verb in ("show", "check", "train", "export") else [verb]
+    with pytest.raises(SystemExit) as stop:
+        run_verb([*flags, "--help"])
+    assert stop.value.code == 0
+    assert "--json" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["frob"], "unknown verb 'frob': expected one of tasks, show"),
+        (["train", "chess"], "unknown task 'chess': expected one of fuzzy-logic"),
+        (["train", "fuzzy-logic", "--attention", "hyper"], "invalid choice 'hyper' for argument '--attention'. Expected one of"),
+        (["train", "fuzzy-logic", "--steps", "many"], "--steps"),
+        (["train", "fuzzy-logic", "--steps", "0"], "steps is 0: expected a whole number of at least 1"),
+        (["train", "fuzzy-logic", "--frobnicate", "1"], "Unrecognized options: --frobnicate"),
+        (["train", "fuzzy-logic", "--scale", "huge"], "unknown scale 'huge': expected one of tiny, small, paper"),
+        (["train", "fuzzy-logic", "--num-heads", "3"], "kqv_dim 16 is not divisible by num_heads 3"),
+        (["train", "fuzzy-logic", "--device", "abacus"], "device 'abacus' is not available"),
+        (["check", "fuzzy-logic", "--held-out", "1.2"], "held-out fraction is 1.2: expected a number strictly between 0 and 1"),
+        (["check", "fuzzy-logic", "--held-out", "0.95"], "expected at least 6"),
+        (["show", "fuzzy-logic", "--split", "oops"], "invalid choice 'oops'"),
+        (["evaluate", "nowhere"], "run directory 'nowhere' does not exist"),
+        (["evaluate", "."], "config.json does not exist"),
+        (["evaluate"], "missing from recombine evaluate: path"),
+        (["reproduce", "everything"], "unknown experiment 'everything': expected one of demo, table-a1"),
+        (["report", "nowhere"], "run directory 'nowhere' does not exist"),
+        (["export", "fuzzy-logic", "-o", "missing/rows.parquet", "--num-instances", "3"], "cannot write missing/rows.parquet"),
+        (["export", "fuzzy-logic", "--num-instances", "0"], "num_instances is 0"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_complaints_are_one_line_and_write_nothing(arguments, message, tmp_path, monkeypatch, capsys, unchecked):
+    monkeypatch.chdir(tmp_path)
+    assert run_verb(arguments) == 2
+    captured = capsys.readouterr()
+    assert message.lower() in captured.err.lower()
+    assert captured.err.startswith("recombine: ")
+    assert len(captured.err.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unwritable_place(tmp_path):
+    (tmp_path / "file").write_text("")
+    done = recombine(*TRAIN, "-q", "--out", str(tmp_path / "file"))
+    assert done.returncode == 2
+    assert "expected a writable folder" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_no_arguments_and_version(capsys):
+    assert run_verb([]) == 2
+    assert "usage: recombine" in capsys.readouterr().out
+    assert run_verb(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("recombine 0.")
+    with pytest.raises(SystemExit) as stop:
+        run_verb(["train"])
+    assert stop.value.code == 2
+    assert "TASK is one of fuzzy-logic" in capsys.readouterr().out

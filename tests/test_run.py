@@ -1,0 +1,239 @@
+"""Runs: finished once, resumed bit for bit, stopped by NaN, traced."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import recombine
+from recombine.errors import InputError
+from recombine.models import TransformerConfig
+from recombine.run import RunConfig, benchmark, load_run, resolve_device, train_run
+from recombine.store import RunDirectory
+from recombine.tasks import FuzzyLogic
+from recombine.train import Clock, DivergedError, Trainer, TrainingConfig, fit, intervals
+
+CONFIG = RunConfig(
+    task=FuzzyLogic(num_examples=8),
+    model=TransformerConfig(embedding_dim=16, kqv_dim=8, mlp_dim=16, num_heads=4),
+    training=TrainingConfig(steps=120, batch_size=16, warmup_steps=5),
+)
+
+
+def train(config: RunConfig, out, **options) -> RunDirectory:
+    return train_run(config, out=out, evaluation_instances=200, **options)
+
+
+def checkpoint_bytes(run: RunDirectory) -> dict[str, torch.Tensor]:
+    return run.load_checkpoint()[0]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    return train(CONFIG, tmp_path_factory.mktemp("runs"))
+
+
+def test_a_run_leaves_everything_that_is_needed(finished):
+    names = {path.name for path in finished.path.iterdir()} - {"lock"}
+    assert names == {
+        "config.json",
+        "split.json",
+        "environment.json",
+        "metrics.jsonl",
+        "checkpoint.safetensors",
+        "checkpoint.json",
+        "result.json",
+    }
+    result = finished.read_json("result.json")
+    assert result["task"] == "fuzzy_logic"
+    assert result["attention"] == "hyla"
+    assert result["split_sha256"] == CONFIG.task.split.certificate.sha256
+    assert result["steps"] == 120
+    assert result["seconds"] > 0
+    assert set(result["scores"]) == {"test", "ood", "unknown"}
+    assert set(result["scores"]["ood"]["r2"]) == {"value", "low", "high", "chance", "ceiling"}
+    assert finished.read_json("split.json")["certificate"]["sha256"] == result["split_sha256"]
+    assert [row["step"] for row in finished.read_metrics()] == list(range(10, 121, 10))
+
+
+def test_a_finished_run_is_not_run_again(finished):
+    before = finished.read_json("result.json")
+    again = train(CONFIG, finished.path.parent, watch=lambda _: pytest.fail("it trained again"))
+    assert again.path == finished.path
+    assert again.read_json("result.json") == before
+
+
+def test_a_run_loads_with_its_trained_parameters(finished):
+    run, config, model = load_run(finished.path)
+    assert config == CONFIG
+    assert run.path == finished.path
+    stored = checkpoint_bytes(finished)
+    assert all(torch.equal(value, stored[f"model/{name}"]) for name, value in model.state_dict().items())
+    # the published release saved the parameters it started from
+    trainer = Trainer(recombine.models.build_model(CONFIG.model, CONFIG.task, seed=0), CONFIG.task, CONFIG.training, "cpu")
+    assert not torch.equal(trainer.state()["model/output.weight"], stored["model/output.weight"])
+
+
+def test_training_learns(finished):
+    metrics = finished.read_metrics()
+    assert metrics[-1]["loss"] < 0.5 * metrics[0]["loss"]
+
+
+SLOW_RUN = """
+import sys, time
+sys.path.insert(0, sys.argv[2])
+from test_run import CONFIG
+from recombine.run import train_run
+train_run(CONFIG, out=sys.argv[1], evaluation_instances=200, watch=lambda progress: (print(progress.step, flush=True), time.sleep(0.3)))
+"""
+
+
+def test_a_killed_run_ends_with_the_same_bits(finished, tmp_path):
+    """SIGKILL in mid-training, twice, then to the end."""
+    import pathlib
+
+    folder = str(pathlib.Path(__file__).parent)
+    for last_seen in (60, 110):
+        process = subprocess.Popen([sys.executable, "-c", SLOW_RUN, str(tmp_path), folder], stdout=subprocess.PIPE, text=True)
+        while int(process.stdout.readline()) < last_seen:
+            pass
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    (path,) = tmp_path.iterdir()
+    assert not (path / "result.json").exists()
+    assert RunDirectory.open(path).load_checkpoint()[1]["step"] == 100
+    resumed = train(CONFIG, tmp_path)
+    assert resumed.path.name == finished.path.name
+    expected, actual = checkpoint_bytes(finished), checkpoint_bytes(resumed)
+    assert expected.keys() == actual.keys()
+    assert all(torch.equal(expected[name], actual[name]) for name in expected)
+    without_time = [[{k: v for k, v in row.items() if k != "seconds"} for row in run.read_metrics()] for run in (finished, resumed)]
+    assert without_time[0] == without_time[1]
+    assert finished.read_json("result.json")["scores"] == resumed.read_json("result.json")["scores"]
+
+
+class Interrupted(Exception):
+    pass
+
+
+@pytest.mark.parametrize("stop_at", [100, 120])
+def test_resuming_from_a_checkpoint(finished, tmp_path, stop_at):
+    """Stopped after the checkpoint at 100 and after the last one: the optimizer's moments come back too."""
+
+    def interrupt(progress):
+        if progress.step >= stop_at:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        train(CONFIG, tmp_path, watch=interrupt)
+    (path,) = tmp_path.iterdir()
+    assert RunDirectory.open(path).load_checkpoint()[1]["step"] == stop_at
+    steps = []
+    resumed = train(CONFIG, tmp_path, watch=lambda progress: steps.append(progress.step))
+    assert steps == [step for step in (110, 120) if step > stop_at]
+    expected, actual = checkpoint_bytes(finished), checkpoint_bytes(resumed)
+    assert all(torch.equal(expected[name], actual[name]) for name in expected)
+
+
+def test_not_a_number_stops_with_the_last_good_checkpoint(tmp_path):
+    config = replace(CONFIG, training=replace(CONFIG.training, steps=200))
+    broken_at = 75
+
+    class Broken(FuzzyLogic):
+        def loss(self, predictions, batch):
+            loss = super().loss(predictions, batch)
+            return loss * float("nan") if trainer.step == broken_at else loss
+
+    run = RunDirectory.create(tmp_path, "broken", config.as_dict())
+    model = recombine.models.build_model(config.model, config.task, seed=0)
+    trainer = Trainer(model, Broken(num_examples=8), config.training, "cpu")
+    with pytest.raises(DivergedError, match="training diverged before step 80: .* is not finite; try a lower learning rate"):
+        fit(trainer, run=run, clock=Clock(), **intervals(200))
+    tensors, info = run.load_checkpoint()
+    assert info["step"] == 50
+    assert all(torch.isfinite(tensor).all() for tensor in tensors.values())
+
+
+@pytest.mark.parametrize("field", ["gradient_clip", "precision"])
+def test_options_change_training(finished, tmp_path, field):
+    value = {"gradient_clip": 1e-3, "precision": "bf16"}[field]
+    run = train(replace(CONFIG, training=replace(CONFIG.training, **{field: value})), tmp_path)
+    tensors = checkpoint_bytes(run)
+    assert not torch.equal(tensors["model/embed.weight"], checkpoint_bytes(finished)["model/embed.weight"])
+    assert all(tensor.dtype == torch.float32 for tensor in tensors.values())
+
+
+def test_configurations_survive_json():
+    assert RunConfig.from_dict(json.loads(json.dumps(CONFIG.as_dict()))) == CONFIG
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: c["task"].update(name="chess"), "unknown task 'chess'"),
+        (lambda c: c["model"].update(kind="tree"), "unknown model 'tree'"),
+        (lambda c: c["training"].update(momentum=1), "unknown field of TrainingConfig 'momentum'"),
+        (lambda c: c.pop("training"), "lacks or misshapes 'training'"),
+        (lambda c: c.update(task=3), "lacks or misshapes"),
+    ],
+)
+def test_foreign_configurations(change, message):
+    config = CONFIG.as_dict()
+    change(config)
+    with pytest.raises(InputError, match=message):
+        RunConfig.from_dict(config)
+
+
+def test_a_run_without_a_checkpoint(tmp_path):
+    run = RunDirectory.create(tmp_path, "new", CONFIG.as_dict())
+    with pytest.raises(InputError, match="has no checkpoint yet"):
+        load_run(run.path)
+
+
+def test_a_checkpoint_of_another_model(finished, tmp_path):
+    run = RunDirectory.create(tmp_path, "x", replace(CONFIG, model=replace(CONFIG.model, mlp_dim=8)).as_dict())
+    run.save_checkpoint(*finished.load_checkpoint())
+    with pytest.raises(InputError, match="does not fit the model: size mismatch"):
+        load_run(run.path)
+
+
+def test_devices_that_are_not_there():
+    assert resolve_device("cpu").type == "cpu"
+    for name in ("cuda:7", "abacus"):
+        with pytest.raises(InputError, match=f"device '{name}' is not available"):
+            resolve_device(name)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"steps": 0}, "steps is 0"), ({"learning_rate": 0.0}, "learning rate 0.0"), ({"precision": "int4"}, "unknown precision")],
+)
+def test_bad_training(change, message, unchecked):
+    with pytest.raises(InputError, match=message):
+        TrainingConfig(**change)
+
+
+def test_an_own_model_in_ten_lines():
+    task = recombine.FuzzyLogic(num_examples=4)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 1))
+    scores = recombine.benchmark(
+        model, task, training=recombine.TrainingConfig(steps=300, learning_rate=3e-3), evaluation_instances=1_000
+    )
+    assert scores["test"]["r2_pooled"].value > scores["test"]["r2_pooled"].chance + 0.05
+    assert scores["ood"]["r2_pooled"].ceiling > scores["ood"]["r2_pooled"].value
+
+
+def test_speed_leaves_the_warm_up_out():
+    clock = Clock()
+    time.sleep(0.05)
+    clock.add(10, warm=False)
+    time.sleep(0.01)
+    clock.add(10, warm=True)
+    assert clock.seconds > 0.06
+    assert clock.steps_per_second > 10 / 0.05
