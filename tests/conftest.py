@@ -1,15 +1,9 @@
 """Shapes and types of every public signature are checked while the tests run."""
 
-import os
-
-os.environ.setdefault("OMP_NUM_THREADS", "2")
-
-from jaxtyping import install_import_hook
+import pytest
+from jaxtyping import config, install_import_hook
 
 install_import_hook("recombine", "beartype.beartype")
-
-import pytest
-from jaxtyping import config
 
 
 @pytest.fixture

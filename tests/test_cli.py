@@ -39,7 +39,9 @@ def test_train_as_json(trained, capsys):
     folder, _ = trained
     assert run_verb([*TRAIN, "--json", "--out", str(folder / "runs")]) == 0
     result = json.loads(capsys.readouterr().out)
-    assert {"task", "model", "num_parameters", "split_sha256", "steps", "seconds", "steps_per_second", "scores"} <= set(result)
+    assert {"task", "model", "num_parameters", "split_sha256", "steps", "seconds", "steps_per_second", "scores"} <= set(
+        result
+    )
     assert set(result["scores"]["ood"]["r2"]) == {"value", "low", "high", "chance", "ceiling"}
 
 
@@ -120,14 +122,20 @@ def test_every_verb_has_help(verb, capsys):
     [
         (["frob"], "unknown verb 'frob': expected one of tasks, show"),
         (["train", "chess"], "unknown task 'chess': expected one of fuzzy-logic"),
-        (["train", "fuzzy-logic", "--attention", "hyper"], "invalid choice 'hyper' for argument '--attention'. Expected one of"),
+        (
+            ["train", "fuzzy-logic", "--attention", "hyper"],
+            "invalid choice 'hyper' for argument '--attention'. Expected one of",
+        ),
         (["train", "fuzzy-logic", "--steps", "many"], "--steps"),
         (["train", "fuzzy-logic", "--steps", "0"], "steps is 0: expected a whole number of at least 1"),
         (["train", "fuzzy-logic", "--frobnicate", "1"], "Unrecognized options: --frobnicate"),
         (["train", "fuzzy-logic", "--scale", "huge"], "unknown scale 'huge': expected one of tiny, small, paper"),
         (["train", "fuzzy-logic", "--num-heads", "3"], "kqv_dim 16 is not divisible by num_heads 3"),
         (["train", "fuzzy-logic", "--device", "abacus"], "device 'abacus' is not available"),
-        (["check", "fuzzy-logic", "--held-out", "1.2"], "held-out fraction is 1.2: expected a number strictly between 0 and 1"),
+        (
+            ["check", "fuzzy-logic", "--held-out", "1.2"],
+            "held-out fraction is 1.2: expected a number strictly between 0 and 1",
+        ),
         (["check", "fuzzy-logic", "--held-out", "0.95"], "expected at least 6"),
         (["show", "fuzzy-logic", "--split", "oops"], "invalid choice 'oops'"),
         (["evaluate", "nowhere"], "run directory 'nowhere' does not exist"),
@@ -135,7 +143,10 @@ def test_every_verb_has_help(verb, capsys):
         (["evaluate"], "missing from recombine evaluate: path"),
         (["reproduce", "everything"], "unknown experiment 'everything': expected one of demo, table-a1"),
         (["report", "nowhere"], "run directory 'nowhere' does not exist"),
-        (["export", "fuzzy-logic", "-o", "missing/rows.parquet", "--num-instances", "3"], "cannot write missing/rows.parquet"),
+        (
+            ["export", "fuzzy-logic", "-o", "missing/rows.parquet", "--num-instances", "3"],
+            "cannot write missing/rows.parquet",
+        ),
         (["export", "fuzzy-logic", "--num-instances", "0"], "num_instances is 0"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

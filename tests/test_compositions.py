@@ -50,7 +50,9 @@ GOLDEN = "960fe3a322f4b19eaf62ef9610a2101fe9be928b764e4344278e645486b03e31"
 
 
 def test_golden_hash():
-    split = split_compositions(all_sets(12, 2), held_out=0.7, seed=0, unknown=tuple((a + 12, b + 12) for a, b in all_sets(4, 2)))
+    split = split_compositions(
+        all_sets(12, 2), held_out=0.7, seed=0, unknown=tuple((a + 12, b + 12) for a, b in all_sets(4, 2))
+    )
     assert split.certificate.sha256 == GOLDEN
 
 

@@ -83,7 +83,9 @@ def test_instances_of_one_composition_do_not_count_as_many():
     number = torch.arange(4).repeat_interleave(2_500)
     values = number.double()
     sums = CompositionSums(4)
-    sums.add({"m": Ratio(values, torch.ones_like(values))}, Batch(values, values, number[:, None], {"composition": number}))
+    sums.add(
+        {"m": Ratio(values, torch.ones_like(values))}, Batch(values, values, number[:, None], {"composition": number})
+    )
     low, high = sums.interval("m")
     assert high - low > 1.5
 

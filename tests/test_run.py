@@ -14,7 +14,7 @@ from torch import nn
 import recombine
 from recombine.errors import InputError
 from recombine.models import TransformerConfig
-from recombine.run import RunConfig, benchmark, load_run, resolve_device, train_run
+from recombine.run import RunConfig, load_run, resolve_device, train_run
 from recombine.store import RunDirectory
 from recombine.tasks import FuzzyLogic
 from recombine.train import Clock, DivergedError, Trainer, TrainingConfig, fit, intervals
@@ -76,7 +76,9 @@ def test_a_run_loads_with_its_trained_parameters(finished):
     stored = checkpoint_bytes(finished)
     assert all(torch.equal(value, stored[f"model/{name}"]) for name, value in model.state_dict().items())
     # the published release saved the parameters it started from
-    trainer = Trainer(recombine.models.build_model(CONFIG.model, CONFIG.task, seed=0), CONFIG.task, CONFIG.training, "cpu")
+    trainer = Trainer(
+        recombine.models.build_model(CONFIG.model, CONFIG.task, seed=0), CONFIG.task, CONFIG.training, "cpu"
+    )
     assert not torch.equal(trainer.state()["model/output.weight"], stored["model/output.weight"])
 
 
@@ -90,7 +92,12 @@ import sys, time
 sys.path.insert(0, sys.argv[2])
 from test_run import CONFIG
 from recombine.run import train_run
-train_run(CONFIG, out=sys.argv[1], evaluation_instances=200, watch=lambda progress: (print(progress.step, flush=True), time.sleep(0.3)))
+
+def watch(progress):
+    print(progress.step, flush=True)
+    time.sleep(0.3)
+
+train_run(CONFIG, out=sys.argv[1], evaluation_instances=200, watch=watch)
 """
 
 
@@ -100,7 +107,9 @@ def test_a_killed_run_ends_with_the_same_bits(finished, tmp_path):
 
     folder = str(pathlib.Path(__file__).parent)
     for last_seen in (60, 110):
-        process = subprocess.Popen([sys.executable, "-c", SLOW_RUN, str(tmp_path), folder], stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            [sys.executable, "-c", SLOW_RUN, str(tmp_path), folder], stdout=subprocess.PIPE, text=True
+        )
         while int(process.stdout.readline()) < last_seen:
             pass
         process.send_signal(signal.SIGKILL)
@@ -113,12 +122,14 @@ def test_a_killed_run_ends_with_the_same_bits(finished, tmp_path):
     expected, actual = checkpoint_bytes(finished), checkpoint_bytes(resumed)
     assert expected.keys() == actual.keys()
     assert all(torch.equal(expected[name], actual[name]) for name in expected)
-    without_time = [[{k: v for k, v in row.items() if k != "seconds"} for row in run.read_metrics()] for run in (finished, resumed)]
+    without_time = [
+        [{k: v for k, v in row.items() if k != "seconds"} for row in run.read_metrics()] for run in (finished, resumed)
+    ]
     assert without_time[0] == without_time[1]
     assert finished.read_json("result.json")["scores"] == resumed.read_json("result.json")["scores"]
 
 
-class Interrupted(Exception):
+class StoppedError(Exception):
     pass
 
 
@@ -128,9 +139,9 @@ def test_resuming_from_a_checkpoint(finished, tmp_path, stop_at):
 
     def interrupt(progress):
         if progress.step >= stop_at:
-            raise Interrupted
+            raise StoppedError
 
-    with pytest.raises(Interrupted):
+    with pytest.raises(StoppedError):
         train(CONFIG, tmp_path, watch=interrupt)
     (path,) = tmp_path.iterdir()
     assert RunDirectory.open(path).load_checkpoint()[1]["step"] == stop_at
@@ -153,7 +164,9 @@ def test_not_a_number_stops_with_the_last_good_checkpoint(tmp_path):
     run = RunDirectory.create(tmp_path, "broken", config.as_dict())
     model = recombine.models.build_model(config.model, config.task, seed=0)
     trainer = Trainer(model, Broken(num_examples=8), config.training, "cpu")
-    with pytest.raises(DivergedError, match="training diverged before step 80: .* is not finite; try a lower learning rate"):
+    with pytest.raises(
+        DivergedError, match=r"training diverged before step 80: .* is not finite; try a lower learning rate"
+    ):
         fit(trainer, run=run, clock=Clock(), **intervals(200))
     tensors, info = run.load_checkpoint()
     assert info["step"] == 50
@@ -212,7 +225,11 @@ def test_devices_that_are_not_there():
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"steps": 0}, "steps is 0"), ({"learning_rate": 0.0}, "learning rate 0.0"), ({"precision": "int4"}, "unknown precision")],
+    [
+        ({"steps": 0}, "steps is 0"),
+        ({"learning_rate": 0.0}, "learning rate 0.0"),
+        ({"precision": "int4"}, "unknown precision"),
+    ],
 )
 def test_bad_training(change, message, unchecked):
     with pytest.raises(InputError, match=message):

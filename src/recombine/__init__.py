@@ -36,7 +36,25 @@ _PUBLIC = {
     "train_run": "run",
 }
 
-__all__ = [*_PUBLIC, "__version__"]
+__all__ = [
+    "Attention",
+    "FuzzyLogic",
+    "HypernetworkAttention",
+    "HypernetworkView",
+    "InputError",
+    "RunConfig",
+    "Score",
+    "TrainingConfig",
+    "Transformer",
+    "TransformerConfig",
+    "__version__",
+    "benchmark",
+    "convert",
+    "hypernetwork_view",
+    "load_run",
+    "score",
+    "train_run",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -10,7 +10,7 @@ import importlib
 import io
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from recombine.errors import InputError, check_choice
 
@@ -51,7 +51,7 @@ def run(argv: list[str]) -> int:
     if argv[0] == "--version":
         import recombine
 
-        print(f"recombine {recombine.__version__}")  # type: ignore[attr-defined]
+        print(f"recombine {recombine.__version__}")
         return 0
     try:
         verb = check_choice("verb", argv[0], VERBS)
@@ -75,14 +75,14 @@ def _complain(message: object, code: int) -> int:
     return code
 
 
-def parse(owner: type[Options], argv: Sequence[str], *, prog: str, default: Options | None = None) -> Options:
+def parse(owner: type[Options], argv: Sequence[str], *, prog: str) -> Options:
     """Fill a dataclass from flags; what does not fit is an InputError of one line."""
     import tyro
 
     stderr = io.StringIO()
     try:
         with contextlib.redirect_stderr(stderr):
-            return tyro.cli(owner, args=list(argv), prog=f"recombine {prog}", default=default)
+            return tyro.cli(owner, args=list(argv), prog=f"recombine {prog}")
     except SystemExit as error:
         if error.code == 0:  # --help
             raise
@@ -108,7 +108,9 @@ def split_task(argv: Sequence[str], *, prog: str) -> tuple[type[Task], list[str]
 
     choices = [name.replace("_", "-") for name in TASKS]
     if not argv or argv[0] in ("-h", "--help"):
-        print(f"usage: recombine {prog} TASK [flags]\n\nTASK is one of {', '.join(choices)}; then --help tells its flags.")
+        print(
+            f"usage: recombine {prog} TASK [flags]\n\nTASK is one of {', '.join(choices)}; then --help tells its flags."
+        )
         raise SystemExit(0 if argv else 2)
     name = check_choice("task", argv[0].replace("_", "-"), choices)
     return TASKS[name.replace("-", "_")], list(argv[1:])
@@ -122,12 +124,9 @@ def parse_task(owner: type[Options], argv: Sequence[str], *, verb: str) -> tuple
 
     task_class, flags = split_task(argv, prog=verb)
     flat = tyro.conf.OmitArgPrefixes
-    both = make_dataclass(
-        "both",
-        [("task", flat[task_class], task_class()), ("verb", flat[owner], owner())],  # type: ignore[valid-type]
-    )
-    options = parse(both, flags, prog=f"{verb} {task_class.name.replace('_', '-')}")
-    return options.task, options.verb  # type: ignore[attr-defined]
+    both = make_dataclass("both", [("task", flat[task_class], task_class()), ("verb", flat[owner], owner())])
+    options: Any = parse(both, flags, prog=f"{verb} {task_class.name.replace('_', '-')}")
+    return options.task, options.verb
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Sets of modules, and splits of them that prove what they promise.
 
-A *composition* is a sorted tuple of module numbers: a set (fuzzy-logic terms) or a multiset (SRAVEN rules). Compositional
-generalisation is the score on compositions held out of training whose modules were all trained, so a split must show
+A *composition* is a sorted tuple of module numbers: a set (fuzzy-logic terms) or a multiset (SRAVEN rules).
+Compositional generalisation is the score on compositions held out of training whose modules were all trained, so a
+split must show
 
 - coverage: every module that may be trained occurs in some training composition,
 - connectivity: whether the graph of modules that co-occur in training hangs together (it need not; it must be known),
@@ -119,7 +120,7 @@ def split_compositions(
 ) -> CompositionSplit:
     """Hold out a fraction (rounded down) of the compositions, so that training still covers every module.
 
-    An order that leaves a module uncovered is redrawn, deterministically; a fraction that no order could cover is refused.
+    An order that leaves a module uncovered is redrawn, deterministically; a fraction that no order can cover is refused.
     """
     if not 0 < held_out < 1:
         raise InputError(f"held-out fraction is {held_out}: expected a number strictly between 0 and 1")

@@ -1,7 +1,7 @@
 """AdamW with its decay groups, and the learning rate over time (Attention as a Hypernetwork, table A3).
 
-The rate rises linearly from 0 over the warm-up and falls along half a cosine to `final_fraction` of its peak. Weight decay
-spares parameters of one dimension: biases and norms. (The authors' release also decays the biases of the attention
+The rate rises linearly from 0 over the warm-up and falls along half a cosine to `final_fraction` of its peak. Weight
+decay spares parameters of one dimension: biases and norms. (The authors' release also decays the biases of the attention
 projections, because there they happen to have two dimensions.)
 """
 

@@ -1,4 +1,4 @@
-"""One run, from configuration to result: train in a run directory, resume, load again; or benchmark a model of your own.
+"""One run, from configuration to result: train in a run directory, resume, load; or benchmark a model of your own.
 
 The hash of the configuration names the directory, so a finished run is never run twice and a killed one resumes.
 """
@@ -83,9 +83,10 @@ def train_run(
     evaluation_instances: int | None = None,
     watch: Watcher | None = None,
 ) -> RunDirectory:
-    """Train a configuration in its run directory, from its last checkpoint if it has one; a finished run is left as it is."""
+    """Train a configuration in its run directory, from its last checkpoint if there is one; a finished run stays as it is."""
     place = resolve_device(device)
-    model = build_model(config.model, config.task, seed=_model_seed(config))  # refuses bad sizes before anything is written
+    # refuses bad sizes before anything is written
+    model = build_model(config.model, config.task, seed=_model_seed(config))
     run = RunDirectory.create(Path(out), config.name, config.as_dict())
     with run.lock():
         if run.finished:
@@ -150,7 +151,7 @@ def benchmark(
     training = TrainingConfig() if training is None else training
     place = resolve_device(device)
     trainer = Trainer(model, task, training, place)
-    fit(trainer, clock=Clock(), watch=watch, **intervals(training.steps))
+    fit(trainer, run=None, clock=Clock(), watch=watch, **intervals(training.steps))
     return score(model, task, num_instances=evaluation_instances, device=place)
 
 

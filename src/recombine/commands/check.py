@@ -34,14 +34,15 @@ def certificate_table(certificate: Json) -> Table:
     table.add_column()
     table.add_column(overflow="fold")
     coverage = certificate["coverage"]
-    yes = {True: "yes", False: "NO"}
+    covered = "yes" if certificate["covered"] else "NO"
+    connected = "yes" if certificate["connected"] else "NO"
     rows = {
         "training compositions": certificate["num_train"],
         "held-out compositions": certificate["num_ood"],
         "compositions of unknown modules": certificate["num_unknown"],
-        "every module covered in training": f"{yes[certificate['covered']]}, at least {certificate['min_coverage']} times",
+        "every module covered in training": f"{covered}, at least {certificate['min_coverage']} times",
         "times covered, by module": " ".join(f"{module}:{count}" for module, count in coverage.items()),
-        "co-occurrence graph connected": f"{yes[certificate['connected']]}, {certificate['num_components']} component(s)",
+        "co-occurrence graph connected": f"{connected}, {certificate['num_components']} component(s)",
         "compositions on two sides": certificate["overlap"],
         "redraws until covered": certificate["redraws"],
         "sha256": certificate["sha256"],

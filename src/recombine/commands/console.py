@@ -22,18 +22,16 @@ METRIC_TITLES = {"r2": "R²", "r2_pooled": "R² pooled", "accuracy": "accuracy"}
 SPLIT_LEGEND = "test: trained combinations, new instances · ood: unseen combinations of trained modules"
 UNKNOWN_LEGEND = "unknown: modules never trained"
 
-Flag = tyro.conf.FlagCreatePairsOff
-
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
     """Flags of every verb."""
 
-    json: Flag[bool] = False
+    json: tyro.conf.FlagCreatePairsOff[bool] = False
     """Print the result as JSON."""
-    verbose: Annotated[Flag[bool], tyro.conf.arg(aliases=["-v"])] = False
+    verbose: Annotated[tyro.conf.FlagCreatePairsOff[bool], tyro.conf.arg(aliases=["-v"])] = False
     """Say more."""
-    quiet: Annotated[Flag[bool], tyro.conf.arg(aliases=["-q"])] = False
+    quiet: Annotated[tyro.conf.FlagCreatePairsOff[bool], tyro.conf.arg(aliases=["-q"])] = False
     """Print the result only."""
 
     def show(self, value: Json, *tables: Table | str) -> None:

@@ -33,7 +33,9 @@ def run(argv: list[str]) -> None:
     check_positive(num_instances=options.num_instances)
     export(task, options.split, options.num_instances, options.out)
     value = {"file": str(options.out), "rows": options.num_instances, "bytes": options.out.stat().st_size}
-    options.show(value, f"{options.out}: {options.num_instances} rows of {task.name} {options.split}, {value['bytes']} bytes")
+    options.show(
+        value, f"{options.out}: {options.num_instances} rows of {task.name} {options.split}, {value['bytes']} bytes"
+    )
 
 
 def export(task: Task, split: SplitName, num_instances: int, path: Path) -> None:

@@ -53,7 +53,12 @@ def run(argv: list[str]) -> None:
         paths.append(directory.path)
     if options.report is not None:
         write_report(paths, options.report, title=experiment.question)
-    value = {"experiment": experiment.name, "scale": options.scale, "runs": [str(path) for path in paths], "results": results}
+    value = {
+        "experiment": experiment.name,
+        "scale": options.scale,
+        "runs": [str(path) for path in paths],
+        "results": results,
+    }
     closing = [f"report: {options.report}"] if options.report is not None else []
     options.show(value, comparison_table(experiment, results), *closing)
 

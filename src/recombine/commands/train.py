@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, make_dataclass
 from pathlib import Path
+from typing import Any
 
 import tyro
 
@@ -43,7 +44,9 @@ def run(argv: list[str]) -> None:
     if options.json:
         print(json.dumps({**result, "run": str(directory.path)}, indent=2))
         return
-    title = f"{config.name}  {result['steps']} steps  {result['seconds']:.0f} s  {result['steps_per_second']:.1f} steps/s"
+    title = (
+        f"{config.name}  {result['steps']} steps  {result['seconds']:.0f} s  {result['steps_per_second']:.1f} steps/s"
+    )
     if not options.quiet:
         options.show(result, score_table(result["scores"], title))
     print(directory.path)
@@ -57,14 +60,14 @@ def parse_run(task: str, flags: list[str]) -> tuple[TrainOptions, RunConfig]:
         "options",
         [
             ("output", flat[TrainOptions], TrainOptions()),
-            ("task", flat[type(default.task)], default.task),  # type: ignore[misc]
-            ("model", flat[type(default.model)], default.model),  # type: ignore[misc]
-            ("training", flat[type(default.training)], default.training),  # type: ignore[misc]
+            ("task", flat[type(default.task)], default.task),
+            ("model", flat[type(default.model)], default.model),
+            ("training", flat[type(default.training)], default.training),
         ],
     )
-    options = parse(owner, flags, prog=f"train {task.replace('_', '-')}")
-    config = RunConfig(task=options.task, model=options.model, training=options.training)  # type: ignore[attr-defined]
-    return options.output, config  # type: ignore[attr-defined]
+    options: Any = parse(owner, flags, prog=f"train {task.replace('_', '-')}")
+    config = RunConfig(task=options.task, model=options.model, training=options.training)
+    return options.output, config
 
 
 def _find_scale(flags: list[str]) -> Scale:

@@ -42,7 +42,9 @@ def cache_directory() -> Path:
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
-        raise InputError(f"RECOMBINE_CACHE is {str(directory)!r}: expected a writable directory ({error.strerror})") from error
+        raise InputError(
+            f"RECOMBINE_CACHE is {str(directory)!r}: expected a writable directory ({error.strerror})"
+        ) from error
     if not os.access(directory, os.W_OK | os.X_OK):
         raise InputError(f"RECOMBINE_CACHE is {str(directory)!r}: expected a writable directory (permission denied)")
     return directory
@@ -54,13 +56,17 @@ def load_library(source: Path, headers: Sequence[Path] = ()) -> ctypes.CDLL:
     prefix = f"{source.stem}-{_digest([*(path.read_bytes() for path in (source, *headers)), _describe_cpu()])}"
     compiler = find_compiler()
     flags = FLAGS if compiler is None else (*FLAGS, *_openmp_flags())
-    exact = prefix if compiler is None else f"{prefix}-{_digest([_compiler_version(compiler), ' '.join(flags).encode()])}"
+    exact = (
+        prefix if compiler is None else f"{prefix}-{_digest([_compiler_version(compiler), ' '.join(flags).encode()])}"
+    )
     for path in sorted(directory.glob(f"{exact}-*.so")):
         library = _load_if_intact(path)
         if library is not None:
             return library
     if compiler is None:
-        raise CompilerError(f"no C compiler on the PATH (looked for {', '.join(COMPILERS)}) and no earlier build in {directory}")
+        raise CompilerError(
+            f"no C compiler on the PATH (looked for {', '.join(COMPILERS)}) and no earlier build in {directory}"
+        )
     library = _load_if_intact(_build(compiler, flags, source, directory, exact))
     if library is None:
         raise CompilerError(f"the build of {source.name} in {directory} does not load")

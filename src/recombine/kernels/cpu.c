@@ -49,22 +49,16 @@ typedef struct {
 
 /* ---------------------------------------------------------------- what follows from it */
 
-struct plan;
-struct work;
-typedef void forward_function(const struct plan *, struct work *, int64_t b, int64_t q0, int64_t nq);
-typedef void backward_function(const struct plan *, struct work *, int64_t b, int64_t q0, int64_t nq, int64_t v0,
-                               float *grad_bias);
-
-typedef struct plan {
+typedef struct {
   problem p;
   int64_t vectors, block, blocks; /* vectors of keys; at most `block` of them in a tile */
-  int64_t heads_padded, bias_row; /* bias_row: floats of a padded row of keys */
+  int64_t heads_padded;
   float scale;                    /* of the scores */
   const float *bias;
   int64_t bias_batch, bias_head, bias_query;
   float *bias_copy, *dots; /* dots: (batch, query, head_padded), for the softmax of hypernetworks over several blocks */
-  forward_function *forward;
-  backward_function *backward, *row_dots;
+  ivec rms, relu; /* all ones or all zeros */
+  const products *of_keys, *of_values;
 } plan;
 
 /* Keys, values and their gradients, packed, of one batch element. */
@@ -74,9 +68,9 @@ typedef struct {
 } packed_element;
 
 /* Scratch of one thread. */
-typedef struct work {
+typedef struct {
   packed_element e;
-  vec *codes, *gradient, *hidden, *square, *dot;
+  vec *codes, *gradient, *hidden, *inverse, *dot;
   ivec *mask;
   float *q_rows, *g_rows, *out_rows, *row_shift, *row_scale, *factor, *dots, *scratch;
   void *memory;
@@ -112,13 +106,15 @@ static void lay_out_element(const plan *l, packed_element *e, char *arena, size_
 
 static size_t lay_out_work(const plan *l, work *w, char *arena, int element, int backward) {
   const problem *p = &l->p;
-  size_t used = 0, pairs = l->block * TILE_QUERIES, statistics = TILE_QUERIES * l->heads_padded * sizeof(float);
+  const int64_t HP = l->heads_padded;
+  size_t used = 0, pairs = l->block * TILE_QUERIES, statistics = TILE_QUERIES * HP * sizeof(float);
+  size_t codes = l->block * TILE_STRIDE * sizeof(vec);
   size_t width = p->heads * (p->dim > p->value_dim ? p->dim : p->value_dim), rows = TILE_QUERIES * width * sizeof(float);
   if (element) lay_out_element(l, &w->e, arena, &used, backward);
-  w->codes = take(arena, &used, pairs * l->heads_padded * sizeof(vec));
-  w->gradient = take(arena, &used, backward ? pairs * l->heads_padded * sizeof(vec) : 0);
+  w->codes = take(arena, &used, codes);
+  w->gradient = take(arena, &used, backward ? codes : 0);
   w->hidden = take(arena, &used, pairs * CHUNK * sizeof(vec));
-  w->square = take(arena, &used, pairs * sizeof(vec));
+  w->inverse = take(arena, &used, pairs * sizeof(vec));
   w->dot = take(arena, &used, pairs * sizeof(vec));
   w->mask = take(arena, &used, pairs * sizeof(ivec));
   w->q_rows = take(arena, &used, rows);
@@ -128,7 +124,7 @@ static size_t lay_out_work(const plan *l, work *w, char *arena, int element, int
   w->row_scale = take(arena, &used, statistics);
   w->factor = take(arena, &used, statistics);
   w->dots = take(arena, &used, statistics);
-  w->scratch = take(arena, &used, LANES * (width + 8) * sizeof(float));
+  w->scratch = take(arena, &used, (LANES + TILE_QUERIES) * (width + 8) * sizeof(float));
   return used;
 }
 
@@ -136,10 +132,8 @@ static int open_work(const plan *l, work *w, int element, int backward) {
   memset(w, 0, sizeof *w);
   size_t bytes = lay_out_work(l, w, NULL, element, backward);
   if (!(w->memory = allocate(bytes))) return 0;
+  memset(w->memory, 0, bytes); /* what is padding must be finite */
   lay_out_work(l, w, w->memory, element, backward);
-  /* heads past the last one must be finite */
-  memset(w->codes, 0, l->block * TILE_QUERIES * l->heads_padded * sizeof(vec));
-  if (backward) memset(w->gradient, 0, l->block * TILE_QUERIES * l->heads_padded * sizeof(vec));
   return 1;
 }
 
@@ -212,12 +206,12 @@ INLINE void apply_mask(int64_t H, int64_t HP, int64_t nq, int64_t nv, const ivec
 }
 
 /* Scores of a tile, masked; returns whether a mask was needed. */
-INLINE int score_tile(const plan *l, work *w, int64_t b, int64_t q0, int64_t nq, int64_t v0, int64_t nv, int64_t H,
-                      int64_t D, int64_t HP) {
+static int score_tile(const plan *l, work *w, const tile *k, int64_t b, int64_t q0, int64_t v0) {
   const float *bias = l->bias ? l->bias + b * l->bias_batch + q0 * l->bias_query + v0 * LANES : NULL;
-  score(H, D, HP, nq, nv, w->e.keys + v0 * H * D, w->q_rows, bias, l->bias_head, l->bias_query, w->codes);
-  int masked = build_mask(l, w, q0, nq, v0, nv);
-  if (masked) apply_mask(H, HP, nq, nv, w->mask, l->p.softmax, w->codes);
+  const tile keys = {k->H, l->p.dim, k->HP, k->nq, k->nv};
+  l->of_keys->score(&keys, w->e.keys + v0 * k->H * keys.F, w->q_rows, bias, l->bias_head, l->bias_query, w->codes);
+  int masked = build_mask(l, w, q0, k->nq, v0, k->nv);
+  if (masked) apply_mask(k->H, k->HP, k->nq, k->nv, w->mask, l->p.softmax, w->codes);
   return masked;
 }
 
@@ -249,43 +243,53 @@ INLINE void scale_rows(int64_t H, int64_t F, int64_t HP, int64_t nq, float *rows
 
 /* ---------------------------------------------------------------- forward: a few queries of one batch element */
 
-INLINE void forward_rows(const plan *l, work *w, int64_t b, int64_t q0, int64_t nq, int64_t H, int64_t D, int64_t E,
-                         int64_t HP) {
+/* A hypernetwork needs the final codes: the sums of all rows before anything else. */
+static void softmax_statistics(const plan *l, work *w, tile k, int64_t b, int64_t q0) {
+  for (int64_t v0 = 0; v0 < l->vectors; v0 += l->block) {
+    if (!(k.nv = visible_vectors(l, q0, k.nq, v0))) break;
+    score_tile(l, w, &k, b, q0, v0);
+    softmax_online(k.H, k.HP, k.nq, k.nv, w->codes, w->row_shift, w->row_scale, w->factor);
+  }
+  finish_softmax(l, w, b, q0, k.nq);
+}
+
+static void forward_hyper_tile(const plan *l, work *w, const tile *k, int64_t b, int64_t q0, int64_t v0) {
+  const int64_t softmax = l->p.softmax;
+  if (softmax && l->blocks == 1) /* softmax_statistics has left the codes there */
+    scale_codes(k->H, k->HP, k->nq, k->nv, w->codes, w->row_scale);
+  else {
+    score_tile(l, w, k, b, q0, v0);
+    if (softmax) softmax_final(k->H, k->HP, k->nq, k->nv, w->codes, w->row_shift, w->row_scale);
+  }
+  l->of_values->hyper_forward(k, l->rms, l->relu, w->codes, w->e.values + v0 * k->H * k->F, w->hidden, w->out_rows);
+}
+
+static void forward_linear_tile(const plan *l, work *w, const tile *k, int64_t b, int64_t q0, int64_t v0) {
+  score_tile(l, w, k, b, q0, v0);
+  if (l->p.softmax) {
+    softmax_online(k->H, k->HP, k->nq, k->nv, w->codes, w->row_shift, w->row_scale, w->factor);
+    if (v0) scale_rows(k->H, k->F, k->HP, k->nq, w->out_rows, w->factor);
+  }
+  if (l->p.rms) rms_over_heads(k->H, k->HP, k->nq, k->nv, w->codes, w->inverse);
+  l->of_values->contract(k, w->codes, w->e.values + v0 * k->H * k->F, w->out_rows);
+}
+
+static void forward_rows(const plan *l, work *w, int64_t b, int64_t q0, int64_t nq) {
   const problem *p = &l->p;
-  read_rows(&p->q, w->q_rows, b, q0, nq, H, D, p->bf16, l->scale);
+  const int64_t H = p->heads, E = p->value_dim;
+  tile k = {H, E, l->heads_padded, nq, 0};
+  read_rows(&p->q, w->q_rows, b, q0, nq, H, p->dim, p->bf16, l->scale);
   memset(w->out_rows, 0, nq * H * E * sizeof(float));
   if (p->softmax) start_softmax(l, w, nq);
-  if (p->softmax && p->hyper) { /* a hypernetwork needs the final codes: all rows' sums first */
-    for (int64_t v0 = 0, nv; v0 < l->vectors; v0 += l->block) {
-      if (!(nv = visible_vectors(l, q0, nq, v0))) break;
-      score_tile(l, w, b, q0, nq, v0, nv, H, D, HP);
-      softmax_online(H, HP, nq, nv, w->codes, w->row_shift, w->row_scale, w->factor);
-    }
-    finish_softmax(l, w, b, q0, nq);
-  }
-  for (int64_t v0 = 0, nv; v0 < l->vectors; v0 += l->block) {
-    if (!(nv = visible_vectors(l, q0, nq, v0))) break;
-    const vec *values = w->e.values + v0 * H * E;
-    if (p->softmax && p->hyper && l->blocks == 1) scale_codes(H, HP, nq, nv, w->codes, w->row_scale);
-    else {
-      score_tile(l, w, b, q0, nq, v0, nv, H, D, HP);
-      if (p->softmax && p->hyper) softmax_final(H, HP, nq, nv, w->codes, w->row_shift, w->row_scale);
-    }
-    if (p->hyper) {
-      FOR_CHUNKS(E, f, hyper_forward(C, H, E, HP, p->rms, p->relu, f, nq, nv, w->codes, values, w->square, w->hidden,
-                                     w->out_rows))
-      continue;
-    }
-    if (p->softmax) {
-      softmax_online(H, HP, nq, nv, w->codes, w->row_shift, w->row_scale, w->factor);
-      if (v0) scale_rows(H, E, HP, nq, w->out_rows, w->factor);
-    }
-    if (p->rms) rms_over_heads(H, HP, nq, nv, w->codes, w->square);
-    FOR_CHUNKS(E, f, contract_few(C, H, E, HP, f, nq, nv, w->codes, values, w->out_rows))
+  if (p->softmax && p->hyper) softmax_statistics(l, w, k, b, q0);
+  for (int64_t v0 = 0; v0 < l->vectors; v0 += l->block) {
+    if (!(k.nv = visible_vectors(l, q0, nq, v0))) break;
+    if (p->hyper) forward_hyper_tile(l, w, &k, b, q0, v0);
+    else forward_linear_tile(l, w, &k, b, q0, v0);
   }
   if (p->softmax && !p->hyper) {
     finish_softmax(l, w, b, q0, nq);
-    scale_rows(H, E, HP, nq, w->out_rows, w->row_scale);
+    scale_rows(H, E, l->heads_padded, nq, w->out_rows, w->row_scale);
   }
   for (int64_t q = 0; q < nq; q++) write_row(&p->out, b, q0 + q, w->out_rows + q * H * E, H, E, p->bf16);
 }
@@ -315,83 +319,63 @@ static void open_backward_rows(const plan *l, work *w, int64_t b, int64_t q0, in
       }
 }
 
-/* sum over keys of code times gradient of the code, for every row: another pass, before any gradient is used */
-INLINE void row_dots_tile(const plan *l, work *w, int64_t b, int64_t q0, int64_t nq, int64_t v0, int64_t H, int64_t D,
-                          int64_t E, int64_t HP) {
-  int64_t nv = visible_vectors(l, q0, nq, v0);
-  const vec *values = w->e.values + v0 * H * E;
-  if (!nv) return;
-  score_tile(l, w, b, q0, nq, v0, nv, H, D, HP);
-  softmax_final(H, HP, nq, nv, w->codes, w->row_shift, w->row_scale);
-  FOR_CHUNKS(E, f, hyper_backward(C, H, E, HP, l->p.rms, l->p.relu, f, nq, nv, w->codes, values, w->g_rows, w->square,
-                                  w->dot, w->hidden, w->gradient))
-  add_row_dots(HP, nq, nv, w->codes, w->gradient, w->dots);
+/* The gradient of the codes (softmax) or of the scores (otherwise); and, if wanted, add to the gradient of values. */
+static void hyper_gradient(const plan *l, work *w, const tile *k, int64_t v0, int to_values) {
+  const int64_t at = v0 * k->H * k->F;
+  l->of_values->hyper_backward(k, l->rms, l->relu, w->codes, w->e.values + at, w->g_rows, w->dot, w->hidden, w->gradient,
+                               to_values ? w->e.grad_values + at : NULL);
+}
+
+/* dots += sum over keys of code times gradient of the code: another pass, before any gradient is used */
+static void row_dots_tile(const plan *l, work *w, int64_t b, int64_t q0, int64_t nq, int64_t v0) {
+  const tile k = {l->p.heads, l->p.value_dim, l->heads_padded, nq, visible_vectors(l, q0, nq, v0)};
+  if (!k.nv) return;
+  score_tile(l, w, &k, b, q0, v0);
+  softmax_final(k.H, k.HP, nq, k.nv, w->codes, w->row_shift, w->row_scale);
+  hyper_gradient(l, w, &k, v0, 0);
+  add_row_dots(k.HP, nq, k.nv, w->codes, w->gradient, w->dots);
+}
+
+static void linear_gradient(const plan *l, work *w, const tile *k, int64_t v0, int masked) {
+  const int64_t at = v0 * k->H * k->F;
+  l->of_values->score(k, w->e.values + at, w->g_rows, NULL, 0, 0, w->gradient);
+  if (l->p.rms) rms_over_heads(k->H, k->HP, k->nq, k->nv, w->codes, w->inverse);
+  l->of_values->spread(k, w->codes, w->g_rows, w->e.grad_values + at);
+  if (l->p.rms) rms_backward(k->H, k->HP, k->nq, k->nv, w->codes, w->inverse, w->gradient);
+  if (masked && !l->p.softmax) apply_mask(k->H, k->HP, k->nq, k->nv, w->mask, 0, w->gradient);
+}
+
+/* Sums of bias gradients are laid out as tiles are: [query][vector of keys][head]. */
+static void add_grad_bias(const plan *l, const tile *k, const vec *gradient, vec *grad_bias, int64_t q0, int64_t v0) {
+  const int64_t H = k->H, HP = k->HP;
+  for (int64_t q = 0; q < k->nq; q++)
+    for (int64_t v = 0; v < k->nv; v++) {
+      vec *sum = grad_bias + ((q0 + q) * l->vectors + v0 + v) * H;
+      for (int64_t h = 0; h < H; h++) sum[h] += gradient[AT(v, q) + h];
+    }
 }
 
 /* Add a tile's part to the gradients of keys, values and bias, and (in out_rows, unscaled) of queries. */
-INLINE void backward_tile(const plan *l, work *w, int64_t b, int64_t q0, int64_t nq, int64_t v0, float *grad_bias, int64_t H,
-                          int64_t D, int64_t E, int64_t HP) {
+static void backward_tile(const plan *l, work *w, int64_t b, int64_t q0, int64_t nq, int64_t v0, vec *grad_bias) {
   const problem *p = &l->p;
-  int64_t nv = visible_vectors(l, q0, nq, v0);
-  const vec *values = w->e.values + v0 * H * E;
-  vec *grad_values = w->e.grad_values + v0 * H * E;
-  if (!nv) return;
-  int masked = score_tile(l, w, b, q0, nq, v0, nv, H, D, HP);
-  if (p->softmax) softmax_final(H, HP, nq, nv, w->codes, w->row_shift, w->row_scale);
-  if (p->hyper) {
-    FOR_CHUNKS(E, f, {
-      hyper_backward(C, H, E, HP, p->rms, p->relu, f, nq, nv, w->codes, values, w->g_rows, w->square, w->dot, w->hidden,
-                     w->gradient);
-      spread_hidden(C, H, E, HP, f, nq, nv, w->codes, w->hidden, grad_values);
-    })
-    if (p->softmax && l->blocks == 1) add_row_dots(HP, nq, nv, w->codes, w->gradient, w->dots);
-  } else {
-    score(H, E, HP, nq, nv, values, w->g_rows, NULL, 0, 0, w->gradient);
-    if (p->rms) rms_over_heads(H, HP, nq, nv, w->codes, w->square);
-    FOR_CHUNKS(E, f, spread(C, H, E, HP, f, nq, nv, w->codes, w->g_rows, grad_values))
-    if (p->rms) rms_backward(H, HP, nq, nv, w->codes, w->square, w->gradient);
-    if (masked && !p->softmax) apply_mask(H, HP, nq, nv, w->mask, 0, w->gradient);
+  const tile k = {p->heads, p->value_dim, l->heads_padded, nq, visible_vectors(l, q0, nq, v0)};
+  const tile of_keys = {k.H, p->dim, k.HP, nq, k.nv};
+  const int64_t at = v0 * k.H * p->dim;
+  if (!k.nv) return;
+  const int masked = score_tile(l, w, &k, b, q0, v0);
+  if (p->softmax) softmax_final(k.H, k.HP, nq, k.nv, w->codes, w->row_shift, w->row_scale);
+  if (p->hyper) hyper_gradient(l, w, &k, v0, 1);
+  else linear_gradient(l, w, &k, v0, masked);
+  if (p->softmax) {
+    if (p->hyper && l->blocks == 1) add_row_dots(k.HP, nq, k.nv, w->codes, w->gradient, w->dots);
+    softmax_backward(k.H, k.HP, nq, k.nv, w->codes, w->dots, w->gradient);
   }
-  if (p->softmax) softmax_backward(H, HP, nq, nv, w->codes, w->dots, w->gradient);
-  if (grad_bias)
-    for (int64_t q = 0; q < nq; q++)
-      for (int64_t h = 0; h < H; h++) {
-        float *row = grad_bias + ((q0 + q) * H + h) * l->bias_row + v0 * LANES;
-        for (int64_t v = 0; v < nv; v++) store(row + v * LANES, load(row + v * LANES) + w->gradient[AT(v, q) + h]);
-      }
-  FOR_CHUNKS(D, f, spread(C, H, D, HP, f, nq, nv, w->gradient, w->q_rows, w->e.grad_keys + v0 * H * D))
-  FOR_CHUNKS(D, f, contract_few(C, H, D, HP, f, nq, nv, w->gradient, w->e.keys + v0 * H * D, w->out_rows))
-}
-
-/* The same code for common sizes, known to the compiler, and for any other. */
-#define DEFINE_SIZE(name, H, D, E, HP)                                                                                    \
-  static void forward_##name(const plan *l, work *w, int64_t b, int64_t q0, int64_t nq) {                                  \
-    forward_rows(l, w, b, q0, nq, H, D, E, HP);                                                                            \
-  }                                                                                                                        \
-  static void backward_##name(const plan *l, work *w, int64_t b, int64_t q0, int64_t nq, int64_t v0, float *grad_bias) {   \
-    backward_tile(l, w, b, q0, nq, v0, grad_bias, H, D, E, HP);                                                            \
-  }
-DEFINE_SIZE(fuzzy_logic, 8, 2, 2, 8)
-DEFINE_SIZE(sraven, 16, 4, 4, 16)
-DEFINE_SIZE(language, 8, 64, 64, 8)
-DEFINE_SIZE(any, l->p.heads, l->p.dim, l->p.value_dim, l->heads_padded)
-
-static void row_dots_any(const plan *l, work *w, int64_t b, int64_t q0, int64_t nq, int64_t v0, float *unused) {
-  (void)unused;
-  row_dots_tile(l, w, b, q0, nq, v0, l->p.heads, l->p.dim, l->p.value_dim, l->heads_padded);
+  if (grad_bias) add_grad_bias(l, &k, w->gradient, grad_bias, q0, v0);
+  l->of_keys->spread(&of_keys, w->gradient, w->q_rows, w->e.grad_keys + at);
+  l->of_keys->contract(&of_keys, w->gradient, w->e.keys + at, w->out_rows);
 }
 
 /* ---------------------------------------------------------------- plans */
-
-static void choose_functions(plan *l) {
-  const problem *p = &l->p;
-  l->forward = forward_any, l->backward = backward_any, l->row_dots = row_dots_any;
-#define CHOOSE(name, H, D)                                        \
-  if (p->heads == H && p->dim == D && p->value_dim == D) l->forward = forward_##name, l->backward = backward_##name;
-  CHOOSE(fuzzy_logic, 8, 2)
-  CHOOSE(sraven, 16, 4)
-  CHOOSE(language, 8, 64)
-}
 
 /* A copy of the bias with rows padded to whole vectors, unless it is laid out so already. */
 static int open_bias(plan *l) {
@@ -423,14 +407,14 @@ static int open_plan(plan *l, const problem *p, int64_t most_vectors) {
   l->scale = 1 / sqrtf((float)p->dim);
   l->vectors = at_most_one_less(p->keys, LANES);
   l->heads_padded = at_most_one_less(p->heads, 8) * 8;
-  l->bias_row = l->vectors * LANES;
   /* keys, values and their gradients of a block should stay in a second-level cache */
   int64_t bytes = 2 * p->heads * (p->dim + p->value_dim) * (int64_t)sizeof(vec), fit = (256 << 10) / bytes;
   int64_t most = smaller(most_vectors, fit < 1 ? 1 : fit);
   l->blocks = at_most_one_less(l->vectors, most);
   l->block = at_most_one_less(l->vectors, l->blocks);
   l->blocks = at_most_one_less(l->vectors, l->block);
-  choose_functions(l);
+  l->of_keys = choose_products(p->heads, p->dim), l->of_values = choose_products(p->heads, p->value_dim);
+  l->rms = (ivec){0} - (int32_t)(p->rms != 0), l->relu = (ivec){0} - (int32_t)(p->relu != 0);
   return open_bias(l);
 }
 
@@ -475,7 +459,7 @@ static int forward_batches(const plan *l) {
       for (int64_t v = 0; v < l->vectors; v++) pack_vector(l, &w, &w.e, b, v, 0);
       for (int64_t t = 0; t < TILES(l); t++) {
         TILE(l, t, q0, nq);
-        l->forward(l, &w, b, q0, nq);
+        forward_rows(l, &w, b, q0, nq);
       }
     }
     free(w.memory);
@@ -501,7 +485,7 @@ static int forward_tiles(const plan *l) {
       if (!ready) continue;
       TILE(l, i % TILES(l), q0, nq);
       w.e = elements[i / TILES(l)];
-      l->forward(l, &w, i / TILES(l), q0, nq);
+      forward_rows(l, &w, i / TILES(l), q0, nq);
     }
     free(w.memory);
   }
@@ -524,31 +508,31 @@ int recombine_attend_forward(const problem *p) {
 #define GROUPS 8 /* the batch is cut into so many groups, each with its own sum of bias gradients */
 
 /* grad_bias = sum over buffers, in their order */
-static void write_grad_bias(const plan *l, const pair_tensor *to, int64_t b, const float *buffers, int64_t count) {
+static void write_grad_bias(const plan *l, int64_t b, const vec *buffers, int64_t count) {
   const problem *p = &l->p;
-  const int64_t H = p->heads, row = l->bias_row, size = p->queries * H * row;
+  const pair_tensor *to = &p->grad_bias;
+  const int64_t H = p->heads, size = p->queries * l->vectors * H;
 #pragma omp parallel for num_threads(p->threads) schedule(static) if (count > 1)
   for (int64_t q = 0; q < p->queries; q++)
-    for (int64_t h = 0; h < H; h++) {
-      float *out = to->data + b * to->batch + h * to->head + q * to->query;
-      const float *from = buffers + (q * H + h) * row;
-      for (int64_t k = 0; k < p->keys; k++) {
-        float sum = from[k];
-        for (int64_t i = 1; i < count; i++) sum += from[i * size + k];
-        out[k * to->key] = sum;
+    for (int64_t h = 0; h < H; h++)
+      for (int64_t v = 0; v < l->vectors; v++) {
+        const vec *from = buffers + (q * l->vectors + v) * H + h;
+        vec sum = from[0];
+        for (int64_t i = 1; i < count; i++) sum += from[i * size];
+        float *out = to->data + b * to->batch + h * to->head + q * to->query + v * LANES * to->key;
+        for (int64_t i = 0; i < LANES && v * LANES + i < p->keys; i++) out[i * to->key] = sum[i];
       }
-    }
 }
 
 static void fill_row_dots(const plan *l, work *w, int64_t b, int64_t q0, int64_t nq) {
   float *dots = l->dots + (b * l->p.queries + q0) * l->heads_padded;
   memset(dots, 0, nq * l->heads_padded * sizeof(float));
   open_backward_rows(l, w, b, q0, nq);
-  for (int64_t v0 = 0; v0 < l->vectors; v0 += l->block) l->row_dots(l, w, b, q0, nq, v0, NULL);
+  for (int64_t v0 = 0; v0 < l->vectors; v0 += l->block) row_dots_tile(l, w, b, q0, nq, v0);
   memcpy(dots, w->dots, nq * l->heads_padded * sizeof(float));
 }
 
-static void backward_element(const plan *l, work *w, int64_t b, float *grad_bias) {
+static void backward_element(const plan *l, work *w, int64_t b, vec *grad_bias) {
   const problem *p = &l->p;
   for (int64_t v = 0; v < l->vectors; v++) pack_vector(l, w, &w->e, b, v, 1);
   for (int64_t t = 0; t < TILES(l); t++) {
@@ -557,7 +541,7 @@ static void backward_element(const plan *l, work *w, int64_t b, float *grad_bias
     if (l->dots) fill_row_dots(l, w, b, q0, nq);
     open_backward_rows(l, w, b, q0, nq);
     memset(w->out_rows, 0, nq * width * sizeof(float));
-    for (int64_t v0 = 0; v0 < l->vectors; v0 += l->block) l->backward(l, w, b, q0, nq, v0, grad_bias);
+    for (int64_t v0 = 0; v0 < l->vectors; v0 += l->block) backward_tile(l, w, b, q0, nq, v0, grad_bias);
     for (int64_t i = 0; i < nq * width; i++) w->out_rows[i] *= l->scale;
     for (int64_t q = 0; q < nq; q++) write_row(&p->grad_q, b, q0 + q, w->out_rows + q * width, p->heads, p->dim, p->bf16);
   }
@@ -568,27 +552,27 @@ static void backward_element(const plan *l, work *w, int64_t b, float *grad_bias
 static int backward_batches(const plan *l) {
   const problem *p = &l->p;
   const int shared = p->grad_bias.data && !p->grad_bias.batch;
-  const int64_t groups = shared ? smaller(GROUPS, p->batch) : p->batch, size = p->queries * p->heads * l->bias_row;
-  float *sums = shared ? allocate(groups * size * sizeof(float)) : NULL;
+  const int64_t groups = shared ? smaller(GROUPS, p->batch) : p->batch, size = p->queries * l->vectors * p->heads;
+  vec *sums = shared ? allocate(groups * size * sizeof(vec)) : NULL;
   int failed = shared && !sums;
 #pragma omp parallel num_threads(p->threads) reduction(| : failed) if (!failed)
   {
     work w;
-    float *own = p->grad_bias.data && !shared ? allocate(size * sizeof(float)) : NULL;
+    vec *own = p->grad_bias.data && !shared ? allocate(size * sizeof(vec)) : NULL;
     const int ready = open_work(l, &w, 1, 1) && !failed && (own || !p->grad_bias.data || shared);
     failed |= !ready;
 #pragma omp for schedule(dynamic)
     for (int64_t g = 0; g < groups; g++) {
       if (!ready) continue;
-      float *grad_bias = shared ? sums + g * size : own;
-      if (grad_bias) memset(grad_bias, 0, size * sizeof(float));
+      vec *grad_bias = shared ? sums + g * size : own;
+      if (grad_bias) memset(grad_bias, 0, size * sizeof(vec));
       for (int64_t b = g * p->batch / groups; b < (g + 1) * p->batch / groups; b++) backward_element(l, &w, b, grad_bias);
-      if (own) write_grad_bias(l, &p->grad_bias, g, own, 1);
+      if (own) write_grad_bias(l, g, own, 1);
     }
     free(own);
     free(w.memory);
   }
-  if (shared && !failed) write_grad_bias(l, &p->grad_bias, 0, sums, groups);
+  if (shared && !failed) write_grad_bias(l, 0, sums, groups);
   free(sums);
   return failed;
 }
@@ -597,7 +581,7 @@ static int backward_batches(const plan *l) {
    queries into groups. In step i, group g of batch element b works on block (i + g + b) mod blocks: no two items of a step
    touch the same block of keys of one element, nor the same patch of a bias gradient that the batch shares, and every sum is
    made in the order of the steps. */
-static void backward_item(const plan *l, work *w, float *grad_q, float *grad_bias, int64_t b, int64_t group, int64_t groups,
+static void backward_item(const plan *l, work *w, float *grad_q, vec *grad_bias, int64_t b, int64_t group, int64_t groups,
                           int64_t block) {
   const int64_t width = l->p.heads * l->p.dim;
   for (int64_t t = group; t < TILES(l); t += groups) {
@@ -605,7 +589,7 @@ static void backward_item(const plan *l, work *w, float *grad_q, float *grad_bia
     if (!visible_vectors(l, q0, nq, block * l->block)) continue;
     open_backward_rows(l, w, b, q0, nq);
     memset(w->out_rows, 0, nq * width * sizeof(float));
-    l->backward(l, w, b, q0, nq, block * l->block, grad_bias);
+    backward_tile(l, w, b, q0, nq, block * l->block, grad_bias);
     float *to = grad_q + (b * l->p.queries + q0) * width;
     for (int64_t i = 0; i < nq * width; i++) to[i] += w->out_rows[i] * l->scale;
   }
@@ -614,13 +598,14 @@ static void backward_item(const plan *l, work *w, float *grad_q, float *grad_bia
 static int backward_steps(const plan *l) {
   const problem *p = &l->p;
   const int shared = p->grad_bias.data && !p->grad_bias.batch;
-  const int64_t groups = smaller(smaller(l->blocks, TILES(l)), 16), size = p->queries * p->heads * l->bias_row;
+  const int64_t groups = smaller(smaller(l->blocks, TILES(l)), 16), size = p->queries * l->vectors * p->heads;
   const int64_t round = shared ? smaller(p->batch, l->blocks) : p->batch, width = p->heads * p->dim;
   const int64_t copies = !p->grad_bias.data ? 0 : shared ? 1 : p->batch;
   void *memory = NULL;
   packed_element *elements = open_elements(l, 1, &memory);
   float *grad_q = calloc(p->batch * p->queries * width, sizeof(float));
-  float *grad_bias = copies ? calloc(copies * size, sizeof(float)) : NULL;
+  vec *grad_bias = copies ? allocate(copies * size * sizeof(vec)) : NULL;
+  if (grad_bias) memset(grad_bias, 0, copies * size * sizeof(vec));
   int failed = !elements || !grad_q || (copies && !grad_bias);
 #pragma omp parallel num_threads(p->threads) reduction(| : failed) if (!failed)
   {
@@ -659,7 +644,7 @@ static int backward_steps(const plan *l) {
       if (ready) unpack_vector(l, &w, &elements[i / l->vectors], i / l->vectors, i % l->vectors);
     free(w.memory);
   }
-  for (int64_t b = 0; b < copies && !failed; b++) write_grad_bias(l, &p->grad_bias, b, grad_bias + b * size, 1);
+  for (int64_t b = 0; b < copies && !failed; b++) write_grad_bias(l, b, grad_bias + b * size, 1);
   free(grad_bias);
   free(grad_q);
   free(elements);

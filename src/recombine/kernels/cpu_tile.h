@@ -8,7 +8,13 @@
 #include <string.h>
 
 #define LANES 8
-#define TILE_QUERIES 8   /* queries of a tile */
+#ifndef TILE_QUERIES
+#define TILE_QUERIES 8
+#endif
+  /* queries of a tile */
+#ifndef TILE_PADDING
+#define TILE_PADDING 2
+#endif
 #define BLOCK_VECTORS 8  /* most vectors of keys in a tile */
 #define CHUNK 4          /* features handled in registers at once */
 #define RMS_EPSILON 1e-6f
@@ -18,6 +24,11 @@ typedef float vec __attribute__((vector_size(32)));
 typedef int32_t ivec __attribute__((vector_size(32)));
 typedef float loose_vec __attribute__((vector_size(32), aligned(4), may_alias)); /* a vec at any address */
 
+#if defined(__x86_64__)
+#define IN_REGISTER(x) __asm__("" : "+x"(x)) /* or the compiler reads it from memory again for each product */
+#else
+#define IN_REGISTER(x) (void)0
+#endif
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16")
 #if defined(__clang__) || __GNUC__ >= 12
@@ -171,17 +182,19 @@ static void unpack(const tensor *t, int64_t b, int64_t token, int64_t tokens, co
 
 /* ---------------------------------------------------------------- the products of a tile
 
-A tile holds, for `nv` vectors of keys and `nq` queries, one vec per head: s[(v * TILE_QUERIES + q) * heads_padded + h].
-Rows of queries are [q][head][feature] floats; packed keys are [v][head][feature] vecs. Counts written in capitals are
-constants once inlined, so that the small loops unroll and the sums stay in registers. */
+A tile holds, for `nv` vectors of keys and `nq` queries, one vec per head: s[AT(v, q) + h].
+Rows of queries are [q][head][feature] floats; packed keys are [v][head][feature] vecs. What is written in capitals is
+constant once inlined (H and F in the tables of common sizes at the end), so that the small loops unroll and the sums stay in
+registers. */
 
-#define AT(v, q) (((v) * TILE_QUERIES + (q)) * HP)
-#define FOR_CHUNKS(F, f, CALL)                                  \
-  {                                                             \
-    int64_t f = 0;                                              \
-    for (; f + 4 <= (F); f += 4) { enum { C = 4 }; CALL; }      \
-    if (f + 2 <= (F)) { enum { C = 2 }; CALL; f += 2; }         \
-    if (f < (F)) { enum { C = 1 }; CALL; }                      \
+#define TILE_STRIDE (TILE_QUERIES * HP + TILE_PADDING) /* vecs from one vector of keys to the next */
+#define AT(v, q) ((v) * TILE_STRIDE + (q) * HP)
+#define FOR_CHUNKS(F, f, CALL)                               \
+  {                                                          \
+    int64_t f = 0;                                           \
+    for (; f + 4 <= (F); f += 4) { enum { C = 4 }; CALL; }   \
+    if (f + 2 <= (F)) { enum { C = 2 }; CALL; f += 2; }      \
+    if (f < (F)) { enum { C = 1 }; CALL; }                   \
   }
 
 /* s = rows . keys (+ bias), for Q queries and N vectors of one head */
@@ -192,7 +205,10 @@ INLINE void score_few(const int Q, const int N, int64_t H, int64_t F, int64_t HP
     UNROLL for (int j = 0; j < N; j++) sum[i][j] = bias ? load(bias + i * bias_query + j * LANES) : splat(0);
   for (int64_t f = 0; f < F; f++) {
     vec key[2];
-    UNROLL for (int j = 0; j < N; j++) key[j] = keys[j * H * F + f];
+    UNROLL for (int j = 0; j < N; j++) {
+      key[j] = keys[j * H * F + f];
+      IN_REGISTER(key[j]);
+    }
     UNROLL for (int i = 0; i < Q; i++)
       UNROLL for (int j = 0; j < N; j++) sum[i][j] += key[j] * rows[i * H * F + f];
   }
@@ -200,23 +216,20 @@ INLINE void score_few(const int Q, const int N, int64_t H, int64_t F, int64_t HP
     UNROLL for (int j = 0; j < N; j++) s[AT(j, i)] = sum[i][j];
 }
 
-INLINE void score(int64_t H, int64_t F, int64_t HP, int64_t nq, int64_t nv, const vec *keys, const float *rows,
-                  const float *bias, int64_t bias_head, int64_t bias_query, vec *s) {
+INLINE void score_inline(int64_t H, int64_t F, int64_t HP, int64_t nq, int64_t nv, const vec *keys, const float *rows,
+                         const float *bias, int64_t bias_head, int64_t bias_query, vec *s) {
   for (int64_t h = 0; h < H; h++) {
     int64_t q = 0;
-#define SCORE(Q, N)                                                                                                   \
-  score_few(Q, N, H, F, HP, keys + (v * H + h) * F, rows + (q * H + h) * F,                                           \
+#define SCORE(Q, N)                                                                           \
+  score_few(Q, N, H, F, HP, keys + (v * H + h) * F, rows + (q * H + h) * F,                   \
             bias ? bias + h * bias_head + q * bias_query + v * LANES : 0, bias_query, s + AT(v, q) + h)
     for (; q + 4 <= nq; q += 4) {
       int64_t v = 0;
       for (; v + 2 <= nv; v += 2) SCORE(4, 2);
       if (v < nv) SCORE(4, 1);
     }
-    for (; q < nq; q++) {
-      int64_t v = 0;
-      for (; v + 2 <= nv; v += 2) SCORE(1, 2);
-      if (v < nv) SCORE(1, 1);
-    }
+    for (; q < nq; q++)
+      for (int64_t v = 0; v < nv; v++) SCORE(1, 1);
   }
 }
 
@@ -230,86 +243,114 @@ INLINE void add_sums(const int C, int64_t H, int64_t F, int64_t h, int64_t f, co
 }
 
 /* rows[q][h][f] += sum over keys of s[h] packed[h][f]: the linear value network, and the gradient of queries */
-INLINE void contract_few(const int C, int64_t H, int64_t F, int64_t HP, int64_t f, int64_t nq, int64_t nv, const vec *s,
-                         const vec *packed, float *rows) {
+INLINE void contract_inline(const int C, int64_t H, int64_t F, int64_t HP, int64_t f, int64_t nq, int64_t nv, const vec *s,
+                            const vec *packed, float *rows) {
   for (int64_t q = 0; q < nq; q++)
     for (int64_t h = 0; h < H; h += 8 / C) {
       vec sum[8] = {0};
       for (int64_t v = 0; v < nv; v++)
-        UNROLL for (int i = 0; i < 8 / C; i++)
-          UNROLL for (int c = 0; c < C; c++)
-            sum[i * C + c] += s[AT(v, q) + h + i] * packed[(v * H + h + i) * F + f + c];
+        UNROLL for (int i = 0; i < 8 / C; i++) {
+          vec sh = s[AT(v, q) + h + i];
+          IN_REGISTER(sh);
+          UNROLL for (int c = 0; c < C; c++) sum[i * C + c] += sh * packed[(v * H + h + i) * F + f + c];
+        }
       add_sums(C, H, F, h, f, sum, rows + q * H * F);
     }
 }
 
 /* packed[v][h][f] += sum over queries of s[h] rows[q][h][f]: gradients of keys, and of values of the linear network */
-INLINE void spread_few(const int C, const int N, int64_t H, int64_t F, int64_t HP, int64_t f, int64_t h, int64_t nq,
-                       const vec *s, const float *rows, vec *packed) {
+INLINE void spread_few(const int C, const int N, int64_t H, int64_t F, int64_t HP, int64_t nq, const vec *s, const float *rows,
+                       vec *packed) {
   vec sum[2][4];
   UNROLL for (int j = 0; j < N; j++)
-    UNROLL for (int c = 0; c < C; c++) sum[j][c] = packed[(j * H + h) * F + f + c];
-  for (int64_t q = 0; q < nq; q++)
-    UNROLL for (int j = 0; j < N; j++)
-      UNROLL for (int c = 0; c < C; c++) sum[j][c] += s[AT(j, q) + h] * rows[(q * H + h) * F + f + c];
+    UNROLL for (int c = 0; c < C; c++) sum[j][c] = packed[j * H * F + c];
+  for (int64_t q = 0; q < nq; q++) {
+    vec sh[2];
+    UNROLL for (int j = 0; j < N; j++) {
+      sh[j] = s[AT(j, q)];
+      IN_REGISTER(sh[j]);
+    }
+    UNROLL for (int c = 0; c < C; c++)
+      UNROLL for (int j = 0; j < N; j++) sum[j][c] += sh[j] * rows[q * H * F + c];
+  }
   UNROLL for (int j = 0; j < N; j++)
-    UNROLL for (int c = 0; c < C; c++) packed[(j * H + h) * F + f + c] = sum[j][c];
+    UNROLL for (int c = 0; c < C; c++) packed[j * H * F + c] = sum[j][c];
 }
 
-INLINE void spread(const int C, int64_t H, int64_t F, int64_t HP, int64_t f, int64_t nq, int64_t nv, const vec *s,
-                   const float *rows, vec *packed) {
+INLINE void spread_inline(const int C, int64_t H, int64_t F, int64_t HP, int64_t f, int64_t nq, int64_t nv, const vec *s,
+                          const float *rows, vec *packed) {
   for (int64_t h = 0; h < H; h++) {
     int64_t v = 0;
-    for (; v + 2 <= nv; v += 2) spread_few(C, 2, H, F, HP, f, h, nq, s + AT(v, 0), rows, packed + v * H * F);
-    if (v < nv) spread_few(C, 1, H, F, HP, f, h, nq, s + AT(v, 0), rows, packed + v * H * F);
+#define SPREAD(N) spread_few(C, N, H, F, HP, nq, s + AT(v, 0) + h, rows + h * F + f, packed + (v * H + h) * F + f)
+    for (; v + 2 <= nv; v += 2) SPREAD(2);
+    if (v < nv) SPREAD(1);
   }
 }
 
-/* ---------------------------------------------------------------- hypernetwork value networks */
+/* ---------------------------------------------------------------- hypernetwork value networks
 
-/* z = r^2 relu(sum_h s v) for Q queries and one vector of keys; C features from f on */
-INLINE void hidden_few(const int C, const int Q, int64_t H, int64_t F, int64_t HP, int64_t rms, int64_t relu, int first,
-                       const vec *s, const vec *values, vec *square, vec *z) {
-  vec x[2][4] = {0}, norm[2] = {0};
-  for (int64_t h = 0; h < H; h++)
+Without rms_head the same code runs with r = 1: `rms` and `relu` are masks of all ones or zeros, so that the inner loops have
+no branches. `f` is the first of C features; r^2 and sums over features pass from chunk to chunk through memory. */
+
+INLINE vec inverse_mean_square(vec sum_of_squares, int64_t H, ivec rms) {
+  return choose(rms, 1.0f / (sum_of_squares * (1.0f / H) + RMS_EPSILON), splat(1));
+}
+
+/* z = r^2 relu(sum_h s v) for Q queries and one vector of keys */
+INLINE void hidden_few(const int C, const int Q, int64_t H, int64_t F, int64_t HP, ivec rms, ivec relu, const vec *s,
+                       const vec *values, vec *z) {
+  vec x[2][4] = {0}, squares[2] = {0};
+  for (int64_t h = 0; h < H; h++) {
+    vec sh[2];
     UNROLL for (int i = 0; i < Q; i++) {
-      vec sh = s[i * HP + h];
-      UNROLL for (int c = 0; c < C; c++) x[i][c] += sh * values[h * F + c];
-      if (rms && first) norm[i] += sh * sh;
+      sh[i] = s[i * HP + h];
+      IN_REGISTER(sh[i]);
+      squares[i] += sh[i] * sh[i];
     }
-  UNROLL for (int i = 0; i < Q; i++) {
-    if (rms && first) square[i] = 1.0f / (norm[i] * (1.0f / H) + RMS_EPSILON);
     UNROLL for (int c = 0; c < C; c++) {
-      vec y = relu ? keep(x[i][c], alive(x[i][c])) : x[i][c];
-      z[i * CHUNK + c] = rms ? y * square[i] : y;
+      vec value = values[h * F + c];
+      IN_REGISTER(value);
+      UNROLL for (int i = 0; i < Q; i++) x[i][c] += sh[i] * value;
     }
+  }
+  UNROLL for (int i = 0; i < Q; i++) {
+    vec r2 = inverse_mean_square(squares[i], H, rms);
+    UNROLL for (int c = 0; c < C; c++) z[i * CHUNK + c] = r2 * keep(x[i][c], alive(x[i][c]) | ~relu);
   }
 }
 
-INLINE void hyper_forward(const int C, int64_t H, int64_t F, int64_t HP, int64_t rms, int64_t relu, int64_t f, int64_t nq,
-                          int64_t nv, const vec *s, const vec *values, vec *square, vec *z, float *rows) {
+INLINE void hyper_forward_inline(const int C, int64_t H, int64_t F, int64_t HP, int64_t f, int64_t nq, int64_t nv, ivec rms,
+                                 ivec relu, const vec *s, const vec *values, vec *z, float *rows) {
   for (int64_t v = 0; v < nv; v++) {
-    int64_t q = 0, at = v * TILE_QUERIES;
-#define HIDDEN(Q)                                                                                                      \
-  hidden_few(C, Q, H, F, HP, rms, relu, f == 0, s + AT(v, q), values + v * H * F + f, square + at + q, z + (at + q) * CHUNK)
+    int64_t q = 0;
+#define HIDDEN(Q) \
+  hidden_few(C, Q, H, F, HP, rms, relu, s + AT(v, q), values + v * H * F + f, z + (v * TILE_QUERIES + q) * CHUNK)
     for (; q + 2 <= nq; q += 2) HIDDEN(2);
     if (q < nq) HIDDEN(1);
   }
   for (int64_t q = 0; q < nq; q++)
     for (int64_t h = 0; h < H; h += 8 / C) {
       vec sum[8] = {0};
-      for (int64_t v = 0; v < nv; v++)
-        UNROLL for (int i = 0; i < 8 / C; i++)
-          UNROLL for (int c = 0; c < C; c++)
-            sum[i * C + c] += s[AT(v, q) + h + i] * z[(v * TILE_QUERIES + q) * CHUNK + c];
+      for (int64_t v = 0; v < nv; v++) {
+        vec zc[4];
+        UNROLL for (int c = 0; c < C; c++) {
+          zc[c] = z[(v * TILE_QUERIES + q) * CHUNK + c];
+          IN_REGISTER(zc[c]);
+        }
+        UNROLL for (int i = 0; i < 8 / C; i++) {
+          vec sh = s[AT(v, q) + h + i];
+          IN_REGISTER(sh);
+          UNROLL for (int c = 0; c < C; c++) sum[i * C + c] += sh * zc[c];
+        }
+      }
       add_sums(C, H, F, h, f, sum, rows + q * H * F);
     }
 }
 
-/* The gradient of the scores (into ds) and t of the header (for the gradient of values). */
-INLINE void hyper_backward(const int C, int64_t H, int64_t F, int64_t HP, int64_t rms, int64_t relu, int64_t f, int64_t nq,
-                           int64_t nv, const vec *tile, const vec *values, const float *grads, vec *square, vec *dot, vec *t,
-                           vec *gradient) {
+/* The gradient of the scores (into ds), and t of the header of cpu.c (for the gradient of values). */
+INLINE void hyper_backward_inline(const int C, int64_t H, int64_t F, int64_t HP, int64_t f, int64_t nq, int64_t nv, ivec rms,
+                                  ivec relu, const vec *tile, const vec *values, const float *grads, vec *dots, vec *t,
+                                  vec *gradient) {
   const int first = f == 0, last = f + C == F;
   for (int64_t v = 0; v < nv; v++)
     for (int64_t q = 0; q < nq; q++) {
@@ -317,37 +358,29 @@ INLINE void hyper_backward(const int C, int64_t H, int64_t F, int64_t HP, int64_
       const float *g = grads + q * H * F + f;
       vec *ds = gradient + AT(v, q);
       const int64_t at = v * TILE_QUERIES + q;
-      vec x[4] = {0}, u[4] = {0}, norm = {0};
+      vec x[4] = {0}, u[4] = {0}, squares = {0};
       for (int64_t h = 0; h < H; h++) {
         vec sh = s[h];
+        IN_REGISTER(sh);
         UNROLL for (int c = 0; c < C; c++) {
           x[c] += sh * value[h * F + c];
           u[c] += sh * g[h * F + c];
         }
-        if (rms && first) norm += sh * sh;
+        squares += sh * sh;
       }
-      vec r2 = {0}, d = first ? splat(0) : dot[at];
-      if (rms) r2 = first ? 1.0f / (norm * (1.0f / H) + RMS_EPSILON) : square[at];
+      vec r2 = inverse_mean_square(squares, H, rms), dot = first ? splat(0) : dots[at];
       UNROLL for (int c = 0; c < C; c++) {
-        if (relu) {
-          ivec m = alive(x[c]);
-          x[c] = keep(x[c], m);
-          u[c] = keep(u[c], m);
-        }
-        if (rms) {
-          x[c] *= r2;
-          d += x[c] * u[c];
-          u[c] *= r2;
-        }
+        ivec m = alive(x[c]) | ~relu;
+        x[c] = r2 * keep(x[c], m);
+        u[c] = keep(u[c], m);
+        dot += x[c] * u[c];
+        u[c] *= r2;
         t[at * CHUNK + c] = u[c];
       }
-      if (rms && !last) {
-        square[at] = r2;
-        dot[at] = d;
-      }
-      d *= r2 * (-2.0f / H);
+      if (!last) dots[at] = dot;
+      vec shrink = last ? keep(dot * r2 * (-2.0f / H), rms) : splat(0);
       for (int64_t h = 0; h < H; h++) {
-        vec sum = first ? splat(0) : ds[h], other = rms && last ? s[h] * d : splat(0);
+        vec sum = first ? splat(0) : ds[h], other = s[h] * shrink;
         UNROLL for (int c = 0; c < C; c++) {
           sum += x[c] * g[h * F + c];
           other += u[c] * value[h * F + c];
@@ -358,8 +391,8 @@ INLINE void hyper_backward(const int C, int64_t H, int64_t F, int64_t HP, int64_
 }
 
 /* packed[v][h][f] += sum over queries of s[h] t[f]: the gradient of values */
-INLINE void spread_hidden(const int C, int64_t H, int64_t F, int64_t HP, int64_t f, int64_t nq, int64_t nv, const vec *s,
-                          const vec *t, vec *packed) {
+INLINE void spread_hidden_inline(const int C, int64_t H, int64_t F, int64_t HP, int64_t f, int64_t nq, int64_t nv,
+                                 const vec *s, const vec *t, vec *packed) {
   for (int64_t v = 0; v < nv; v++)
     for (int64_t h = 0; h < H; h += 2) {
       const int pair = h + 1 < H;
@@ -371,8 +404,11 @@ INLINE void spread_hidden(const int C, int64_t H, int64_t F, int64_t HP, int64_t
       }
       for (int64_t q = 0; q < nq; q++) {
         vec s0 = s[AT(v, q) + h], s1 = s[AT(v, q) + h + 1];
+        IN_REGISTER(s0);
+        IN_REGISTER(s1);
         UNROLL for (int c = 0; c < C; c++) {
           vec tc = t[(v * TILE_QUERIES + q) * CHUNK + c];
+          IN_REGISTER(tc);
           sum[0][c] += s0 * tc;
           sum[1][c] += s1 * tc;
         }
@@ -382,6 +418,59 @@ INLINE void spread_hidden(const int C, int64_t H, int64_t F, int64_t HP, int64_t
         to[c] = sum[0][c];
       }
     }
+}
+
+/* ---------------------------------------------------------------- tables of the products, for common sizes and for any */
+
+typedef struct {
+  int64_t H, F, HP, nq, nv; /* heads, features of a head, heads padded to whole vectors, queries, vectors of keys */
+} tile;
+
+typedef struct {
+  void (*score)(const tile *, const vec *keys, const float *rows, const float *bias, int64_t bias_head, int64_t bias_query,
+                vec *s);
+  void (*contract)(const tile *, const vec *s, const vec *packed, float *rows);
+  void (*spread)(const tile *, const vec *s, const float *rows, vec *packed);
+  void (*hyper_forward)(const tile *, ivec rms, ivec relu, const vec *s, const vec *values, vec *z, float *rows);
+  void (*hyper_backward)(const tile *, ivec rms, ivec relu, const vec *s, const vec *values, const float *grads, vec *dots,
+                         vec *t, vec *gradient, vec *grad_values);
+} products;
+
+/* `grad_values` may be NULL */
+#define DEFINE_PRODUCTS(name, H, F, HP)                                                                                    \
+  static void score_##name(const tile *k, const vec *keys, const float *rows, const float *bias, int64_t bias_head,        \
+                           int64_t bias_query, vec *s) {                                                                   \
+    score_inline(H, F, HP, k->nq, k->nv, keys, rows, bias, bias_head, bias_query, s);                                      \
+  }                                                                                                                        \
+  static void contract_##name(const tile *k, const vec *s, const vec *packed, float *rows) {                               \
+    FOR_CHUNKS(F, f, contract_inline(C, H, F, HP, f, k->nq, k->nv, s, packed, rows))                                       \
+  }                                                                                                                        \
+  static void spread_##name(const tile *k, const vec *s, const float *rows, vec *packed) {                                 \
+    FOR_CHUNKS(F, f, spread_inline(C, H, F, HP, f, k->nq, k->nv, s, rows, packed))                                         \
+  }                                                                                                                        \
+  static void hyper_forward_##name(const tile *k, ivec rms, ivec relu, const vec *s, const vec *values, vec *z,            \
+                                   float *rows) {                                                                          \
+    FOR_CHUNKS(F, f, hyper_forward_inline(C, H, F, HP, f, k->nq, k->nv, rms, relu, s, values, z, rows))                    \
+  }                                                                                                                        \
+  static void hyper_backward_##name(const tile *k, ivec rms, ivec relu, const vec *s, const vec *values,                   \
+                                    const float *grads, vec *dots, vec *t, vec *gradient, vec *grad_values) {              \
+    FOR_CHUNKS(F, f, {                                                                                                     \
+      hyper_backward_inline(C, H, F, HP, f, k->nq, k->nv, rms, relu, s, values, grads, dots, t, gradient);                 \
+      if (grad_values) spread_hidden_inline(C, H, F, HP, f, k->nq, k->nv, s, t, grad_values);                              \
+    })                                                                                                                     \
+  }                                                                                                                        \
+  static const products name##_products = {score_##name, contract_##name, spread_##name, hyper_forward_##name,             \
+                                           hyper_backward_##name};
+DEFINE_PRODUCTS(fuzzy_logic, 8, 2, 8)
+DEFINE_PRODUCTS(sraven, 16, 4, 16)
+DEFINE_PRODUCTS(language, 8, 64, 8)
+DEFINE_PRODUCTS(any, k->H, k->F, k->HP)
+
+static const products *choose_products(int64_t heads, int64_t features) {
+  if (heads == 8 && features == 2) return &fuzzy_logic_products;
+  if (heads == 16 && features == 4) return &sraven_products;
+  if (heads == 8 && features == 64) return &language_products;
+  return &any_products;
 }
 
 /* ---------------------------------------------------------------- normalisation of a tile */

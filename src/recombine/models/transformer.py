@@ -2,8 +2,8 @@
 
     x = x + attention(norm(x));  x = x + feedforward(norm(x));  prediction = dense(norm(x))
 
-Pre-norm blocks between a dense input and a dense output layer. Each layer has its own table of relative position biases.
-Only the last `num_read` tokens are read as predictions, so the last block computes queries, output projection and
+Pre-norm blocks between a dense input and a dense output layer. Each layer has its own table of relative position
+biases. Only the last `num_read` tokens are read as predictions, so the last block computes queries, output projection and
 feed-forward for these alone: the same numbers, for less work.
 """
 

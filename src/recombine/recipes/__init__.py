@@ -11,7 +11,9 @@ from recombine.run import RunConfig
 
 PAPERS = (attention_as_hypernetwork,)
 EXPERIMENTS: dict[str, Experiment] = {each.name: each for paper in PAPERS for each in paper.EXPERIMENTS}
-DEFAULTS: dict[str, Callable[[Scale], RunConfig]] = {name: run for paper in PAPERS for name, run in paper.DEFAULTS.items()}
+DEFAULTS: dict[str, Callable[[Scale], RunConfig]] = {
+    name: run for paper in PAPERS for name, run in paper.DEFAULTS.items()
+}
 
 
 def default_run(task: str, scale: Scale = "paper") -> RunConfig:

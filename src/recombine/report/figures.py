@@ -27,7 +27,10 @@ DASHES = ("solid", "dash", "dot", "dashdot")
 
 METRIC_TITLES = {"r2": "R²", "r2_pooled": "R² pooled", "accuracy": "Accuracy"}
 SPLIT_TITLES = {"ood": "Unseen combinations", "test": "Seen combinations", "unknown": "Unseen modules"}
-ROWS = {"ood": ("unseen", "circle", -0.08), "test": ("seen", "circle-open", 0.24)}  # split: tick, symbol, place in its run
+ROWS = {
+    "ood": ("unseen", "circle", -0.08),
+    "test": ("seen", "circle-open", 0.24),
+}  # split: tick, symbol, place in its run
 
 
 def metric_title(metric: str) -> str:
@@ -70,7 +73,9 @@ def score_figure(runs: Sequence[ReportRun], metric: str) -> Figure:
         "ticktext": [tick for _, tick in places],
         "fixedrange": True,
     }
-    return _figure(traces, height=70 + 84 * len(runs), x_title=metric_title(metric), y=axis, annotations=labels + titles)
+    return _figure(
+        traces, height=70 + 84 * len(runs), x_title=metric_title(metric), y=axis, annotations=labels + titles
+    )
 
 
 def _score_trace(run: ReportRun, number: int, metric: str) -> Figure:
@@ -79,7 +84,12 @@ def _score_trace(run: ReportRun, number: int, metric: str) -> Figure:
         "x": [score.value for score in scores.values()],
         "y": [number + ROWS[split][2] for split in scores],
         "mode": "markers",
-        "marker": {"color": _colour(run), "symbol": [ROWS[split][1] for split in scores], "size": 11, "line": {"width": 2}},
+        "marker": {
+            "color": _colour(run),
+            "symbol": [ROWS[split][1] for split in scores],
+            "size": 11,
+            "line": {"width": 2},
+        },
         "error_x": {
             "array": [score.high - score.value for score in scores.values()],
             "arrayminus": [score.value - score.low for score in scores.values()],
@@ -122,7 +132,7 @@ def _score_range(runs: Sequence[ReportRun], metric: str) -> list[float] | None:
     """From the lowest to the highest of chance, ceiling and the second half of every curve, the same for all splits."""
     values: list[float] = []
     for run in runs:
-        for split in run.splits:
+        for split in run.scores:
             curve = run.score_curve(split, metric)[1]
             values += curve[len(curve) // 2 :]
             if score := run.score(split, metric):
@@ -182,10 +192,12 @@ def static_figures(runs: Sequence[ReportRun], metrics: Sequence[str]) -> Iterato
         for metric in metrics:
             pictures[f"scores-{metric}"] = canvas = Canvas(figsize=(5, 1 + 0.45 * len(runs)), layout="constrained")
             _draw_scores(canvas.subplots(), runs, metric)
-            splits = [split for split in SPLIT_TITLES if any(split in run.splits for run in runs)]
+            splits = [split for split in SPLIT_TITLES if any(split in run.scores for run in runs)]
             canvas = Canvas(figsize=(0.5 + 2.6 * len(splits), 2.8), layout="constrained")
             for split, axes in zip(splits, canvas.subplots(1, len(splits), sharey=True, squeeze=False)[0], strict=True):
-                _draw_curves(axes, runs, lambda run, s=split, m=metric: run.score_curve(s, m), y_title=metric_title(metric))
+                _draw_curves(
+                    axes, runs, lambda run, s=split, m=metric: run.score_curve(s, m), y_title=metric_title(metric)
+                )
                 axes.set(title=split_title(split), ylim=_score_range(runs, metric))
                 axes.label_outer()
             pictures[f"curves-{metric}"] = canvas
@@ -200,3 +212,25 @@ def _draw_curves(axes: Axes, runs: Sequence[ReportRun], curve: Callable[[ReportR
     for run in runs:
         label = run.label.replace("$", r"\$")  # matplotlib would read a formula
         axes.plot(*curve(run), color=_colour_in_print(run), linestyle=_dash(run), label=label)
+    axes.set(xlabel="step", ylabel=y_title)
+    axes.grid(axis="y", color="#e3e5e4")
+    axes.legend(frameon=False)
+
+
+def _draw_scores(axes: Axes, runs: Sequence[ReportRun], metric: str) -> None:
+    for number, run in enumerate(runs):
+        for split, (_, symbol, place) in ROWS.items():
+            score, y = run.score(split, metric), number + place
+            if score is None:
+                continue
+            if score.chance is not None and score.ceiling is not None:
+                axes.plot([score.chance, score.ceiling], [y, y], color="#c9cecd", marker="|", zorder=1)
+            colour = _colour_in_print(run)
+            axes.plot([score.low, score.high], [y, y], color=colour, linewidth=2)
+            axes.plot(score.value, y, marker="o", color=colour, markerfacecolor="white" if "open" in symbol else colour)
+    labels = [run.label.replace("$", r"\$") for run in runs]
+    axes.set(xlabel=metric_title(metric), yticks=range(len(runs)), yticklabels=labels, ylim=(len(runs) - 0.4, -0.6))
+
+
+def _colour_in_print(run: ReportRun) -> str:
+    return LIGHT_PALETTE[run.series % len(LIGHT_PALETTE)]

@@ -52,7 +52,9 @@ class ReportRun:
     def metrics(self) -> list[Json]:
         rows = self.directory.read_metrics()
         if not all(isinstance(row, dict) and {"step", "loss"} <= row.keys() for row in rows):
-            raise InputError(f"{self.directory.path / 'metrics.jsonl'} lacks a step or loss: expected both in each line")
+            raise InputError(
+                f"{self.directory.path / 'metrics.jsonl'} lacks a step or loss: expected both in each line"
+            )
         return rows
 
     @cached_property
@@ -62,7 +64,9 @@ class ReportRun:
         try:
             return {split: {name: _score(each) for name, each in metrics.items()} for split, metrics in found.items()}
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise InputError(f"{self.directory.path} has scores that cannot be read ({error}): expected numbers") from None
+            raise InputError(
+                f"{self.directory.path} has scores that cannot be read ({error}): expected numbers"
+            ) from None
 
     def score(self, split: str, metric: str) -> Score | None:
         return self.scores.get(split, {}).get(metric)
@@ -107,7 +111,11 @@ def differing_settings(runs: Sequence[RunDirectory]) -> list[Json]:
     for run in runs:
         parts = {part: each if isinstance(each, dict) else {"value": each} for part, each in run.config.items()}
         flat.append({f"{part}.{key}": value for part, each in parts.items() for key, value in each.items()})
-    keys = [key for key in dict.fromkeys(key for each in flat for key in each) if len({str(each.get(key)) for each in flat}) > 1]
+    keys = [
+        key
+        for key in dict.fromkeys(key for each in flat for key in each)
+        if len({str(each.get(key)) for each in flat}) > 1
+    ]
     keys.sort(key=lambda key: not isinstance(flat[0].get(key), str))
     return [{key: each.get(key) for key in keys} for each in flat]
 
@@ -154,7 +162,9 @@ class Section:
 def scores_section(runs: Sequence[ReportRun]) -> Section | None:
     metrics = metrics_of(runs)
     references = {
-        (metric, split): {(each.chance, each.ceiling) for run in runs if run.result and (each := run.score(split, metric))}
+        (metric, split): {
+            (each.chance, each.ceiling) for run in runs if run.result and (each := run.score(split, metric))
+        }
         for metric in metrics
         for split in splits_of(runs)
     }
@@ -218,7 +228,9 @@ def write_whole(path: Path, content: bytes) -> None:
             raise IsADirectoryError(0, "it exists and is no file")
         RunDirectory(path.parent).write_bytes(path.name, content)
     except OSError as error:
-        raise InputError(f"cannot write {str(path)!r} ({error.strerror}): expected a file in a writable folder") from None
+        raise InputError(
+            f"cannot write {str(path)!r} ({error.strerror}): expected a file in a writable folder"
+        ) from None
 
 
 def render(runs: Sequence[ReportRun], title: str) -> str:

@@ -1,7 +1,7 @@
 """What a task is: a frozen dataclass that samples batches, scores predictions, and knows chance and ceiling.
 
-Streams: batch i of a split is a pure function of (task, seed, split, i). Random numbers are counter-based: number j of row
-r in draw d is the SplitMix64 output (Steele, Lea & Flood 2014) at counter r * width + j under a key hashed from
+Streams: batch i of a split is a pure function of (task, seed, split, i). Random numbers are counter-based: number j of
+row r in draw d is the SplitMix64 output (Steele, Lea & Flood 2014) at counter r * width + j under a key hashed from
 (task, seed, split, i, d). So the same integers come out on every device and library version, no two splits share a
 stream, resuming needs no saved generator, and one process of many can make only its own rows of the global batch.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar, Literal, NamedTuple
@@ -28,7 +28,7 @@ SplitName = Literal["train", "test", "ood", "unknown"]
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of a task; `latents` holds the modules that made each row, `info["composition"]` the number of its composition."""
+    """Rows of a task; `latents` holds the modules that made each row, `info["composition"]` its composition's number."""
 
     inputs: Tensor
     targets: Tensor
@@ -187,6 +187,25 @@ class Stream:
         """Uniform in 0..high-1; the bias of multiply-and-shift is below high / 2^32."""
         assert 0 < high < 2**31
         return (_shift_right(self.bits(*shape), 32) * high) >> 32
+
+    def digits(self, radices: Sequence[int], *shape: int) -> tuple[Int[Tensor, "rows ..."], ...]:
+        """For each radix a tensor of independent uniform numbers below it; one word serves as many as it has bits for.
+
+        The leading B bits of a word are a fraction, written out in mixed radix (Brackett-Rozinsky & Lemire 2024). Every
+        joint outcome of the N digits of a word has probability 1/N within a factor of 1 +- N / 2^B, and N <= 2^(B - 20).
+        """
+        num_bits = 63 - (max(radices) - 1).bit_length()
+        assert min(radices) > 0 and max(radices) <= 1 << 21
+        digits, room = [], 0
+        for radix in radices:
+            if radix > room:
+                fraction = _shift_right(self.bits(*shape), 64 - num_bits)
+                room = 1 << (num_bits - 20)
+            room //= radix
+            scaled = fraction * radix
+            digits.append(scaled >> num_bits)
+            fraction = scaled & ((1 << num_bits) - 1)
+        return tuple(digits)
 
     def permutations(self, size: int, *shape: int) -> Int[Tensor, "rows ... size"]:
         """Uniformly random orders of 0..size-1."""

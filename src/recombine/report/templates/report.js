@@ -1,0 +1,71 @@
+"use strict";
+(() => {
+  const root = document.documentElement;
+  const figures = JSON.parse(document.getElementById("figures").textContent);
+  const hiddenSeries = new Set();
+  const touch = matchMedia("(pointer: coarse)").matches;
+  const config = { responsive: true, displaylogo: false, modeBarButtons: [["toImage"]], plotlyServerURL: "" };
+
+  // Figures name CSS variables where others name colours.
+  const resolve = (value, styles) => {
+    if (typeof value === "string" && value.startsWith("var(")) return styles.getPropertyValue(value.slice(4, -1)).trim();
+    if (Array.isArray(value)) return value.map((each) => resolve(each, styles));
+    if (value === null || typeof value !== "object") return value;
+    return Object.fromEntries(Object.entries(value).map(([key, each]) => [key, resolve(each, styles)]));
+  };
+
+  const draw = (element) => {
+    const figure = resolve(figures[element.dataset.figure], getComputedStyle(root));
+    for (const trace of figure.data) trace.visible = !hiddenSeries.has(trace.meta?.series);
+    if (touch) figure.layout.dragmode = false; // a finger on a plot scrolls the page
+    Plotly.react(element, figure.data, figure.layout, config);
+  };
+  const drawAll = () => {
+    for (const element of document.querySelectorAll(".plot")) if (element.offsetParent) draw(element);
+  };
+
+  const metric = document.getElementById("metric");
+  const chooseMetric = () => {
+    for (const element of document.querySelectorAll("[data-metric]")) {
+      element.hidden = metric !== null && element.dataset.metric !== metric.value;
+    }
+    drawAll();
+  };
+  metric?.addEventListener("change", chooseMetric);
+
+  for (const button of document.querySelectorAll("[data-series]")) {
+    button.addEventListener("click", () => {
+      const series = Number(button.dataset.series);
+      const shown = hiddenSeries.delete(series);
+      if (!shown) hiddenSeries.add(series);
+      button.setAttribute("aria-pressed", String(shown));
+      drawAll();
+    });
+  }
+
+  const systemDark = matchMedia("(prefers-color-scheme: dark)");
+  const toggle = document.getElementById("theme");
+  toggle.hidden = false;
+  toggle.addEventListener("click", () => {
+    const dark = root.dataset.theme ? root.dataset.theme === "dark" : systemDark.matches;
+    root.dataset.theme = dark ? "light" : "dark";
+    try { localStorage.setItem("recombine-theme", root.dataset.theme); } catch { /* as in theme.js */ }
+    drawAll();
+  });
+  systemDark.addEventListener("change", drawAll);
+
+  let themeOnScreen;
+  addEventListener("beforeprint", () => {
+    themeOnScreen = root.dataset.theme;
+    root.dataset.theme = "light";
+    for (const details of document.querySelectorAll("details")) details.open = true;
+    drawAll();
+  });
+  addEventListener("afterprint", () => {
+    if (themeOnScreen) root.dataset.theme = themeOnScreen;
+    else delete root.dataset.theme;
+    drawAll();
+  });
+
+  chooseMetric();
+})();
