@@ -1,9 +1,101 @@
 """The one door to attention: layers call `attend` from here and never a kernel directly.
 
-Today it is the reference definition itself. A fused kernel is added as a file beside `reference.py` with the same
-signature and chosen here, so that no layer changes.
+`reference.py` is the definition. `cpu.py` computes the same in fused C wherever it can: float32 or bf16 on a CPU, codes not
+asked for, no mask but causal and key padding. Everything else, and every machine without a C compiler, takes the
+reference path; that is said once in the log `recombine.kernels`. The choice can be forced with the argument `kernel`,
+for a while with `use_kernel`, or for a process with the environment variable RECOMBINE_KERNEL.
 """
 
-from recombine.kernels.reference import CodeMap, Normalisation, ValueNetwork, attend
+from __future__ import annotations
 
-__all__ = ["CodeMap", "Normalisation", "ValueNetwork", "attend"]
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from recombine.errors import check_choice
+from recombine.kernels import cpu, reference
+from recombine.kernels.reference import CodeMap, Normalisation, ValueNetwork
+
+Kernel = Literal["auto", "reference", "cpu"]
+
+_log = logging.getLogger(__name__)
+_chosen: str = os.environ.get("RECOMBINE_KERNEL", "auto")
+
+
+@contextlib.contextmanager
+def use_kernel(kernel: Kernel) -> Iterator[None]:
+    """Take this kernel where none is named, inside a `with` block."""
+    global _chosen
+    before, _chosen = _chosen, check_choice("kernel", kernel, get_args(Kernel))
+    try:
+        yield
+    finally:
+        _chosen = before
+
+
+def attend(
+    q: Float[Tensor, "b q h d"],
+    k: Float[Tensor, "b k h d"],
+    v: Float[Tensor, "b k h e"],
+    *,
+    normalisation: Normalisation,
+    value_network: ValueNetwork,
+    bias: Float[Tensor, "*#pairs"] | None = None,
+    mask: Bool[Tensor, "*#pairs"] | None = None,
+    causal: bool = False,
+    deep_weight: Float[Tensor, "h e e"] | None = None,
+    code_map: CodeMap | None = None,
+    return_codes: bool = True,
+    kernel: Kernel | None = None,
+) -> tuple[Float[Tensor, "b q h e"], Float[Tensor, "b h q k"] | None]:
+    """What `reference.attend` defines, by the fastest path there is; codes only if they are asked for."""
+    choice = check_choice("kernel", _chosen if kernel is None else kernel, get_args(Kernel))
+    fused = choice != "reference" and not return_codes and code_map is None and deep_weight is None
+    fused = fused and (mask is None or _is_key_mask(mask, q, k))
+    fused = fused and cpu.supports(q, k, v, normalisation=normalisation, value_network=value_network, bias=bias)
+    if fused and (choice == "cpu" or _cpu_kernel_is_available()):
+        key_mask = None if mask is None else mask[:, 0, 0]
+        options = {"normalisation": normalisation, "value_network": value_network, "bias": bias, "causal": causal}
+        return cpu.attend(q, k, v, key_mask=key_mask, **options), None
+    out, codes = reference.attend(
+        q,
+        k,
+        v,
+        normalisation=normalisation,
+        value_network=value_network,
+        bias=bias,
+        mask=mask,
+        causal=causal,
+        deep_weight=deep_weight,
+        code_map=code_map,
+    )
+    return out, codes if return_codes else None
+
+
+def _is_key_mask(mask: Tensor, q: Tensor, k: Tensor) -> bool:
+    return mask.shape == (q.shape[0], 1, 1, k.shape[1])
+
+
+@torch.compiler.assume_constant_result
+def _cpu_kernel_is_available() -> bool:
+    if not cpu.is_available():
+        _say_once(f"attention takes the reference path: {cpu.why_unavailable()}")
+    return cpu.is_available()
+
+
+_said: set[str] = set()
+
+
+def _say_once(message: str) -> None:
+    if message not in _said:
+        _said.add(message)
+        _log.warning(message)
+
+
+__all__ = ["CodeMap", "Kernel", "Normalisation", "ValueNetwork", "attend", "use_kernel"]

@@ -57,7 +57,8 @@ typedef struct {
   const float *bias;
   int64_t bias_batch, bias_head, bias_query;
   float *bias_copy, *dots; /* dots: (batch, query, head_padded), for the softmax of hypernetworks over several blocks */
-  ivec rms, relu; /* all ones or all zeros */
+  ivec rms;  /* all ones, or zeros: no normalisation over heads */
+  vec floor; /* of the hidden units: zeros, or minus infinity: no relu */
   const products *of_keys, *of_values;
 } plan;
 
@@ -178,41 +179,43 @@ static int64_t visible_vectors(const plan *l, int64_t q0, int64_t nq, int64_t v0
   return last < 0 ? 0 : last;
 }
 
-/* The mask of a tile; 0 if all of it may be seen. Keys past the end need none but in a softmax: they are zeros. */
-static int build_mask(const plan *l, work *w, int64_t q0, int64_t nq, int64_t v0, int64_t nv) {
+/* Mask a tile, and return the first vector of keys that has anything masked. Keys past the end are zeros and need no mask but
+   in a softmax. */
+static int64_t build_mask(const plan *l, work *w, int64_t q0, int64_t nq, int64_t v0, int64_t nv) {
   const problem *p = &l->p;
-  int64_t position = p->keys - p->queries + q0, end = (v0 + nv) * LANES;
-  int later = p->causal && end - 1 > position;
-  if (!later && !p->key_mask && !(p->softmax && end > p->keys)) return 0;
+  const int64_t position = p->keys - p->queries + q0; /* of the first query */
+  int64_t first = nv;
+  if (p->softmax && (v0 + nv) * LANES > p->keys) first = nv - 1;
+  if (p->causal && (v0 + nv) * LANES > position + 1) first = smaller(first, position < v0 * LANES ? 0 : (position + 1) / LANES - v0);
+  if (p->key_mask) first = 0;
   const ivec lanes = {0, 1, 2, 3, 4, 5, 6, 7};
-  for (int64_t v = 0; v < nv; v++)
+  for (int64_t v = first; v < nv; v++)
     for (int64_t q = 0; q < nq; q++) {
       ivec mask = w->e.visible[v0 + v];
-      if (later) mask &= lanes + (int32_t)((v0 + v) * LANES) <= (int32_t)(position + q);
+      if (p->causal) mask &= lanes + (int32_t)((v0 + v) * LANES) <= (int32_t)(position + q);
       w->mask[v * TILE_QUERIES + q] = mask;
     }
-  return 1;
+  return first;
 }
 
-INLINE void apply_mask(int64_t H, int64_t HP, int64_t nq, int64_t nv, const ivec *mask, int64_t softmax, vec *s) {
-  for (int64_t v = 0; v < nv; v++)
-    for (int64_t q = 0; q < nq; q++) {
-      ivec m = mask[v * TILE_QUERIES + q];
-      for (int64_t h = 0; h < H; h++) {
-        vec *x = s + AT(v, q) + h;
-        *x = softmax ? choose(m, *x, splat(-INFINITY)) : keep(*x, m);
-      }
+static void apply_mask(const tile *k, int64_t first, const ivec *mask, vec masked, vec *s) {
+  const int64_t HP = k->HP;
+  for (int64_t v = first; v < k->nv; v++)
+    for (int64_t q = 0; q < k->nq; q++) {
+      const ivec m = mask[v * TILE_QUERIES + q];
+      vec *x = s + AT(v, q);
+      for (int64_t h = 0; h < k->H; h++) x[h] = choose(m, x[h], masked);
     }
 }
 
-/* Scores of a tile, masked; returns whether a mask was needed. */
-static int score_tile(const plan *l, work *w, const tile *k, int64_t b, int64_t q0, int64_t v0) {
+/* Scores of a tile, masked; returns the first vector of keys that needed a mask. */
+static int64_t score_tile(const plan *l, work *w, const tile *k, int64_t b, int64_t q0, int64_t v0) {
   const float *bias = l->bias ? l->bias + b * l->bias_batch + q0 * l->bias_query + v0 * LANES : NULL;
   const tile keys = {k->H, l->p.dim, k->HP, k->nq, k->nv};
   l->of_keys->score(&keys, w->e.keys + v0 * k->H * keys.F, w->q_rows, bias, l->bias_head, l->bias_query, w->codes);
-  int masked = build_mask(l, w, q0, k->nq, v0, k->nv);
-  if (masked) apply_mask(k->H, k->HP, k->nq, k->nv, w->mask, l->p.softmax, w->codes);
-  return masked;
+  const int64_t first = build_mask(l, w, q0, k->nq, v0, k->nv);
+  apply_mask(k, first, w->mask, splat(l->p.softmax ? -INFINITY : 0), w->codes);
+  return first;
 }
 
 static void start_softmax(const plan *l, work *w, int64_t nq) {
@@ -235,12 +238,6 @@ static void finish_softmax(const plan *l, work *w, int64_t b, int64_t q0, int64_
   }
 }
 
-INLINE void scale_rows(int64_t H, int64_t F, int64_t HP, int64_t nq, float *rows, const float *factor) {
-  for (int64_t q = 0; q < nq; q++)
-    for (int64_t h = 0; h < H; h++)
-      for (int64_t f = 0; f < F; f++) rows[(q * H + h) * F + f] *= factor[q * HP + h];
-}
-
 /* ---------------------------------------------------------------- forward: a few queries of one batch element */
 
 /* A hypernetwork needs the final codes: the sums of all rows before anything else. */
@@ -261,14 +258,14 @@ static void forward_hyper_tile(const plan *l, work *w, const tile *k, int64_t b,
     score_tile(l, w, k, b, q0, v0);
     if (softmax) softmax_final(k->H, k->HP, k->nq, k->nv, w->codes, w->row_shift, w->row_scale);
   }
-  l->of_values->hyper_forward(k, l->rms, l->relu, w->codes, w->e.values + v0 * k->H * k->F, w->hidden, w->out_rows);
+  l->of_values->hyper_forward(k, l->rms, l->floor, w->codes, w->e.values + v0 * k->H * k->F, w->hidden, w->out_rows);
 }
 
 static void forward_linear_tile(const plan *l, work *w, const tile *k, int64_t b, int64_t q0, int64_t v0) {
   score_tile(l, w, k, b, q0, v0);
   if (l->p.softmax) {
     softmax_online(k->H, k->HP, k->nq, k->nv, w->codes, w->row_shift, w->row_scale, w->factor);
-    if (v0) scale_rows(k->H, k->F, k->HP, k->nq, w->out_rows, w->factor);
+    if (v0) l->of_values->scale_rows(k, w->out_rows, w->factor);
   }
   if (l->p.rms) rms_over_heads(k->H, k->HP, k->nq, k->nv, w->codes, w->inverse);
   l->of_values->contract(k, w->codes, w->e.values + v0 * k->H * k->F, w->out_rows);
@@ -289,7 +286,7 @@ static void forward_rows(const plan *l, work *w, int64_t b, int64_t q0, int64_t 
   }
   if (p->softmax && !p->hyper) {
     finish_softmax(l, w, b, q0, nq);
-    scale_rows(H, E, l->heads_padded, nq, w->out_rows, w->row_scale);
+    l->of_values->scale_rows(&k, w->out_rows, w->row_scale);
   }
   for (int64_t q = 0; q < nq; q++) write_row(&p->out, b, q0 + q, w->out_rows + q * H * E, H, E, p->bf16);
 }
@@ -322,7 +319,7 @@ static void open_backward_rows(const plan *l, work *w, int64_t b, int64_t q0, in
 /* The gradient of the codes (softmax) or of the scores (otherwise); and, if wanted, add to the gradient of values. */
 static void hyper_gradient(const plan *l, work *w, const tile *k, int64_t v0, int to_values) {
   const int64_t at = v0 * k->H * k->F;
-  l->of_values->hyper_backward(k, l->rms, l->relu, w->codes, w->e.values + at, w->g_rows, w->dot, w->hidden, w->gradient,
+  l->of_values->hyper_backward(k, l->rms, l->floor, w->codes, w->e.values + at, w->g_rows, w->dot, w->hidden, w->gradient,
                                to_values ? w->e.grad_values + at : NULL);
 }
 
@@ -336,13 +333,13 @@ static void row_dots_tile(const plan *l, work *w, int64_t b, int64_t q0, int64_t
   add_row_dots(k.HP, nq, k.nv, w->codes, w->gradient, w->dots);
 }
 
-static void linear_gradient(const plan *l, work *w, const tile *k, int64_t v0, int masked) {
+static void linear_gradient(const plan *l, work *w, const tile *k, int64_t v0, int64_t first_masked) {
   const int64_t at = v0 * k->H * k->F;
   l->of_values->score(k, w->e.values + at, w->g_rows, NULL, 0, 0, w->gradient);
   if (l->p.rms) rms_over_heads(k->H, k->HP, k->nq, k->nv, w->codes, w->inverse);
   l->of_values->spread(k, w->codes, w->g_rows, w->e.grad_values + at);
   if (l->p.rms) rms_backward(k->H, k->HP, k->nq, k->nv, w->codes, w->inverse, w->gradient);
-  if (masked && !l->p.softmax) apply_mask(k->H, k->HP, k->nq, k->nv, w->mask, 0, w->gradient);
+  if (!l->p.softmax) apply_mask(k, first_masked, w->mask, splat(0), w->gradient);
 }
 
 /* Sums of bias gradients are laid out as tiles are: [query][vector of keys][head]. */
@@ -362,10 +359,10 @@ static void backward_tile(const plan *l, work *w, int64_t b, int64_t q0, int64_t
   const tile of_keys = {k.H, p->dim, k.HP, nq, k.nv};
   const int64_t at = v0 * k.H * p->dim;
   if (!k.nv) return;
-  const int masked = score_tile(l, w, &k, b, q0, v0);
+  const int64_t first_masked = score_tile(l, w, &k, b, q0, v0);
   if (p->softmax) softmax_final(k.H, k.HP, nq, k.nv, w->codes, w->row_shift, w->row_scale);
   if (p->hyper) hyper_gradient(l, w, &k, v0, 1);
-  else linear_gradient(l, w, &k, v0, masked);
+  else linear_gradient(l, w, &k, v0, first_masked);
   if (p->softmax) {
     if (p->hyper && l->blocks == 1) add_row_dots(k.HP, nq, k.nv, w->codes, w->gradient, w->dots);
     softmax_backward(k.H, k.HP, nq, k.nv, w->codes, w->dots, w->gradient);
@@ -414,7 +411,7 @@ static int open_plan(plan *l, const problem *p, int64_t most_vectors) {
   l->block = at_most_one_less(l->vectors, l->blocks);
   l->blocks = at_most_one_less(l->vectors, l->block);
   l->of_keys = choose_products(p->heads, p->dim), l->of_values = choose_products(p->heads, p->value_dim);
-  l->rms = (ivec){0} - (int32_t)(p->rms != 0), l->relu = (ivec){0} - (int32_t)(p->relu != 0);
+  l->rms = (ivec){0} - (int32_t)(p->rms != 0), l->floor = splat(p->relu ? 0 : -INFINITY);
   return open_bias(l);
 }
 

@@ -154,7 +154,16 @@ def _run(function: str, problem: _Problem) -> None:
         raise MemoryError("not enough memory for the scratch space of attention")
 
 
-@torch.library.custom_op("recombine::attend_forward", mutates_args=(), device_types="cpu")
+_OPERANDS = "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? key_mask"
+_CHOICES = "str normalisation, str value_network, bool causal"
+_FORWARD = f"({_OPERANDS}, {_CHOICES}) -> (Tensor, Tensor)"
+_BACKWARD = (
+    f"(Tensor grad_out, {_OPERANDS}, Tensor? out, Tensor statistics, {_CHOICES}, bool bias_gradient)"
+    " -> (Tensor, Tensor, Tensor, Tensor)"
+)
+
+
+@torch.library.custom_op("recombine::attend_forward", mutates_args=(), device_types="cpu", schema=_FORWARD)
 def _forward(
     q: Tensor,
     k: Tensor,
@@ -186,7 +195,7 @@ def _allocate_outputs(q: Tensor, v: Tensor, normalisation: str) -> tuple[Tensor,
     return q.new_empty(b, num_queries, h, v.shape[3]), q.new_empty(rows, dtype=torch.float32)
 
 
-@torch.library.custom_op("recombine::attend_backward", mutates_args=(), device_types="cpu")
+@torch.library.custom_op("recombine::attend_backward", mutates_args=(), device_types="cpu", schema=_BACKWARD)
 def _backward(
     grad_out: Tensor,
     q: Tensor,

@@ -13,7 +13,7 @@
 #endif
   /* queries of a tile */
 #ifndef TILE_PADDING
-#define TILE_PADDING 2
+#define TILE_PADDING 4
 #endif
 #define BLOCK_VECTORS 8  /* most vectors of keys in a tile */
 #define CHUNK 4          /* features handled in registers at once */
@@ -44,8 +44,15 @@ INLINE vec load(const float *p) { return *(const loose_vec *)p; }
 INLINE void store(float *p, vec x) { *(loose_vec *)p = x; }
 INLINE vec keep(vec x, ivec mask) { return (vec)((ivec)x & mask); }
 INLINE vec choose(ivec mask, vec x, vec y) { return (vec)(((ivec)x & mask) | ((ivec)y & ~mask)); }
-INLINE vec larger(vec x, vec y) { return choose(x > y, x, y); }
-INLINE ivec alive(vec x) { return ~(x <= splat(0)); } /* where relu passes; NaN passes, so that it is seen */
+
+/* x > y ? x : y. With NaN in either it is y: so larger(limit, y) keeps a NaN of y. */
+INLINE vec larger(vec x, vec y) {
+#ifdef __AVX__
+  return __builtin_ia32_maxps256(x, y);
+#else
+  return choose(x > y, x, y);
+#endif
+}
 
 /* Reduce eight vectors to one: lane i of the result is the sum (or maximum) over the lanes of x[i]. */
 #define DEFINE_REDUCTION(name, COMBINE)                                                                       \
@@ -80,18 +87,17 @@ INLINE void transpose(vec *x) {
   }
 }
 
-/* 2^x for x <= 0, to about one unit in the last place; exactly 0 for x <= -127, NaN for NaN. x = n + f, |f| <= 1/2. */
+/* 2^x for x <= 0, to 1.5e-7 of it; exactly 0 for x <= -127, NaN for NaN. x = n + f, |f| <= 1/2, 2^f by a polynomial. */
 INLINE vec exp2_below_zero(vec x) {
-  x = choose(x < splat(-127), splat(-127), x);
+  x = larger(splat(-127), x);
   const vec magic = splat(12582912.0f + 127.0f); /* 1.5 * 2^23: adding it rounds to a whole number */
   vec shifted = x + magic, f = x - (shifted - magic);
-  vec p = splat(1.5345810970757157e-4f);
-  p = p * f + splat(1.3399930903688073e-3f);
-  p = p * f + splat(9.618489071726799e-3f);
-  p = p * f + splat(5.550328642129898e-2f);
-  p = p * f + splat(2.4022646248340607e-1f);
-  p = p * f + splat(6.931471824645996e-1f);
-  p = p * f + splat(1.0f);
+  vec p = splat(1.327647129073739e-3f);
+  p = p * f + splat(9.675540961325169e-3f);
+  p = p * f + splat(5.550713092088699e-2f);
+  p = p * f + splat(2.4022120237350464e-1f);
+  p = p * f + splat(6.931469440460205e-1f);
+  p = p * f + splat(1.0000001192092896f);
   return p * (vec)((ivec)shifted << 23);
 }
 
@@ -289,15 +295,15 @@ INLINE void spread_inline(const int C, int64_t H, int64_t F, int64_t HP, int64_t
 
 /* ---------------------------------------------------------------- hypernetwork value networks
 
-Without rms_head the same code runs with r = 1: `rms` and `relu` are masks of all ones or zeros, so that the inner loops have
-no branches. `f` is the first of C features; r^2 and sums over features pass from chunk to chunk through memory. */
+Without rms_head the same code runs with r = 1 (`rms` is a mask), without relu with `floor` at minus infinity instead of 0: the
+inner loops have no branches. `f` is the first of C features; sums over features pass from chunk to chunk through memory. */
 
 INLINE vec inverse_mean_square(vec sum_of_squares, int64_t H, ivec rms) {
   return choose(rms, 1.0f / (sum_of_squares * (1.0f / H) + RMS_EPSILON), splat(1));
 }
 
 /* z = r^2 relu(sum_h s v) for Q queries and one vector of keys */
-INLINE void hidden_few(const int C, const int Q, int64_t H, int64_t F, int64_t HP, ivec rms, ivec relu, const vec *s,
+INLINE void hidden_few(const int C, const int Q, int64_t H, int64_t F, int64_t HP, ivec rms, vec floor, const vec *s,
                        const vec *values, vec *z) {
   vec x[2][4] = {0}, squares[2] = {0};
   for (int64_t h = 0; h < H; h++) {
@@ -315,16 +321,16 @@ INLINE void hidden_few(const int C, const int Q, int64_t H, int64_t F, int64_t H
   }
   UNROLL for (int i = 0; i < Q; i++) {
     vec r2 = inverse_mean_square(squares[i], H, rms);
-    UNROLL for (int c = 0; c < C; c++) z[i * CHUNK + c] = r2 * keep(x[i][c], alive(x[i][c]) | ~relu);
+    UNROLL for (int c = 0; c < C; c++) z[i * CHUNK + c] = r2 * larger(floor, x[i][c]);
   }
 }
 
 INLINE void hyper_forward_inline(const int C, int64_t H, int64_t F, int64_t HP, int64_t f, int64_t nq, int64_t nv, ivec rms,
-                                 ivec relu, const vec *s, const vec *values, vec *z, float *rows) {
+                                 vec floor, const vec *s, const vec *values, vec *z, float *rows) {
   for (int64_t v = 0; v < nv; v++) {
     int64_t q = 0;
 #define HIDDEN(Q) \
-  hidden_few(C, Q, H, F, HP, rms, relu, s + AT(v, q), values + v * H * F + f, z + (v * TILE_QUERIES + q) * CHUNK)
+  hidden_few(C, Q, H, F, HP, rms, floor, s + AT(v, q), values + v * H * F + f, z + (v * TILE_QUERIES + q) * CHUNK)
     for (; q + 2 <= nq; q += 2) HIDDEN(2);
     if (q < nq) HIDDEN(1);
   }
@@ -349,7 +355,7 @@ INLINE void hyper_forward_inline(const int C, int64_t H, int64_t F, int64_t HP, 
 
 /* The gradient of the scores (into ds), and t of the header of cpu.c (for the gradient of values). */
 INLINE void hyper_backward_inline(const int C, int64_t H, int64_t F, int64_t HP, int64_t f, int64_t nq, int64_t nv, ivec rms,
-                                  ivec relu, const vec *tile, const vec *values, const float *grads, vec *dots, vec *t,
+                                  vec floor, const vec *tile, const vec *values, const float *grads, vec *dots, vec *t,
                                   vec *gradient) {
   const int first = f == 0, last = f + C == F;
   for (int64_t v = 0; v < nv; v++)
@@ -370,7 +376,7 @@ INLINE void hyper_backward_inline(const int C, int64_t H, int64_t F, int64_t HP,
       }
       vec r2 = inverse_mean_square(squares, H, rms), dot = first ? splat(0) : dots[at];
       UNROLL for (int c = 0; c < C; c++) {
-        ivec m = alive(x[c]) | ~relu;
+        ivec m = ~(x[c] <= floor); /* NaN passes, so that it is seen */
         x[c] = r2 * keep(x[c], m);
         u[c] = keep(u[c], m);
         dot += x[c] * u[c];
@@ -420,6 +426,13 @@ INLINE void spread_hidden_inline(const int C, int64_t H, int64_t F, int64_t HP, 
     }
 }
 
+/* rows[q][h][f] *= factor[q][h] */
+INLINE void scale_rows_inline(int64_t H, int64_t F, int64_t HP, int64_t nq, float *rows, const float *factor) {
+  for (int64_t q = 0; q < nq; q++)
+    for (int64_t h = 0; h < H; h++)
+      for (int64_t f = 0; f < F; f++) rows[(q * H + h) * F + f] *= factor[q * HP + h];
+}
+
 /* ---------------------------------------------------------------- tables of the products, for common sizes and for any */
 
 typedef struct {
@@ -431,8 +444,9 @@ typedef struct {
                 vec *s);
   void (*contract)(const tile *, const vec *s, const vec *packed, float *rows);
   void (*spread)(const tile *, const vec *s, const float *rows, vec *packed);
-  void (*hyper_forward)(const tile *, ivec rms, ivec relu, const vec *s, const vec *values, vec *z, float *rows);
-  void (*hyper_backward)(const tile *, ivec rms, ivec relu, const vec *s, const vec *values, const float *grads, vec *dots,
+  void (*scale_rows)(const tile *, float *rows, const float *factor);
+  void (*hyper_forward)(const tile *, ivec rms, vec floor, const vec *s, const vec *values, vec *z, float *rows);
+  void (*hyper_backward)(const tile *, ivec rms, vec floor, const vec *s, const vec *values, const float *grads, vec *dots,
                          vec *t, vec *gradient, vec *grad_values);
 } products;
 
@@ -448,19 +462,22 @@ typedef struct {
   static void spread_##name(const tile *k, const vec *s, const float *rows, vec *packed) {                                 \
     FOR_CHUNKS(F, f, spread_inline(C, H, F, HP, f, k->nq, k->nv, s, rows, packed))                                         \
   }                                                                                                                        \
-  static void hyper_forward_##name(const tile *k, ivec rms, ivec relu, const vec *s, const vec *values, vec *z,            \
-                                   float *rows) {                                                                          \
-    FOR_CHUNKS(F, f, hyper_forward_inline(C, H, F, HP, f, k->nq, k->nv, rms, relu, s, values, z, rows))                    \
+  static void scale_rows_##name(const tile *k, float *rows, const float *factor) {                                         \
+    scale_rows_inline(H, F, HP, k->nq, rows, factor);                                                                      \
   }                                                                                                                        \
-  static void hyper_backward_##name(const tile *k, ivec rms, ivec relu, const vec *s, const vec *values,                   \
+  static void hyper_forward_##name(const tile *k, ivec rms, vec floor, const vec *s, const vec *values, vec *z,            \
+                                   float *rows) {                                                                          \
+    FOR_CHUNKS(F, f, hyper_forward_inline(C, H, F, HP, f, k->nq, k->nv, rms, floor, s, values, z, rows))                    \
+  }                                                                                                                        \
+  static void hyper_backward_##name(const tile *k, ivec rms, vec floor, const vec *s, const vec *values,                   \
                                     const float *grads, vec *dots, vec *t, vec *gradient, vec *grad_values) {              \
     FOR_CHUNKS(F, f, {                                                                                                     \
-      hyper_backward_inline(C, H, F, HP, f, k->nq, k->nv, rms, relu, s, values, grads, dots, t, gradient);                 \
+      hyper_backward_inline(C, H, F, HP, f, k->nq, k->nv, rms, floor, s, values, grads, dots, t, gradient);                 \
       if (grad_values) spread_hidden_inline(C, H, F, HP, f, k->nq, k->nv, s, t, grad_values);                              \
     })                                                                                                                     \
   }                                                                                                                        \
-  static const products name##_products = {score_##name, contract_##name, spread_##name, hyper_forward_##name,             \
-                                           hyper_backward_##name};
+  static const products name##_products = {score_##name,      contract_##name,      spread_##name,                  \
+                                           scale_rows_##name, hyper_forward_##name, hyper_backward_##name};
 DEFINE_PRODUCTS(fuzzy_logic, 8, 2, 8)
 DEFINE_PRODUCTS(sraven, 16, 4, 16)
 DEFINE_PRODUCTS(language, 8, 64, 8)

@@ -110,13 +110,15 @@ class Attention(nn.Module):
         rotate: Rotate | None = None,
         num_queries: int | None = None,
         code_map: CodeMap | None = None,
-    ) -> tuple[Float[Tensor, "b q embedding"], Float[Tensor, "b h q k"]]:
+        return_codes: bool = True,
+    ) -> tuple[Float[Tensor, "b q embedding"], Float[Tensor, "b h q k"] | None]:
         """Return the output of each query and the latent codes.
 
         `bias` and `mask` (True = may attend) broadcast to (b, h, q, k); `causal` masks later keys. With `num_queries=n`
         only the last n tokens of `x` are queries: the last block of a model computes no more than is read from it, and
         `bias` and `mask` are those of these n queries. `rotate` receives and returns queries and keys (see
-        `position.Rotary`); `code_map` is the kernel's hook on the codes.
+        `position.Rotary`); `code_map` is the kernel's hook on the codes. Without `return_codes` the codes are None, and a
+        fused kernel may be used.
         """
         q, k, v = self.project(x, context, num_queries=num_queries)
         if rotate is not None:
@@ -133,6 +135,7 @@ class Attention(nn.Module):
             causal=causal,
             deep_weight=self.deep_weight,
             code_map=code_map,
+            return_codes=return_codes,
         )
         return self.output(heads.flatten(-2)), codes
 

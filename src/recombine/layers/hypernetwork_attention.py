@@ -95,10 +95,11 @@ class HypernetworkAttention(nn.MultiheadAttention):
             mask=pad_keys(mask, k.shape[1], True),
             deep_weight=self.deep_weight,
             code_map=partial(functional.dropout, p=self.dropout) if self.training and self.dropout > 0 else None,
+            return_codes=need_weights,
         )
         output = self.out_proj(heads.flatten(-2))
         output = self._batch_first(output, batched) if batched else output[0]
-        if not need_weights:
+        if codes is None:
             return output, None
         codes = codes.mean(dim=1) if average_attn_weights else codes
         return output, (codes if batched else codes[0]).to(query.dtype)

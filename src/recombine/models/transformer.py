@@ -83,9 +83,10 @@ class Block(nn.Module):
             causal=self.causal,
             num_queries=num_queries,
             code_map=code_map,
+            return_codes=return_codes,
         )
         x = x[:, -num_queries:] + mixed
-        return x + self.feedforward(self.feedforward_norm(x)), codes if return_codes else None
+        return x + self.feedforward(self.feedforward_norm(x)), codes
 
 
 class Transformer(nn.Module):

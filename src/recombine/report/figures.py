@@ -9,7 +9,8 @@ from __future__ import annotations
 import html
 import io
 import math
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -23,7 +24,8 @@ Curve = tuple[list[float], list[float]]
 # Told apart by readers of every kind of colour vision (after Okabe and Ito), and dark or light enough for their background.
 LIGHT_PALETTE = ("#0072b2", "#d55e00", "#00855f", "#b8578c", "#8c6a00", "#5f4bb6")
 DARK_PALETTE = ("#56b4e9", "#f58549", "#2cc295", "#e7a3cb", "#e3bc4f", "#b7a6f2")
-DASHES = ("solid", "dash", "dot", "dashdot")
+DASHES = ("solid", "dash", "dot", "dashdot")  # names of Plotly
+PRINT_DASHES = ("-", "--", ":", "-.")  # names of matplotlib
 
 METRIC_TITLES = {"r2": "R²", "r2_pooled": "R² pooled", "accuracy": "Accuracy"}
 SPLIT_TITLES = {"ood": "Unseen combinations", "test": "Seen combinations", "unknown": "Unseen modules"}
@@ -42,7 +44,8 @@ def split_title(split: str) -> str:
 
 
 def score_figure(runs: Sequence[ReportRun], metric: str) -> Figure:
-    """Scores and intervals of all runs, each on a track that reaches from its chance to its ceiling."""
+    """Scores and intervals of the runs that have them, each on a track that reaches from its chance to its ceiling."""
+    runs = [run for run in runs if any(run.score(split, metric) for split in ROWS)]
     tracks = [
         (score.chance, score.ceiling, number + ROWS[split][2])
         for number, run in enumerate(runs)
@@ -65,16 +68,17 @@ def score_figure(runs: Sequence[ReportRun], metric: str) -> Figure:
         for number, run in enumerate(runs)
     ]
     ends = zip(("chance", "ceiling"), tracks[0][:2], strict=True) if tracks else ()
-    titles = [_annotation(name, x, -0.36, color="var(--ink-faint)", xanchor="center") for name, x in ends]
+    titles = [_annotation(name, x, -0.7, color="var(--ink-faint)", xanchor="center") for name, x in ends]
     places = [(number + place, tick) for number in range(len(runs)) for tick, _, place in ROWS.values()]
     axis = {
-        "range": [len(runs) - 0.5, -0.62],
+        "range": [len(runs) - 0.5, -0.9],
         "tickvals": [place for place, _ in places],
         "ticktext": [tick for _, tick in places],
         "fixedrange": True,
+        "showgrid": False,
     }
     return _figure(
-        traces, height=70 + 84 * len(runs), x_title=metric_title(metric), y=axis, annotations=labels + titles
+        traces, height=90 + 84 * len(runs), x_title=metric_title(metric), y=axis, annotations=labels + titles
     )
 
 
@@ -88,7 +92,7 @@ def _score_trace(run: ReportRun, number: int, metric: str) -> Figure:
             "color": _colour(run),
             "symbol": [ROWS[split][1] for split in scores],
             "size": 11,
-            "line": {"width": 2},
+            "line": {"width": 2, "color": _colour(run)},
         },
         "error_x": {
             "array": [score.high - score.value for score in scores.values()],
@@ -105,13 +109,17 @@ def _score_trace(run: ReportRun, number: int, metric: str) -> Figure:
 def loss_figure(runs: Sequence[ReportRun]) -> Figure:
     """Training loss over steps, both as written during training."""
     traces = [_curve_trace(run, run.loss_curve()) for run in runs]
-    return _figure(traces, height=320, x_title="step", y={"type": "log", "dtick": 1, "exponentformat": "power"})
+    return _figure(traces, height=320, x_title="step", y={"type": "log", "tickformat": "~g"})
 
 
 def curve_figure(runs: Sequence[ReportRun], split: str, metric: str) -> Figure:
     """Score on a split over steps. The axis shows where runs end; what lies far below, early on, is a double click away."""
     traces = [_curve_trace(run, run.score_curve(split, metric)) for run in runs]
-    return _figure(traces, height=280, x_title="step", y={"range": _score_range(runs, metric)})
+    scores = [score for run in runs if (score := run.score(split, metric))]
+    lines = sorted({value for score in scores for value in (score.chance, score.ceiling) if value is not None})
+    style = {"color": "var(--ink-faint)", "width": 1, "dash": "dot"}
+    shapes = [{"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": y, "y1": y, "line": style} for y in lines]
+    return _figure(traces, height=280, x_title="step", y={"range": _score_range(runs, metric)}, shapes=shapes)
 
 
 def _curve_trace(run: ReportRun, curve: Curve) -> Figure:
@@ -174,8 +182,9 @@ def _colour(run: ReportRun) -> str:
     return f"var(--series-{run.series % len(LIGHT_PALETTE)})"
 
 
-def _dash(run: ReportRun) -> str:
-    return DASHES[run.series // len(LIGHT_PALETTE) % len(DASHES)]
+def _dash(run: ReportRun, dashes: Sequence[str] = DASHES) -> str:
+    """Changes when the palette starts again."""
+    return dashes[run.series // len(LIGHT_PALETTE) % len(dashes)]
 
 
 def static_figures(runs: Sequence[ReportRun], metrics: Sequence[str]) -> Iterator[tuple[str, bytes]]:
@@ -183,54 +192,58 @@ def static_figures(runs: Sequence[ReportRun], metrics: Sequence[str]) -> Iterato
     from matplotlib import rc_context
     from matplotlib.figure import Figure as Canvas
 
-    style = {"svg.hashsalt": "recombine", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
-    with rc_context(style):
+    with rc_context(
+        {"svg.hashsalt": "recombine", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
+    ):
         pictures = {"loss": Canvas(figsize=(5, 3), layout="constrained")}
         axes = pictures["loss"].subplots()
-        _draw_curves(axes, runs, lambda run: run.loss_curve(), y_title="training loss")
-        axes.set_yscale("log")
+        _draw_curves(axes, [(run, run.loss_curve()) for run in runs])
+        axes.set(yscale="log", ylabel="training loss")
+        splits = [split for split in SPLIT_TITLES if any(split in run.scores for run in runs)]
         for metric in metrics:
-            pictures[f"scores-{metric}"] = canvas = Canvas(figsize=(5, 1 + 0.45 * len(runs)), layout="constrained")
+            canvas = pictures[f"scores-{metric}"] = Canvas(figsize=(5, 1 + 0.45 * len(runs)), layout="constrained")
             _draw_scores(canvas.subplots(), runs, metric)
-            splits = [split for split in SPLIT_TITLES if any(split in run.scores for run in runs)]
-            canvas = Canvas(figsize=(0.5 + 2.6 * len(splits), 2.8), layout="constrained")
-            for split, axes in zip(splits, canvas.subplots(1, len(splits), sharey=True, squeeze=False)[0], strict=True):
-                _draw_curves(
-                    axes, runs, lambda run, s=split, m=metric: run.score_curve(s, m), y_title=metric_title(metric)
-                )
-                axes.set(title=split_title(split), ylim=_score_range(runs, metric))
-                axes.label_outer()
-            pictures[f"curves-{metric}"] = canvas
+            canvas = pictures[f"curves-{metric}"] = Canvas(figsize=(1 + 2.6 * len(splits), 2.8), layout="constrained")
+            for number, split in enumerate(splits, start=1):
+                axes = canvas.add_subplot(1, len(splits), number)
+                _draw_curves(axes, [(run, run.score_curve(split, metric)) for run in runs])
+                axes.set(title=split_title(split), ylabel=metric_title(metric), ylim=_score_range(runs, metric))
         for name, canvas in pictures.items():
             for kind, more in (("png", {"dpi": 200}), ("svg", {"metadata": {"Date": None}})):
                 file = io.BytesIO()
                 canvas.savefig(file, format=kind, **more)
-                yield f"{name}.{kind}", file.getvalue()
+                yield f"{re.sub(r'[^A-Za-z0-9_-]', '-', name)}.{kind}", file.getvalue()
 
 
-def _draw_curves(axes: Axes, runs: Sequence[ReportRun], curve: Callable[[ReportRun], Curve], *, y_title: str) -> None:
-    for run in runs:
-        label = run.label.replace("$", r"\$")  # matplotlib would read a formula
-        axes.plot(*curve(run), color=_colour_in_print(run), linestyle=_dash(run), label=label)
-    axes.set(xlabel="step", ylabel=y_title)
+def _draw_curves(axes: Axes, curves: Sequence[tuple[ReportRun, Curve]]) -> None:
+    for run, (steps, values) in curves:
+        axes.plot(steps, values, color=_print_colour(run), linestyle=_dash(run, PRINT_DASHES), label=_print_label(run))
+    axes.set_xlabel("step")
     axes.grid(axis="y", color="#e3e5e4")
-    axes.legend(frameon=False)
+    if axes.get_subplotspec().is_first_col():  # type: ignore[union-attr]
+        axes.legend(frameon=False)
 
 
 def _draw_scores(axes: Axes, runs: Sequence[ReportRun], metric: str) -> None:
     for number, run in enumerate(runs):
+        colour = _print_colour(run)
         for split, (_, symbol, place) in ROWS.items():
             score, y = run.score(split, metric), number + place
             if score is None:
                 continue
             if score.chance is not None and score.ceiling is not None:
                 axes.plot([score.chance, score.ceiling], [y, y], color="#c9cecd", marker="|", zorder=1)
-            colour = _colour_in_print(run)
             axes.plot([score.low, score.high], [y, y], color=colour, linewidth=2)
             axes.plot(score.value, y, marker="o", color=colour, markerfacecolor="white" if "open" in symbol else colour)
-    labels = [run.label.replace("$", r"\$") for run in runs]
+    labels = [_print_label(run) for run in runs]
+    axes.set_title("● unseen   ○ seen combinations", fontsize="medium")
     axes.set(xlabel=metric_title(metric), yticks=range(len(runs)), yticklabels=labels, ylim=(len(runs) - 0.4, -0.6))
 
 
-def _colour_in_print(run: ReportRun) -> str:
+def _print_colour(run: ReportRun) -> str:
     return LIGHT_PALETTE[run.series % len(LIGHT_PALETTE)]
+
+
+def _print_label(run: ReportRun) -> str:
+    """Matplotlib reads a formula between dollars and hides a label that starts with an underscore."""
+    return "\u200b" + run.label.replace("$", r"\$")

@@ -45,6 +45,10 @@ class ReportRun:
         return self.read("result.json")
 
     @cached_property
+    def environment(self) -> Json:
+        return self.read("environment.json")
+
+    @cached_property
     def certificate(self) -> Json:
         return self.read("split.json").get("certificate", {})
 
@@ -60,7 +64,9 @@ class ReportRun:
     @cached_property
     def scores(self) -> dict[str, dict[str, Score]]:
         """Those of the result; of an unfinished run the last on its way, which have no interval, chance or ceiling."""
-        found = self.result.get("scores") or next((row["scores"] for row in self.metrics[::-1] if "scores" in row), {})
+        found: Json = self.result.get("scores") or next(
+            (row["scores"] for row in self.metrics[::-1] if "scores" in row), {}
+        )
         try:
             return {split: {name: _score(each) for name, each in metrics.items()} for split, metrics in found.items()}
         except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -126,20 +132,30 @@ def _words(key: str, value: Any) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Finished runs by their score on unseen combinations, best first, and those whose interval meets that of the best."""
+    """Finished runs by their score on unseen combinations, best first, and what their intervals bear out."""
 
     metric: str
     ranked: list[tuple[ReportRun, Score]]
-    tied: list[ReportRun]
+    tied: list[ReportRun]  # the interval meets that of the best
+    above_chance: list[ReportRun]  # with the whole interval
 
 
 def compare(runs: Sequence[ReportRun], metric: str) -> Comparison:
     pairs = [(run, score) for run in runs if run.result and (score := run.score("ood", metric))]
     ranked = [(run, score) for run, score in pairs if math.isfinite(score.value)]
-    ranked.sort(key=lambda pair: pair[1].value, reverse=all((reach(score, math.inf) or 1) > 0 for _, score in ranked))
+    ranked.sort(key=lambda pair: pair[1].value * (-1 if _falls(pair[1]) else 1), reverse=True)
     best = ranked[0][1] if ranked else None
-    tied = [run for run, each in ranked[1:] if best and not (each.high < best.low or each.low > best.high)]
-    return Comparison(metric=metric, ranked=ranked, tied=tied)
+    return Comparison(
+        metric=metric,
+        ranked=ranked,
+        tied=[run for run, each in ranked[1:] if best and not (each.high < best.low or each.low > best.high)],
+        above_chance=[run for run, each in ranked if all((reach(each, end) or 0) > 0 for end in (each.low, each.high))],
+    )
+
+
+def _falls(score: Score) -> bool:
+    """Whether less is better, as for an error."""
+    return score.chance is not None and score.ceiling is not None and score.ceiling < score.chance
 
 
 def reach(score: Score, value: float) -> float | None:
@@ -218,8 +234,9 @@ def write_report(runs: Sequence[Path], out: Path, *, title: str, static: Path | 
     """Write the page, whole or not at all; with `static` also its figures as PNG and SVG files into that folder."""
     opened = read_runs(runs)
     write_whole(out, render(opened, title).encode())
-    for name, content in figures.static_figures(opened, metrics_of(opened)) if static else ():
-        write_whole(static / name, content)
+    if static is not None:
+        for name, content in figures.static_figures(opened, metrics_of(opened)):
+            write_whole(static / name, content)
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -250,14 +267,14 @@ def render(runs: Sequence[ReportRun], title: str) -> str:
         comparison=compare(runs, metric) if (metric := next(iter(metrics_of(runs)), None)) else None,
         figures={name: tidy(figure) for section in sections for name, figure in section.figures.items()},
         palettes={"light": figures.LIGHT_PALETTE, "dark": figures.DARK_PALETTE},
-        scripts=[Markup(script) for script in scripts],  # noqa: S704 - our own and the library's
+        scripts=[Markup(script) for script in scripts],  # ours and the library's, no user's text
         hashes=[base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts],
         version=metadata.version("recombine"),
     )
 
 
 def format_number(value: float | None) -> str:
-    return "–" if value is None or not math.isfinite(value) else f"{value:.3f}".replace("-", "−")
+    return "–" if value is None or not math.isfinite(value) else f"{round(value, 3) + 0.0:.3f}".replace("-", "−")
 
 
 def tidy(value: Any) -> Any:

@@ -8,21 +8,15 @@ the same in all rows, that hides which positions belong together.
 Tokens, one one-hot value each: the G² - 1 visible panels in reading order, the M features of a panel in their column's
 order; then M empty (all-zero) tokens that ask for the features of the last panel, in the order of the last column.
 
-A puzzle can have several answers that some rules and permutations explain, a quarter of them do at M=4, K=8; the solver
-(`sraven_solver`) knows them all, and its accuracy is the ceiling. `unambiguous=True` draws puzzles again, keeping their
-multiset of rules, until there is one answer only.
-
-Generation: a row of a feature is an entry of a table, which lists the K^(G-1) rows of each rule that fills the last
-column from free values, then the C(K, G) G! rows of distribute; a progression repeats its K rows as often as needed.
+A puzzle can have several answers that some rules and permutations explain: a quarter of them do at M=4, K=8. The solver
+(`sraven_solver`) knows them all, and its accuracy is the ceiling. `unambiguous=True` draws such puzzles again, keeping
+their multiset of rules, until only one answer is left.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
@@ -34,13 +28,12 @@ from torch.nn.functional import cross_entropy, one_hot
 from recombine.compositions import Composition, CompositionSplit, all_multisets, split_compositions
 from recombine.errors import InputError, check_positive
 from recombine.tasks.base import Batch, Ratio, SplitName, Stream, Task
+from recombine.tasks.sraven_generator import check_table, draw_puzzles
 from recombine.tasks.sraven_picture import draw_puzzle, write_puzzle
-from recombine.tasks.sraven_rules import DISTRIBUTE, RULES, STEPS, check_sizes, deduce_last
+from recombine.tasks.sraven_rules import RULES
 from recombine.tasks.sraven_solver import Solution, solve
 
-MAX_TABLE_ROWS = 1 << 21
-MAX_TABULATED_PERMUTATION = 7
-MAX_ATTEMPTS = 200  # to find an unambiguous puzzle of a given multiset
+MAX_ATTEMPTS = 2_000  # to find an unambiguous puzzle of a given multiset; at M=4 one in 2 (K=8) to 50 (K=3) will do
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,33 +56,12 @@ class SRaven(Task):
     permuted: bool = True
     """Reorder the features in each column, so that correspondences must be found."""
     unambiguous: bool = False
-    """Draw only puzzles with one possible answer (slow: the exact solver checks each)."""
+    """Draw only puzzles with one possible answer; slower, since the exact solver checks each."""
 
     def __post_init__(self) -> None:
         check_positive(num_features=self.num_features)
-        check_sizes(num_values=self.num_values, grid_size=self.grid_size)
-        num_rows = DISTRIBUTE * self.num_free_rows + self.num_sets * self.num_orders
-        if num_rows > MAX_TABLE_ROWS:
-            raise InputError(
-                f"num_values is {self.num_values} at grid size {self.grid_size}, which allows {num_rows} different rows "
-                f"of a feature: expected at most {MAX_TABLE_ROWS}"
-            )
+        check_table(num_values=self.num_values, grid_size=self.grid_size)
         _ = self.split  # refuse what cannot be covered before anything is built on it
-
-    @property
-    def num_free_rows(self) -> int:
-        """Rows of a rule with G - 1 free values."""
-        return self.num_values ** (self.grid_size - 1)
-
-    @property
-    def num_sets(self) -> int:
-        """Sets of values that distribute chooses from."""
-        return math.comb(self.num_values, self.grid_size)
-
-    @property
-    def num_orders(self) -> int:
-        """Orders that distribute can bring a set into."""
-        return math.factorial(self.grid_size)
 
     @property
     def input_dim(self) -> int:
@@ -123,8 +95,8 @@ class SRaven(Task):
     ) -> Batch:
         """Batch `index` of a split, or only the given rows of it.
 
-        - `inputs` (batch, token, value): one-hot float32, see the module's docstring for the order of tokens;
-        - `targets` (batch, feature): the values of the last panel, in the order of the last column;
+        - `inputs` (batch, token, value): one-hot, float32; the module's docstring has the order of the tokens;
+        - `targets` (batch, position): the values of the last panel, in the order of the last column;
         - `latents` (batch, feature): the sorted multiset of rules, numbered as in `RULES`;
         - `info["rules"]` (batch, latent feature): the rule that each latent feature follows;
         - `info["permutations"]` (batch, column, position): the latent feature at each position of each column;
@@ -135,46 +107,27 @@ class SRaven(Task):
         puzzles = self._draw_puzzles(modules, stream)
         if self.unambiguous:
             self._redraw_ambiguous(puzzles, modules, stream)
-        visible = puzzles["grids"].flatten(1)[:, : -self.num_features]
-        inputs = torch.zeros(len(visible), self.sequence_length * self.num_values, device=stream.device)
-        first = torch.arange(0, visible.shape[1] * self.num_values, self.num_values, device=stream.device)
-        inputs.scatter_(1, visible + first, 1.0)
         return Batch(
-            inputs.view(len(visible), self.sequence_length, self.num_values),
+            self._encode(puzzles["grids"]),
             puzzles["grids"][:, -1, -1].contiguous(),
             modules,
             {"composition": composition, **puzzles},
         )
 
     def _draw_puzzles(self, modules: Int[Tensor, "rows features"], stream: Stream) -> dict[str, Tensor]:
-        """Rules, permutations and grids for multisets of rules."""
-        num_features, grid_size = self.num_features, self.grid_size
-        arrangement, *columns = self._draw_permutations(grid_size + 1, stream)
-        rules = modules.gather(1, arrangement)
-        if self.permuted:
-            permutations = torch.stack(columns, dim=1)
-        else:  # the same numbers are drawn, so that switching permutations off changes nothing else
-            permutations = torch.arange(num_features, device=stream.device).expand(len(rules), grid_size, -1).clone()
-        radices = [*[self.num_free_rows] * grid_size, self.num_sets, *[self.num_orders] * grid_size]
-        digits = stream.digits(radices, num_features)
-        free, orders = torch.stack(digits[:grid_size], dim=1), torch.stack(digits[grid_size + 1 :], dim=1)
-        distributed = DISTRIBUTE * self.num_free_rows + self.num_orders * digits[grid_size][:, None] + orders
-        other = self.num_free_rows * rules[:, None] + free
-        entry = torch.where((rules == DISTRIBUTE)[:, None], distributed, other)  # (rows, row, latent feature)
-        shape = (len(rules), grid_size, grid_size, num_features)
-        entry = entry[:, :, None].expand(shape).gather(3, permutations[:, None].expand(shape))
-        table = tabulate_rows(self.num_values, grid_size, stream.device)
-        column = torch.arange(grid_size, device=stream.device)[:, None] * table.shape[1]
-        return {"rules": rules, "permutations": permutations, "grids": table.take(entry + column)}
+        return draw_puzzles(
+            modules, stream, num_values=self.num_values, grid_size=self.grid_size, permuted=self.permuted
+        )
 
-    def _draw_permutations(self, count: int, stream: Stream) -> Iterable[Int[Tensor, "rows features"]]:
-        if self.num_features > MAX_TABULATED_PERMUTATION:
-            return stream.permutations(self.num_features, count).unbind(dim=1)
-        table = tabulate_permutations(self.num_features, stream.device)
-        return [table[number] for number in stream.digits([len(table)] * count)]
+    def _encode(self, grids: Int[Tensor, "batch row column position"]) -> Float[Tensor, "batch token value"]:
+        """Tokens, those of the last panel left empty."""
+        visible = grids.flatten(1)[:, : -self.num_features]
+        inputs = torch.zeros(len(grids), self.sequence_length * self.num_values, device=grids.device)
+        first = torch.arange(visible.shape[1], device=grids.device) * self.num_values
+        return inputs.scatter_(1, visible + first, 1.0).view(len(grids), self.sequence_length, self.num_values)
 
     def _redraw_ambiguous(self, puzzles: dict[str, Tensor], modules: Tensor, stream: Stream) -> None:
-        """Replace ambiguous puzzles by fresh ones of the same multiset; a row's attempts depend on that row alone."""
+        """Replace ambiguous puzzles by fresh ones of the same multiset; what a row gets depends on that row alone."""
         pending = self.solve(puzzles["grids"]).ambiguous.nonzero()[:, 0]
         for attempt in range(1, MAX_ATTEMPTS):
             if len(pending) == 0:
@@ -189,12 +142,12 @@ class SRaven(Task):
         if len(pending):
             rules = self.describe(tuple(modules[pending[0]].tolist()))
             raise InputError(
-                f"no unambiguous puzzle of the rules {rules} in {MAX_ATTEMPTS} attempts with num_values "
-                f"{self.num_values}: expected more values, or unambiguous=False"
+                f"no unambiguous puzzle with the rules {rules} in {MAX_ATTEMPTS} attempts, num_values is "
+                f"{self.num_values} at grid size {self.grid_size}: expected larger ones, or puzzles that may be ambiguous"
             )
 
-    def solve(self, grids: Int[Tensor, "batch row column feature"]) -> Solution:
-        """What the visible panels say, when each multiset of rules, held out or not, is equally likely."""
+    def solve(self, grids: Int[Tensor, "batch row column position"]) -> Solution:
+        """What the visible panels say, if each multiset of rules, trained or held out, is equally likely."""
         return solve(grids, self.num_values, permuted=self.permuted)
 
     def loss(self, predictions: Tensor, batch: Batch) -> Float[Tensor, ""]:
@@ -202,13 +155,13 @@ class SRaven(Task):
         return cross_entropy(self.read(predictions).flatten(0, 1), batch.targets.flatten())
 
     def metrics(self, predictions: Tensor, batch: Batch) -> dict[str, Ratio]:
-        """How often the whole panel is right, and how many of its features are."""
+        """How often the whole panel is right, and which share of its features is."""
         right = (self.read(predictions).argmax(dim=-1) == batch.targets).double()
         ones = torch.ones_like(right[:, 0])
         return {"accuracy": Ratio(right.amin(dim=1), ones), "feature_accuracy": Ratio(right.mean(dim=1), ones)}
 
-    def read(self, predictions: Tensor) -> Float[Tensor, "batch feature value"]:
-        """The logits of the query tokens, from those alone or those of all tokens."""
+    def read(self, predictions: Tensor) -> Float[Tensor, "batch position value"]:
+        """The logits of the query tokens, from those alone or from all tokens."""
         lengths = (self.num_features, self.sequence_length)
         if predictions.ndim != 3 or predictions.shape[1] not in lengths or predictions.shape[2] != self.num_values:
             raise InputError(
@@ -217,45 +170,48 @@ class SRaven(Task):
             )
         return predictions[:, -self.num_features :]
 
-    def chance(self, batch: Batch) -> Float[Tensor, "batch feature value"]:
-        """A constant panel. Rules make every value of every feature equally likely, so that any is as good: K^-M."""
+    def chance(self, batch: Batch) -> Float[Tensor, "batch position value"]:
+        """A constant panel. Under every rule the last value is uniform, so any panel is as likely as another: K^-M."""
         return self._predict(torch.zeros_like(batch.targets))
 
-    def oracle(self, batch: Batch) -> Float[Tensor, "batch feature value"]:
-        """The most probable answer given the visible panels, see `solve`."""
+    def oracle(self, batch: Batch) -> Float[Tensor, "batch position value"]:
+        """The most probable answer given the visible panels, under the prior of `solve`."""
         return self._predict(self.solve(batch.info["grids"]).best)
 
-    def baselines(self, batch: Batch) -> dict[str, Float[Tensor, "batch feature value"]]:
-        """Predictors worth a line in a table: each must be beaten before anything is called reasoning."""
+    def baselines(self, batch: Batch) -> dict[str, Float[Tensor, "batch position value"]]:
+        """Simple predictors that a model should beat."""
         return {
             "most frequent answer": self._predict(self.most_frequent_answer.to(batch.targets).expand_as(batch.targets)),
             "panel to the left": self._predict(batch.info["grids"][:, -1, -2]),
         }
 
     @cached_property
-    def most_frequent_answer(self) -> Int[Tensor, " feature"]:
-        """The answer that occurs most often in 65,536 puzzles of the training rules."""
+    def most_frequent_answer(self) -> Int[Tensor, " position"]:
+        """The answer that occurs most often among 65,536 puzzles of the training multisets."""
         stream = Stream(self.name, self.seed, "most frequent answer", rows=range(65_536))
         _, modules = self.draw_compositions("train", stream)
         answers = self._draw_puzzles(modules, stream)["grids"][:, -1, -1]
         different, count = answers.unique(dim=0, return_counts=True)
         return different[count.argmax()]
 
-    def _predict(self, answers: Int[Tensor, "batch feature"]) -> Float[Tensor, "batch feature value"]:
+    def _predict(self, answers: Int[Tensor, "batch position"]) -> Float[Tensor, "batch position value"]:
         return one_hot(answers, self.num_values).float()
 
     def describe(self, composition: Composition) -> str:
         return " + ".join(RULES[rule] for rule in composition)
 
     def render(self, batch: Batch, row: int) -> str:
-        return write_puzzle(self, batch, row)
+        grid, rules, permutations = (batch.info[name][row] for name in ("grids", "rules", "permutations"))
+        return write_puzzle(grid, rules, permutations, self.solve(grid[None]))
 
     def draw(self, batch: Batch, row: int, path: Path | str) -> None:
-        """Write a picture of one puzzle: PNG, SVG or PDF, as the path ends."""
-        draw_puzzle(self, batch, row, path)
+        """Write a picture of one puzzle, with its rules and answers, as PNG or SVG: as the path ends."""
+        grid = batch.info["grids"][row]
+        rules = "\n".join(["rules", *(f"· {RULES[rule]}" for rule in batch.latents[row].tolist())])
+        draw_puzzle(grid, self.num_values, path, solution=self.solve(grid[None]), caption=rules)
 
     def columns(self, batch: Batch) -> dict[str, Tensor]:
-        """Panels, answer, latents, and what the solver says about the puzzle."""
+        """Panels, answer and latents, and what the solver says about the puzzle."""
         solution = self.solve(batch.info["grids"])
         return {
             "panels": batch.info["grids"].flatten(1, 2)[:, :-1],
@@ -267,23 +223,3 @@ class SRaven(Task):
             "posterior_of_answer": solution.probability_of(batch.targets),
             "composition": batch.composition,
         }
-
-
-@lru_cache(maxsize=16)
-def tabulate_rows(num_values: int, grid_size: int, device: torch.device) -> Int[Tensor, "column row"]:
-    """Every row that a feature can have: those of each rule with free values, rule by rule, then those of distribute."""
-    free = torch.cartesian_prod(*[torch.arange(num_values)] * (grid_size - 1)).view(-1, grid_size - 1)
-    *_, added, subtracted = deduce_last(free.unbind(dim=1), num_values)
-    advance = torch.arange(grid_size)
-    rows = [(free[:, :1] + step * advance) % num_values for step in STEPS]
-    rows += [torch.cat([free, last[:, None]], dim=1) for last in (added, subtracted)]
-    sets = torch.combinations(torch.arange(num_values), grid_size)
-    orders = tabulate_permutations(grid_size, torch.device("cpu"))
-    rows.append(sets[:, orders].flatten(0, 1))
-    return torch.cat(rows).T.contiguous().to(device)
-
-
-@lru_cache(maxsize=16)
-def tabulate_permutations(size: int, device: torch.device) -> Int[Tensor, "permutation size"]:
-    """All orders of 0..size-1, lexicographically."""
-    return torch.tensor(list(itertools.permutations(range(size))), device=device)

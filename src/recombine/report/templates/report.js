@@ -4,7 +4,7 @@
   const figures = JSON.parse(document.getElementById("figures").textContent);
   const hiddenSeries = new Set();
   const touch = matchMedia("(pointer: coarse)").matches;
-  const config = { responsive: true, displaylogo: false, modeBarButtons: [["toImage"]], plotlyServerURL: "" };
+  const config = { responsive: true, displayModeBar: false };
 
   // Figures name CSS variables where others name colours.
   const resolve = (value, styles) => {
