@@ -134,9 +134,16 @@ static void write_floats(void *data, int64_t at, const float *from, int64_t n, i
   }
 }
 
+/* The same token of the next batch element will be wanted soon. */
+INLINE void prefetch_next(const tensor *t, int64_t at, int64_t width, int64_t bf16) {
+  const char *next = (const char *)t->data + (at + t->batch) * (bf16 ? 2 : 4);
+  for (int64_t i = 0; i < width * (bf16 ? 2 : 4); i += 64) __builtin_prefetch(next + i, 0, 2);
+}
+
 /* One token's heads and features as a contiguous row. */
 static void read_row(float *row, const tensor *t, int64_t b, int64_t token, int64_t heads, int64_t dim, int64_t bf16) {
   int64_t at = b * t->batch + token * t->token;
+  prefetch_next(t, at, heads * dim, bf16);
   if (t->head == dim) read_floats(row, t->data, at, heads * dim, bf16);
   else
     for (int64_t h = 0; h < heads; h++) read_floats(row + h * dim, t->data, at + h * t->head, dim, bf16);
@@ -157,7 +164,10 @@ static void pack(vec *packed, const tensor *t, int64_t b, int64_t token, int64_t
   for (int64_t i = 0; i < LANES; i++) {
     rows[i] = scratch + i * padded;
     if (token + i >= tokens) memset(scratch + i * padded, 0, width * sizeof(float));
-    else if (!bf16 && t->head == dim) rows[i] = (const float *)t->data + b * t->batch + (token + i) * t->token;
+    else if (!bf16 && t->head == dim) {
+      rows[i] = (const float *)t->data + b * t->batch + (token + i) * t->token;
+      prefetch_next(t, b * t->batch + (token + i) * t->token, width, 0);
+    }
     else read_row(scratch + i * padded, t, b, token + i, heads, dim, bf16);
   }
   int64_t f = 0;
@@ -174,16 +184,19 @@ static void pack(vec *packed, const tensor *t, int64_t b, int64_t token, int64_t
 static void unpack(const tensor *t, int64_t b, int64_t token, int64_t tokens, const vec *packed, int64_t heads, int64_t dim,
                    int64_t bf16, float *scratch) {
   int64_t width = heads * dim, padded = (width + 7) / 8 * 8, f = 0;
+  const int direct = !bf16 && t->head == dim && token + LANES <= tokens;
+  float *rows[LANES];
+  for (int64_t i = 0; i < LANES; i++)
+    rows[i] = direct ? (float *)t->data + b * t->batch + (token + i) * t->token : scratch + i * padded;
   for (; f + 8 <= width; f += 8) {
     vec x[8];
     UNROLL for (int i = 0; i < 8; i++) x[i] = packed[f + i];
     transpose(x);
-    UNROLL for (int i = 0; i < 8; i++) store(scratch + i * padded + f, x[i]);
+    UNROLL for (int i = 0; i < 8; i++) store(rows[i] + f, x[i]);
   }
   for (; f < width; f++)
-    for (int i = 0; i < LANES; i++) scratch[i * padded + f] = packed[f][i];
-  for (int64_t i = 0; i < LANES && token + i < tokens; i++)
-    write_row(t, b, token + i, scratch + i * padded, heads, dim, bf16);
+    for (int i = 0; i < LANES; i++) rows[i][f] = packed[f][i];
+  for (int64_t i = 0; i < LANES && token + i < tokens && !direct; i++) write_row(t, b, token + i, rows[i], heads, dim, bf16);
 }
 
 /* ---------------------------------------------------------------- the products of a tile

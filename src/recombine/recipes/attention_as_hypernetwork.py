@@ -13,7 +13,7 @@ from recombine.layers.attention import AttentionName
 from recombine.models import TransformerConfig
 from recombine.recipes.experiment import Experiment, Scale
 from recombine.run import RunConfig
-from recombine.tasks import FuzzyLogic
+from recombine.tasks import FuzzyLogic, SRaven
 from recombine.train import TrainingConfig
 
 
@@ -31,7 +31,23 @@ def fuzzy_logic(scale: Scale) -> RunConfig:
     )
 
 
-DEFAULTS: dict[str, Callable[[Scale], RunConfig]] = {"fuzzy_logic": fuzzy_logic}
+def sraven(scale: Scale) -> RunConfig:
+    """Table A3, SRAVEN, 4 layers and 20M instances; `small` and `tiny` have two features and fewer instances."""
+    small_model = TransformerConfig(num_layers=4, embedding_dim=64, kqv_dim=32, mlp_dim=128, num_heads=8)
+    paper_model = TransformerConfig(num_layers=4, embedding_dim=128, kqv_dim=64, mlp_dim=256, num_heads=16)
+    return RunConfig(
+        task=SRaven(num_features=4 if scale == "paper" else 2),
+        model=small_model if scale == "tiny" else paper_model,
+        training=TrainingConfig(
+            steps={"tiny": 6_000, "small": 12_000, "paper": 156_250}[scale],
+            learning_rate=1e-3,
+            weight_decay=0.1,
+            warmup_steps=1_000,
+        ),
+    )
+
+
+DEFAULTS: dict[str, Callable[[Scale], RunConfig]] = {"fuzzy_logic": fuzzy_logic, "sraven": sraven}
 
 PUBLISHED_FUZZY_LOGIC: dict[AttentionName, tuple[float, float]] = {
     "softmax": (0.6328, 0.0231),

@@ -233,7 +233,7 @@ def splits_of(runs: Sequence[ReportRun]) -> list[str]:
 def write_report(runs: Sequence[Path], out: Path, *, title: str, static: Path | None = None) -> None:
     """Write the page, whole or not at all; with `static` also its figures as PNG and SVG files into that folder."""
     opened = read_runs(runs)
-    write_whole(out, render(opened, title).encode())
+    write_whole(out, render(opened, title).encode(errors="replace"))
     if static is not None:
         for name, content in figures.static_figures(opened, metrics_of(opened)):
             write_whole(static / name, content)
@@ -243,6 +243,7 @@ def write_whole(path: Path, content: bytes) -> None:
     try:
         if path.exists() and not path.is_file():
             raise IsADirectoryError(0, "it exists and is no file")
+        path.parent.mkdir(parents=True, exist_ok=True)
         RunDirectory(path.parent).write_bytes(path.name, content)
     except OSError as error:
         raise InputError(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from recombine.tasks.base import Batch, Ratio, SplitName, Stream, Task
 from recombine.tasks.fuzzy_logic import FuzzyLogic
+from recombine.tasks.sraven import SRaven
 
-TASKS: dict[str, type[Task]] = {task.name: task for task in (FuzzyLogic,)}
+TASKS: dict[str, type[Task]] = {task.name: task for task in (FuzzyLogic, SRaven)}
 
-__all__ = ["TASKS", "Batch", "FuzzyLogic", "Ratio", "SplitName", "Stream", "Task"]
+__all__ = ["TASKS", "Batch", "FuzzyLogic", "Ratio", "SRaven", "SplitName", "Stream", "Task"]

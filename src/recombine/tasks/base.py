@@ -195,7 +195,8 @@ class Stream:
         joint outcome of the N digits of a word has probability 1/N within a factor of 1 +- N / 2^B, and N <= 2^(B - 20).
         """
         num_bits = 63 - (max(radices) - 1).bit_length()
-        assert min(radices) > 0 and max(radices) <= 1 << 21
+        assert min(radices) > 0
+        assert max(radices) <= 1 << 21
         digits, room = [], 0
         for radix in radices:
             if radix > room:

@@ -8,6 +8,7 @@ is the puzzle a model sees.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -185,7 +186,7 @@ def _arrange(number: int) -> Points:
     num_rows = round(math.sqrt(number))
     ends = [round(number * row / num_rows - 1e-9) for row in range(num_rows + 1)]
     places = []
-    for row, (start, end) in enumerate(zip(ends, ends[1:], strict=False)):
+    for row, (start, end) in enumerate(itertools.pairwise(ends)):
         places += [(place - (end - start - 1) / 2, (num_rows - 1) / 2 - row) for place in range(end - start)]
     return np.array(places, dtype=float)
 

@@ -54,16 +54,20 @@
   });
   systemDark.addEventListener("change", drawAll);
 
+  // Paper is light, and nobody can open a fold on it.
   let themeOnScreen;
+  let folded = [];
   addEventListener("beforeprint", () => {
     themeOnScreen = root.dataset.theme;
     root.dataset.theme = "light";
-    for (const details of document.querySelectorAll("details")) details.open = true;
+    folded = [...document.querySelectorAll("details:not([open])")];
+    for (const details of folded) details.open = true;
     drawAll();
   });
   addEventListener("afterprint", () => {
     if (themeOnScreen) root.dataset.theme = themeOnScreen;
     else delete root.dataset.theme;
+    for (const details of folded) details.open = false;
     drawAll();
   });
 
