@@ -25,6 +25,12 @@ from recombine.store import RunDirectory
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 SHA256 = "9" * 64
+LAUNCH = """
+import os, sys
+os.dup2(int(sys.argv[1]), 3)  # where Chromium reads and writes messages
+os.dup2(int(sys.argv[2]), 4)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
 
 
 def make_score(value: float, width: float = 0.02, chance: float = 0.0, ceiling: float = 1.0) -> dict[str, float]:
@@ -149,7 +155,7 @@ def test_table_certificate_and_origin(render, tmp_path):
     assert re.search("hyla −0.800 −0.820 … −0.780 0.950 0.930 … 0.970 softmax 0.500", table)
     assert re.search("Ceiling 1.000 1.000 Chance 0.000 0.000", table)
     assert re.search(
-        "Combinations trained 20 Held out 46 .* Overlap 0 .*yes.*yes.*SHA-256 9{64}",
+        "Combinations trained20 Held out46 .* Overlap0 .*trainedyes .*connectedyes .*SHA-256 9{64}",
         words(page, "The split</h2>", "</article>"),
     )
     origin = words(page, "How it was made</h2>", "</main>")
@@ -248,18 +254,18 @@ def test_bad_input_gets_one_line_and_leaves_nothing(tmp_path):
 
 
 def test_static_figures_repeat_and_stay_in_their_folder(tmp_path):
-    run = make_run(tmp_path / "runs", "$x_", make_score(0.8))
-    result = json.loads((run / "result.json").read_text())
-    result["scores"]["ood"]["../up"] = make_score(0.5)
-    (run / "result.json").write_text(json.dumps(result))
-    runs = [run, make_run(tmp_path / "runs", "_y$", make_score(0.7))]
+    runs = [make_run(tmp_path / "runs", name, make_score(0.8)) for name in ("$x_", "_y$")]
+    for run in runs:
+        (run / "result.json").write_text(json.dumps({"scores": {"ood": {"../up": make_score(0.5)}}}))
     for folder in ("one", "two"):
         html.write_report(runs, tmp_path / "report.html", title="t", static=tmp_path / folder / "figures")
     first, second = (
         {path.name: path.read_bytes() for path in (tmp_path / f / "figures").iterdir()} for f in ("one", "two")
     )
     assert first == second
-    assert {"loss.png", "loss.svg", "scores-r2.svg", "curves-r2.png", "scores----up.png"} <= set(first)
+    assert set(first) == {
+        f"{name}.{kind}" for name in ("loss", "scores----up", "curves----up") for kind in ("png", "svg")
+    }
     assert all(content.startswith(b"\x89PNG" if name.endswith("png") else b"<?xml") for name, content in first.items())
     assert {path.name for path in tmp_path.iterdir()} == {"runs", "one", "two", "report.html"}
 
@@ -270,10 +276,13 @@ class Browser:
     def __init__(self, profile: Path) -> None:
         (child_in, self.to), (self.come, child_out) = os.pipe(), os.pipe()
         ends = [fcntl.fcntl(end, fcntl.F_DUPFD, 20) for end in (child_in, child_out)]
-        launch = "import os; from sys import argv; [os.dup2(int(argv[n]), n + 2) for n in (1, 2)]; os.execv(argv[3], argv[3:])"
         flags = "headless no-sandbox disable-gpu no-first-run disable-sync disable-background-networking"
-        command = [sys.executable, "-c", launch, *map(str, ends), str(BROWSER), "--remote-debugging-pipe"]
-        command += [f"--user-data-dir={profile}", "--disable-component-update", *(f"--{flag}" for flag in flags.split())]
+        command = [sys.executable, "-c", LAUNCH, *map(str, ends), str(BROWSER), "--remote-debugging-pipe"]
+        command += [
+            f"--user-data-dir={profile}",
+            "--disable-component-update",
+            *(f"--{flag}" for flag in flags.split()),
+        ]
         self.process = subprocess.Popen(command, pass_fds=ends, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         for end in (child_in, child_out, *ends):
             os.close(end)
@@ -352,8 +361,8 @@ def test_browser_draws_every_figure_and_follows_clicks(browser, tmp_path):
     assert browser.run(lines) == 3
     assert browser.run(f"document.querySelector('[data-series]').click(); {lines}") == 2
     browser.send("Emulation.setDeviceMetricsOverride", width=360, height=800, deviceScaleFactor=1, mobile=False)
+    browser.run("new Promise(resolve => setTimeout(resolve, 500))")
     assert browser.run("document.documentElement.scrollWidth") <= 360
-    browser.run("new Promise(resolve => setTimeout(resolve, 300))")
     troubles = ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded", "Page.javascriptDialogOpening")
     assert [event for event in browser.events if event["method"] in troubles] == []
     requests = [

@@ -75,6 +75,21 @@ def score_references(task: Task, *, num_instances: int) -> dict[str, dict[str, d
     return references
 
 
+def score_baselines(task: Task, *, num_instances: int | None = None) -> dict[str, dict[str, dict[str, float]]]:
+    """The task's simple strategies: baseline -> split -> metric -> value."""
+    num_instances = task.evaluation_instances if num_instances is None else num_instances
+    values: dict[str, dict[str, dict[str, float]]] = {}
+    for split in evaluation_splits(task):
+        sums: dict[str, CompositionSums] = {}
+        for batch in evaluation_batches(task, split, num_instances, "cpu"):
+            for name, predictions in task.baselines(batch).items():
+                total = sums.setdefault(name, CompositionSums(len(task.split.compositions(split))))
+                total.add(task.metrics(predictions, batch), batch)
+        for name, total in sums.items():
+            values.setdefault(name, {})[split] = {metric: total.value(metric) for metric in total.totals}
+    return values
+
+
 def evaluation_splits(task: Task) -> tuple[SplitName, ...]:
     """Every split with compositions, but `train`: `test` has the same compositions and fresh instances."""
     return tuple(split for split in task.splits if split != "train" and task.split.compositions(split))

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from recombine.errors import InputError, check_choice
-from recombine.evaluate import Scores, score, scores_as_dict
+from recombine.evaluate import Scores, score, score_baselines, scores_as_dict
 from recombine.models import MODELS, ModelConfig, build_model, count_parameters
 from recombine.store import Json, RunDirectory, describe_environment
 from recombine.tasks import TASKS, Task
@@ -102,7 +102,8 @@ def train_run(
         run.rewind_metrics(trainer.step)
         fit(trainer, run=run, clock=clock, watch=watch, **intervals(config.training.steps))
         scores = score(model, config.task, num_instances=evaluation_instances, device=place)
-        run.write_json("result.json", summarise(config, model, scores, clock))
+        baselines = score_baselines(config.task, num_instances=evaluation_instances)
+        run.write_json("result.json", {**summarise(config, model, scores, clock), "baselines": baselines})
     return run
 
 

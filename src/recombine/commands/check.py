@@ -10,6 +10,7 @@ from recombine.cli import parse_task
 from recombine.commands.console import METRIC_TITLES, Output, format_number, split_legend
 from recombine.evaluate import score_references
 from recombine.store import Json
+from recombine.tasks.base import Audit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,15 +18,22 @@ class CheckOptions(Output):
     """How much to check."""
 
     num_instances: int = 4_096
-    """Instances a split for chance and ceiling; 0 leaves them out."""
+    """Instances for each estimate; 0 leaves out all but the certificate."""
 
 
 def run(argv: list[str]) -> None:
     task, options = parse_task(CheckOptions, argv, verb="check")
     certificate = task.split.certificate.as_dict()
     references = score_references(task, num_instances=options.num_instances) if options.num_instances else {}
-    value = {"task": task.name, "certificate": certificate, "references": references}
-    options.show(value, certificate_table(certificate), *([references_table(references)] if references else []))
+    audits = task.audits(options.num_instances) if options.num_instances else []
+    value = {
+        "task": task.name,
+        "certificate": certificate,
+        "references": references,
+        "audits": {audit.title: [dict(zip(audit.columns, row, strict=True)) for row in audit.rows] for audit in audits},
+    }
+    tables = [references_table(references)] if references else []
+    options.show(value, certificate_table(certificate), *tables, *map(audit_table, audits))
 
 
 def certificate_table(certificate: Json) -> Table:
@@ -49,6 +57,16 @@ def certificate_table(certificate: Json) -> Table:
     }
     for name, text in rows.items():
         table.add_row(name, str(text))
+    return table
+
+
+def audit_table(audit: Audit) -> Table:
+    """A table of facts the task itself has estimated."""
+    table = Table(title=audit.title, title_justify="left", caption=audit.note, caption_justify="left")
+    for column in audit.columns:
+        table.add_column(column, justify="right")
+    for row in audit.rows:
+        table.add_row(*(f"{cell:.4f}" if isinstance(cell, float) else str(cell) for cell in row))
     return table
 
 

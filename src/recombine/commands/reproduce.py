@@ -69,6 +69,8 @@ def comparison_table(experiment: Experiment, results: Json) -> Table:
     table = Table("", title=f"{experiment.question}\n{metric} on {experiment.split}", title_justify="left")
     for name in (metric, "95 % interval", "chance", "ceiling", "paper", "trained on", "steps", "steps/s", "minutes"):
         table.add_column(name, justify="right")
+    for name, values in next(iter(results.values())).get("baselines", {}).items():
+        table.add_row(name, format_number(values[experiment.split][experiment.metric]))
     for label, result in results.items():
         table.add_row(
             label.replace("_", " "),

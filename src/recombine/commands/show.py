@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
 
 from recombine.cli import parse_task
 from recombine.commands.console import Output
@@ -17,11 +21,15 @@ class ShowOptions(Output):
     """Which split to draw from."""
     index: int = 0
     """Which instance of it."""
+    image: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """Draw it to this PNG or SVG file, where the task has a picture."""
 
 
 def run(argv: list[str]) -> None:
     task, options = parse_task(ShowOptions, argv, verb="show")
     batch = task.sample(options.split, options.index, batch_size=1)
+    if options.image is not None:
+        task.draw(batch, 0, options.image)
     composition = tuple(batch.latents[0].tolist())
     value = {
         "task": task.name,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from recombine.report.html import ReportRun
 
 Figure = dict[str, Any]
-Curve = tuple[list[float], list[float]]
+Curve = tuple[list[int], list[float]]  # steps, values
 
 # Told apart by readers of every kind of colour vision (after Okabe and Ito), and dark or light enough for their background.
 LIGHT_PALETTE = ("#0072b2", "#d55e00", "#00855f", "#b8578c", "#8c6a00", "#5f4bb6")
@@ -64,7 +64,7 @@ def score_figure(runs: Sequence[ReportRun], metric: str) -> Figure:
         *(_score_trace(run, number, metric) for number, run in enumerate(runs)),
     ]
     labels = [
-        _annotation(_plain(run.label), 0, number - 0.36, xref="paper", xanchor="left", color=_colour(run))
+        _annotation(_plain(run.label), 0.0, number - 0.36, xref="paper", xanchor="left", color=_colour(run))
         for number, run in enumerate(runs)
     ]
     ends = zip(("chance", "ceiling"), tracks[0][:2], strict=True) if tracks else ()

@@ -93,10 +93,10 @@ def _score(found: Json | float) -> Score:
     return Score(value=value, low=low, high=high, chance=chance, ceiling=ceiling)
 
 
-def _thin(points: list[tuple[float, float]]) -> Curve:
+def _thin(points: list[tuple[int, Any]]) -> Curve:
     """The points as two columns, evenly left out where there are too many; the last one stays."""
     kept = points[:: -(len(points) // MAX_POINTS + 1)][::-1]
-    return [x for x, _ in kept], [y for _, y in kept]
+    return [step for step, _ in kept], [float(value) for _, value in kept]
 
 
 def read_runs(paths: Sequence[Path]) -> list[ReportRun]:

@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
@@ -21,7 +22,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from recombine.compositions import Composition, CompositionSplit
-from recombine.errors import check_choice
+from recombine.errors import InputError, check_choice
 
 SplitName = Literal["train", "test", "ood", "unknown"]
 
@@ -49,6 +50,16 @@ class Ratio(NamedTuple):
 
     numerator: Float[Tensor, " batch"]
     denominator: Float[Tensor, " batch"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audit:
+    """A table of facts about a task, for `recombine check`."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str | int | float, ...], ...]
+    note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +134,18 @@ class Task(ABC):
     @abstractmethod
     def render(self, batch: Batch, row: int) -> str:
         """One row of a batch as text, for people."""
+
+    def baselines(self, batch: Batch) -> dict[str, Tensor]:
+        """Predictions of simple strategies by name, for comparison."""
+        return {}
+
+    def audits(self, num_instances: int) -> list[Audit]:
+        """What is worth knowing about the family before training on it, estimated from so many instances."""
+        return []
+
+    def draw(self, batch: Batch, row: int, path: Path | str) -> None:
+        """Write a picture of one row."""
+        raise InputError(f"task {self.name!r} has no picture: expected one that has, such as 'sraven'")
 
     def columns(self, batch: Batch) -> dict[str, Tensor]:
         """A batch as named columns, for export."""

@@ -27,7 +27,8 @@ from torch.nn.functional import cross_entropy, one_hot
 
 from recombine.compositions import Composition, CompositionSplit, all_multisets, split_compositions
 from recombine.errors import InputError, check_positive
-from recombine.tasks.base import Batch, Ratio, SplitName, Stream, Task
+from recombine.tasks.base import Audit, Batch, Ratio, SplitName, Stream, Task
+from recombine.tasks.sraven_ambiguity import estimate_ambiguity, tabulate_ambiguity
 from recombine.tasks.sraven_generator import check_table, draw_puzzles
 from recombine.tasks.sraven_picture import draw_puzzle, write_puzzle
 from recombine.tasks.sraven_rules import RULES
@@ -209,6 +210,15 @@ class SRaven(Task):
         grid = batch.info["grids"][row]
         rules = "\n".join(["rules", *(f"· {RULES[rule]}" for rule in batch.latents[row].tolist())])
         draw_puzzle(grid, self.num_values, path, solution=self.solve(grid[None]), caption=rules)
+
+    def audits(self, num_instances: int) -> list[Audit]:
+        """Table A2 by the paper's count and by its wording, and the ceilings of smaller puzzles."""
+        settings = [(4, 4), (4, 8), (4, 16), (2, 8), (3, 8)]
+        estimates = [
+            estimate_ambiguity(num_features=features, num_values=values, num_instances=num_instances, seed=self.seed)
+            for features, values in settings
+        ]
+        return [tabulate_ambiguity(estimates)]
 
     def columns(self, batch: Batch) -> dict[str, Tensor]:
         """Panels, answer and latents, and what the solver says about the puzzle."""

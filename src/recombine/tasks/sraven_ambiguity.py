@@ -8,6 +8,7 @@ posterior of its answers, once as the share that came true.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from recombine.compositions import all_multisets
 from recombine.errors import InputError, check_positive
-from recombine.tasks.base import Stream
+from recombine.tasks.base import Audit, Stream
 from recombine.tasks.sraven_generator import check_table, draw_puzzles
 from recombine.tasks.sraven_rules import RULES
 from recombine.tasks.sraven_solver import solve
@@ -76,6 +77,29 @@ def estimate_ambiguity(
         ambiguous_everywhere=_estimate(solution.ambiguous_everywhere(truth)),
         ceiling=_estimate(solution.probability),
         accuracy=_estimate((solution.best == truth).all(dim=1)),
+    )
+
+
+def tabulate_ambiguity(estimates: Sequence[Ambiguity]) -> Audit:
+    """Ours beside the printed figures, with standard errors."""
+
+    def show(estimate: Estimate | None) -> str:
+        return "" if estimate is None else f"{estimate.value:.4f} ± {estimate.standard_error:.4f}"
+
+    return Audit(
+        title=f"ambiguity and ceiling, {estimates[0].num_instances} puzzles each",
+        columns=("M", "K", "table A2", "by its count", "by its wording", "ceiling", "reached by the solver"),
+        rows=tuple(
+            (
+                each.num_features,
+                each.num_values,
+                show(TABLE_A2.get((each.num_features, each.num_values))),
+                *map(show, (each.ambiguous_everywhere, each.ambiguous, each.ceiling, each.accuracy)),
+            )
+            for each in estimates
+        ),
+        note="count: another answer fits that differs in every feature · wording: another answer fits\n"
+        "ceiling: expected accuracy of the most probable answer, all multisets of rules equally likely",
     )
 
 

@@ -1,0 +1,147 @@
+"""The compiled C kernel of `cpu.c`: found or built on first use, and called with tensors."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from recombine.errors import InputError
+from recombine.kernels.compiler import CompilerError, load_library
+
+
+class Choices(NamedTuple):
+    """What is computed, beside the tensors."""
+
+    normalisation: str
+    value_network: str
+    causal: bool
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = (("data", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("batch", "token", "head")))
+
+
+class _PairTensor(ctypes.Structure):
+    _fields_ = (("data", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("batch", "head", "query", "key")))
+
+
+class _Problem(ctypes.Structure):
+    """`problem` of cpu.c."""
+
+    _fields_ = (
+        *((name, _Tensor) for name in ("q", "k", "v", "out", "grad_out", "grad_q", "grad_k", "grad_v")),
+        *((name, _PairTensor) for name in ("bias", "grad_bias")),
+        *((name, ctypes.c_void_p) for name in ("key_mask", "row_shift", "row_scale")),
+        *((name, ctypes.c_int64) for name in ("batch", "queries", "keys", "heads", "dim", "value_dim")),
+        *((name, ctypes.c_int64) for name in ("softmax", "rms", "hyper", "relu", "causal", "bf16", "threads")),
+    )
+
+
+@cache
+def open_library() -> ctypes.CDLL | str:
+    """The compiled kernel, or why there is none, in one line."""
+    here = Path(__file__).parent
+    try:
+        library = load_library(here / "cpu.c", headers=[here / "cpu_tile.h"])
+    except (CompilerError, InputError, OSError) as error:
+        return str(error)
+    for function in (library.recombine_attend_forward, library.recombine_attend_backward):
+        function.argtypes, function.restype = [ctypes.POINTER(_Problem)], ctypes.c_int
+    return library
+
+
+def allocate_outputs(q: Tensor, v: Tensor, choices: Choices) -> tuple[Tensor, Tensor]:
+    """The output, and what the backward pass needs of the softmax: shift and scale of each row."""
+    b, num_queries, h, _ = q.shape
+    rows = (2, b, num_queries, h) if choices.normalisation.startswith("softmax") else (0,)
+    return q.new_empty(b, num_queries, h, v.shape[3]), q.new_empty(rows, dtype=torch.float32)
+
+
+def allocate_gradients(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v and, if it is given, of the bias."""
+    grad_bias = q.new_empty(0, dtype=torch.float32) if bias is None else torch.empty_like(bias)
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), grad_bias
+
+
+def run_forward(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, key_mask: Tensor | None, choices: Choices
+) -> tuple[Tensor, Tensor]:
+    """The output and the statistics of the softmax."""
+    out, statistics = allocate_outputs(q, v, choices)
+    q, k, v = (_with_unit_stride(tensor) for tensor in (q, k, v))
+    key_mask = None if key_mask is None else key_mask.contiguous()
+    problem = _pose(q, k, v, bias, key_mask, statistics, choices)
+    problem.out = _describe(out)
+    _run("recombine_attend_forward", problem)
+    return out, statistics
+
+
+def run_backward(
+    grad_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    key_mask: Tensor | None,
+    out: Tensor | None,
+    statistics: Tensor,
+    choices: Choices,
+    needs_bias_gradient: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v and bias; `out` is needed for softmax with the linear value network."""
+    grads = allocate_gradients(q, k, v, bias if needs_bias_gradient else None)
+    grad_out, q, k, v = (_with_unit_stride(tensor) for tensor in (grad_out, q, k, v))
+    key_mask = None if key_mask is None else key_mask.contiguous()
+    problem = _pose(q, k, v, bias, key_mask, statistics, choices)
+    problem.grad_out = _describe(grad_out)
+    problem.grad_q, problem.grad_k, problem.grad_v = (_describe(grad) for grad in grads[:3])
+    if out is not None:
+        problem.out = _describe(out)
+    if needs_bias_gradient:
+        problem.grad_bias = _describe_pairs(grads[3])
+    _run("recombine_attend_backward", problem)
+    return grads
+
+
+def _pose(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, key_mask: Tensor | None, statistics: Tensor, choices: Choices
+) -> _Problem:
+    normalisation, value_network, causal = choices
+    problem = _Problem(q=_describe(q), k=_describe(k), v=_describe(v))
+    problem.batch, problem.queries, problem.heads, problem.dim = q.shape
+    problem.keys, problem.value_dim = k.shape[1], v.shape[3]
+    if bias is not None:
+        problem.bias = _describe_pairs(bias)
+    if key_mask is not None:
+        problem.key_mask = key_mask.data_ptr()
+    problem.softmax, problem.rms = normalisation.startswith("softmax"), normalisation.endswith("rms_head")
+    if problem.softmax:
+        problem.row_shift, problem.row_scale = statistics[0].data_ptr(), statistics[1].data_ptr()
+    problem.hyper, problem.relu = value_network != "linear", value_network == "hyper_relu"
+    problem.causal, problem.bf16, problem.threads = causal, q.dtype == torch.bfloat16, torch.get_num_threads()
+    return problem
+
+
+def _describe(tensor: Tensor) -> _Tensor:
+    return _Tensor(tensor.data_ptr(), *tensor.stride()[:3])
+
+
+def _describe_pairs(tensor: Tensor) -> _PairTensor:
+    batch, *strides = tensor.stride()
+    return _PairTensor(tensor.data_ptr(), batch if tensor.shape[0] > 1 else 0, *strides)
+
+
+def _with_unit_stride(tensor: Tensor) -> Tensor:
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def _run(function: str, problem: _Problem) -> None:
+    library = open_library()
+    assert not isinstance(library, str)
+    if getattr(library, function)(ctypes.byref(problem)) != 0:
+        raise MemoryError("not enough memory for the scratch space of attention")
