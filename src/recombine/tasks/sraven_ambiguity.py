@@ -81,10 +81,10 @@ def estimate_ambiguity(
 
 
 def tabulate_ambiguity(estimates: Sequence[Ambiguity]) -> Audit:
-    """Ours beside the printed figures, with standard errors."""
+    """Ours beside the printed figures, with the standard error of the last digits in brackets."""
 
     def show(estimate: Estimate | None) -> str:
-        return "" if estimate is None else f"{estimate.value:.4f} ± {estimate.standard_error:.4f}"
+        return "" if estimate is None else f"{estimate.value:.4f}({estimate.standard_error * 1e4:.0f})"
 
     return Audit(
         title=f"ambiguity and ceiling, {estimates[0].num_instances} puzzles each",
@@ -98,8 +98,9 @@ def tabulate_ambiguity(estimates: Sequence[Ambiguity]) -> Audit:
             )
             for each in estimates
         ),
-        note="count: another answer fits that differs in every feature · wording: another answer fits\n"
-        "ceiling: expected accuracy of the most probable answer, all multisets of rules equally likely",
+        note="in brackets: standard error of the last digits\n"
+        "count: another answer fits that differs in every feature · wording: at all\n"
+        "ceiling: expected accuracy of the most probable answer under a uniform prior",
     )
 
 
