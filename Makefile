@@ -11,7 +11,7 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	touch $@
 
 demo: $(VENV)/ready
-	$(BIN)/recombine reproduce demo --scale tiny --out runs/demo --report report.html
+	$(BIN)/recombine reproduce fuzzy-logic --scale tiny --out runs/demo --report report.html
 
 test: lint
 	$(BIN)/python -m pytest

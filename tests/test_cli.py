@@ -96,7 +96,7 @@ def test_export(tmp_path, capsys):
 
 def test_reproduce_lists_experiments(capsys):
     assert run_verb(["reproduce", "list", "--json"]) == 0
-    assert {"demo", "table-a1"} <= set(json.loads(capsys.readouterr().out))
+    assert {"fuzzy-logic", "sraven", "table-a1"} <= set(json.loads(capsys.readouterr().out))
 
 
 def test_report(trained, capsys):
@@ -121,7 +121,7 @@ def test_every_verb_has_help(verb, capsys):
     ("arguments", "message"),
     [
         (["frob"], "unknown verb 'frob': expected one of tasks, show"),
-        (["train", "chess"], "unknown task 'chess': expected one of fuzzy-logic"),
+        (["train", "chess"], "unknown task 'chess': expected one of fuzzy-logic, sraven"),
         (
             ["train", "fuzzy-logic", "--attention", "hyper"],
             "invalid choice 'hyper' for argument '--attention'. Expected one of",
@@ -141,8 +141,8 @@ def test_every_verb_has_help(verb, capsys):
         (["evaluate", "nowhere"], "run directory 'nowhere' does not exist"),
         (["evaluate", "."], "config.json does not exist"),
         (["evaluate"], "missing from recombine evaluate: path"),
-        (["reproduce", "everything"], "unknown experiment 'everything': expected one of demo, table-a1"),
-        (["report", "nowhere"], "run directory 'nowhere' does not exist"),
+        (["reproduce", "everything"], "unknown experiment 'everything': expected one of fuzzy-logic, sraven, table-a1"),
+        (["report", "nowhere"], "does not exist: expected a folder that"),
         (
             ["export", "fuzzy-logic", "-o", "missing/rows.parquet", "--num-instances", "3"],
             "cannot write missing/rows.parquet",

@@ -108,7 +108,7 @@ ANSWERS = {
         "hyla generalises best .* R² 0.800 .95 % interval 0.780 to 0.820., 80 % of the way .* clear of every",
     ),
     "order of runs": ([0.5, 0.8], "softmax generalises best"),
-    "overlap": ([0.8, 0.79], "hyla scores highest .* overlaps that of softmax, so the order is open"),
+    "overlap": ([0.8, 0.77], "hyla scores highest .* overlaps that of softmax, so the order is open"),
     "chance": ([0.01, -0.01], "No run is clearly better than chance .* hyla, the highest, has R² 0.010"),
     "below": ([-0.3, -0.5], "even hyla is below chance"),
     "one": ([0.8], "^On combinations never seen in training, run-[0-9a-f]+ reaches R² 0.800 .* 80 % of the way"),
@@ -221,8 +221,8 @@ def test_file_is_small_offline_and_allows_only_its_own_scripts(tmp_path):
     assert page.count(get_plotlyjs()) == 1
     rest = page.replace(get_plotlyjs(), "")
     assert len(rest) < 1_000_000
-    assert not re.search(r"(https?:)?//[a-z]|@import|url\(", re.sub(r"^\s*//.*$", "", rest, flags=re.MULTILINE))
-    assert "default-src &#39;none&#39;" in rest or "default-src 'none'" in rest
+    assert not re.search(r"https?://|@import|url\(|<link|(src|href)=\"[^#]", rest)
+    assert "default-src 'none'" in rest
     scripts = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
     allowed = {base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts}
     assert set(re.findall("'sha256-([^']+)'", rest)) == allowed

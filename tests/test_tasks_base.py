@@ -59,3 +59,28 @@ def test_permutations_are_uniform():
     counts = counts[counts > 0]
     assert len(counts) == 6
     assert ((counts - 10_000).double().square() / 10_000).sum() < 21
+
+
+def test_digits_are_the_leading_bits_in_mixed_radix():
+    """Against Python's unbounded integers: 6 * 7 * 8 fit one word, and so do 2^21 and 2^21 - 1, each alone."""
+    words = [word % 2**64 for word in Stream("d", rows=range(50)).bits(2).flatten().tolist()]
+    first, second, third = Stream("d", rows=range(50)).digits([6, 7, 8], 2)
+    for word, *digits in zip(words, *(digit.flatten().tolist() for digit in (first, second, third)), strict=True):
+        number = (word >> 4) * 6 * 7 * 8 >> 60
+        assert digits == [number // 56, number // 8 % 7, number % 8]
+    stream = Stream("d", rows=range(50))
+    large, _ = stream.digits([2**21, 2**21 - 1])
+    assert stream.num_draws == 2
+    assert large.tolist() == [word % 2**64 >> 43 for word in Stream("d", rows=range(50)).bits().tolist()]
+
+
+def test_digits_are_uniform_together():
+    one, other = Stream("d", rows=range(120_000)).digits([3, 4])
+    counts = torch.bincount(one * 4 + other, minlength=12)
+    assert ((counts - 10_000).double().square() / 10_000).sum() < 31  # 99.9 % of chi² with 11 degrees of freedom
+
+
+def test_digits_of_a_part_are_digits_of_the_whole():
+    whole, part = Stream("a", rows=range(100)), Stream("a", rows=range(40, 60))
+    for one, other in zip(whole.digits([5, 9], 3), part.digits([5, 9], 3), strict=True):
+        assert torch.equal(one[40:60], other)

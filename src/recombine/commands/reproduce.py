@@ -60,28 +60,38 @@ def run(argv: list[str]) -> None:
         "results": results,
     }
     closing = [f"report: {options.report}"] if options.report is not None else []
-    options.show(value, comparison_table(experiment, results), *closing)
+    options.show(value, comparison_table(experiment, results, options.scale), *closing)
 
 
-def comparison_table(experiment: Experiment, results: Json) -> Table:
-    """Ours beside the paper's."""
+def comparison_table(experiment: Experiment, results: Json, scale: Scale) -> Table:
+    """Ours beside the paper's, where the task is the same."""
+    published = experiment.published if experiment.published_scale in (None, scale) else {}
     metric = METRIC_TITLES.get(experiment.metric, experiment.metric)
-    table = Table("", title=f"{experiment.question}\n{metric} on {experiment.split}", title_justify="left")
-    for name in (metric, "95 % interval", "chance", "ceiling", "paper", "trained on", "steps", "steps/s", "minutes"):
+    title = f"{experiment.question}\n{metric} on combinations never trained on ({experiment.split})"
+    table = Table("", title=title, title_justify="left")
+    for name in (metric, "95 % interval", "chance", "ceiling", "trained on", "paper", "steps", "minutes"):
         table.add_column(name, justify="right")
-    for name, values in next(iter(results.values())).get("baselines", {}).items():
-        table.add_row(name, format_number(values[experiment.split][experiment.metric]))
+    for name, value in reference_rows(experiment, next(iter(results.values()))).items():
+        table.add_row(name, format_number(value), style="dim")
     for label, result in results.items():
         table.add_row(
             label.replace("_", " "),
             *format_score(result["scores"][experiment.split][experiment.metric]),
-            format_published(experiment.published.get(label)),
             format_number(result["scores"]["test"][experiment.metric]["value"]),
+            format_published(published.get(label)),
             str(result["steps"]),
-            f"{result['steps_per_second']:.1f}",
             f"{result['seconds'] / 60:.1f}",
         )
     return table
+
+
+def reference_rows(experiment: Experiment, result: Json) -> dict[str, float]:
+    """What needs no training: chance, simple strategies, the exact solver."""
+    score = result["scores"][experiment.split][experiment.metric]
+    baselines = {
+        name: values[experiment.split][experiment.metric] for name, values in result.get("baselines", {}).items()
+    }
+    return {"chance": score["chance"], **baselines, "exact solver": score["ceiling"]}
 
 
 def format_published(figure: tuple[float, float] | None) -> str:

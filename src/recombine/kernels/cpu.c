@@ -20,8 +20,9 @@ The mathematics, for one query-key pair (s[h] scores, g[h,e] the gradient of out
 
   where the last term is the derivative of r^2, d(r^2)/ds[h] = -(2/H) r^4 s[h]. Without rms_head r = 1 and it is absent.
 
-  softmax over keys: da = dL/da as above; ds[h] = a[h] (da[h] - D[h]) with D[h] = sum_k a[h] da[h], which for the linear value
-  network is sum_e out[h,e] g[h,e]. Row maximum and inverse row sum are saved by the forward pass.
+  softmax over keys: da = dL/da as above; ds[h] = a[h] (da[h] - D[h]) with D[h] = sum_k a[h] da[h]. If the keys do not fit in
+  one tile, D comes from another pass or, for the linear value network, from D[h] = sum_e out[h,e] g[h,e]. The forward pass
+  saves row maximum and inverse row sum.
 
   linear value network with rms_head: ds[h] = r (da[h] - a[h] mean_h'(a da)).
 
@@ -306,7 +307,7 @@ static void open_backward_rows(const plan *l, work *w, int64_t b, int64_t q0, in
   }
   if (l->dots) memcpy(w->dots, l->dots + (b * p->queries + q0) * HP, nq * HP * sizeof(float));
   else memset(w->dots, 0, nq * HP * sizeof(float));
-  if (p->hyper) return;
+  if (p->hyper || l->blocks == 1) return;
   read_rows(&p->out, w->scratch, b, q0, nq, H, E, p->bf16, 1);
   for (int64_t q = 0; q < nq; q++)
     for (int64_t h = 0; h < H; h++)
@@ -364,7 +365,7 @@ static void backward_tile(const plan *l, work *w, int64_t b, int64_t q0, int64_t
   if (p->hyper) hyper_gradient(l, w, &k, v0, 1);
   else linear_gradient(l, w, &k, v0, first_masked);
   if (p->softmax) {
-    if (p->hyper && l->blocks == 1) add_row_dots(k.HP, nq, k.nv, w->codes, w->gradient, w->dots);
+    if (l->blocks == 1) add_row_dots(k.HP, nq, k.nv, w->codes, w->gradient, w->dots);
     softmax_backward(k.H, k.HP, nq, k.nv, w->codes, w->dots, w->gradient);
   }
   if (grad_bias) add_grad_bias(l, &k, w->gradient, grad_bias, q0, v0);

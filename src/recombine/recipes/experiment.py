@@ -22,3 +22,4 @@ class Experiment:
     split: str
     metric: str
     published: dict[str, tuple[float, float]] = field(default_factory=dict)  # label -> (value, standard error)
+    published_scale: Scale | None = None  # the only scale whose task is the paper's, if not all are

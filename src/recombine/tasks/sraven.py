@@ -29,7 +29,7 @@ from recombine.compositions import Composition, CompositionSplit, all_multisets,
 from recombine.errors import InputError, check_positive
 from recombine.tasks.base import Audit, Batch, Ratio, SplitName, Stream, Task
 from recombine.tasks.sraven_ambiguity import estimate_ambiguity, tabulate_ambiguity
-from recombine.tasks.sraven_generator import check_table, draw_puzzles
+from recombine.tasks.sraven_generator import check_table, draw_puzzles, look_up
 from recombine.tasks.sraven_picture import draw_puzzle, write_puzzle
 from recombine.tasks.sraven_rules import RULES
 from recombine.tasks.sraven_solver import Solution, solve
@@ -122,10 +122,9 @@ class SRaven(Task):
 
     def _encode(self, grids: Int[Tensor, "batch row column position"]) -> Float[Tensor, "batch token value"]:
         """Tokens, those of the last panel left empty."""
-        visible = grids.flatten(1)[:, : -self.num_features]
-        inputs = torch.zeros(len(grids), self.sequence_length * self.num_values, device=grids.device)
-        first = torch.arange(visible.shape[1], device=grids.device) * self.num_values
-        return inputs.scatter_(1, visible + first, 1.0).view(len(grids), self.sequence_length, self.num_values)
+        inputs = look_up(torch.eye(self.num_values, device=grids.device), grids).flatten(1, 3)
+        inputs[:, -self.num_features :] = 0
+        return inputs
 
     def _redraw_ambiguous(self, puzzles: dict[str, Tensor], modules: Tensor, stream: Stream) -> None:
         """Replace ambiguous puzzles by fresh ones of the same multiset; what a row gets depends on that row alone."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
 from functools import lru_cache
 
 import torch
@@ -33,24 +32,29 @@ def draw_puzzles(
 ) -> dict[str, Tensor]:
     """`rules` (rows, latent feature), `permutations` (rows, column, position), `grids` (rows, row, column, position)."""
     num_features = modules.shape[1]
-    arrangement, *columns = _draw_permutations(num_features, grid_size + 1, stream)
-    rules = modules.gather(1, arrangement)
-    permutations = torch.stack(columns, dim=1)
+    orders = _draw_permutations(num_features, grid_size + 1, stream)
+    rules, permutations = modules.gather(1, orders[:, 0]), orders[:, 1:].contiguous()
     if not permuted:  # but drawn all the same, so that switching them off changes nothing else
         permutations = torch.arange(num_features, device=stream.device).expand_as(permutations).contiguous()
     entries = _draw_entries(rules, stream, num_values, grid_size)
     shape = (len(rules), grid_size, grid_size, num_features)
     entries = entries[:, :, None].expand(shape).gather(3, permutations[:, None].expand(shape))
     table = tabulate_rows(num_values, grid_size, stream.device)
-    first = torch.arange(grid_size, device=stream.device)[:, None] * table.shape[1]
-    return {"rules": rules, "permutations": permutations, "grids": table.take(entries + first)}
+    first = torch.arange(grid_size, device=stream.device).mul_(table.shape[1]).repeat_interleave(num_features)
+    entries.flatten(2).add_(first)
+    return {"rules": rules, "permutations": permutations, "grids": look_up(table.view(-1), entries)}
 
 
-def _draw_permutations(size: int, count: int, stream: Stream) -> Iterable[Int[Tensor, "rows size"]]:
+def look_up(table: Tensor, entries: Int[Tensor, "*shape"]) -> Tensor:
+    """`table[entries]`, several times as fast on a CPU."""
+    return table.index_select(0, entries.reshape(-1)).view(*entries.shape, *table.shape[1:])
+
+
+def _draw_permutations(size: int, count: int, stream: Stream) -> Int[Tensor, "rows count size"]:
     if size > MAX_TABULATED_PERMUTATION:
-        return stream.permutations(size, count).unbind(dim=1)
+        return stream.permutations(size, count)
     table = tabulate_permutations(size, stream.device)
-    return [table[number] for number in stream.digits([len(table)] * count)]
+    return look_up(table, torch.stack(stream.digits([len(table)] * count), dim=1))
 
 
 def _draw_entries(
@@ -60,9 +64,10 @@ def _draw_entries(
     num_free, num_sets, num_orders = _count_rows(num_values, grid_size)
     digits = stream.digits([*[num_free] * grid_size, num_sets, *[num_orders] * grid_size], rules.shape[1])
     free, chosen, orders = digits[:grid_size], digits[grid_size], digits[grid_size + 1 :]
-    distributed = torch.stack(orders, dim=1).add_((chosen * num_orders + DISTRIBUTE * num_free)[:, None])
-    deduced = torch.stack(free, dim=1).add_((rules * num_free)[:, None])
-    return torch.where((rules == DISTRIBUTE)[:, None], distributed, deduced)
+    is_distribute = rules == DISTRIBUTE
+    first = rules * num_free + chosen * (is_distribute * num_orders)
+    rows = [torch.where(is_distribute, order, row).add_(first) for row, order in zip(free, orders, strict=True)]
+    return torch.stack(rows, dim=1)
 
 
 def _count_rows(num_values: int, grid_size: int) -> tuple[int, int, int]:

@@ -18,6 +18,7 @@
     const figure = resolve(figures[element.dataset.figure], getComputedStyle(root));
     for (const trace of figure.data) trace.visible = !hiddenSeries.has(trace.meta?.series);
     if (touch) figure.layout.dragmode = false; // a finger on a plot scrolls the page
+    if (root.classList.contains("printing")) figure.layout.width = element.clientWidth; // there is no time to resize
     Plotly.react(element, figure.data, figure.layout, config);
   };
   const drawAll = () => {
@@ -60,11 +61,13 @@
   addEventListener("beforeprint", () => {
     themeOnScreen = root.dataset.theme;
     root.dataset.theme = "light";
+    root.classList.add("printing");
     folded = [...document.querySelectorAll("details:not([open])")];
     for (const details of folded) details.open = true;
     drawAll();
   });
   addEventListener("afterprint", () => {
+    root.classList.remove("printing");
     if (themeOnScreen) root.dataset.theme = themeOnScreen;
     else delete root.dataset.theme;
     for (const details of folded) details.open = false;
