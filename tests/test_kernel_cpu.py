@@ -101,7 +101,7 @@ def check(case, choice, *, causal=False):
 
 
 @needs_kernel
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=80, deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 10_000),
     choice=st.sampled_from(CHOICES),
@@ -125,11 +125,11 @@ def test_values_and_gradients_are_those_of_the_definition(seed, choice, causal, 
 @pytest.mark.parametrize(
     "sizes",
     [
-        {"b": 17, "q": 36, "k": 36, "h": 16, "d": 4, "e": 4, "bias": "shared", "packed": True},  # SRAVEN
-        {"b": 17, "q": 32, "k": 32, "h": 8, "d": 2, "e": 2, "bias": "shared", "packed": True},  # fuzzy logic
-        {"b": 2, "q": 80, "k": 80, "h": 8, "d": 64, "e": 64},  # language: several blocks of keys
-        {"b": 3, "q": 150, "k": 300, "h": 4, "d": 6, "e": 5, "bias": "shared"},  # threads share batch elements
-        {"b": 20, "q": 100, "k": 160, "h": 5, "d": 3, "e": 2, "bias": "batch", "padded": True},  # several blocks
+        {"b": 17, "q": 20, "k": 36, "h": 16, "d": 4, "e": 4, "bias": "shared", "packed": True},  # SRAVEN
+        {"b": 17, "q": 9, "k": 32, "h": 8, "d": 2, "e": 2, "bias": "shared", "packed": True},  # fuzzy logic
+        {"b": 2, "q": 30, "k": 80, "h": 8, "d": 64, "e": 64},  # language: several blocks of keys
+        {"b": 3, "q": 90, "k": 300, "h": 5, "d": 6, "e": 5, "bias": "shared"},  # threads share batch elements
+        {"b": 16, "q": 20, "k": 90, "h": 5, "d": 3, "e": 2, "bias": "batch", "padded": True},  # several blocks
     ],
     ids=lambda sizes: "x".join(str(size) for size in sizes.values()),
 )
@@ -153,7 +153,7 @@ def test_bfloat16_rounds_inputs_and_outputs_only(choice):
 
 @needs_kernel
 def test_long_sequences_differ_only_where_a_relu_flips():
-    case = draw_case(2, b=1, q=1024, k=1024, h=4, d=16, e=16)
+    case = draw_case(2, b=1, q=512, k=640, h=4, d=8, e=8)
     for ours, exact in zip(
         by_kernel(case, ("rms_head", "hyper_relu")), by_definition(case, ("rms_head", "hyper_relu")), strict=True
     ):
@@ -199,6 +199,15 @@ def test_bits_do_not_depend_on_threads_or_runs(choice, sizes):
 
 
 @needs_kernel
+def test_second_derivatives_are_refused_not_wrong():
+    q, k, v = (tensor.float().requires_grad_() for tensor in draw_case().qkv)
+    out = cpu.attend(q, k, v, normalisation="none", value_network="linear")
+    (gradient,) = torch.autograd.grad(out.sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        gradient.sum().backward()
+
+
+@needs_kernel
 @pytest.mark.usefixtures("unchecked")
 def test_one_graph_under_compile():
     torch._dynamo.reset()
@@ -218,7 +227,7 @@ def test_one_graph_under_compile():
         )
         return out.flatten(-2).cos()
 
-    compiled = torch.compile(layer, fullgraph=True)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     case.grad_out = case.grad_out.flatten(-2)
     for ours, eager in zip(evaluate(case, torch.float32, compiled), evaluate(case, torch.float32, layer), strict=True):
         torch.testing.assert_close(ours, eager)
@@ -234,7 +243,16 @@ def test_the_operators_keep_the_rules_of_torch(choice):
     arguments = (q, k, v, bias, None, *choice, True)
     torch.library.opcheck(torch.ops.recombine.attend_forward.default, arguments)
     out, statistics = torch.ops.recombine.attend_forward(*arguments)
-    arguments = (out.detach(), *(t.detach() for t in (q, k, v, bias)), None, out.detach(), statistics, *choice, True, True)
+    arguments = (
+        out.detach(),
+        *(t.detach() for t in (q, k, v, bias)),
+        None,
+        out.detach(),
+        statistics,
+        *choice,
+        True,
+        True,
+    )
     torch.library.opcheck(torch.ops.recombine.attend_backward.default, arguments)
 
 

@@ -32,7 +32,12 @@ def test_the_wheel_works_elsewhere(wheel, tmp_path):
     """Unpacked into an empty folder, run from another one: trains with the kernel and reports."""
     site = tmp_path / "site"
     zipfile.ZipFile(wheel).extractall(site)
-    environment = {**os.environ, "PYTHONPATH": str(site), "RECOMBINE_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(site),
+        "RECOMBINE_CACHE": str(tmp_path / "cache"),
+        "OMP_NUM_THREADS": "1",
+    }
 
     def run(*arguments: str) -> str:
         command = [sys.executable, *arguments]

@@ -20,6 +20,7 @@ import pytest
 
 from recombine.errors import InputError
 from recombine.report import html
+from recombine.report.runs import MAX_POINTS, read_runs
 from recombine.store import RunDirectory
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -83,7 +84,7 @@ def make_run(
 def render(monkeypatch: pytest.MonkeyPatch):
     """Render runs without the plotting library, which is as long as everything else is not."""
     monkeypatch.setattr("plotly.offline.get_plotlyjs", lambda: "/* plotly */")
-    return lambda *paths, title="Do they recombine?": html.render(html.read_runs(paths), title)
+    return lambda *paths, title="Do they recombine?": html.render(read_runs(paths), title)
 
 
 def words(page: str, start: str, end: str) -> str:
@@ -182,7 +183,7 @@ def test_curves_are_drawn_and_thinned(render, tmp_path):
     } | {f"curves-{metric}-{split}" for metric in ("r2", "r2_pooled") for split in ("test", "ood")}
     trace = figures["loss"]["data"][0]
     assert figures["loss"]["layout"]["yaxis"]["type"] == "log"
-    assert len(trace["x"]) <= html.MAX_POINTS
+    assert len(trace["x"]) <= MAX_POINTS
     assert (trace["x"][-1], trace["y"][-1]) == (5_001, pytest.approx(1 / 5_001, rel=1e-5))
 
 

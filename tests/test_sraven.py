@@ -131,13 +131,13 @@ def test_sizes_and_splits():
 def sampled():
     """A million instances in all: number of the multiset recomputed from the rules, and of each whole puzzle, by split."""
     place, sampled = 8 ** torch.arange(4), {}
+    factors = Stream("hash of a puzzle", rows=range(36)).bits()  # sums wrap around modulo 2^64
     for split in TASK.splits:
         blocks = []
         for index in range(NUM_SAMPLED // len(TASK.splits) // BLOCK + 1):
             batch = TASK.sample(split, index, batch_size=BLOCK)
             multiset = (batch.info["rules"].sort(dim=1).values * place).sum(dim=1)
-            words = batch.info["grids"].flatten(1)
-            puzzle = (words * (torch.arange(36) * 2 + 1) * 0x9E3779B97F4A7C1 * (words + 3)).sum(dim=1)
+            puzzle = (batch.info["grids"].flatten(1) * factors).sum(dim=1)
             listed = (torch.tensor(TASK.split.compositions(split)) * place).sum(dim=1)
             assert torch.equal(listed[batch.composition], multiset)
             blocks.append(torch.stack([multiset, puzzle]))
@@ -156,14 +156,10 @@ def test_held_out_multisets_never_occur_in_a_million_instances(sampled):
 
 
 def test_test_instances_do_not_repeat_training_ones(sampled):
-    """Few multisets have few puzzles, so that two independent draws share some: as many as training shares with itself."""
+    """The multiset with fewest puzzles has 8^12, so that chance lets none of a third of a million recur."""
     training, test = sampled["train"][1], sampled["test"][1]
-    half = len(training) // 2
-    between = torch.isin(test[:half], training[:half]).sum().item()
-    within = torch.isin(training[half : 2 * half], training[:half]).sum().item()
-    assert between <= 10
-    assert within <= 10
-    assert not torch.equal(TASK.sample("train", 0).inputs, TASK.sample("test", 0).inputs)
+    assert not torch.isin(test, training).any()
+    assert len(training.unique()) == len(training)
 
 
 def chi_square(numbers: torch.Tensor, num_outcomes: int) -> float:
@@ -289,9 +285,9 @@ def test_oracle_matches_the_solver_and_beats_chance():
     for name in ("chance", "most frequent answer", "panel to the left"):
         assert accuracy[name] < 0.02
     few = SRaven(num_features=2, num_values=4)
-    assert few.metrics(few.chance(batch := few.sample("test", 0, batch_size=4000)), batch)[
-        "accuracy"
-    ].numerator.mean().item() == pytest.approx(1 / 16, abs=0.015)
+    batch = few.sample("test", 0, batch_size=4000)
+    right = few.metrics(few.chance(batch), batch)["accuracy"].numerator
+    assert right.mean().item() == pytest.approx(1 / 16, abs=0.015)
 
 
 def test_references_can_be_scored():
@@ -318,9 +314,7 @@ def test_render_and_describe():
     solution = TASK.solve(batch.info["grids"])
     row = int(solution.num_answers.argmax())
     text = TASK.render(batch, row)
-    answers = [
-        line for line in text.splitlines()[text.splitlines().index("every answer that fits, with its posterior:") + 1 :]
-    ]
+    answers = text.split("every answer that fits, with its posterior:\n")[1].splitlines()
     assert len(answers) == solution.num_answers[row] > 1
     assert sum("the true one" in line for line in answers) == 1
     assert " ".join(map(str, batch.targets[row].tolist())) in next(line for line in answers if "true" in line)
@@ -359,7 +353,7 @@ def test_hugging_face_datasets_loads_the_export(tmp_path):
         ({"num_values": 4, "grid_size": 5}, "num_values is 4: expected a whole number of at least 5"),
         ({"grid_size": 1}, "grid size is 1: expected at least 2"),
         ({"num_values": 1000}, "num_values is 1000 at grid size 3, which makes .* expected at most 2097152"),
-        ({"held_out": 0.995}, "held-out fraction is 0.995"),
+        ({"held_out": 0.997}, "held-out fraction is 0.997"),
         ({"held_out": 0.0}, "held-out fraction is 0.0: expected a number strictly between 0 and 1"),
     ],
 )

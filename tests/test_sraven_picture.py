@@ -28,17 +28,16 @@ def test_same_puzzle_same_picture(tmp_path):
     assert imread(tmp_path / "a.png").shape[0] > 500
 
 
-def test_every_value_of_every_feature_looks_different(tmp_path):
-    """Many pixels of a panel change, for each pair of neighbouring values of each feature, from a middling panel."""
-    for feature in range(5):
-        pictures = []
-        for value in range(8):
-            panel = [3, 3, 3, 3, 3]
-            panel[feature] = value
-            grid = torch.tensor(panel).expand(3, 3, 5)
-            pictures.append(draw(tmp_path / "puzzle.png", grid))
-        for one, other in itertools.combinations(pictures, 2):
-            assert (np.abs(one - other).max(axis=-1) > 0.08).sum() / 8 > 100  # in each of the 8 visible panels
+@pytest.mark.parametrize("feature", range(5))
+def test_every_value_of_a_feature_looks_different(tmp_path, feature):
+    """The eight visible panels have the eight values of one feature: each two differ in many pixels."""
+    grid = torch.full((9, 5), 3)
+    grid[:8, feature] = torch.arange(8)
+    picture = draw(tmp_path / "puzzle.png", grid.view(3, 3, 5))
+    starts = [round((0.15 + place) * 225) for place in range(3)]  # 225 pixels a panel, after a margin
+    panels = [picture[y : y + 200, x : x + 200] for y in starts for x in starts]
+    for one, other in itertools.combinations(panels, 2):
+        assert (np.abs(one - other).max(axis=-1) > 0.08).sum() > 100
 
 
 def test_the_last_panel_is_not_given_away(tmp_path):
@@ -63,7 +62,7 @@ def test_task_draws_answers_beside_the_puzzle(tmp_path, num_features, num_values
     wide, narrow = imread(tmp_path / "with.png"), imread(tmp_path / "without.png")
     assert wide.shape[0] == narrow.shape[0]
     assert wide.shape[1] > narrow.shape[1] + 150
-    assert np.array_equal(wide[:100, :100], narrow[:100, :100])
+    assert np.abs(wide[:100, :100] - narrow[:100, :100]).mean() < 0.01  # but for rounding of edges
 
 
 def test_bad_input(tmp_path):
@@ -71,6 +70,6 @@ def test_bad_input(tmp_path):
         draw_puzzle(GRID, 8, tmp_path / "puzzle.gif")
     with pytest.raises(InputError, match="num_values is 17: expected at most 16"):
         draw_puzzle(GRID, 17, tmp_path / "puzzle.png")
-    with pytest.raises(InputError, match="cannot write .*: No such file or directory; expected a writable place"):
+    with pytest.raises(InputError, match=r"cannot write .*: No such file or directory; expected a writable place"):
         draw_puzzle(GRID, 8, tmp_path / "missing" / "puzzle.png")
     assert list(tmp_path.iterdir()) == []

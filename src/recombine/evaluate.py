@@ -19,6 +19,13 @@ from recombine.tasks.base import Batch, Ratio, SplitName, Stream, Task
 NUM_RESAMPLES = 2_000
 BATCH_SIZE = 1_000  # part of the definition of the evaluation streams
 
+METRIC_TITLES = {
+    "r2": "R²",
+    "r2_pooled": "R² pooled",
+    "accuracy": "accuracy",
+    "feature_accuracy": "feature accuracy",
+}
+
 Predictor = Callable[[Tensor], Tensor]
 
 

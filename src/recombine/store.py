@@ -73,6 +73,32 @@ def _processor_name() -> str:
     return platform.processor() or platform.machine()
 
 
+def _replace_file(path: Path, content: bytes) -> None:
+    """Whole or not at all, also across a kill or a power cut."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """A file for the user, whole or not at all, in a folder made if it is missing."""
+    try:
+        if path.exists() and not path.is_file():
+            raise IsADirectoryError(0, "it exists and is no file")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _replace_file(path, content)
+    except OSError as error:
+        raise InputError(
+            f"cannot write {str(path)!r} ({error.strerror}): expected a file in a writable folder"
+        ) from None
+
+
 class RunDirectory:
     """One run on disk."""
 
@@ -152,16 +178,7 @@ class RunDirectory:
         return value
 
     def write_bytes(self, name: str, content: bytes) -> None:
-        """Whole or not at all, also across a kill or a power cut."""
-        temporary = self.path / f".{name}.{os.getpid()}.tmp"
-        try:
-            with open(temporary, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, self.path / name)
-        finally:
-            temporary.unlink(missing_ok=True)
+        _replace_file(self.path / name, content)
 
     def append_metrics(self, row: Json) -> None:
         with open(self.path / "metrics.jsonl", "a") as file:
@@ -171,7 +188,7 @@ class RunDirectory:
         """The rows in order; a last line cut short by a kill is left out."""
         path = self.path / "metrics.jsonl"
         rows = []
-        lines = path.read_text().splitlines() if path.exists() else []
+        lines = path.read_text(errors="replace").splitlines() if path.exists() else []
         for number, line in enumerate(lines):
             try:
                 rows.append(json.loads(line))

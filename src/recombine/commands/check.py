@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from rich.table import Table
 
 from recombine.cli import parse_task
-from recombine.commands.console import METRIC_TITLES, Output, format_number, split_legend
-from recombine.evaluate import score_references
+from recombine.commands.console import Output, format_number, split_legend
+from recombine.evaluate import METRIC_TITLES, score_references
 from recombine.store import Json
 from recombine.tasks.base import Audit
 

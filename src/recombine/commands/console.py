@@ -14,11 +14,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from recombine.evaluate import METRIC_TITLES
 from recombine.store import Json
 from recombine.train import Progress as TrainingProgress
 from recombine.train import Watcher
 
-METRIC_TITLES = {"r2": "R²", "r2_pooled": "R² pooled", "accuracy": "accuracy"}
 SPLIT_LEGEND = "test: trained combinations, new instances · ood: unseen combinations of trained modules"
 UNKNOWN_LEGEND = "unknown: modules never trained"
 

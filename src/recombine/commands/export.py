@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,8 +12,9 @@ import tyro
 
 from recombine.cli import parse_task
 from recombine.commands.console import Output
-from recombine.errors import InputError, check_positive
+from recombine.errors import check_positive
 from recombine.evaluate import evaluation_batches
+from recombine.store import write_whole
 from recombine.tasks import SplitName, Task
 
 
@@ -53,12 +55,6 @@ def export(task: Task, split: SplitName, num_instances: int, path: Path) -> None
         "split_sha256": task.split.certificate.sha256,
     }
     table = pa.concat_tables(tables).replace_schema_metadata(about)
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        parquet.write_table(table, temporary)
-        temporary.replace(path)
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}; expected a writable place") from None
-    finally:
-        if temporary.exists():
-            temporary.unlink()
+    content = io.BytesIO()
+    parquet.write_table(table, content)
+    write_whole(path, content.getvalue())

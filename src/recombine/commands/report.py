@@ -21,11 +21,13 @@ class ReportOptions(Output):
     """Run directories."""
     out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("report.html")
     """The file to write."""
+    figures: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
+    """Write the figures as PNG and SVG files into this folder too."""
     title: str = "Do these networks recombine what they learned?"
     """Heading of the report."""
 
 
 def run(argv: list[str]) -> None:
     options = parse(ReportOptions, argv, prog="report")
-    write_report(options.runs, options.out, title=options.title)
+    write_report(options.runs, options.out, title=options.title, static=options.figures)
     options.show({"report": str(options.out), "bytes": options.out.stat().st_size}, f"{options.out}")

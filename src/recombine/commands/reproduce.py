@@ -11,8 +11,9 @@ import tyro
 from rich.table import Table
 
 from recombine.cli import parse
-from recombine.commands.console import METRIC_TITLES, Output, format_number, format_score, progress_bar
+from recombine.commands.console import Output, format_number, format_score, progress_bar
 from recombine.errors import check_choice
+from recombine.evaluate import METRIC_TITLES
 from recombine.recipes import EXPERIMENTS, Experiment, Scale
 from recombine.report.html import write_report
 from recombine.run import train_run

@@ -61,8 +61,17 @@ def attend(
     fused = fused and cpu.supports(q, k, v, normalisation=normalisation, value_network=value_network, bias=bias)
     if fused and (choice == "cpu" or _cpu_kernel_is_available()):
         key_mask = None if mask is None else mask[:, 0, 0]
-        options = {"normalisation": normalisation, "value_network": value_network, "bias": bias, "causal": causal}
-        return cpu.attend(q, k, v, key_mask=key_mask, **options), None
+        out = cpu.attend(
+            q,
+            k,
+            v,
+            normalisation=normalisation,
+            value_network=value_network,
+            bias=bias,
+            causal=causal,
+            key_mask=key_mask,
+        )
+        return out, None
     out, codes = reference.attend(
         q,
         k,

@@ -150,4 +150,9 @@ def _differentiate(ctx, grad_out, _):
     return *grads, grad_bias if needs_bias else None, None, None, None, None
 
 
+def _refuse_second_derivative(ctx, *grads):
+    raise NotImplementedError("the CPU kernel has no second derivatives: use the reference kernel for them")
+
+
 torch.library.register_autograd("recombine::attend_forward", _differentiate, setup_context=_save)
+torch.library.register_autograd("recombine::attend_backward", _refuse_second_derivative)

@@ -123,7 +123,7 @@ EXPERIMENTS = (
         runs=table_a1,
         split="ood",
         metric="r2",
-        published={**PUBLISHED_FUZZY_LOGIC}
+        published={str(name): figure for name, figure in PUBLISHED_FUZZY_LOGIC.items()}
         | {f"{name}_mixture_of_experts": (value, float("nan")) for name, value in PUBLISHED_MIXTURES.items()},
     ),
 )

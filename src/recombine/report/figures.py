@@ -1,4 +1,4 @@
-"""Pictures of runs: Plotly dictionaries for the page, matplotlib files for papers and slides.
+"""Pictures of runs for the page, as Plotly dictionaries.
 
 A colour in a Plotly dictionary is the name of a CSS variable, such as `var(--ink)`. The page looks it up when it draws, so
 every picture follows the reader's colour scheme and no figure is stored twice.
@@ -7,27 +7,20 @@ every picture follows the reader's colour scheme and no figure is stored twice.
 from __future__ import annotations
 
 import html
-import io
 import math
-import re
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-    from recombine.report.html import ReportRun
+from recombine.evaluate import METRIC_TITLES
+from recombine.report.runs import Curve, ReportRun
 
 Figure = dict[str, Any]
-Curve = tuple[list[int], list[float]]  # steps, values
 
 # Told apart by readers of every kind of colour vision (after Okabe and Ito), and dark or light enough for their background.
 LIGHT_PALETTE = ("#0072b2", "#d55e00", "#00855f", "#b8578c", "#8c6a00", "#5f4bb6")
 DARK_PALETTE = ("#56b4e9", "#f58549", "#2cc295", "#e7a3cb", "#e3bc4f", "#b7a6f2")
 DASHES = ("solid", "dash", "dot", "dashdot")  # names of Plotly
-PRINT_DASHES = ("-", "--", ":", "-.")  # names of matplotlib
 
-METRIC_TITLES = {"r2": "R²", "r2_pooled": "R² pooled", "accuracy": "Accuracy"}
 SPLIT_TITLES = {"ood": "Unseen combinations", "test": "Seen combinations", "unknown": "Unseen modules"}
 ROWS = {
     "ood": ("unseen", "circle", -0.08),
@@ -119,7 +112,7 @@ def curve_figure(runs: Sequence[ReportRun], split: str, metric: str) -> Figure:
     lines = sorted({value for score in scores for value in (score.chance, score.ceiling) if value is not None})
     style = {"color": "var(--ink-faint)", "width": 1, "dash": "dot"}
     shapes = [{"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": y, "y1": y, "line": style} for y in lines]
-    return _figure(traces, height=280, x_title="step", y={"range": _score_range(runs, metric)}, shapes=shapes)
+    return _figure(traces, height=280, x_title="step", y={"range": score_range(runs, metric)}, shapes=shapes)
 
 
 def _curve_trace(run: ReportRun, curve: Curve) -> Figure:
@@ -130,13 +123,13 @@ def _curve_trace(run: ReportRun, curve: Curve) -> Figure:
         "name": _plain(run.label),
         "meta": {"series": run.series},
         "mode": "lines" if len(steps) > 40 else "lines+markers",
-        "line": {"color": _colour(run), "width": 2, "dash": _dash(run)},
+        "line": {"color": _colour(run), "width": 2, "dash": choose_dash(run)},
         "marker": {"size": 5},
         "hovertemplate": "%{y:.4g}",
     }
 
 
-def _score_range(runs: Sequence[ReportRun], metric: str) -> list[float] | None:
+def score_range(runs: Sequence[ReportRun], metric: str) -> list[float] | None:
     """From the lowest to the highest of chance, ceiling and the second half of every curve, the same for all splits."""
     values: list[float] = []
     for run in runs:
@@ -182,68 +175,6 @@ def _colour(run: ReportRun) -> str:
     return f"var(--series-{run.series % len(LIGHT_PALETTE)})"
 
 
-def _dash(run: ReportRun, dashes: Sequence[str] = DASHES) -> str:
+def choose_dash(run: ReportRun, dashes: Sequence[str] = DASHES) -> str:
     """Changes when the palette starts again."""
     return dashes[run.series // len(LIGHT_PALETTE) % len(dashes)]
-
-
-def static_figures(runs: Sequence[ReportRun], metrics: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-    """The same pictures for print, as (file name, content): PNG and SVG, equal bytes for equal runs."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure as Canvas
-
-    with rc_context(
-        {"svg.hashsalt": "recombine", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
-    ):
-        pictures = {"loss": Canvas(figsize=(5, 3), layout="constrained")}
-        axes = pictures["loss"].subplots()
-        _draw_curves(axes, [(run, run.loss_curve()) for run in runs])
-        axes.set(yscale="log", ylabel="training loss")
-        splits = [split for split in SPLIT_TITLES if any(split in run.scores for run in runs)]
-        for metric in metrics:
-            canvas = pictures[f"scores-{metric}"] = Canvas(figsize=(5, 1 + 0.45 * len(runs)), layout="constrained")
-            _draw_scores(canvas.subplots(), runs, metric)
-            canvas = pictures[f"curves-{metric}"] = Canvas(figsize=(1 + 2.6 * len(splits), 2.8), layout="constrained")
-            for number, split in enumerate(splits, start=1):
-                axes = canvas.add_subplot(1, len(splits), number)
-                _draw_curves(axes, [(run, run.score_curve(split, metric)) for run in runs])
-                axes.set(title=split_title(split), ylabel=metric_title(metric), ylim=_score_range(runs, metric))
-        for name, canvas in pictures.items():
-            for kind, more in (("png", {"dpi": 200}), ("svg", {"metadata": {"Date": None}})):
-                file = io.BytesIO()
-                canvas.savefig(file, format=kind, **more)
-                yield f"{re.sub(r'[^A-Za-z0-9_-]', '-', name)}.{kind}", file.getvalue()
-
-
-def _draw_curves(axes: Axes, curves: Sequence[tuple[ReportRun, Curve]]) -> None:
-    for run, (steps, values) in curves:
-        axes.plot(steps, values, color=_print_colour(run), linestyle=_dash(run, PRINT_DASHES), label=_print_label(run))
-    axes.set_xlabel("step")
-    axes.grid(axis="y", color="#e3e5e4")
-    if axes.get_subplotspec().is_first_col():  # type: ignore[union-attr]
-        axes.legend(frameon=False)
-
-
-def _draw_scores(axes: Axes, runs: Sequence[ReportRun], metric: str) -> None:
-    for number, run in enumerate(runs):
-        colour = _print_colour(run)
-        for split, (_, symbol, place) in ROWS.items():
-            score, y = run.score(split, metric), number + place
-            if score is None:
-                continue
-            if score.chance is not None and score.ceiling is not None:
-                axes.plot([score.chance, score.ceiling], [y, y], color="#c9cecd", marker="|", zorder=1)
-            axes.plot([score.low, score.high], [y, y], color=colour, linewidth=2)
-            axes.plot(score.value, y, marker="o", color=colour, markerfacecolor="white" if "open" in symbol else colour)
-    labels = [_print_label(run) for run in runs]
-    axes.set_title("● unseen   ○ seen combinations", fontsize="medium")
-    axes.set(xlabel=metric_title(metric), yticks=range(len(runs)), yticklabels=labels, ylim=(len(runs) - 0.4, -0.6))
-
-
-def _print_colour(run: ReportRun) -> str:
-    return LIGHT_PALETTE[run.series % len(LIGHT_PALETTE)]
-
-
-def _print_label(run: ReportRun) -> str:
-    """Matplotlib reads a formula between dollars and hides a label that starts with an underscore."""
-    return "\u200b" + run.label.replace("$", r"\$")

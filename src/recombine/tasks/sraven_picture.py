@@ -28,6 +28,7 @@ INK, FAINT, ACCENT = "#1c2430", "#9aa3ae", "#c2410c"
 MAX_SHOWN = 3  # answers beside a drawing
 INCHES = 1.5  # a panel
 
+Point = Float[np.ndarray, " 2"]
 Points = Float[np.ndarray, "point 2"]
 
 
@@ -86,15 +87,19 @@ def draw_puzzle(
     axes.axis("off")
     for row, column in np.ndindex(grid_size, grid_size):
         last = row == column == grid_size - 1
-        _draw_panel(axes, column, grid_size - 1 - row, None if last else grid[row, column].tolist(), num_values)
+        corner = np.array([column, grid_size - 1.0 - row])
+        _draw_panel(axes, corner, None if last else grid[row, column].tolist(), num_values)
     if solution:
         _draw_answers(axes, solution, grid[-1, -1].tolist(), grid_size, num_values)
     _draw_key(axes, num_features, num_values, grid_size)
     axes.text(grid_size + 0.44, -0.17, caption, ha="left", va="top", fontsize=9, color=INK, linespacing=1.7)
+    temporary = path.with_name(f".{path.name}.tmp")
     try:
         with rc_context({"svg.hashsalt": "recombine"}):
-            figure.savefig(path, dpi=150, metadata=METADATA[path.suffix])
+            figure.savefig(temporary, dpi=150, format=path.suffix[1:], metadata=METADATA[path.suffix])
+        temporary.replace(path)
     except OSError as error:
+        temporary.unlink(missing_ok=True)
         raise InputError(f"cannot write {path}: {error.strerror or error}; expected a writable place") from None
 
 
@@ -102,11 +107,11 @@ def _draw_answers(axes: Any, solution: Solution, truth: list[int], grid_size: in
     """The likeliest answers, one above the other."""
     answers = list(zip(solution.answers.tolist(), solution.answer_probabilities.tolist(), strict=True))
     shown = answers[: min(MAX_SHOWN, grid_size)]
-    scale, step = (1, 1.3) if len(shown) < grid_size else (0.8, 1.02)
+    scale, step = (1.0, 1.3) if len(shown) < grid_size else (0.8, 1.02)
     for number, (answer, probability) in enumerate(shown):
         x, y = grid_size + 0.4, grid_size / 2 - 0.6 + step * ((len(shown) - 1) / 2 - number)
         colour = ACCENT if answer == truth else FAINT
-        _draw_panel(axes, x, y, answer, num_values, edge=colour, scale=scale)
+        _draw_panel(axes, np.array([x, y]), answer, num_values, edge=colour, scale=scale)
         label = ("answer" if answer == truth else "also fits") + (f", {probability:.1%}" if len(answers) > 1 else "")
         axes.text(x + 0.5, y + 0.51 + scale / 2, label, ha="center", va="bottom", fontsize=9, color=colour)
     if len(answers) > len(shown):
@@ -115,14 +120,21 @@ def _draw_answers(axes: Any, solution: Solution, truth: list[int], grid_size: in
 
 
 def _draw_panel(
-    axes: Any, x: float, y: float, values: list[int] | None, num_values: int, *, edge: str = INK, scale: float = 1
+    axes: Any,
+    corner: Point,
+    values: list[int] | None,
+    num_values: int,
+    *,
+    edge: str = INK,
+    scale: float = 1.0,
 ) -> None:
-    """A panel with its lower left corner at (x, y); without values, the one that is asked for."""
-    corner, side = np.array([x, y]) + 0.04 + (1 - scale) / 2, 0.92 * scale
+    """A panel in the unit square at this lower left corner; without values, the one that is asked for."""
+    side = 0.92 * scale
+    corner = corner + (1 - side) / 2
     frame = corner + side * np.array([(0, 0), (1, 0), (1, 1), (0, 1)])
     axes.fill(*frame.T, facecolor="white", edgecolor=edge, linewidth=1.3)
     if values is None:
-        axes.text(x + 0.5, y + 0.47, "?", ha="center", va="center", fontsize=44, color=ACCENT)
+        axes.text(*corner + side * np.array([0.5, 0.47]), "?", ha="center", va="center", fontsize=44, color=ACCENT)
         return
     shape, size, shade, number = [*values, *[None] * 4][:4]
     foot = 0.1 * max(0, len(values) - 4)
@@ -136,15 +148,13 @@ def _draw_panel(
         _draw_strip(axes, corner + side * np.array([0.1, 0.05 + 0.1 * strip]), 0.8 * side, value, num_values)
 
 
-def _draw_object(
-    axes: Any, centre: Float[np.ndarray, " 2"], radius: float, shape: int, shade: int | None, num_values: int
-) -> None:
+def _draw_object(axes: Any, centre: Point, radius: float, shape: int, shade: int | None, num_values: int) -> None:
     level = 0.35 if shade is None else shade / (num_values - 1)
     outline = centre + radius * SHAPES[shape]
     axes.fill(*outline.T, facecolor=str(1 - 0.95 * level), edgecolor=INK, linewidth=0.9, joinstyle="miter")
 
 
-def _draw_strip(axes: Any, corner: Float[np.ndarray, " 2"], width: float, value: int, num_values: int) -> None:
+def _draw_strip(axes: Any, corner: Point, width: float, value: int, num_values: int) -> None:
     box = width / num_values
     for level in range(num_values):
         frame = corner + np.array([level * box, 0]) + np.array([(0, 0), (box, 0), (box, 0.06), (0, 0.06)])
@@ -208,28 +218,28 @@ def _list_shapes() -> tuple[Points, ...]:
     """The most different ones first."""
     arc = np.linspace(0, np.pi, 40)
     half = np.stack([np.cos(arc), np.sin(arc) - 0.4], axis=1)
-    crescent = np.concatenate([_star(*[1] * 80, turn=50)[:62], 0.25 + _star(*[0.82] * 80, turn=50)[61:0:-1]])
+    crescent = np.concatenate([_star(*[1.0] * 80, turn=50.0)[:62], 0.25 + _star(*[0.82] * 80, turn=50.0)[61:0:-1]])
     cross = np.array([(1, 3), (1, 1), (3, 1), (3, -1), (1, -1), (1, -3)])
     cross = np.concatenate([cross, -cross]).astype(float)
     arrow = np.array([(0, 1), (1, 0), (0.4, 0), (0.4, -1), (-0.4, -1), (-0.4, 0), (-1, 0)])
     chevron = np.array([(0, 0.8), (1, -0.1), (1, -0.9), (0, 0), (-1, -0.9), (-1, -0.1)])
     turn = np.array([(1, -1), (1, 1)]) / math.sqrt(2)
     shapes = [
-        _star(*[1] * 80),
-        _star(1, 1, 1),
-        _star(1, 1, 1, 1, turn=45),
-        _star(*[1, 0.42] * 5),
+        _star(*[1.0] * 80),
+        _star(1.0, 1.0, 1.0),
+        _star(1.0, 1.0, 1.0, 1.0, turn=45.0),
+        _star(*[1.0, 0.42] * 5),
         cross,
-        _star(1, 0.55, 1, 0.55),
+        _star(1.0, 0.55, 1.0, 0.55),
         half,
-        _star(*[1] * 5),
+        _star(*[1.0] * 5),
         arrow,
-        _star(*[1, 0.35] * 4),
+        _star(*[1.0, 0.35] * 4),
         chevron,
         cross @ turn,
         crescent,
-        _star(1, 1, 1, turn=-90),
-        _star(*[1, 0.7] * 9),
+        _star(1.0, 1.0, 1.0, turn=-90.0),
+        _star(*[1.0, 0.7] * 9),
         np.array([(-1, -0.5), (0.5, -0.5), (1, 0.5), (-0.5, 0.5)]),
     ]
     return tuple(_normalise(points) for points in shapes)

@@ -1,0 +1,86 @@
+"""Pictures of runs for papers and slides: PNG and SVG files by matplotlib."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from recombine.report.figures import (
+    LIGHT_PALETTE,
+    ROWS,
+    SPLIT_TITLES,
+    choose_dash,
+    metric_title,
+    score_range,
+    split_title,
+)
+from recombine.report.runs import Curve, ReportRun
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+DASHES = ("-", "--", ":", "-.")  # names of matplotlib
+
+
+def static_figures(runs: Sequence[ReportRun], metrics: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+    """The same pictures for print, as (file name, content): PNG and SVG, equal bytes for equal runs."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure as Canvas
+
+    with rc_context(
+        {"svg.hashsalt": "recombine", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
+    ):
+        pictures = {"loss": Canvas(figsize=(5, 3), layout="constrained")}
+        axes = pictures["loss"].subplots()
+        _draw_curves(axes, [(run, run.loss_curve()) for run in runs])
+        axes.set(yscale="log", ylabel="training loss")
+        splits = [split for split in SPLIT_TITLES if any(split in run.scores for run in runs)]
+        for metric in metrics:
+            canvas = pictures[f"scores-{metric}"] = Canvas(figsize=(5, 1 + 0.45 * len(runs)), layout="constrained")
+            _draw_scores(canvas.subplots(), runs, metric)
+            canvas = pictures[f"curves-{metric}"] = Canvas(figsize=(1 + 2.6 * len(splits), 2.8), layout="constrained")
+            for number, split in enumerate(splits, start=1):
+                axes = canvas.add_subplot(1, len(splits), number)
+                _draw_curves(axes, [(run, run.score_curve(split, metric)) for run in runs])
+                axes.set(title=split_title(split), ylabel=metric_title(metric), ylim=score_range(runs, metric))
+        for name, canvas in pictures.items():
+            for kind, more in (("png", {"dpi": 200}), ("svg", {"metadata": {"Date": None}})):
+                file = io.BytesIO()
+                canvas.savefig(file, format=kind, **more)
+                yield f"{re.sub(r'[^A-Za-z0-9_-]', '-', name)}.{kind}", file.getvalue()
+
+
+def _draw_curves(axes: Axes, curves: Sequence[tuple[ReportRun, Curve]]) -> None:
+    for run, (steps, values) in curves:
+        axes.plot(steps, values, color=_print_colour(run), linestyle=choose_dash(run, DASHES), label=_print_label(run))
+    axes.set_xlabel("step")
+    axes.grid(axis="y", color="#e3e5e4")
+    if axes.get_subplotspec().is_first_col():  # type: ignore[union-attr]
+        axes.legend(frameon=False)
+
+
+def _draw_scores(axes: Axes, runs: Sequence[ReportRun], metric: str) -> None:
+    for number, run in enumerate(runs):
+        colour = _print_colour(run)
+        for split, (_, symbol, place) in ROWS.items():
+            score, y = run.score(split, metric), number + place
+            if score is None:
+                continue
+            if score.chance is not None and score.ceiling is not None:
+                axes.plot([score.chance, score.ceiling], [y, y], color="#c9cecd", marker="|", zorder=1)
+            axes.plot([score.low, score.high], [y, y], color=colour, linewidth=2)
+            axes.plot(score.value, y, marker="o", color=colour, markerfacecolor="white" if "open" in symbol else colour)
+    labels = [_print_label(run) for run in runs]
+    axes.set_title("● unseen   ○ seen combinations", fontsize="medium")
+    axes.set(xlabel=metric_title(metric), yticks=range(len(runs)), yticklabels=labels, ylim=(len(runs) - 0.4, -0.6))
+
+
+def _print_colour(run: ReportRun) -> str:
+    return LIGHT_PALETTE[run.series % len(LIGHT_PALETTE)]
+
+
+def _print_label(run: ReportRun) -> str:
+    """Matplotlib reads a formula between dollars and hides a label that starts with an underscore."""
+    return "\u200b" + run.label.replace("$", r"\$")
