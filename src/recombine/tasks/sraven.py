@@ -34,7 +34,7 @@ from recombine.tasks.sraven_picture import draw_puzzle, write_puzzle
 from recombine.tasks.sraven_rules import RULES
 from recombine.tasks.sraven_solver import Solution, solve
 
-MAX_ATTEMPTS = 2_000  # to find an unambiguous puzzle of a given multiset; at M=4 one in 2 (K=8) to 50 (K=3) will do
+NUM_DRAWN, MAX_REDRAWS = 4, 500  # puzzles of a multiset in search of an unambiguous one; at M=4, K=3 one in 50 is
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,20 +129,25 @@ class SRaven(Task):
     def _redraw_ambiguous(self, puzzles: dict[str, Tensor], modules: Tensor, stream: Stream) -> None:
         """Replace ambiguous puzzles by fresh ones of the same multiset; what a row gets depends on that row alone."""
         pending = self.solve(puzzles["grids"]).ambiguous.nonzero()[:, 0]
-        for attempt in range(1, MAX_ATTEMPTS):
+        for redraw in range(MAX_REDRAWS):
             if len(pending) == 0:
                 return
             first, last = int(pending[0]), int(pending[-1]) + 1
-            again = Stream(*stream.key, "attempt", attempt, rows=stream.rows[first:last], device=stream.device)
-            fresh = self._draw_puzzles(modules[first:last], again)
-            unique = ~self.solve(fresh["grids"][pending - first]).ambiguous
-            for name, drawn in fresh.items():
-                puzzles[name][pending[unique]] = drawn[pending[unique] - first]
-            pending = pending[~unique]
+            rows = stream.rows[first:last]
+            rows = range(rows.start * NUM_DRAWN, rows.stop * NUM_DRAWN)
+            again = Stream(*stream.key, "redraw", redraw, rows=rows, device=stream.device)
+            fresh = self._draw_puzzles(modules[first:last].repeat_interleave(NUM_DRAWN, dim=0), again)
+            drawn = (pending - first)[:, None] * NUM_DRAWN + torch.arange(NUM_DRAWN, device=stream.device)
+            unique = ~self.solve(fresh["grids"][drawn.flatten()]).ambiguous.view_as(drawn)
+            found = unique.any(dim=1)
+            chosen = drawn[found].gather(1, unique[found].int().argmax(dim=1, keepdim=True))[:, 0]
+            for name, column in fresh.items():
+                puzzles[name][pending[found]] = column[chosen]
+            pending = pending[~found]
         if len(pending):
             rules = self.describe(tuple(modules[pending[0]].tolist()))
             raise InputError(
-                f"no unambiguous puzzle with the rules {rules} in {MAX_ATTEMPTS} attempts, num_values is "
+                f"no unambiguous puzzle among {MAX_REDRAWS * NUM_DRAWN} with the rules {rules}, num_values is "
                 f"{self.num_values} at grid size {self.grid_size}: expected larger ones, or puzzles that may be ambiguous"
             )
 
