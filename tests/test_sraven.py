@@ -244,8 +244,8 @@ def test_unambiguous_puzzles_have_one_answer_and_the_same_multisets(num_values):
 
 
 def test_multisets_that_are_always_ambiguous_are_named(monkeypatch):
-    monkeypatch.setattr("recombine.tasks.sraven.MAX_ATTEMPTS", 5)
-    with pytest.raises(InputError, match=r"no unambiguous puzzle with the rules .* in 5 attempts, num_values is 3"):
+    monkeypatch.setattr("recombine.tasks.sraven.MAX_REDRAWS", 2)
+    with pytest.raises(InputError, match=r"no unambiguous puzzle among 8 with the rules .*, num_values is 3 at grid"):
         SRaven(num_values=3, unambiguous=True).sample("train", 0)
 
 
