@@ -175,7 +175,7 @@ def main() -> None:
         raise SystemExit(f"nothing to measure: {reason}")
     peak = measure_matmul_peak()
     print(f"{name_cpu()}; {options.threads} threads; torch {torch.__version__}; matrix product {peak:.0f} GFLOP/s")
-    print(f"{'shape':18} {'attention':9} {'':8} {'eager':>8} {'compiled':>9} {'fused ms':>9} {'x compiled':>11} GFLOP/s  memory x")
+    print(f"{'milliseconds':37} {'eager':>8} {'compiled':>9} {'fused':>9} {'x compiled':>11} GFLOP/s  memory x")
     results = []
     for shape_name in options.shapes.split(","):
         for attention in options.attentions.split(","):

@@ -65,7 +65,7 @@ def test_many_at_once(source):
 
 def test_a_compiler_that_fails_is_a_reason(source):
     source.write_text("int answer(void) { return }\n")
-    with pytest.raises(compiler.CompilerError, match="cannot compile answer.c"):
+    with pytest.raises(compiler.CompilerError, match=r"cannot compile answer\.c"):
         load(source)
     assert builds(source) == []
 
@@ -83,5 +83,5 @@ def test_no_compiler_and_no_build(source, monkeypatch):
 
 def test_an_unusable_cache_directory_is_named(source, monkeypatch):
     monkeypatch.setenv("RECOMBINE_CACHE", str(source / "cache"))
-    with pytest.raises(InputError, match="RECOMBINE_CACHE is .* expected a writable directory"):
+    with pytest.raises(InputError, match=r"RECOMBINE_CACHE is .* expected a writable directory"):
         load(source)

@@ -202,9 +202,8 @@ def test_bits_do_not_depend_on_threads_or_runs(choice, sizes):
 def test_second_derivatives_are_refused_not_wrong():
     q, k, v = (tensor.float().requires_grad_() for tensor in draw_case().qkv)
     out = cpu.attend(q, k, v, normalisation="none", value_network="linear")
-    (gradient,) = torch.autograd.grad(out.sum(), q, create_graph=True)
-    with pytest.raises(RuntimeError, match="differentiate twice"):
-        gradient.sum().backward()
+    with pytest.raises(NotImplementedError, match="no second derivatives"):
+        torch.autograd.grad(out.sum(), q, create_graph=True)
 
 
 @needs_kernel
@@ -289,7 +288,7 @@ def test_what_it_does_not_support():
     assert not cpu.supports(q.bfloat16(), k, v, **plain)
     assert not cpu.supports(q[:, :0], k, v, **plain)
     assert not cpu.supports(q.to("meta"), k.to("meta"), v.to("meta"), **plain)
-    with pytest.raises(InputError, match="no rms_head \\+ hyper_relu for torch.float64 on cpu"):
+    with pytest.raises(InputError, match=r"no rms_head \+ hyper_relu for torch\.float64 on cpu"):
         cpu.attend(q.double(), k.double(), v.double(), **plain)
 
 

@@ -406,7 +406,7 @@ static int open_plan(plan *l, const problem *p, int64_t most_vectors) {
   l->vectors = at_most_one_less(p->keys, LANES);
   l->heads_padded = at_most_one_less(p->heads, 8) * 8;
   /* keys, values and their gradients of a block should stay in a second-level cache */
-  int64_t bytes = 2 * p->heads * (p->dim + p->value_dim) * (int64_t)sizeof(vec), fit = (256 << 10) / bytes;
+  int64_t bytes = 2 * p->heads * (p->dim + p->value_dim) * (int64_t)sizeof(vec), fit = (512 << 10) / bytes;
   int64_t most = smaller(most_vectors, fit < 1 ? 1 : fit);
   l->blocks = at_most_one_less(l->vectors, most);
   l->block = at_most_one_less(l->vectors, l->blocks);

@@ -103,11 +103,19 @@ class _Attend(torch.autograd.Function):
         return output[0]
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, grad_out):
+        if torch.is_grad_enabled():
+            _refuse_second_derivative(ctx)
         needs_bias = ctx.needs_input_grad[3]
-        *grads, grad_bias = cpu_library.run_backward(grad_out, *ctx.saved_tensors, ctx.choices, needs_bias)
+        q, k, v, bias, key_mask, out, statistics = ctx.saved_tensors
+        *grads, grad_bias = cpu_library.run_backward(
+            grad_out, q, k, v, bias, key_mask, out, statistics, ctx.choices, needs_bias
+        )
         return *grads, grad_bias if needs_bias else None, None, None, None, None
+
+
+def _refuse_second_derivative(ctx, *grads):
+    raise NotImplementedError("the CPU kernel has no second derivatives: use the reference kernel for them")
 
 
 # the same as operators, for torch.compile
@@ -148,10 +156,6 @@ def _differentiate(ctx, grad_out, _):
     needs_bias = ctx.needs_input_grad[3]
     *grads, grad_bias = torch.ops.recombine.attend_backward(grad_out, *ctx.saved_tensors, *ctx.choices, needs_bias)
     return *grads, grad_bias if needs_bias else None, None, None, None, None
-
-
-def _refuse_second_derivative(ctx, *grads):
-    raise NotImplementedError("the CPU kernel has no second derivatives: use the reference kernel for them")
 
 
 torch.library.register_autograd("recombine::attend_forward", _differentiate, setup_context=_save)

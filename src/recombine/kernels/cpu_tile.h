@@ -208,13 +208,14 @@ registers. */
 
 #define TILE_STRIDE (TILE_QUERIES * HP + TILE_PADDING) /* vecs from one vector of keys to the next */
 #define AT(v, q) ((v) * TILE_STRIDE + (q) * HP)
-#define FOR_CHUNKS(F, f, CALL)                               \
-  {                                                          \
-    int64_t f = 0;                                           \
-    for (; f + 4 <= (F); f += 4) { enum { C = 4 }; CALL; }   \
-    if (f + 2 <= (F)) { enum { C = 2 }; CALL; f += 2; }      \
-    if (f < (F)) { enum { C = 1 }; CALL; }                   \
+/* Features are handled in chunks of C = 4, then 2, then 1: CALL for each chunk from f on, or for each range of chunks. */
+#define FOR_RANGES(F, CALL)                                                              \
+  {                                                                                      \
+    { enum { C = 4 }; const int64_t begin = 0, end = (F) / 4 * 4; CALL; }                \
+    { enum { C = 2 }; const int64_t begin = (F) / 4 * 4, end = (F) / 2 * 2; CALL; }      \
+    { enum { C = 1 }; const int64_t begin = (F) / 2 * 2, end = (F); CALL; }              \
   }
+#define FOR_CHUNKS(F, f, CALL) FOR_RANGES(F, for (int64_t f = begin; f < end; f += C) CALL)
 
 /* s = rows . keys (+ bias), for Q queries and N vectors of one head */
 INLINE void score_few(const int Q, const int N, int64_t H, int64_t F, int64_t HP, const vec *keys, const float *rows,
@@ -262,19 +263,20 @@ INLINE void add_sums(const int C, int64_t H, int64_t F, int64_t h, int64_t f, co
 }
 
 /* rows[q][h][f] += sum over keys of s[h] packed[h][f]: the linear value network, and the gradient of queries */
-INLINE void contract_inline(const int C, int64_t H, int64_t F, int64_t HP, int64_t f, int64_t nq, int64_t nv, const vec *s,
-                            const vec *packed, float *rows) {
-  for (int64_t q = 0; q < nq; q++)
-    for (int64_t h = 0; h < H; h += 8 / C) {
-      vec sum[8] = {0};
-      for (int64_t v = 0; v < nv; v++)
-        UNROLL for (int i = 0; i < 8 / C; i++) {
-          vec sh = s[AT(v, q) + h + i];
-          IN_REGISTER(sh);
-          UNROLL for (int c = 0; c < C; c++) sum[i * C + c] += sh * packed[(v * H + h + i) * F + f + c];
-        }
-      add_sums(C, H, F, h, f, sum, rows + q * H * F);
-    }
+INLINE void contract_range(const int C, int64_t H, int64_t F, int64_t HP, int64_t begin, int64_t end, int64_t nq, int64_t nv,
+                           const vec *s, const vec *packed, float *rows) {
+  for (int64_t h = 0; h < H; h += 8 / C)
+    for (int64_t q = 0; q < nq; q++)
+      for (int64_t f = begin; f < end; f += C) {
+        vec sum[8] = {0};
+        for (int64_t v = 0; v < nv; v++)
+          UNROLL for (int i = 0; i < 8 / C; i++) {
+            vec sh = s[AT(v, q) + h + i];
+            IN_REGISTER(sh);
+            UNROLL for (int c = 0; c < C; c++) sum[i * C + c] += sh * packed[(v * H + h + i) * F + f + c];
+          }
+        add_sums(C, H, F, h, f, sum, rows + q * H * F);
+      }
 }
 
 /* packed[v][h][f] += sum over queries of s[h] rows[q][h][f]: gradients of keys, and of values of the linear network */
@@ -296,13 +298,15 @@ INLINE void spread_few(const int C, const int N, int64_t H, int64_t F, int64_t H
     UNROLL for (int c = 0; c < C; c++) packed[j * H * F + c] = sum[j][c];
 }
 
-INLINE void spread_inline(const int C, int64_t H, int64_t F, int64_t HP, int64_t f, int64_t nq, int64_t nv, const vec *s,
-                          const float *rows, vec *packed) {
+INLINE void spread_range(const int C, int64_t H, int64_t F, int64_t HP, int64_t begin, int64_t end, int64_t nq, int64_t nv,
+                         const vec *s, const float *rows, vec *packed) {
   for (int64_t h = 0; h < H; h++) {
     int64_t v = 0;
 #define SPREAD(N) spread_few(C, N, H, F, HP, nq, s + AT(v, 0) + h, rows + h * F + f, packed + (v * H + h) * F + f)
-    for (; v + 2 <= nv; v += 2) SPREAD(2);
-    if (v < nv) SPREAD(1);
+    for (; v + 2 <= nv; v += 2)
+      for (int64_t f = begin; f < end; f += C) SPREAD(2);
+    if (v < nv)
+      for (int64_t f = begin; f < end; f += C) SPREAD(1);
   }
 }
 
@@ -470,10 +474,10 @@ typedef struct {
     score_inline(H, F, HP, k->nq, k->nv, keys, rows, bias, bias_head, bias_query, s);                                      \
   }                                                                                                                        \
   static void contract_##name(const tile *k, const vec *s, const vec *packed, float *rows) {                               \
-    FOR_CHUNKS(F, f, contract_inline(C, H, F, HP, f, k->nq, k->nv, s, packed, rows))                                       \
+    FOR_RANGES(F, contract_range(C, H, F, HP, begin, end, k->nq, k->nv, s, packed, rows))                                  \
   }                                                                                                                        \
   static void spread_##name(const tile *k, const vec *s, const float *rows, vec *packed) {                                 \
-    FOR_CHUNKS(F, f, spread_inline(C, H, F, HP, f, k->nq, k->nv, s, rows, packed))                                         \
+    FOR_RANGES(F, spread_range(C, H, F, HP, begin, end, k->nq, k->nv, s, rows, packed))                                    \
   }                                                                                                                        \
   static void scale_rows_##name(const tile *k, float *rows, const float *factor) {                                         \
     scale_rows_inline(H, F, HP, k->nq, rows, factor);                                                                      \
