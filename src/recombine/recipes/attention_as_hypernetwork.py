@@ -19,13 +19,15 @@ from recombine.train import TrainingConfig
 
 
 def fuzzy_logic(scale: Scale) -> RunConfig:
-    """Table A3, fuzzy logic; smaller scales only train for fewer steps."""
+    """Table A3, fuzzy logic; `small` trains for fewer steps, `tiny` also a narrower model at the grid's higher rate."""
+    tiny_model = TransformerConfig(num_layers=2, embedding_dim=64, kqv_dim=16, mlp_dim=128, num_heads=8)
+    paper_model = TransformerConfig(num_layers=2, embedding_dim=128, kqv_dim=16, mlp_dim=256, num_heads=8)
     return RunConfig(
         task=FuzzyLogic(),
-        model=TransformerConfig(num_layers=2, embedding_dim=128, kqv_dim=16, mlp_dim=256, num_heads=8),
+        model=tiny_model if scale == "tiny" else paper_model,
         training=TrainingConfig(
-            steps={"tiny": 2_000, "small": 10_000, "paper": 50_000}[scale],
-            learning_rate=1e-3,
+            steps={"tiny": 3_000, "small": 10_000, "paper": 50_000}[scale],
+            learning_rate=3e-3 if scale == "tiny" else 1e-3,
             weight_decay=0.1,
             warmup_steps=100,
         ),
@@ -33,12 +35,12 @@ def fuzzy_logic(scale: Scale) -> RunConfig:
 
 
 def sraven(scale: Scale) -> RunConfig:
-    """Table A3, SRAVEN, 4 layers and 20M instances; `small` and `tiny` have two features and fewer instances."""
-    small_model = TransformerConfig(num_layers=4, embedding_dim=64, kqv_dim=32, mlp_dim=128, num_heads=8)
+    """Table A3, SRAVEN, 4 layers and 20M instances; `small` has two features and fewer instances, `tiny` also a narrower model."""
+    tiny_model = TransformerConfig(num_layers=4, embedding_dim=64, kqv_dim=32, mlp_dim=128, num_heads=8)
     paper_model = TransformerConfig(num_layers=4, embedding_dim=128, kqv_dim=64, mlp_dim=256, num_heads=16)
     return RunConfig(
         task=SRaven(num_features=4 if scale == "paper" else 2),
-        model=small_model if scale == "tiny" else paper_model,
+        model=tiny_model if scale == "tiny" else paper_model,
         training=TrainingConfig(
             steps={"tiny": 6_000, "small": 12_000, "paper": 156_250}[scale],
             learning_rate=2e-3 if scale == "tiny" else 1e-3,
