@@ -82,7 +82,8 @@ def find_compiler() -> str | None:
 
 def _build(compiler: str, flags: Sequence[str], source: Path, directory: Path, prefix: str) -> Path:
     without_openmp = [flag for flag in flags if flag in FLAGS]
-    attempts = [flags, [*without_openmp, "-fopenmp"], without_openmp]
+    portable = [flag for flag in without_openmp if flag != "-march=native"]  # some clang on ARM does not know it
+    attempts = [flags, [*without_openmp, "-fopenmp"], without_openmp, portable]
     with tempfile.TemporaryDirectory(dir=directory, prefix="building-") as scratch:
         built = Path(scratch) / "library.so"
         for attempt in attempts:

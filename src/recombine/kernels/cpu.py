@@ -1,7 +1,7 @@
 """Fused attention on CPUs: forward and backward in C (`cpu.c`, where the mathematics is), seen by torch as one operator.
 
-It computes what `reference.py` defines, for every normalisation and the value networks linear, hyper_linear and hyper_relu,
-without ever storing a tensor of queries x keys, and bit for bit the same with any number of threads.
+It computes what `reference.py` defines, for every normalisation and every value network but hyper_deep, without ever storing
+a tensor of queries x keys, and bit for bit the same with any number of threads.
 
 Eager calls go through an `autograd.Function`, which costs half as much per call as an operator of `torch.library`; under
 `torch.compile` the operators `recombine::attend_forward` and `recombine::attend_backward` keep the graph whole.
@@ -18,7 +18,7 @@ from recombine.kernels import cpu_library
 from recombine.kernels.cpu_library import Choices
 
 NORMALISATIONS = ("none", "softmax", "rms_head", "softmax_rms_head")
-VALUE_NETWORKS = ("linear", "hyper_linear", "hyper_relu")
+VALUE_NETWORKS = ("linear", "nonlinear_value", "hyper_linear", "hyper_relu")
 DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -43,7 +43,7 @@ def supports(
     return (
         normalisation in NORMALISATIONS
         and value_network in VALUE_NETWORKS
-        and (normalisation, value_network) != ("softmax_rms_head", "linear")
+        and (normalisation != "softmax_rms_head" or value_network.startswith("hyper"))
         and all(tensor.device.type == "cpu" and tensor.numel() > 0 for tensor in tensors)
         and q.dtype in DTYPES
         and q.dtype == k.dtype == v.dtype
@@ -74,6 +74,8 @@ def attend(
         raise InputError(f"the CPU kernel is not available: {reason}")
     if bias is not None:
         bias = _expand_bias(bias.float(), (q.shape[0], q.shape[2], q.shape[1], k.shape[1]))
+    if value_network == "nonlinear_value":
+        v, value_network = v.relu(), "linear"
     arguments = (q, k, v, bias, key_mask, normalisation, value_network, causal)
     if torch.compiler.is_compiling() or type(q) not in (Tensor, torch.nn.Parameter):
         return torch.ops.recombine.attend_forward(*arguments)[0]

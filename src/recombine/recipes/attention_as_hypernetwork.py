@@ -35,7 +35,7 @@ def fuzzy_logic(scale: Scale) -> RunConfig:
 
 
 def sraven(scale: Scale) -> RunConfig:
-    """Table A3, SRAVEN, 4 layers and 20M instances; `small` has two features and fewer instances, `tiny` also a narrower model."""
+    """Table A3, SRAVEN, 4 layers, 20M instances; `small` has two features and trains less, `tiny` is also narrower."""
     tiny_model = TransformerConfig(num_layers=4, embedding_dim=64, kqv_dim=32, mlp_dim=128, num_heads=8)
     paper_model = TransformerConfig(num_layers=4, embedding_dim=128, kqv_dim=64, mlp_dim=256, num_heads=16)
     return RunConfig(
