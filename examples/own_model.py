@@ -10,4 +10,5 @@ scores = recombine.benchmark(model, task, training=recombine.TrainingConfig(step
 
 for split in ("test", "ood"):
     score = scores[split]["r2"]
-    print(f"{split:5} R² {score.value:.3f}  [{score.low:.3f}, {score.high:.3f}]  chance {score.chance:.3f}  ceiling {score.ceiling:.3f}")
+    print(f"{split:5} R² {score.value:.3f}  95 % interval {score.low:.3f} to {score.high:.3f}", end="  ")
+    print(f"chance {score.chance:.3f}  ceiling {score.ceiling:.3f}")

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from recombine.errors import InputError
-from recombine.evaluate import CompositionSums, evaluation_splits, score, score_references
+from recombine.evaluate import CompositionSums, compare, evaluation_splits, score, score_references
 from recombine.tasks import Batch, FuzzyLogic, Ratio
 
 TASK = FuzzyLogic(num_examples=8)
@@ -88,6 +88,30 @@ def test_instances_of_one_composition_do_not_count_as_many():
     )
     low, high = sums.interval("m")
     assert high - low > 1.5
+
+
+def test_paired_differences_are_sharper_than_two_intervals():
+    """A predictor that is a little better everywhere: intervals overlap, the difference is clear."""
+
+    def noisy(size):
+        return lambda inputs: TASK.oracle(Batch(inputs, inputs[:, -1, -1], inputs[:, 0, :2].long())) + size
+
+    better, worse = (
+        score(noisy(size), TASK, splits=("ood",), num_instances=2_000)["ood"]["r2"] for size in (0.1, 0.11)
+    )
+    assert better.low < worse.high
+    difference = compare(better.sums, worse.sums)
+    assert difference.value == pytest.approx(better.value - worse.value)
+    assert 0 < difference.low < difference.value < difference.high
+    assert difference.real
+    same = compare(better.sums, better.sums)
+    assert (same.value, same.low, same.high, same.real) == (0, 0, 0, False)
+
+
+def test_scores_of_other_instances_cannot_be_paired():
+    few, many = (score(lambda x: x[:, 0, 0], TASK, splits=("ood",), num_instances=n)["ood"]["r2"] for n in (100, 200))
+    with pytest.raises(InputError, match="not of the same instances"):
+        compare(few.sums, many.sums)
 
 
 def test_bad_requests(unchecked):

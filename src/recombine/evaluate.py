@@ -2,15 +2,17 @@
 
 Instances of one composition are not independent, so the 95 % interval comes from a bootstrap over *compositions*: whole
 compositions are drawn again with replacement, 2,000 times, and the metric is recomputed from their sums. Chance and
-ceiling are the scores of the task's best constant and of its exact oracle on the very same instances.
+ceiling are the scores of the task's best constant and of its exact oracle on the very same instances. Two models are
+compared by their *paired* difference, which can be clear even where their intervals overlap.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from recombine.errors import InputError, check_choice, check_positive
@@ -38,12 +40,38 @@ class Score:
     high: float
     chance: float | None = None
     ceiling: float | None = None
+    sums: tuple[tuple[float, ...], ...] = field(default=(), repr=False)  # numerators, denominators by composition
 
     def as_dict(self) -> dict[str, float | None]:
-        return asdict(self)
+        return {name: getattr(self, name) for name in ("value", "low", "high", "chance", "ceiling")}
 
 
 Scores = dict[SplitName, dict[str, Score]]  # split -> metric -> score
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """How much one predictor scores above another on the same instances, with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def real(self) -> bool:
+        """Whether the interval leaves out 0."""
+        return self.low > 0 or self.high < 0
+
+
+def compare(sums: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> Difference:
+    """The paired difference: both predictors on the same redrawn compositions, so what is hard for both cancels."""
+    mine, theirs = (CompositionSums.from_lists(each) for each in (sums, other))
+    if mine.totals["_"].shape != theirs.totals["_"].shape or not torch.equal(
+        mine.totals["_"][1], theirs.totals["_"][1]
+    ):
+        raise InputError("the two scores are not of the same instances: expected the same task, split and number")
+    low, high = _interval(mine.resample("_") - theirs.resample("_"))
+    return Difference(value=mine.value("_") - theirs.value("_"), low=low, high=high)
 
 
 def scores_as_dict(scores: Scores) -> dict[str, dict[str, dict[str, float | None]]]:
@@ -129,6 +157,7 @@ def _score_split(
             high=high,
             chance=sums["chance"].value(metric) if references else None,
             ceiling=sums["ceiling"].value(metric) if references else None,
+            sums=tuple(map(tuple, sums["model"].totals[metric].tolist())),
         )
     return scores
 
@@ -165,11 +194,26 @@ class CompositionSums:
         numerator, denominator = self.totals[name].sum(dim=1).tolist()
         return numerator / denominator
 
-    def interval(self, name: str) -> tuple[float, float]:
-        """The middle 95 % of the metric over resampled compositions (those that occurred at least once)."""
+    @classmethod
+    def from_lists(cls, totals: Sequence[Sequence[float]]) -> CompositionSums:
+        """One metric, as `Score.sums` keeps it."""
+        sums = cls(len(totals[0]))
+        sums.totals["_"] = torch.tensor(totals, dtype=torch.float64)
+        return sums
+
+    def resample(self, name: str) -> Float[Tensor, " resamples"]:
+        """The metric over redrawn compositions (of those that occurred at all)."""
         totals = self.totals[name]
-        totals = totals[:, totals[1] > 0]
+        totals = totals[:, totals[1] != 0]
         drawn = Stream("bootstrap", rows=range(NUM_RESAMPLES)).integers(totals.shape[1], totals.shape[1])
         numerator, denominator = totals[:, drawn].sum(dim=-1)
-        low, high = torch.quantile(numerator / denominator, torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
-        return low, high
+        return numerator / denominator
+
+    def interval(self, name: str) -> tuple[float, float]:
+        """The middle 95 % of the metric over redrawn compositions."""
+        return _interval(self.resample(name))
+
+
+def _interval(values: Float[Tensor, " resamples"]) -> tuple[float, float]:
+    low, high = torch.quantile(values, torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    return low, high

@@ -136,6 +136,9 @@ def summarise(config: RunConfig, model: nn.Module, scores: Scores, clock: Clock)
         "seconds": round(clock.seconds, 3),
         "steps_per_second": round(clock.steps_per_second, 3),
         "scores": scores_as_dict(scores),
+        "composition_sums": {
+            split: {name: each.sums for name, each in metrics.items()} for split, metrics in scores.items()
+        },
     }
 
 

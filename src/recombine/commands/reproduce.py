@@ -13,7 +13,7 @@ from rich.table import Table
 from recombine.cli import parse
 from recombine.commands.console import Output, format_number, format_score, progress_bar
 from recombine.errors import check_choice
-from recombine.evaluate import METRIC_TITLES
+from recombine.evaluate import METRIC_TITLES, compare
 from recombine.recipes import EXPERIMENTS, Experiment, Scale
 from recombine.report.html import write_report
 from recombine.run import train_run
@@ -61,6 +61,7 @@ def run(argv: list[str]) -> None:
         "results": results,
     }
     closing = [f"report: {options.report}"] if options.report is not None else []
+    closing.insert(0, "intervals: bootstrap over combinations; the differences are paired, on the same instances")
     options.show(value, comparison_table(experiment, results, options.scale), *closing)
 
 
@@ -70,20 +71,29 @@ def comparison_table(experiment: Experiment, results: Json, scale: Scale) -> Tab
     metric = METRIC_TITLES.get(experiment.metric, experiment.metric)
     title = f"{experiment.question}\n{metric} on combinations never trained on ({experiment.split})"
     table = Table("", title=title, title_justify="left")
-    for name in (metric, "95 % interval", "chance", "ceiling", "trained on", "paper", "steps", "minutes"):
+    baseline, baseline_result = next(iter(results.items()))
+    for name in (metric, "95 % interval", f"above {baseline}", "trained on", "paper", "steps", "minutes"):
         table.add_column(name, justify="right")
     for name, value in reference_rows(experiment, next(iter(results.values()))).items():
         table.add_row(name, format_number(value), style="dim")
     for label, result in results.items():
         table.add_row(
             label.replace("_", " "),
-            *format_score(result["scores"][experiment.split][experiment.metric]),
+            *format_score(result["scores"][experiment.split][experiment.metric])[:2],
+            "" if label == baseline else format_difference(experiment, result, baseline_result),
             format_number(result["scores"]["test"][experiment.metric]["value"]),
             format_published(published.get(label)),
             str(result["steps"]),
             f"{result['seconds'] / 60:.1f}",
         )
     return table
+
+
+def format_difference(experiment: Experiment, result: Json, other: Json) -> str:
+    """The paired difference on the same instances, with its interval."""
+    sums, others = (each["composition_sums"][experiment.split][experiment.metric] for each in (result, other))
+    difference = compare(sums, others)
+    return f"{format_number(difference.value)} [{format_number(difference.low)}, {format_number(difference.high)}]"
 
 
 def reference_rows(experiment: Experiment, result: Json) -> dict[str, float]:
