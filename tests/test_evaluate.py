@@ -97,7 +97,7 @@ def test_paired_differences_are_sharper_than_two_intervals():
         return lambda inputs: TASK.oracle(Batch(inputs, inputs[:, -1, -1], inputs[:, 0, :2].long())) + size
 
     better, worse = (
-        score(noisy(size), TASK, splits=("ood",), num_instances=2_000)["ood"]["r2"] for size in (0.1, 0.11)
+        score(noisy(size), TASK, splits=("ood",), num_instances=2_000)["ood"]["r2"] for size in (0.1, 0.101)
     )
     assert better.low < worse.high
     difference = compare(better.sums, worse.sums)
