@@ -98,7 +98,7 @@ def train_run(
         checkpoint = run.load_checkpoint(place)
         if checkpoint is not None:
             trainer.load_state(checkpoint[0], checkpoint[1]["step"])
-            clock.seconds = checkpoint[1]["seconds"]
+            clock = Clock(**{name: checkpoint[1].get(name, 0) for name in clock.state()})
         run.rewind_metrics(trainer.step)
         fit(trainer, run=run, clock=clock, watch=watch, **intervals(config.training.steps))
         scores = score(model, config.task, num_instances=evaluation_instances, device=place)

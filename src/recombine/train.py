@@ -157,19 +157,19 @@ def load_model(model: nn.Module, tensors: dict[str, Tensor]) -> None:
 
 @dataclass(kw_only=True)
 class Clock:
-    """Seconds spent in training, and steps a second without the warm-up of this process."""
+    """Seconds spent in training, and steps a second without the warm-up of each process that trained."""
 
     seconds: float = 0.0
-    _steps: int = 0
-    _timed: float = 0.0
+    timed_steps: int = 0
+    timed_seconds: float = 0.0
     _last: float = field(default_factory=time.perf_counter)
 
     def add(self, steps: int, *, warm: bool) -> None:
         now = time.perf_counter()
         self.seconds += now - self._last
         if warm:
-            self._steps += steps
-            self._timed += now - self._last
+            self.timed_steps += steps
+            self.timed_seconds += now - self._last
         self._last = now
 
     def skip(self) -> None:
@@ -178,7 +178,11 @@ class Clock:
 
     @property
     def steps_per_second(self) -> float:
-        return self._steps / self._timed if self._timed else 0.0
+        return self.timed_steps / self.timed_seconds if self.timed_seconds else 0.0
+
+    def state(self) -> Json:
+        """What a resumed run goes on counting from."""
+        return {"seconds": self.seconds, "timed_steps": self.timed_steps, "timed_seconds": self.timed_seconds}
 
 
 def fit(
@@ -211,7 +215,7 @@ def fit(
         if run is not None:
             run.append_metrics(_metrics_row(last, loss, rate, clock, scores))
             if last % checkpoint_every == 0 or last == config.steps:
-                run.save_checkpoint(trainer.state(), {"step": last, "loss": loss, "seconds": clock.seconds})
+                run.save_checkpoint(trainer.state(), {"step": last, "loss": loss, **clock.state()})
         if watch is not None:
             watch(Progress(last, config.steps, loss, clock.steps_per_second, scores))
         clock.skip()
