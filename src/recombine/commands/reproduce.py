@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
+from rich import box
 from rich.table import Table
 
 from recombine.cli import parse
@@ -61,7 +62,7 @@ def run(argv: list[str]) -> None:
         "results": results,
     }
     closing = [f"report: {options.report}"] if options.report is not None else []
-    closing.insert(0, "intervals: bootstrap over combinations; the differences are paired, on the same instances")
+    closing.insert(0, "intervals come from a bootstrap over combinations; differences are paired")
     options.show(value, comparison_table(experiment, results, options.scale), *closing)
 
 
@@ -69,21 +70,21 @@ def comparison_table(experiment: Experiment, results: Json, scale: Scale) -> Tab
     """Ours beside the paper's, where the task is the same."""
     published = experiment.published if experiment.published_scale in (None, scale) else {}
     metric = METRIC_TITLES.get(experiment.metric, experiment.metric)
-    title = f"{experiment.question}\n{metric} on combinations never trained on ({experiment.split})"
-    table = Table("", title=title, title_justify="left")
+    title = f"{experiment.question}\n{metric} on combinations never trained on ({experiment.split}) after {steps} steps, with 95 % intervals"
+    table = Table("", title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     baseline, baseline_result = next(iter(results.items()))
-    for name in (metric, "95 % interval", f"above {baseline}", "trained on", "paper", "steps", "minutes"):
-        table.add_column(name, justify="right")
-    for name, value in reference_rows(experiment, next(iter(results.values()))).items():
+    for name in (metric, f"above {baseline}", "trained on", "paper", "minutes"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name, value in reference_rows(experiment, baseline_result).items():
         table.add_row(name, format_number(value), style="dim")
     for label, result in results.items():
+        value, interval, *_ = format_score(result["scores"][experiment.split][experiment.metric])
         table.add_row(
             label.replace("_", " "),
-            *format_score(result["scores"][experiment.split][experiment.metric])[:2],
+            f"{value}\n{interval}",
             "" if label == baseline else format_difference(experiment, result, baseline_result),
             format_number(result["scores"]["test"][experiment.metric]["value"]),
             format_published(published.get(label)),
-            str(result["steps"]),
             f"{result['seconds'] / 60:.1f}",
         )
     return table
@@ -93,7 +94,7 @@ def format_difference(experiment: Experiment, result: Json, other: Json) -> str:
     """The paired difference on the same instances, with its interval."""
     sums, others = (each["composition_sums"][experiment.split][experiment.metric] for each in (result, other))
     difference = compare(sums, others)
-    return f"{format_number(difference.value)} [{format_number(difference.low)}, {format_number(difference.high)}]"
+    return f"{format_number(difference.value)}\n{format_number(difference.low)} … {format_number(difference.high)}"
 
 
 def reference_rows(experiment: Experiment, result: Json) -> dict[str, float]:
@@ -109,4 +110,4 @@ def format_published(figure: tuple[float, float] | None) -> str:
     if figure is None:
         return ""
     value, error = figure
-    return format_number(value) + ("" if math.isnan(error) else f" ± {error:.3f}")
+    return format_number(value) + ("" if math.isnan(error) else f"±{error:.3f}")

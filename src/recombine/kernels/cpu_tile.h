@@ -24,7 +24,7 @@ typedef float vec __attribute__((vector_size(32)));
 typedef int32_t ivec __attribute__((vector_size(32)));
 typedef float loose_vec __attribute__((vector_size(32), aligned(4), may_alias)); /* a vec at any address */
 
-#if defined(__x86_64__)
+#ifdef __AVX__
 #define IN_REGISTER(x) __asm__("" : "+x"(x)) /* or the compiler reads it from memory again for each product */
 #else
 #define IN_REGISTER(x) (void)0
