@@ -99,6 +99,40 @@ def test_reproduce_lists_experiments(capsys):
     assert {"fuzzy-logic", "sraven", "table-a1"} <= set(json.loads(capsys.readouterr().out))
 
 
+def test_reproduce_compares_and_reports(tmp_path, capsys, monkeypatch):
+    """A real experiment, as small as can be: two attentions, a table with paired differences, a report."""
+    from dataclasses import replace
+
+    from recombine.commands import reproduce
+    from recombine.recipes import EXPERIMENTS
+    from recombine.run import RunConfig
+    from recombine.tasks import SRaven
+    from recombine.train import TrainingConfig
+
+    def tiny(scale):
+        model = EXPERIMENTS["sraven"].runs("tiny")["hyla"].model
+        run = RunConfig(
+            task=SRaven(num_features=2),
+            model=replace(model, embedding_dim=16, kqv_dim=8, mlp_dim=16, num_heads=4, num_layers=1),
+            training=TrainingConfig(steps=20, batch_size=8),
+        )
+        return {name: replace(run, model=replace(run.model, attention=name)) for name in ("softmax", "hyla")}
+
+    monkeypatch.setitem(EXPERIMENTS, "sraven", replace(EXPERIMENTS["sraven"], runs=tiny))
+    monkeypatch.setattr(SRaven, "evaluation_instances", 300)
+    command = ["reproduce", "sraven", "--scale", "tiny", "--out", str(tmp_path)]
+    assert run_verb([*command, "--report", str(tmp_path / "report.html")]) == 0
+    printed = capsys.readouterr().out
+    for text in ("above softmax", "most frequent", "exact solver", "after 20 steps", "report.html"):
+        assert text in printed
+    assert (tmp_path / "report.html").exists()
+    assert run_verb([*command, "--json"]) == 0
+    value = json.loads(capsys.readouterr().out)
+    assert set(value["results"]) == {"softmax", "hyla"}
+    table = reproduce.comparison_table(EXPERIMENTS["sraven"], value["results"], "paper")
+    assert "0.566±0.011" in list(table.columns[4].cells)
+
+
 def test_report(trained, capsys):
     folder, _ = trained
     (path,) = (folder / "runs").iterdir()

@@ -70,7 +70,9 @@ def comparison_table(experiment: Experiment, results: Json, scale: Scale) -> Tab
     """Ours beside the paper's, where the task is the same."""
     published = experiment.published if experiment.published_scale in (None, scale) else {}
     metric = METRIC_TITLES.get(experiment.metric, experiment.metric)
-    title = f"{experiment.question}\n{metric} on combinations never trained on ({experiment.split}) after {steps} steps, with 95 % intervals"
+    steps = " / ".join(dict.fromkeys(str(result["steps"]) for result in results.values()))
+    where = f"on combinations never trained on ({experiment.split}) after {steps} steps"
+    title = f"{experiment.question}\n{metric} {where}, with 95 % intervals"
     table = Table("", title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     baseline, baseline_result = next(iter(results.items()))
     for name in (metric, f"above {baseline}", "trained on", "paper", "minutes"):
