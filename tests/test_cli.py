@@ -104,16 +104,16 @@ def test_reproduce_compares_and_reports(tmp_path, capsys, monkeypatch):
     from dataclasses import replace
 
     from recombine.commands import reproduce
+    from recombine.models import TransformerConfig
     from recombine.recipes import EXPERIMENTS
     from recombine.run import RunConfig
     from recombine.tasks import SRaven
     from recombine.train import TrainingConfig
 
     def tiny(scale):
-        model = EXPERIMENTS["sraven"].runs("tiny")["hyla"].model
         run = RunConfig(
             task=SRaven(num_features=2),
-            model=replace(model, embedding_dim=16, kqv_dim=8, mlp_dim=16, num_heads=4, num_layers=1),
+            model=TransformerConfig(embedding_dim=16, kqv_dim=8, mlp_dim=16, num_heads=4, num_layers=1),
             training=TrainingConfig(steps=20, batch_size=8),
         )
         return {name: replace(run, model=replace(run.model, attention=name)) for name in ("softmax", "hyla")}
