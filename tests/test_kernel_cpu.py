@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recombine.errors import InputError
-from recombine.kernels import cpu, cpu_library, reference
+from recombine.kernels import compiler, cpu, cpu_library, reference
 
 needs_kernel = pytest.mark.skipif(not cpu.is_available(), reason=f"no kernel: {cpu.why_unavailable()}")
 
@@ -136,6 +136,18 @@ def test_values_and_gradients_are_those_of_the_definition(seed, choice, causal, 
 def test_special_paths(choice, sizes):
     # a relu whose input is within rounding of 0 may flip: these seeds have none
     check(draw_case(3, **sizes), choice, causal=sizes["b"] == 3)
+
+
+@needs_kernel
+def test_vectors_of_four_as_on_arm(monkeypatch):
+    monkeypatch.setattr(compiler, "FLAGS", (*compiler.FLAGS, "-DRECOMBINE_NARROW"))
+    cpu_library.open_library.cache_clear()
+    try:
+        for choice in CHOICES:
+            check(draw_case(3, b=17, q=5, k=36, h=16, d=4, e=4, bias="shared", packed=True), choice)
+            check(draw_case(4, b=2, q=30, k=80, h=5, d=7, e=3, bias="batch", padded=True), choice, causal=True)
+    finally:
+        cpu_library.open_library.cache_clear()
 
 
 @needs_kernel

@@ -2,7 +2,7 @@
 
 Nothing of size (query, key, feature) or (head, query, key) is ever stored: a tile of a few queries and at most 64 keys is
 computed, used and forgotten, and the backward pass computes it again. Lanes are keys: a `vec` holds one number for each of
-8 neighbouring keys. Keys and values are repacked once per batch element to [key / 8][head][feature][8].
+LANES neighbouring keys. Keys and values are repacked once per batch element to [key / LANES][head][feature][LANES].
 
 The mathematics, for one query-key pair (s[h] scores, g[h,e] the gradient of out[q,h,e], H heads)
 
@@ -95,7 +95,7 @@ static void *take(char *arena, size_t *used, size_t bytes) {
 
 static void lay_out_element(const plan *l, packed_element *e, char *arena, size_t *used, int backward) {
   const problem *p = &l->p;
-  /* contract_few reads, and ignores, up to seven heads past the end */
+  /* contract_range reads, and ignores, heads past the end */
   size_t keys = (l->vectors * p->heads + 8) * p->dim * sizeof(vec);
   size_t values = (l->vectors * p->heads + 8) * p->value_dim * sizeof(vec);
   e->keys = take(arena, used, keys);
@@ -189,7 +189,8 @@ static int64_t build_mask(const plan *l, work *w, int64_t q0, int64_t nq, int64_
   if (p->softmax && (v0 + nv) * LANES > p->keys) first = nv - 1;
   if (p->causal && (v0 + nv) * LANES > position + 1) first = smaller(first, position < v0 * LANES ? 0 : (position + 1) / LANES - v0);
   if (p->key_mask) first = 0;
-  const ivec lanes = {0, 1, 2, 3, 4, 5, 6, 7};
+  ivec lanes;
+  for (int i = 0; i < LANES; i++) lanes[i] = i;
   for (int64_t v = first; v < nv; v++)
     for (int64_t q = 0; q < nq; q++) {
       ivec mask = w->e.visible[v0 + v];

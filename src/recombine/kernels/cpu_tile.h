@@ -1,4 +1,4 @@
-/* Vectors of eight keys, tensors in float32 or bf16, and the products and normalisations of one tile: see cpu.c. */
+/* Vectors of keys, tensors in float32 or bf16, and the products and normalisations of one tile: see cpu.c. */
 #ifndef RECOMBINE_CPU_TILE_H
 #define RECOMBINE_CPU_TILE_H
 
@@ -7,7 +7,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#if defined(__AVX__) && !defined(RECOMBINE_NARROW)
 #define LANES 8
+#else
+#define LANES 4 /* NEON, SSE: compilers handle vectors wider than the machine's poorly */
+#endif
 #ifndef TILE_QUERIES
 #define TILE_QUERIES 8
 #endif
@@ -20,9 +24,9 @@
 #define RMS_EPSILON 1e-6f
 #define LOG2_E 1.4426950408889634f
 
-typedef float vec __attribute__((vector_size(32)));
-typedef int32_t ivec __attribute__((vector_size(32)));
-typedef float loose_vec __attribute__((vector_size(32), aligned(4), may_alias)); /* a vec at any address */
+typedef float vec __attribute__((vector_size(4 * LANES)));
+typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
+typedef float loose_vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias)); /* a vec at any address */
 
 #ifdef __AVX__
 #define IN_REGISTER(x) __asm__("" : "+x"(x)) /* or the compiler reads it from memory again for each product */
@@ -39,7 +43,7 @@ typedef float loose_vec __attribute__((vector_size(32), aligned(4), may_alias));
 
 /* ---------------------------------------------------------------- vectors */
 
-INLINE vec splat(float x) { return (vec){x, x, x, x, x, x, x, x}; }
+INLINE vec splat(float x) { return x - (vec){0}; }
 INLINE vec load(const float *p) { return *(const loose_vec *)p; }
 INLINE void store(float *p, vec x) { *(loose_vec *)p = x; }
 INLINE vec keep(vec x, ivec mask) { return (vec)((ivec)x & mask); }
@@ -47,27 +51,28 @@ INLINE vec choose(ivec mask, vec x, vec y) { return (vec)(((ivec)x & mask) | ((i
 
 /* x > y ? x : y. With NaN in either it is y: so larger(limit, y) keeps a NaN of y. */
 INLINE vec larger(vec x, vec y) {
-#ifdef __AVX__
+#if LANES == 8
   return __builtin_ia32_maxps256(x, y);
 #else
   return choose(x > y, x, y);
 #endif
 }
 
-/* Reduce eight vectors to one: lane i of the result is the sum (or maximum) over the lanes of x[i]. */
-#define DEFINE_REDUCTION(name, COMBINE)                                                                       \
-  INLINE vec name(const vec *x) {                                                                             \
-    vec pair[4], quad[2];                                                                                     \
-    UNROLL for (int i = 0; i < 4; i++) pair[i] = COMBINE(SHUFFLE(x[2 * i], x[2 * i + 1], 0, 2, 8, 10, 4, 6, 12, 14), \
-                                                         SHUFFLE(x[2 * i], x[2 * i + 1], 1, 3, 9, 11, 5, 7, 13, 15)); \
-    UNROLL for (int i = 0; i < 2; i++) quad[i] = COMBINE(SHUFFLE(pair[2 * i], pair[2 * i + 1], 0, 2, 8, 10, 4, 6, 12, 14), \
-                                                         SHUFFLE(pair[2 * i], pair[2 * i + 1], 1, 3, 9, 11, 5, 7, 13, 15)); \
-    return COMBINE(SHUFFLE(quad[0], quad[1], 0, 1, 2, 3, 8, 9, 10, 11),                                       \
-                   SHUFFLE(quad[0], quad[1], 4, 5, 6, 7, 12, 13, 14, 15));                                    \
+/* Reduce LANES vectors to one: lane i of the result is the sum (or maximum) over the lanes of x[i]. And transpose them. */
+#if LANES == 8
+#define EVEN 0, 2, 8, 10, 4, 6, 12, 14
+#define ODD 1, 3, 9, 11, 5, 7, 13, 15
+#define LOWER 0, 1, 2, 3, 8, 9, 10, 11
+#define UPPER 4, 5, 6, 7, 12, 13, 14, 15
+#define DEFINE_REDUCTION(name, COMBINE)                                                                                  \
+  INLINE vec name(const vec *x) {                                                                                        \
+    vec pair[4], quad[2];                                                                                                \
+    UNROLL for (int i = 0; i < 4; i++)                                                                                   \
+      pair[i] = COMBINE(SHUFFLE(x[2 * i], x[2 * i + 1], EVEN), SHUFFLE(x[2 * i], x[2 * i + 1], ODD));                    \
+    UNROLL for (int i = 0; i < 2; i++)                                                                                   \
+      quad[i] = COMBINE(SHUFFLE(pair[2 * i], pair[2 * i + 1], EVEN), SHUFFLE(pair[2 * i], pair[2 * i + 1], ODD));        \
+    return COMBINE(SHUFFLE(quad[0], quad[1], LOWER), SHUFFLE(quad[0], quad[1], UPPER));                                  \
   }
-#define ADD(x, y) ((x) + (y))
-DEFINE_REDUCTION(sum_lanes, ADD)
-DEFINE_REDUCTION(max_lanes, larger)
 
 INLINE void transpose(vec *x) {
   vec a[8], b[8];
@@ -82,10 +87,33 @@ INLINE void transpose(vec *x) {
     b[i + 3] = SHUFFLE(a[i + 1], a[i + 3], 2, 3, 10, 11, 6, 7, 14, 15);
   }
   UNROLL for (int i = 0; i < 4; i++) {
-    x[i] = SHUFFLE(b[i], b[i + 4], 0, 1, 2, 3, 8, 9, 10, 11);
-    x[i + 4] = SHUFFLE(b[i], b[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+    x[i] = SHUFFLE(b[i], b[i + 4], LOWER);
+    x[i + 4] = SHUFFLE(b[i], b[i + 4], UPPER);
   }
 }
+#else
+#define EVEN 0, 2, 4, 6
+#define ODD 1, 3, 5, 7
+#define DEFINE_REDUCTION(name, COMBINE)                                                                                  \
+  INLINE vec name(const vec *x) {                                                                                        \
+    vec pair[2];                                                                                                         \
+    UNROLL for (int i = 0; i < 2; i++)                                                                                   \
+      pair[i] = COMBINE(SHUFFLE(x[2 * i], x[2 * i + 1], EVEN), SHUFFLE(x[2 * i], x[2 * i + 1], ODD));                    \
+    return COMBINE(SHUFFLE(pair[0], pair[1], EVEN), SHUFFLE(pair[0], pair[1], ODD));                                     \
+  }
+
+INLINE void transpose(vec *x) {
+  vec a[4] = {SHUFFLE(x[0], x[1], 0, 4, 1, 5), SHUFFLE(x[0], x[1], 2, 6, 3, 7), SHUFFLE(x[2], x[3], 0, 4, 1, 5),
+              SHUFFLE(x[2], x[3], 2, 6, 3, 7)};
+  UNROLL for (int i = 0; i < 2; i++) {
+    x[2 * i] = SHUFFLE(a[i], a[i + 2], 0, 1, 4, 5);
+    x[2 * i + 1] = SHUFFLE(a[i], a[i + 2], 2, 3, 6, 7);
+  }
+}
+#endif
+#define ADD(x, y) ((x) + (y))
+DEFINE_REDUCTION(sum_lanes, ADD)
+DEFINE_REDUCTION(max_lanes, larger)
 
 /* 2^x for x <= 0, to 1.5e-7 of it; exactly 0 for x <= -127, NaN for NaN. x = n + f, |f| <= 1/2, 2^f by a polynomial. */
 INLINE vec exp2_below_zero(vec x) {
@@ -156,10 +184,10 @@ static void write_row(const tensor *t, int64_t b, int64_t token, const float *ro
     for (int64_t h = 0; h < heads; h++) write_floats(t->data, at + h * t->head, row + h * dim, dim, bf16);
 }
 
-/* Eight tokens, from the given one, to [head][feature] vectors; tokens past the end are zeros. */
+/* LANES tokens, from the given one, to [head][feature] vectors; tokens past the end are zeros. */
 static void pack(vec *packed, const tensor *t, int64_t b, int64_t token, int64_t tokens, int64_t heads, int64_t dim,
                  int64_t bf16, float *scratch) {
-  int64_t width = heads * dim, padded = (width + 7) / 8 * 8;
+  int64_t width = heads * dim, padded = (width + LANES - 1) / LANES * LANES;
   const float *rows[LANES];
   for (int64_t i = 0; i < LANES; i++) {
     rows[i] = scratch + i * padded;
@@ -171,11 +199,11 @@ static void pack(vec *packed, const tensor *t, int64_t b, int64_t token, int64_t
     else read_row(scratch + i * padded, t, b, token + i, heads, dim, bf16);
   }
   int64_t f = 0;
-  for (; f + 8 <= width; f += 8) {
-    vec x[8];
-    UNROLL for (int i = 0; i < 8; i++) x[i] = load(rows[i] + f);
+  for (; f + LANES <= width; f += LANES) {
+    vec x[LANES];
+    UNROLL for (int i = 0; i < LANES; i++) x[i] = load(rows[i] + f);
     transpose(x);
-    UNROLL for (int i = 0; i < 8; i++) packed[f + i] = x[i];
+    UNROLL for (int i = 0; i < LANES; i++) packed[f + i] = x[i];
   }
   for (; f < width; f++)
     for (int i = 0; i < LANES; i++) packed[f][i] = rows[i][f];
@@ -183,16 +211,16 @@ static void pack(vec *packed, const tensor *t, int64_t b, int64_t token, int64_t
 
 static void unpack(const tensor *t, int64_t b, int64_t token, int64_t tokens, const vec *packed, int64_t heads, int64_t dim,
                    int64_t bf16, float *scratch) {
-  int64_t width = heads * dim, padded = (width + 7) / 8 * 8, f = 0;
+  int64_t width = heads * dim, padded = (width + LANES - 1) / LANES * LANES, f = 0;
   const int direct = !bf16 && t->head == dim && token + LANES <= tokens;
   float *rows[LANES];
   for (int64_t i = 0; i < LANES; i++)
     rows[i] = direct ? (float *)t->data + b * t->batch + (token + i) * t->token : scratch + i * padded;
-  for (; f + 8 <= width; f += 8) {
-    vec x[8];
-    UNROLL for (int i = 0; i < 8; i++) x[i] = packed[f + i];
+  for (; f + LANES <= width; f += LANES) {
+    vec x[LANES];
+    UNROLL for (int i = 0; i < LANES; i++) x[i] = packed[f + i];
     transpose(x);
-    UNROLL for (int i = 0; i < 8; i++) store(rows[i] + f, x[i]);
+    UNROLL for (int i = 0; i < LANES; i++) store(rows[i] + f, x[i]);
   }
   for (; f < width; f++)
     for (int i = 0; i < LANES; i++) rows[i][f] = packed[f][i];
@@ -253,24 +281,24 @@ INLINE void score_inline(int64_t H, int64_t F, int64_t HP, int64_t nq, int64_t n
   }
 }
 
-/* Add the eight sums of 8 / C heads and C features to a row; heads past the last one are dropped. */
+/* Add the sums of LANES / C heads and C features to a row; heads past the last one are dropped. */
 INLINE void add_sums(const int C, int64_t H, int64_t F, int64_t h, int64_t f, const vec *sums, float *row) {
   vec total = sum_lanes(sums);
-  if (C == F && h + 8 / C <= H) store(row + h * F, load(row + h * F) + total);
+  if (C == F && h + LANES / C <= H) store(row + h * F, load(row + h * F) + total);
   else
-    for (int i = 0; i < 8; i++)
+    for (int i = 0; i < LANES; i++)
       if (h + i / C < H) row[(h + i / C) * F + f + i % C] += total[i];
 }
 
 /* rows[q][h][f] += sum over keys of s[h] packed[h][f]: the linear value network, and the gradient of queries */
 INLINE void contract_range(const int C, int64_t H, int64_t F, int64_t HP, int64_t begin, int64_t end, int64_t nq, int64_t nv,
                            const vec *s, const vec *packed, float *rows) {
-  for (int64_t h = 0; h < H; h += 8 / C)
+  for (int64_t h = 0; h < H; h += LANES / C)
     for (int64_t q = 0; q < nq; q++)
       for (int64_t f = begin; f < end; f += C) {
-        vec sum[8] = {0};
+        vec sum[LANES] = {0};
         for (int64_t v = 0; v < nv; v++)
-          UNROLL for (int i = 0; i < 8 / C; i++) {
+          UNROLL for (int i = 0; i < LANES / C; i++) {
             vec sh = s[AT(v, q) + h + i];
             IN_REGISTER(sh);
             UNROLL for (int c = 0; c < C; c++) sum[i * C + c] += sh * packed[(v * H + h + i) * F + f + c];
@@ -352,15 +380,15 @@ INLINE void hyper_forward_inline(const int C, int64_t H, int64_t F, int64_t HP, 
     if (q < nq) HIDDEN(1);
   }
   for (int64_t q = 0; q < nq; q++)
-    for (int64_t h = 0; h < H; h += 8 / C) {
-      vec sum[8] = {0};
+    for (int64_t h = 0; h < H; h += LANES / C) {
+      vec sum[LANES] = {0};
       for (int64_t v = 0; v < nv; v++) {
         vec zc[4];
         UNROLL for (int c = 0; c < C; c++) {
           zc[c] = z[(v * TILE_QUERIES + q) * CHUNK + c];
           IN_REGISTER(zc[c]);
         }
-        UNROLL for (int i = 0; i < 8 / C; i++) {
+        UNROLL for (int i = 0; i < LANES / C; i++) {
           vec sh = s[AT(v, q) + h + i];
           IN_REGISTER(sh);
           UNROLL for (int c = 0; c < C; c++) sum[i * C + c] += sh * zc[c];
@@ -514,18 +542,18 @@ static const products *choose_products(int64_t heads, int64_t features) {
 INLINE void softmax_online(int64_t H, int64_t HP, int64_t nq, int64_t nv, vec *s, float *row_shift, float *row_sum,
                            float *factor) {
   for (int64_t q = 0; q < nq; q++)
-    for (int64_t h = 0; h < H; h += 8) {
-      vec part[8], before = load(row_shift + q * HP + h);
-      UNROLL for (int i = 0; i < 8; i++) {
+    for (int64_t h = 0; h < H; h += LANES) {
+      vec part[LANES] = {0}, before = load(row_shift + q * HP + h);
+      UNROLL for (int i = 0; i < LANES; i++) {
         part[i] = s[AT(0, q) + h + i];
         for (int64_t v = 1; v < nv; v++) part[i] = larger(s[AT(v, q) + h + i], part[i]);
       }
       vec shift = larger(max_lanes(part) * LOG2_E, before);
       store(row_shift + q * HP + h, shift);
       shift = choose(shift == splat(-INFINITY), splat(0), shift); /* no key so far: any finite shift will do */
-      float shifts[8];
+      float shifts[LANES];
       store(shifts, shift);
-      for (int i = 0; i < 8 && h + i < H; i++) {
+      for (int i = 0; i < LANES && h + i < H; i++) {
         vec sum = splat(0);
         for (int64_t v = 0; v < nv; v++) {
           vec *a = s + AT(v, q) + h + i;
@@ -584,10 +612,10 @@ INLINE void rms_backward(int64_t H, int64_t HP, int64_t nq, int64_t nv, const ve
 /* dots[q][h] += sum over keys of codes * gradient */
 INLINE void add_row_dots(int64_t HP, int64_t nq, int64_t nv, const vec *codes, const vec *gradient, float *dots) {
   for (int64_t q = 0; q < nq; q++)
-    for (int64_t h = 0; h < HP; h += 8) {
-      vec sum[8] = {0};
+    for (int64_t h = 0; h < HP; h += LANES) {
+      vec sum[LANES] = {0};
       for (int64_t v = 0; v < nv; v++)
-        UNROLL for (int i = 0; i < 8; i++) sum[i] += codes[AT(v, q) + h + i] * gradient[AT(v, q) + h + i];
+        UNROLL for (int i = 0; i < LANES; i++) sum[i] += codes[AT(v, q) + h + i] * gradient[AT(v, q) + h + i];
       store(dots + q * HP + h, load(dots + q * HP + h) + sum_lanes(sum));
     }
 }
