@@ -13,10 +13,11 @@ probe.json
     decoders                    {site: {
         num_features
         strength                {logistic, ridge}: chosen on the fitting side
-        cross_validated         {f1, accuracy, exact, r2}: on training compositions left out of the fit
-        id, ood                 {f1, accuracy, exact, r2,
-                                 majority, control, selectivity, untrained: each {f1, accuracy, exact, r2}}
-        modules                 {id, ood: {module: {f1, accuracy} or {r2}}} }}
+        cross_validated         {f1, accuracy, auc, exact, r2}: on training compositions left out of the fit
+        id, ood                 {f1, accuracy, auc, exact, r2,
+                                 majority, control, selectivity, untrained: each {f1, accuracy, auc, exact, r2}};
+                                 r2 alone where labels are not 0 and 1
+        modules                 {id, ood: {module: {f1, accuracy, auc} or {r2}}} }}
     decoders_pictured           the same for the reading that pictures are made of, where it is another (fuzzy logic: every
                                 function with the same examples, as in figure 2B)
     best_site                   the site with the best cross-validated score: chosen without looking at id or ood

@@ -11,7 +11,8 @@ compositions is not chosen. Three scores stand beside each score:
 - selectivity: the score minus the control's. It separates a code that carries modules from one that only tells
   compositions apart.
 
-Scores: `f1` and `accuracy`, means over modules of one logistic decoder each; `exact`, how often the modules with the
+Scores: `f1`, `accuracy` and `auc` (the area under the ROC curve: how often a row with the module is ranked above one without,
+which needs no threshold), means over modules of one logistic decoder each; `exact`, how often the modules with the
 highest scores (as many as the row has) are exactly the row's; `r2` of ridge regression to the labels, pooled over modules.
 """
 
@@ -31,7 +32,7 @@ LOGISTIC_STRENGTHS = (1e-3, 1e-1, 10.0)
 RIDGE_STRENGTHS = (1e-4, 1e-2, 1.0)
 NUM_FOLDS = 3
 MAX_FITTING_ROWS = 4_000  # more would hardly move a linear decoder
-MAX_SELECTION_ROWS = 3_000  # of these, to choose the strength on
+MAX_SELECTION_ROWS = 2_000  # of these, to choose the strength on
 
 Scores = dict[str, float]
 Fit = Callable[..., Weights]
@@ -153,14 +154,19 @@ def choose_strength(
 
 
 def score_presence(z: Float[np.ndarray, "rows modules"], labels: Float[np.ndarray, "rows modules"]) -> Scores:
-    """F1 and accuracy, means over the modules that are both present and absent in these rows; and `exact`."""
+    """F1, accuracy and AUC, means over the modules that are both present and absent in these rows; and `exact`."""
+    from scipy.stats import rankdata
+
     truth, said = labels > 0.5, z > 0
     varying = truth.any(axis=0) & ~truth.all(axis=0)
     hits = (truth & said).sum(axis=0)
     f1 = 2 * hits / np.maximum(truth.sum(axis=0) + said.sum(axis=0), 1)
     accuracy = (truth == said).mean(axis=0)
-    mean = {"f1": _mean(f1[varying]), "accuracy": _mean(accuracy[varying])}
-    return {**mean, "exact": float((_take_highest(z, truth.sum(axis=1)) == truth).all(axis=1).mean())}
+    num_present, num_absent = truth.sum(axis=0), (~truth).sum(axis=0)
+    rank_sums = (rankdata(z, axis=0) * truth).sum(axis=0) - num_present * (num_present + 1) / 2
+    auc = rank_sums / np.maximum(num_present * num_absent, 1)
+    means = {name: _mean(each[varying]) for name, each in (("f1", f1), ("accuracy", accuracy), ("auc", auc))}
+    return {**means, "exact": float((_take_highest(z, truth.sum(axis=1)) == truth).all(axis=1).mean())}
 
 
 def _mean(values: np.ndarray) -> float:
