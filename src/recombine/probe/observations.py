@@ -6,7 +6,7 @@ instances of the same compositions, `ood` compositions that were never trained. 
 
     activations   (rows, features), or several arrays activations.NAME, one a site
     labels        (rows,) class numbers; or (rows, modules), 0/1 for presence, or any real numbers
-    split         (rows,) fit (or train), id (or test), ood; without id rows, every other fit row becomes one
+    split         (rows,) fit (or train), id (or test), ood; without id rows, every other fit row of a composition becomes one
     composition   (rows,) optional: which combination made the row; by default, rows with equal labels belong together
     target        (rows,) optional: the answer, for structure
     modules       (modules,) optional: names
@@ -18,6 +18,7 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int, Num, Shaped
@@ -93,7 +94,7 @@ def load_observations(path: Path | str) -> Observations:
     return Observations(
         activations=activations,
         labels=labels,
-        split=_check_split(columns["split"]),
+        split=_check_split(columns["split"], composition.reshape(-1)),
         composition=composition.reshape(-1),
         target=_check_target(columns.get("target")),
         modules=tuple(map(str, names)),
@@ -101,16 +102,19 @@ def load_observations(path: Path | str) -> Observations:
     )
 
 
-def _describe(key: np.ndarray) -> str:
-    return str(key) if key.ndim == 0 else " ".join(f"{value:g}" for value in key)
+def _describe(key: Any) -> str:
+    return str(key) if np.ndim(key) == 0 else " ".join(f"{value:g}" for value in key)
 
 
 def _read_npz(path: Path) -> dict[str, np.ndarray]:
     try:
-        with np.load(path, allow_pickle=False) as file:
-            if not isinstance(file, np.lib.npyio.NpzFile):
-                raise InputError(f"{path} holds one array: expected an npz file of several")
+        file = np.load(path, allow_pickle=False)
+        if isinstance(file, np.ndarray):
+            raise InputError(f"{path} holds one array: expected an npz file of several")
+        with file:
             return {name: file[name] for name in file.files}
+    except InputError:
+        raise
     except FileNotFoundError:
         raise InputError(f"{path} does not exist: expected an npz file of activations") from None
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
@@ -158,7 +162,7 @@ def _check_target(target: np.ndarray | None) -> np.ndarray | None:
     return target
 
 
-def _check_split(split: np.ndarray) -> np.ndarray:
+def _check_split(split: np.ndarray, composition: np.ndarray) -> np.ndarray:
     names = np.array([SYNONYMS.get(str(name), str(name)) for name in split.tolist()], dtype="<U3")
     unknown = sorted({str(name) for name in split.tolist()} - {*SPLITS, *SYNONYMS})
     if unknown:
@@ -167,5 +171,6 @@ def _check_split(split: np.ndarray) -> np.ndarray:
     if len(fitted) < 2:
         raise InputError(f"split has {len(fitted)} rows of fit or train: expected at least 2 to fit a decoder on")
     if not (names == "id").any():
-        names[fitted[1::2]] = "id"
+        for number in np.unique(composition[fitted]):
+            names[fitted[composition[fitted] == number][1::2]] = "id"
     return names
