@@ -9,6 +9,7 @@ from torch import nn
 
 import recombine
 from recombine.cli import run as run_verb
+from recombine.commands.probe import tables
 from recombine.models import TransformerConfig, build_model
 from recombine.probe import examine
 from recombine.run import RunConfig, train_run
@@ -114,3 +115,6 @@ def test_a_broken_model_still_gets_the_rest():
     found = examine(model, task, num_instances=100, tsne=False).numbers
     assert "codes.0" in found["decoders"]
     assert "NaN" in found["skipped"]["residual.0"]
+    assert found["ablations"]["base"]["ood"] is None  # the model answers NaN, which JSON cannot say
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    assert tables(found)

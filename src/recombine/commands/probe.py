@@ -130,7 +130,7 @@ def head_table(ablations: Json, num_heads: int = 3) -> Table:
         table.add_column(name, justify="right")
     for layer in sorted({row["layer"] for row in ablations["heads"]}):
         rows = [row for row in ablations["heads"] if row["layer"] == layer and row["kind"] == "mean"]
-        for row in sorted(rows, key=lambda row: row[split]["change"])[:num_heads]:
+        for row in sorted(rows, key=lambda row: row[split]["change"] or 0.0)[:num_heads]:
             table.add_row(str(layer), str(row["head"]), _change(row[split]))
     return table
 

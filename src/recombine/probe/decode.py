@@ -40,11 +40,16 @@ Fit = Callable[..., Weights]
 
 def decode(observations: Observations, *, seed: int = 0, controlled: bool = True) -> dict[str, Any]:
     """Decoders of every site: site -> scores on each split; see `recombine.probe` for the keys."""
+    from threadpoolctl import threadpool_limits
+
     modules = decodable_modules(observations)
     control = deal_labels(observations, seed) if controlled else None
-    return {
-        site: _decode_site(values, observations, modules, control) for site, values in observations.activations.items()
-    }
+    # thousands of small products: on a busy machine, threads that wait for each other would cost most
+    with threadpool_limits(1):
+        return {
+            site: _decode_site(values, observations, modules, control)
+            for site, values in observations.activations.items()
+        }
 
 
 def decodable_modules(observations: Observations) -> Int[np.ndarray, " modules"]:

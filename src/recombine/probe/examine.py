@@ -7,6 +7,7 @@ leaves `probe.json` and `probe.npz`. Their keys are in the docstring of `recombi
 from __future__ import annotations
 
 import io
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -63,10 +64,20 @@ class Examination:
         seconds[name] = round(seconds.get(name, 0) + time.perf_counter() - start, 3)
 
     def close(self) -> Examination:
+        """Add up, and keep what JSON cannot say (NaN of a broken model) out of the numbers."""
+        self.numbers = _finite(self.numbers)
         seconds = self.numbers["seconds"]
         seconds["total"] = round(sum(seconds.values()), 3)
         self.numbers["tsne_share"] = round(seconds.get("tsne", 0) / max(seconds["total"], 1e-9), 4)
         return self
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def examine(
@@ -131,10 +142,11 @@ def probe_run(
 ) -> Json:
     """Examine a trained run beside its untrained self, and leave `probe.json` and `probe.npz` in its directory."""
     run, config, model = load_run(path, device)
+    seed = config.task.seed if config.training.model_seed is None else config.training.model_seed
     found = examine(
         model,
         config.task,
-        untrained=build_model(config.model, config.task, seed=config.task.seed),
+        untrained=build_model(config.model, config.task, seed=seed),
         num_instances=num_instances,
         tsne=tsne,
         save_activations=save_activations,
