@@ -1,5 +1,7 @@
 """Interventions on constructed models: what is not used changes nothing, and an answer driven by the code follows it."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -129,7 +131,10 @@ def test_an_answer_that_ignores_the_code_stays_with_its_own_rule():
 
 
 def test_in_the_first_layer_the_query_knows_nothing_of_its_examples():
-    found = swap_functions(build_model(SOFTMAX, FUZZY, seed=0), read_task(FUZZY), num_instances=100)
+    model = build_model(replace(SOFTMAX, attention="hyla"), FUZZY, seed=0)
+    found = swap_functions(model, read_task(FUZZY), num_instances=100)
     for each in found["splits"].values():
         follows = {(tuple(arm["layers"]), arm["keys"]): arm["follows"] for arm in each["arms"]}
         assert set(follows) == {(layers, keys) for layers in ((0,), (1,), (0, 1)) for keys in ("probed", "all")}
+        assert follows[(0,), "probed"] == pytest.approx(0, abs=1e-6)
+        assert abs(follows[(0,), "all"]) > 1e-3

@@ -11,7 +11,8 @@ A score is placed between chance (0) and its own ceiling (1). In this order, the
 - inferred but unused: they do not, though a decoder fitted on trained compositions reads their modules from the network:
   `DECODABLE` or more of the way from the best uninformed decoder (majority, shuffled control, untrained network) to a
   perfect one (the finding of "When can transformers compositionally generalize in-context?");
-- not inferred: they do not, and their modules cannot be read.
+- not inferred: they do not, and their modules cannot be read. This is the weakest of the six: a linear decoder of the last
+  token can miss what is there. Fuzzy logic is an example, where networks that recombine are hardly easier to read.
 
 If a score's interval reaches across a threshold, the verdicts at its ends are told as alternatives.
 """
@@ -182,7 +183,7 @@ def _explain(verdict: Verdict, evidence: dict[str, Any]) -> str:
     )
     if verdict == "inferred but unused":
         return f"It infers modules but does not use them: {both}, yet {seen}."
-    return f"It does not infer the modules of new compositions: {both}, and {seen}."
+    return f"Nothing shows that it infers the modules of new compositions: {both}, and {seen}."
 
 
 def read_decodability(probe: Json) -> Decodability | None:

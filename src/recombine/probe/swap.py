@@ -8,7 +8,8 @@ stand those without a swap (the base rate) and the control: codes of a puzzle wi
 
 Fuzzy logic (`swap_functions`): all functions at the same query. With y the model's own answer, d its answer for the donor
 and s the answer after the swap, `follows` is the slope Σ (s - y)(d - y) / Σ (d - y)²: 0 if the code does not matter, 1 if
-the answer is the donor's. In the first layer the query attending to itself has not met its examples: exactly 0.
+the answer is the donor's. In the first layer the query attending to itself has not met its examples, unless a softmax
+over keys weighs it against them: exactly 0.
 
 Each is done for every layer alone and for all together, for the pairs that are probed and for the codes with all keys.
 """
