@@ -6,12 +6,14 @@ from importlib import import_module, metadata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from recombine.diagnose import Diagnosis, diagnose_run
     from recombine.errors import InputError
     from recombine.evaluate import Score, score
     from recombine.layers.attention import Attention
     from recombine.layers.hypernetwork_attention import HypernetworkAttention, convert
     from recombine.layers.hypernetwork_view import HypernetworkView, hypernetwork_view
     from recombine.models.transformer import Transformer, TransformerConfig
+    from recombine.probe import Examination, examine, examine_activations, probe_run
     from recombine.run import RunConfig, benchmark, load_run, train_run
     from recombine.tasks import FuzzyLogic
     from recombine.train import TrainingConfig
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 # name -> module; imported on first use, so that `import recombine` costs next to nothing
 _PUBLIC = {
     "Attention": "layers.attention",
+    "Diagnosis": "diagnose",
+    "Examination": "probe",
     "FuzzyLogic": "tasks",
     "HypernetworkAttention": "layers.hypernetwork_attention",
     "HypernetworkView": "layers.hypernetwork_view",
@@ -30,14 +34,20 @@ _PUBLIC = {
     "TransformerConfig": "models.transformer",
     "benchmark": "run",
     "convert": "layers.hypernetwork_attention",
+    "diagnose_run": "diagnose",
+    "examine": "probe",
+    "examine_activations": "probe",
     "hypernetwork_view": "layers.hypernetwork_view",
     "load_run": "run",
+    "probe_run": "probe",
     "score": "evaluate",
     "train_run": "run",
 }
 
 __all__ = [
     "Attention",
+    "Diagnosis",
+    "Examination",
     "FuzzyLogic",
     "HypernetworkAttention",
     "HypernetworkView",
@@ -50,8 +60,12 @@ __all__ = [
     "__version__",
     "benchmark",
     "convert",
+    "diagnose_run",
+    "examine",
+    "examine_activations",
     "hypernetwork_view",
     "load_run",
+    "probe_run",
     "score",
     "train_run",
 ]

@@ -23,6 +23,8 @@ VERBS = {
     "check": "print a split's certificate, with chance and ceiling of each split",
     "train": "train a model on a task",
     "evaluate": "score a trained run again",
+    "probe": "look inside a run: what can be read from it, and what drives it",
+    "diagnose": "say whether a run generalises, and if not, why not",
     "export": "write instances of a task to a Parquet file",
     "reproduce": "run a named experiment and print it beside the paper's figures",
     "report": "make one HTML file from runs",

@@ -1,0 +1,67 @@
+"""recombine diagnose RUN: does it generalise, and if not, why not; probes the run first if that has not been done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+from rich.table import Table
+
+from recombine.cli import parse
+from recombine.commands.console import METRIC_TITLES, Output, format_number
+from recombine.diagnose import Diagnosis, diagnose_run
+from recombine.errors import InputError
+from recombine.probe import probe_run
+from recombine.store import RunDirectory
+
+DECODER_TITLES = {"f1": "F1", "r2": "R²"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiagnoseOptions(Output):
+    """What to diagnose."""
+
+    run: tyro.conf.Positional[Path]
+    """Run directory of a finished run; diagnosis.json is written there."""
+    num_instances: int = 4_000
+    """Instances a split, if the run must be probed first."""
+    device: str = "auto"
+    """auto, cpu, cuda, ..."""
+
+
+def run(argv: list[str]) -> None:
+    options = parse(DiagnoseOptions, argv, prog="diagnose")
+    directory = RunDirectory.open(options.run)
+    if not directory.finished:
+        raise InputError(f"{directory.path} has no result.json: expected a finished run")
+    if not (directory.path / "probe.json").exists():
+        say = (lambda _: None) if options.json else (lambda part: options.say(f"probe: {part}"))
+        probe_run(options.run, num_instances=options.num_instances, tsne=False, device=options.device, say=say)
+    found = diagnose_run(options.run)
+    closing = [f"Next: {found.advice}."]
+    if found.alternatives:
+        closing.insert(0, f"Within its intervals it could also be: {', '.join(found.alternatives)}.")
+    options.show(found.as_dict(), f"{found.verdict.upper()}\n{found.sentence}", evidence_table(found), *closing)
+
+
+def evidence_table(found: Diagnosis) -> Table:
+    """The numbers behind the verdict."""
+    evidence = found.evidence
+    table = Table("evidence")
+    table.add_column("value", justify="right")
+    table.add_column("95 % interval", justify="right")
+    table.add_column("chance … ceiling", justify="right")
+    metric = METRIC_TITLES.get(evidence["metric"], evidence["metric"])
+    for key, words in (("trained", "trained"), ("held_out", "held out")):
+        each = evidence[key]
+        interval = f"{format_number(each['low'])} … {format_number(each['high'])}"
+        ends = f"{format_number(each['chance'])} … {format_number(each['ceiling'])}: {each['placed']:.0%}"
+        table.add_row(f"{metric}, {words}", format_number(each["value"]), interval, ends)
+    read = evidence["decodability"]
+    if read is not None:
+        for key, words in (("trained", "trained"), ("held_out", "held out"), ("baseline", "uninformed")):
+            table.add_row(f"decoder's {DECODER_TITLES[read['metric']]}, {words}", format_number(read[key]), "", "")
+    table.add_row("every module trained", "yes" if evidence["covered"] else "NO", "", "")
+    table.add_row("modules connected", "yes" if evidence["connected"] else "NO", "", "")
+    return table

@@ -1,0 +1,166 @@
+"""recombine probe RUN: look inside a trained run; or, with --activations FILE, inside any model at all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.table import Table
+
+from recombine.cli import parse
+from recombine.commands.console import METRIC_TITLES, Output, format_number
+from recombine.errors import InputError
+from recombine.probe import examine_activations, probe_run
+from recombine.store import Json
+
+TITLES = METRIC_TITLES | {"f1": "F1"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeOptions(Output):
+    """What to look into."""
+
+    run: tyro.conf.Positional[Path | None] = None
+    """Run directory; probe.json and probe.npz are written there."""
+    activations: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """Instead of a run: an npz file with the arrays activations, labels and split."""
+    num_instances: int = 4_000
+    """Instances a split."""
+    tsne: bool = True
+    """Lay out the codes in two dimensions, which takes longest."""
+    save_activations: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Write residual stream and hidden activations to probe.npz too, not only the codes."""
+    device: str = "auto"
+    """auto, cpu, cuda, ..."""
+
+
+def run(argv: list[str]) -> None:
+    options = parse(ProbeOptions, argv, prog="probe")
+    if (options.run is None) == (options.activations is None):
+        raise InputError("expected a run directory or --activations FILE, one of the two; see recombine probe --help")
+    say = (lambda _: None) if options.json else (lambda part: options.say(f"probe: {part}"))
+    if options.activations is not None:
+        numbers = examine_activations(options.activations, tsne=options.tsne, say=say).numbers
+    else:
+        assert options.run is not None
+        numbers = probe_run(
+            options.run,
+            num_instances=options.num_instances,
+            tsne=options.tsne,
+            save_activations=options.save_activations,
+            device=options.device,
+            say=say,
+        )
+    options.show(numbers, *tables(numbers))
+
+
+def tables(numbers: Json) -> list[Table | str]:
+    """Everything but the pictures, for people."""
+    shown: list[Table | str] = []
+    if "decoders" in numbers:
+        read = numbers.get("reading", {"labels": "labels", "instances": "the rows of the file"})
+        shown.append(decoder_table(numbers["decoders"], f"{read['labels']}, decoded from {read['instances']}"))
+    if "decoders_pictured" in numbers:
+        pictured = numbers["reading"]["pictured"]
+        shown.append(decoder_table(numbers["decoders_pictured"], f"the same, {pictured}"))
+    if "structure" in numbers:
+        shown.append(structure_table(numbers["structure"]))
+    if "ablations" in numbers:
+        shown += [layer_table(numbers["ablations"]), head_table(numbers["ablations"])]
+    if "swap" in numbers:
+        shown.append(swap_table(numbers["swap"]))
+    shown += [f"left out: {part}: {reason}" for part, reason in numbers["skipped"].items()]
+    seconds = numbers["seconds"]
+    shown.append(f"{seconds['total']:.0f} s, {numbers['tsne_share']:.0%} of it in t-SNE")
+    return shown
+
+
+def decoder_table(decoders: Json, title: str) -> Table:
+    """One row a site: how well a linear decoder reads the labels, and how well an uninformed one does."""
+    metric = "f1" if any("f1" in each.get("id", {}) for each in decoders.values()) else "r2"
+    table = _table(
+        title, f"{TITLES[metric]}; the last four columns are on ood. A decoder saw trained compositions only."
+    )
+    for name in ("site", "id", "ood", "majority", "control", "selective", "untrained"):
+        table.add_column(name, justify="left" if name == "site" else "right")
+    for site, each in decoders.items():
+        ood = each.get("ood", {})
+        beside = [ood.get(name, {}).get(metric) for name in ("majority", "control", "selectivity", "untrained")]
+        cells = [each.get("id", {}).get(metric), ood.get(metric), *beside]
+        table.add_row(site, *map(format_number, cells))
+    return table
+
+
+def structure_table(structure: Json) -> Table:
+    """Purity and silhouette of each site."""
+    table = _table(
+        "neighbourhoods of codes", "purity: share of the ten nearest of the same colour, by chance in brackets"
+    )
+    for name in ("site", "colour", "purity", "silhouette"):
+        table.add_column(name, justify="left" if name in ("site", "colour") else "right")
+    for site, colours in structure.items():
+        for colour, each in colours.items():
+            purity = f"{format_number(each['purity'])} ({format_number(each['chance'])})"
+            table.add_row(site, colour, purity, format_number(each["silhouette"]))
+    return table
+
+
+def layer_table(ablations: Json) -> Table:
+    """What becomes of the score if a layer's codes are changed."""
+    base = ", ".join(f"{split} {format_number(value)}" for split, value in ablations["base"].items())
+    table = _table(f"codes of a layer changed: {TITLES.get(ablations['metric'], ablations['metric'])}, else {base}")
+    table.add_column("layer", justify="right")
+    table.add_column("codes")
+    for split in ablations["base"]:
+        table.add_column(f"{split}, 95 % interval", justify="right")
+    table.caption = "swapped: each instance has the codes of another, of another composition"
+    words = {"zero": "zero", "mean": "mean", "swap": "swapped"}
+    for row in ablations["layers"]:
+        table.add_row(str(row["layer"]), words[row["kind"]], *(_change(row[split]) for split in ablations["base"]))
+    return table
+
+
+def head_table(ablations: Json, num_heads: int = 3) -> Table:
+    """The heads that matter most."""
+    split = list(ablations["base"])[-1]
+    table = _table(f"codes of one head replaced by their mean: the worst {num_heads}")
+    for name in ("layer", "head", f"{split}, 95 % interval"):
+        table.add_column(name, justify="right")
+    for layer in sorted({row["layer"] for row in ablations["heads"]}):
+        rows = [row for row in ablations["heads"] if row["layer"] == layer and row["kind"] == "mean"]
+        for row in sorted(rows, key=lambda row: row[split]["change"] or 0.0)[:num_heads]:
+            table.add_row(str(layer), str(row["head"]), _change(row[split]))
+    return table
+
+
+def swap_table(swap: Json) -> Table:
+    """What the answer follows when the last token gets the codes of another instance."""
+    by_rule = swap["kind"] == "rules"
+    columns = ("other", "own", "neither", "same_rule") if by_rule else ("follows",)
+    caption = (
+        "other, own: the answer follows the swapped-in rule, or its own; same rule: right, with codes of its own rule"
+    )
+    table = _table(
+        "codes of the last token swapped", caption if by_rule else "0: ignores the code; 1: gives the donor's answer"
+    )
+    for name in ("split", "layers", "keys"):
+        table.add_column(name)
+    for name in columns:
+        table.add_column(name.replace("_", " "), justify="right")
+    for split, each in swap["splits"].items():
+        if by_rule:
+            table.add_row(split, "none", "", *(format_number(each["base"].get(name)) for name in columns))
+        for arm in each["arms"]:
+            layers = " ".join(map(str, arm["layers"]))
+            table.add_row(split, layers, arm["keys"], *(format_number(arm[name]) for name in columns))
+    return table
+
+
+def _table(title: str, caption: str | None = None) -> Table:
+    return Table(title=title, title_justify="left", caption=caption, caption_justify="left")
+
+
+def _change(change: dict[str, Any]) -> str:
+    return f"{format_number(change['change'])}  {format_number(change['low'])} … {format_number(change['high'])}"

@@ -1,0 +1,147 @@
+"""Look inside a model while it works: latent codes, residual stream and hidden activations of the last token, per layer.
+
+Codes come from the model's own `return_codes`. Everything else is seen by forward hooks on named submodules, so any
+`nn.Module` will do. Sites are named after what they show and the layer:
+
+    codes.0      the codes of the pairs that the task's reading names, (key, head) flattened
+    residual.0   the residual stream behind block 0
+    hidden.0     what the feed-forward network of block 0 sends into its last matrix
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from recombine.errors import InputError, check_positive
+from recombine.models import Transformer
+from recombine.probe.observations import Observations, find_fault
+from recombine.probe.readings import Reading
+from recombine.tasks import Batch, SplitName
+
+CHUNK_SIZE = 250  # rows whose codes of all layers are in memory at once
+
+
+class Site(NamedTuple):
+    """A place to look: what a submodule returns, or what it is given."""
+
+    name: str
+    path: str
+    side: Literal["output", "input"] = "output"
+
+
+def has_codes(model: nn.Module) -> bool:
+    """Whether a model can show its latent codes."""
+    return "return_codes" in inspect.signature(model.forward).parameters
+
+
+def can_intervene(model: nn.Module) -> bool:
+    """Whether a model lets its latent codes be changed in use."""
+    return has_codes(model) and "code_maps" in inspect.signature(model.forward).parameters
+
+
+def find_sites(model: nn.Module, names: Sequence[str] | None = None) -> tuple[Site, ...]:
+    """The sites of a model: the named submodules, or those of a transformer of ours, or else the model's children."""
+    paths = dict(model.named_modules())
+    if names is not None:
+        for name in names:
+            if name not in paths or not name:
+                choices = ", ".join(path for path in paths if path)
+                raise InputError(f"the model has no submodule {name!r}: expected some of {choices}")
+        return tuple(Site(name, name) for name in names)
+    if not isinstance(model, Transformer):
+        return tuple(Site(name, name) for name, _ in model.named_children())
+    residual = [Site(f"residual.{i}", f"blocks.{i}") for i in range(len(model.blocks))]
+    hidden = [Site(f"hidden.{i}", f"blocks.{i}.feedforward.output", "input") for i in range(len(model.blocks))]
+    return tuple(site for site in residual + hidden if site.path in paths)
+
+
+def collect(
+    model: nn.Module,
+    reading: Reading,
+    *,
+    num_instances: int,
+    sites: Sequence[str] | None = None,
+    device: torch.device | str = "cpu",
+) -> Observations:
+    """Observe the first instances of `test`, half of them to fit on, and of `ood`."""
+    check_positive(num_instances=num_instances)
+    task, found = reading.task, find_sites(model, sites)
+    batches: list[tuple[SplitName, Batch, dict[str, Tensor]]] = []
+    for split in ("test", "ood"):
+        if not task.split.compositions(split):
+            continue
+        for batch in reading.batches(split, num_instances, device):
+            batches.append((split, batch, observe(model, batch.inputs, found, reading.keys)))
+    activations = {name: torch.cat([seen[name] for _, _, seen in batches]).numpy() for name in batches[0][2]}
+    faults = {name: find_fault(values) for name, values in activations.items()}
+    skipped = {name: f"{name} {fault}" for name, fault in faults.items() if fault is not None}
+    if not has_codes(model):
+        skipped["codes"] = f"{type(model).__name__} has no latent codes: its forward takes no return_codes"
+    sides = [np.where(np.arange(num_instances) % 2 == 0, "fit", "id").astype("<U3"), np.full(num_instances, "ood")]
+    num_trained = len(task.split.train)
+    numbers = [batch.composition + (0 if split == "test" else num_trained) for split, batch, _ in batches]
+    return Observations(
+        activations={name: values for name, values in activations.items() if name not in skipped},
+        labels=torch.cat([reading.label(batch) for _, batch, _ in batches]).cpu().numpy(),
+        split=np.concatenate(sides)[: sum(len(batch) for _, batch, _ in batches)],
+        composition=torch.cat(numbers).cpu().numpy(),
+        target=torch.cat([reading.target(batch) for _, batch, _ in batches]).cpu().numpy(),
+        modules=reading.module_names,
+        compositions=tuple(task.describe(composition) for composition in task.split.train + task.split.ood),
+        skipped=skipped,
+    )
+
+
+def observe(model: nn.Module, inputs: Tensor, sites: Sequence[Site], keys: Sequence[int]) -> dict[str, Tensor]:
+    """The activations of the last token at each site, codes first where the model has them; (rows, features) on the CPU."""
+    seen: dict[str, list[Tensor]] = {}
+    with evaluating(model), ExitStack() as hooks:
+        for site in sites:
+            hooks.enter_context(_watch(model.get_submodule(site.path), site, seen))
+        for chunk in inputs.split(CHUNK_SIZE):
+            if not has_codes(model):
+                model(chunk)
+                continue
+            for layer, code in enumerate(model(chunk, return_codes=True)[1]):
+                pairs = code[:, :, -1, list(keys)].transpose(1, 2)
+                seen.setdefault(f"codes.{layer}", []).append(pairs.flatten(1).float().cpu())
+    for site in sites:
+        if site.name not in seen:
+            raise InputError(f"submodule {site.path!r} was not called, or gave no tensor: expected one that is used")
+    codes = [name for name in seen if name not in {site.name for site in sites}]
+    return {name: torch.cat(seen[name]) for name in [*codes, *(site.name for site in sites)]}
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients, and back."""
+    training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        model.train(training)
+
+
+@contextmanager
+def _watch(module: nn.Module, site: Site, seen: dict[str, list[Tensor]]) -> Iterator[None]:
+    def note(_: nn.Module, given: object, returned: object) -> None:
+        value = given if site.side == "input" else returned
+        value = value[0] if isinstance(value, tuple | list) and value else value
+        if isinstance(value, Tensor) and value.ndim >= 2:
+            last = value[:, -1] if value.ndim == 3 else value
+            seen.setdefault(site.name, []).append(last.flatten(1).float().cpu())
+
+    handle = module.register_forward_hook(note)
+    try:
+        yield
+    finally:
+        handle.remove()

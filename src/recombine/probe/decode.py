@@ -1,0 +1,199 @@
+"""What can be read from activations by a linear decoder, and what that is worth.
+
+A decoder learns from the rows `fit` alone and is scored on `id` (other instances of the same compositions) and on `ood`
+(compositions never trained, for the network or for the decoder). Features are standardised and the strength of
+regularisation is chosen on the fitting side, by cross-validation over *compositions*: a strength that only remembers
+compositions is not chosen. Three scores stand beside each score:
+
+- majority: what the frequencies of the labels give without looking at activations;
+- control: a decoder of the same kind and strength for labels dealt anew to the kinds of rows (a kind: composition and
+  labels), so that they can be remembered but not understood (Hewitt & Liang 2019);
+- selectivity: the score minus the control's. It separates a code that carries modules from one that only tells
+  compositions apart.
+
+Scores: `f1`, `accuracy` and `auc` (the area under the ROC curve: how often a row with the module is ranked above one without,
+which needs no threshold), means over modules of one logistic decoder each; `exact`, how often the modules with the
+highest scores (as many as the row has) are exactly the row's; `r2` of ridge regression to the labels, pooled over modules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from recombine.errors import InputError
+from recombine.probe.linear import Weights, decide, fit_logistic, fit_ridge
+from recombine.probe.observations import Observations
+
+LOGISTIC_STRENGTHS = (1e-3, 1e-1, 10.0)
+RIDGE_STRENGTHS = (1e-4, 1e-2, 1.0)
+NUM_FOLDS = 3
+MAX_FITTING_ROWS = 4_000  # more would hardly move a linear decoder
+MAX_SELECTION_ROWS = 2_000  # of these, to choose the strength on
+
+Scores = dict[str, float]
+Fit = Callable[..., Weights]
+
+
+def decode(observations: Observations, *, seed: int = 0, controlled: bool = True) -> dict[str, Any]:
+    """Decoders of every site: site -> scores on each split; see `recombine.probe` for the keys."""
+    from threadpoolctl import threadpool_limits
+
+    modules = decodable_modules(observations)
+    control = deal_labels(observations, seed) if controlled else None
+    # thousands of small products: on a busy machine, threads that wait for each other would cost most
+    with threadpool_limits(1):
+        return {
+            site: _decode_site(values, observations, modules, control)
+            for site, values in observations.activations.items()
+        }
+
+
+def decodable_modules(observations: Observations) -> Int[np.ndarray, " modules"]:
+    """The modules with more than one value among the fitting rows; raises if there is none."""
+    labels = observations.labels[observations.rows("fit")[:MAX_FITTING_ROWS]]
+    varying = np.flatnonzero((labels != labels[:1]).any(axis=0))
+    if len(varying) == 0:
+        raise InputError("every row to fit on has the same labels: expected at least two classes")
+    return varying
+
+
+def deal_labels(observations: Observations, seed: int) -> Float[np.ndarray, "rows modules"]:
+    """Labels of the control: each kind of row gets those of another kind of the same side of the split."""
+    generator = np.random.default_rng(seed)
+    dealt = observations.labels.copy()
+    for side in (observations.rows("fit", "id"), observations.rows("ood")):
+        if len(side) == 0:
+            continue
+        kinds = np.column_stack([observations.composition[side], observations.labels[side]])
+        different, kind = np.unique(kinds, axis=0, return_inverse=True)
+        order = generator.permutation(len(different))
+        dealt[side] = different[order][kind.reshape(-1), 1:]
+    return dealt
+
+
+def _decode_site(
+    values: np.ndarray, observations: Observations, modules: np.ndarray, control: np.ndarray | None
+) -> dict[str, Any]:
+    fitted = observations.rows("fit")[:MAX_FITTING_ROWS]
+    x, labels = standardise(values, fitted), observations.labels[:, modules]
+    splits = [split for split in ("id", "ood") if len(observations.rows(split))]
+    found: dict[str, Any] = {"num_features": values.shape[1], "strength": {}, "cross_validated": {}, "modules": {}}
+    found |= {split: {"majority": {}, "control": {}, "selectivity": {}} for split in splits}
+    names = [observations.modules[module] for module in modules]
+    for name in ("logistic", "ridge") if observations.binary else ("ridge",):
+        fit, _, score = KINDS[name]
+        strength, expected = choose_strength(x, labels, observations.composition, fitted, name)
+        found["strength"][name] = strength
+        found["cross_validated"] |= expected
+        weights = fit(x[fitted], labels[fitted], strength=strength)
+        frequent = np.zeros_like(weights)
+        frequent[-1] = _constant(labels[fitted], name)
+        for split in splits:
+            rows = observations.rows(split)
+            found[split] |= score(decide(x[rows], weights), labels[rows])
+            found[split]["majority"] |= score(decide(x[rows], frequent), labels[rows])
+            if name == "logistic" or not observations.binary:
+                found["modules"][split] = _score_modules(decide(x[rows], weights), labels[rows], names, score)
+        if control is not None:
+            dealt = control[:, modules]
+            weights = fit(x[fitted], dealt[fitted], strength=strength)
+            for split in splits:
+                rows = observations.rows(split)
+                others = score(decide(x[rows], weights), dealt[rows])
+                found[split]["control"] |= others
+                found[split]["selectivity"] |= {each: found[split][each] - others[each] for each in others}
+    return found
+
+
+def _constant(labels: np.ndarray, kind: str) -> np.ndarray:
+    """The best decision without activations."""
+    frequency = labels.mean(axis=0)
+    return frequency if kind == "ridge" else np.log(frequency / (1 - frequency))
+
+
+def _score_modules(
+    z: np.ndarray, labels: np.ndarray, names: list[str], score: Callable[..., Scores]
+) -> dict[str, Scores]:
+    scores = {name: score(z[:, [i]], labels[:, [i]]) for i, name in enumerate(names) if np.ptp(labels[:, i]) > 0}
+    return {name: {metric: each[metric] for metric in each if metric != "exact"} for name, each in scores.items()}
+
+
+def standardise(values: Float[np.ndarray, "rows features"], fitted: Int[np.ndarray, " fitted"]) -> np.ndarray:
+    """Mean 0 and deviation 1 on the fitting rows; a feature that does not vary there becomes 0."""
+    mean, deviation = values[fitted].mean(axis=0), values[fitted].std(axis=0)
+    varies = deviation > 1e-6 * (np.abs(mean) + 1e-12)
+    return np.where(varies, (values - mean) / np.where(varies, deviation, 1), 0).astype(np.float32)
+
+
+def choose_strength(
+    x: Float[np.ndarray, "rows features"],
+    labels: Float[np.ndarray, "rows modules"],
+    composition: Int[np.ndarray, " rows"],
+    fitted: Int[np.ndarray, " fitted"],
+    kind: str,
+) -> tuple[float, Scores]:
+    """The strength that does best on compositions left out of the fit, and its scores there.
+
+    Of equals the stronger regularisation wins. With fewer than two compositions there is nothing to leave out: it is then the
+    middle strength, without scores.
+    """
+    from sklearn.model_selection import GroupKFold
+
+    fit, strengths, score = KINDS[kind]
+    rows = fitted[:MAX_SELECTION_ROWS]
+    num_folds = min(NUM_FOLDS, len(np.unique(composition[rows])))
+    if num_folds < 2:
+        return sorted(strengths)[len(strengths) // 2], {}
+    left_out = {strength: np.zeros_like(labels[rows]) for strength in strengths}
+    for inside, outside in GroupKFold(num_folds).split(rows, groups=composition[rows]):
+        for strength in strengths:
+            weights = fit(x[rows[inside]], labels[rows[inside]], strength=strength)
+            left_out[strength][outside] = decide(x[rows[outside]], weights)
+    scores = {strength: score(z, labels[rows]) for strength, z in left_out.items()}
+    best = max(sorted(strengths), key=lambda strength: next(iter(scores[strength].values())))
+    return best, scores[best]
+
+
+def score_presence(z: Float[np.ndarray, "rows modules"], labels: Float[np.ndarray, "rows modules"]) -> Scores:
+    """F1, accuracy and AUC, means over the modules that are both present and absent in these rows; and `exact`."""
+    from scipy.stats import rankdata
+
+    truth, said = labels > 0.5, z > 0
+    varying = truth.any(axis=0) & ~truth.all(axis=0)
+    hits = (truth & said).sum(axis=0)
+    f1 = 2 * hits / np.maximum(truth.sum(axis=0) + said.sum(axis=0), 1)
+    accuracy = (truth == said).mean(axis=0)
+    num_present, num_absent = truth.sum(axis=0), (~truth).sum(axis=0)
+    rank_sums = (rankdata(z, axis=0) * truth).sum(axis=0) - num_present * (num_present + 1) / 2
+    auc = rank_sums / np.maximum(num_present * num_absent, 1)
+    means = {name: _mean(each[varying]) for name, each in (("f1", f1), ("accuracy", accuracy), ("auc", auc))}
+    return {**means, "exact": float((_take_highest(z, truth.sum(axis=1)) == truth).all(axis=1).mean())}
+
+
+def _mean(values: np.ndarray) -> float:
+    return float(values.mean()) if len(values) else 0.0
+
+
+def _take_highest(
+    z: Float[np.ndarray, "rows modules"], count: Int[np.ndarray, " rows"]
+) -> Bool[np.ndarray, "rows modules"]:
+    """The modules with the highest scores of each row, as many as `count` says."""
+    rank = np.argsort(np.argsort(-z, axis=1, kind="stable"), axis=1, kind="stable")
+    return rank < count[:, None]
+
+
+def score_values(z: Float[np.ndarray, "rows modules"], labels: Float[np.ndarray, "rows modules"]) -> Scores:
+    """Explained variance, pooled over modules; predicting the mean of these very rows would give 0."""
+    error = np.square(labels - z).sum(dtype=np.float64)
+    total = np.square(labels - labels.mean(axis=0)).sum(dtype=np.float64)
+    return {"r2": float(1 - error / total) if total > 0 else 0.0}
+
+
+KINDS: dict[str, tuple[Fit, Sequence[float], Callable[..., Scores]]] = {
+    "logistic": (fit_logistic, LOGISTIC_STRENGTHS, score_presence),
+    "ridge": (fit_ridge, RIDGE_STRENGTHS, score_values),
+}

@@ -1,0 +1,120 @@
+"""A run from probe to diagnosis: files in its directory, tables for people, reasons for what could not be done."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import recombine
+from recombine.cli import run as run_verb
+from recombine.commands.probe import tables
+from recombine.models import TransformerConfig, build_model
+from recombine.probe import examine
+from recombine.run import RunConfig, train_run
+from recombine.store import RunDirectory
+from recombine.tasks import FuzzyLogic, SRaven
+from recombine.train import TrainingConfig
+
+SMALL = TransformerConfig(embedding_dim=16, kqv_dim=8, mlp_dim=16, num_heads=4)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    config = RunConfig(
+        task=FuzzyLogic(num_examples=4), model=SMALL, training=TrainingConfig(steps=20, batch_size=8, warmup_steps=5)
+    )
+    return train_run(config, out=tmp_path_factory.mktemp("runs"), evaluation_instances=100)
+
+
+def test_probe_leaves_its_files(trained, capsys):
+    assert run_verb(["probe", str(trained.path), "--num-instances", "200"]) == 0
+    captured = capsys.readouterr()
+    assert max(map(len, captured.out.splitlines())) <= 80
+    assert "untrained" in captured.out
+    assert "probe: decode" in captured.err
+    numbers = trained.read_json("probe.json")
+    assert numbers["skipped"] == {}
+    assert numbers["attention"] == "hyla"
+    assert set(numbers["decoders"]) == {site["name"] for site in numbers["sites"]}
+    for key in ("decoders", "decoders_pictured"):
+        found = numbers[key]["codes.1"]
+        assert set(found["ood"]) >= {"f1", "accuracy", "auc", "exact", "r2"}
+        assert set(found["ood"]["untrained"]) == set(found["ood"]["control"]) == set(found["ood"]["majority"])
+    assert set(numbers["seconds"]) == {"collect", "decode", "structure", "tsne", "ablate", "swap", "total"}
+    assert 0 < numbers["tsne_share"] < 1
+    assert numbers["best_site"] in numbers["decoders"]
+    assert len(numbers["similarity"]["codes.0"]["cosine"]) == 12
+    with np.load(trained.path / "probe.npz", allow_pickle=False) as arrays:
+        assert arrays["activations.codes.0"].shape == (400, 4)
+        assert arrays["tsne.codes.1"].shape == (300, 2)
+        assert len(arrays["sample.target"]) == len(arrays["sample.activations.codes.1"]) == 300
+        assert arrays["sample.compositions"][arrays["sample.composition"][0]].startswith("(")
+        assert "activations.residual.0" not in arrays
+
+
+def test_the_written_codes_can_be_examined_again(trained, capsys):
+    """What a run writes is what the file reader takes."""
+    assert (
+        run_verb(["probe", str(trained.path), "--num-instances", "200", "--no-tsne", "--save-activations", "-q"]) == 0
+    )
+    capsys.readouterr()
+    again = recombine.examine_activations(trained.path / "probe.npz", tsne=False).numbers
+    before = trained.read_json("probe.json")["decoders"]
+    assert set(again["decoders"]) == set(before)
+    for site, each in before.items():
+        assert again["decoders"][site]["id"]["f1"] == pytest.approx(each["id"]["f1"], abs=1e-6)
+
+
+def test_diagnose_probes_first(trained, capsys):
+    (trained.path / "probe.json").unlink(missing_ok=True)
+    assert run_verb(["diagnose", str(trained.path), "--num-instances", "200", "--json"]) == 0
+    value = json.loads(capsys.readouterr().out)
+    assert value["verdict"] == "not learned"
+    assert value == trained.read_json("diagnosis.json")
+    assert (trained.path / "probe.json").exists()
+    assert run_verb(["diagnose", str(trained.path)]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("NOT LEARNED")
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_runs_that_cannot_be_diagnosed(tmp_path, capsys):
+    assert run_verb(["diagnose", str(tmp_path / "none")]) == 2
+    unfinished = RunDirectory.create(tmp_path, "x", {"task": {}})
+    assert run_verb(["diagnose", str(unfinished.path)]) == 2
+    assert "expected a finished run" in capsys.readouterr().err
+
+
+def test_sraven():
+    task = SRaven(num_features=2)
+    found = examine(build_model(SMALL, task, seed=0), task, num_instances=200, tsne=False).numbers
+    assert found["skipped"] == {"tsne": "not asked for"}
+    assert found["swap"]["kind"] == "rules"
+    assert found["ablations"]["metric"] == "accuracy"
+    assert "decoders_pictured" not in found
+    assert found["similarity"]["codes.0"]["modules"][0] == "constant"
+
+
+def test_a_model_of_ones_own_is_examined_as_far_as_it_goes():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(20, 8), nn.ReLU(), nn.Linear(8, 1))
+    found = recombine.examine(model, FuzzyLogic(num_examples=4), num_instances=100).numbers
+    assert set(found["decoders"]) == {"0", "1", "2", "3"}
+    assert set(found["skipped"]) == {"codes", "structure", "ablate", "swap"}
+    assert "cannot be changed" in found["skipped"]["swap"]
+    named = recombine.examine(model, FuzzyLogic(num_examples=4), num_instances=100, sites=["2"]).numbers
+    assert set(named["decoders"]) == {"2"}
+
+
+def test_a_broken_model_still_gets_the_rest():
+    task = FuzzyLogic(num_examples=4)
+    model = build_model(SMALL, task, seed=0)
+    with torch.no_grad():
+        model.blocks[0].feedforward.input.bias[0] = torch.nan
+    found = examine(model, task, num_instances=100, tsne=False).numbers
+    assert "codes.0" in found["decoders"]
+    assert "NaN" in found["skipped"]["residual.0"]
+    assert found["ablations"]["base"]["ood"] is None  # the model answers NaN, which JSON cannot say
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    assert tables(found)

@@ -1,0 +1,170 @@
+"""Decoders on planted truth: what carries modules is read on new compositions, what does not is not."""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from recombine.errors import InputError
+from recombine.probe.decode import deal_labels, decode, score_presence, score_values, standardise
+from recombine.probe.linear import decide, fit_logistic, fit_ridge
+from recombine.probe.observations import Observations
+
+PAIRS = np.array(list(itertools.combinations(range(8), 2)))
+HELD_OUT = np.arange(len(PAIRS)) % 3 == 1
+
+
+def plant(kind: str, *, num_rows: int = 60, seed: int = 0) -> Observations:
+    """Rows of 28 pairs of 8 modules; codes carry the modules, only the composition's identity, or nothing."""
+    generator = np.random.default_rng(seed)
+    composition = np.repeat(np.arange(len(PAIRS)), num_rows)
+    labels = (PAIRS[composition][:, :, None] == np.arange(8)).any(axis=1).astype(np.float32)
+    noise = 0.1 * generator.normal(size=(len(composition), 32))
+    signal = {
+        "modules": labels @ generator.normal(size=(8, 32)),
+        "compositions": generator.normal(size=(len(PAIRS), 32))[composition],
+        "nothing": np.zeros_like(noise),
+    }[kind]
+    split = np.where(HELD_OUT[composition], "ood", np.where(np.arange(len(composition)) % 2, "id", "fit"))
+    return Observations(
+        activations={"codes.0": (signal + noise).astype(np.float32)},
+        labels=labels,
+        split=split,
+        composition=composition,
+        target=generator.random(len(composition)),
+        modules=tuple("abcdefgh"),
+        compositions=tuple(map(str, PAIRS)),
+    )
+
+
+def test_codes_that_carry_modules_are_read_on_new_compositions():
+    found = decode(plant("modules"))["codes.0"]
+    for split in ("id", "ood"):
+        assert min(found[split][metric] for metric in ("f1", "accuracy", "auc", "exact", "r2")) > 0.98
+    assert found["ood"]["f1"] > 0.99
+    assert found["ood"]["selectivity"]["f1"] > 0.5
+    assert set(found["modules"]["ood"]) <= set("abcdefgh")
+    assert min(each["f1"] for each in found["modules"]["ood"].values()) > 0.98
+
+
+def test_codes_that_carry_nothing_are_at_the_majority_baseline():
+    found = decode(plant("nothing"))["codes.0"]
+    for split in ("id", "ood"):
+        assert abs(found[split]["accuracy"] - found[split]["majority"]["accuracy"]) < 0.02
+        assert abs(found[split]["auc"] - 0.5) < 0.05
+        assert found[split]["f1"] < 0.15
+        assert abs(found[split]["selectivity"]["f1"]) < 0.15
+        assert found[split]["r2"] < 0.02
+
+
+def test_codes_that_only_tell_compositions_apart_are_a_trap_that_is_seen():
+    """Read in distribution, not on new compositions; and the control reads them as well, so selectivity is nil."""
+    found = decode(plant("compositions"))["codes.0"]
+    assert found["id"]["f1"] > 0.99
+    assert found["id"]["control"]["f1"] > 0.98
+    assert abs(found["id"]["selectivity"]["f1"]) < 0.02
+    assert found["ood"]["f1"] < 0.5
+    assert found["ood"]["exact"] < 0.2
+    assert found["cross_validated"]["f1"] < 0.5
+
+
+def test_selectivity_separates_truth_from_trap():
+    real, trap = (decode(plant(kind))["codes.0"]["ood"]["selectivity"]["f1"] for kind in ("modules", "compositions"))
+    assert real > trap + 0.4
+
+
+def test_nothing_but_the_fitting_rows_is_learned_from():
+    planted = plant("modules")
+    labels = planted.labels.copy()
+    others = planted.rows("id", "ood")
+    labels[others] = np.roll(labels[others], 1, axis=1)
+    activations = planted.activations["codes.0"].copy()
+    activations[planted.rows("ood")] *= 100
+    before = decode(planted)["codes.0"]
+    after = decode(replace(planted, labels=labels, activations={"codes.0": activations}))["codes.0"]
+    assert before["strength"] == after["strength"]
+    assert before["cross_validated"] == after["cross_validated"]
+    assert after["id"]["f1"] < 0.4
+
+
+def test_continuous_latents_are_read_by_ridge():
+    planted = plant("modules")
+    generator = np.random.default_rng(1)
+    latents = planted.labels * generator.uniform(0.5, 1, size=planted.labels.shape).astype(np.float32)
+    codes = (latents @ generator.normal(size=(8, 32))).astype(np.float32)
+    found = decode(replace(planted, labels=latents, activations={"x": codes}))["x"]
+    assert found["ood"]["r2"] > 0.99
+    assert found["ood"]["majority"]["r2"] < 0.01
+    assert "f1" not in found["ood"]
+
+
+def test_logistic_regression_is_that_of_scikit_learn():
+    from sklearn.linear_model import LogisticRegression
+
+    generator = np.random.default_rng(0)
+    x = (generator.normal(size=(400, 12)) @ generator.normal(size=(12, 12))).astype(np.float32)
+    y = (x[:, :3] + generator.normal(size=(400, 3)) > 1).astype(np.float32)
+    for strength in (1e-3, 0.1, 10.0):
+        z = decide(x, fit_logistic(x, y, strength=strength))
+        for module in range(3):
+            expected = LogisticRegression(C=strength, tol=1e-8, max_iter=5_000).fit(x, y[:, module])
+            np.testing.assert_allclose(z[:, module], expected.decision_function(x), rtol=0.02, atol=0.02)
+
+
+def test_ridge_of_one_module():
+    x = np.random.default_rng(0).normal(size=(50, 3))
+    weights = fit_ridge(x, x[:, :1] * 2 + 1, strength=1e6)
+    np.testing.assert_allclose(weights[:, 0], [2, 0, 0, 1], atol=1e-4)
+
+
+def test_scores_by_hand():
+    truth = np.array([[1, 0], [1, 0], [0, 1], [0, 1]], dtype=np.float32)
+    z = np.array([[1, -1], [-1, -2], [-1, 2], [1, 2]], dtype=np.float32)
+    scores = score_presence(z, truth)
+    assert scores["accuracy"] == pytest.approx((0.5 + 1) / 2)
+    assert scores["f1"] == pytest.approx((0.5 + 1) / 2)
+    assert scores["auc"] == pytest.approx((0.5 + 1) / 2)
+    assert scores["exact"] == 1  # the higher of the two is right in every row
+    assert score_values(truth, truth) == {"r2": 1}
+    assert score_values(np.full_like(truth, 0.5), truth) == {"r2": 0}
+
+
+def test_the_control_deals_labels_to_whole_kinds_of_rows():
+    planted = plant("modules")
+    dealt = deal_labels(planted, 0)
+    for composition in range(len(PAIRS)):
+        assert len(np.unique(dealt[planted.composition == composition], axis=0)) == 1
+    for rows in (planted.rows("fit", "id"), planted.rows("ood")):
+        np.testing.assert_array_equal(dealt[rows].sum(axis=0), planted.labels[rows].sum(axis=0))
+    assert (dealt != planted.labels).any(axis=1).mean() > 0.8
+
+
+def test_features_are_standardised_on_the_fitting_side():
+    values = np.array([[0, 5, 1], [2, 5, 3], [100, 7, 5]], dtype=np.float32)
+    np.testing.assert_allclose(standardise(values, np.array([0, 1])), [[-1, 0, -1], [1, 0, 1], [99, 0, 3]])
+
+
+def test_one_class_only():
+    planted = plant("modules")
+    same = replace(planted, labels=np.ones_like(planted.labels))
+    with pytest.raises(InputError, match="every row to fit on has the same labels"):
+        decode(same)
+
+
+def test_a_module_that_never_varies_is_left_out():
+    planted = plant("modules")
+    labels = planted.labels.copy()
+    labels[:, 0] = 0
+    found = decode(replace(planted, labels=labels))["codes.0"]
+    assert "a" not in found["modules"]["ood"]
+    assert found["ood"]["f1"] > 0.99
+
+
+def test_too_few_compositions_to_leave_any_out():
+    planted = plant("modules")
+    found = decode(replace(planted, composition=np.zeros_like(planted.composition)))["codes.0"]
+    assert found["cross_validated"] == {}
+    assert found["id"]["f1"] > 0.9
+    without_ood = replace(planted, split=np.where(planted.split == "ood", "id", planted.split))
+    assert "ood" not in decode(without_ood)["codes.0"]
