@@ -72,6 +72,8 @@ def _read_arrays(arrays: dict[str, np.ndarray], probe: Json) -> CodeMap:
     columns = {name: arrays[f"sample.{name}"] for name in ("labels", "split", "composition", "target")}
     sites = {site: arrays[f"tsne.{site}"] for site in probe["tsne"]["sites"]}
     num_rows = len(columns["split"])
+    if not sites or not num_rows:
+        raise InputError(f"there are {len(sites)} sites and {num_rows} rows in the map: expected at least one of each")
     for name, values in (columns | sites).items():
         if len(values) != num_rows or (name in sites and values.shape != (num_rows, 2)):
             raise InputError(f"{name} in probe.npz has shape {values.shape}: expected {num_rows} rows")

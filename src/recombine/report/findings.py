@@ -152,7 +152,7 @@ def read_similarity(run: ReportRun) -> dict[str, Json] | None:
             if {len(matrix), *map(len, matrix)} - {len(modules)}:
                 raise InputError(f"the similarity of {site} is not square: expected {len(modules)} rows and columns")
             sites[site][name] = matrix
-    return sites
+    return sites or None
 
 
 def as_number(value: object) -> float | None:

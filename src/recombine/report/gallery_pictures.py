@@ -94,10 +94,10 @@ def _panel(values: Sequence[int], num_values: int, quality: str = "") -> str:
     return f'<rect class="panel {quality}" width="{SIDE}" height="{SIDE}" rx="6"/>' + "".join(objects + strips)
 
 
-def _strip(value: int, num_values: int, y: float) -> str:
+def _strip(value: int, num_values: int, y: int) -> str:
     box = 0.8 * SIDE / num_values
     return "".join(
-        f'<rect class="box" x="{10 + level * box:.1f}" y="{y:.1f}" width="{box:.1f}" height="6" '
+        f'<rect class="box" x="{10 + level * box:.1f}" y="{y}" width="{box:.1f}" height="6" '
         f'fill-opacity="{int(level == value)}"/>'
         for level in range(num_values)
     )
@@ -108,11 +108,11 @@ def _question() -> str:
     return f'{frame}<text class="question" x="{SIDE / 2}" y="{SIDE / 2 + 16}">?</text>'
 
 
-def _place(content: str, x: float, y: float) -> str:
+def _place(content: str, x: int, y: int) -> str:
     return f'<g transform="translate({x} {y})">{content}</g>'
 
 
-def _svg(width: float, height: float, parts: Sequence[str], name: str, label: str) -> Markup:
+def _svg(width: int, height: int, parts: Sequence[str], name: str, label: str) -> Markup:
     """Numbers and words of this file only, so nothing needs to be escaped."""
     start = f'<svg class="{name}" viewBox="-3 -3 {width + 6:g} {height + 6:g}" role="img" aria-label="{label}">'
     return Markup(start + "".join(parts) + "</svg>")

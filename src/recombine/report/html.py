@@ -10,6 +10,7 @@ import base64
 import hashlib
 import math
 from collections.abc import Callable, Sequence
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -84,10 +85,9 @@ def write_report(
             write_whole(static / name, content)
 
 
-def render(runs: Sequence[ReportRun], title: str, *, gallery: bool = True) -> str:
-    """The page as text. Its security policy forbids the network, and every script but those named here by their hash."""
-    from plotly.offline import get_plotlyjs
-
+@cache
+def load_templates() -> tuple[jinja2.Environment, str, str, str]:
+    """The templates, and the scripts as they are: they are no templates."""
     loader = jinja2.PackageLoader("recombine.report")
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"number": format_number, "metric": figures.metric_title, "split": figures.split_title}
@@ -96,6 +96,14 @@ def render(runs: Sequence[ReportRun], title: str, *, gallery: bool = True) -> st
     theme, explorer, report = (
         loader.get_source(environment, name)[0] for name in ("theme.js", "explorer.js", "report.js")
     )
+    return environment, theme, explorer, report
+
+
+def render(runs: Sequence[ReportRun], title: str, *, gallery: bool = True) -> str:
+    """The page as text. Its security policy forbids the network, and every script but those named here by their hash."""
+    from plotly.offline import get_plotlyjs
+
+    environment, theme, explorer, report = load_templates()
     scripts = [theme, explorer + report, get_plotlyjs()]
     builders = [build for build in SECTIONS if gallery or build is not gallery_section]
     sections = [section for build in builders if (section := build(runs))]

@@ -128,7 +128,7 @@ def _draw_similarity(sites: dict[str, Json], label: str) -> Canvas:
 
 def _draw_ablations(ablations: Json, colour: str, label: str) -> Canvas:
     heads = [each for each in ablations["heads"] if each.kind == "mean"] or ablations["heads"]
-    canvas = _make_canvas(7, 4.6)
+    canvas = _make_canvas(7.0, 4.6)
     upper, lower = canvas.subplots(2, 1)
     _draw_changes(upper, heads, [f"{each.layer}.{each.head}" for each in heads], colour)
     _draw_changes(
@@ -153,7 +153,7 @@ def _draw_changes(axes: Axes, changes: Sequence[Change], ticks: Sequence[str], c
 
 
 def _draw_swap(swap: Json, label: str) -> Canvas:
-    canvas = _make_canvas(1.5 + 2.8 * len(swap["splits"]), 3)
+    canvas = _make_canvas(1.5 + 2.8 * len(swap["splits"]), 3.0)
     panels = canvas.subplots(1, len(swap["splits"]), sharey=True, squeeze=False)[0]
     colours = {
         "own": LIGHT["follow"][0],
