@@ -1,7 +1,12 @@
 """Shapes and types of every public signature are checked while the tests run."""
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 from jaxtyping import config, install_import_hook
+
+from browser import BROWSER, Browser
 
 install_import_hook("recombine", "beartype.beartype")
 
@@ -12,3 +17,12 @@ def unchecked():
     config.update("jaxtyping_disable", True)
     yield
     config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Browser]:
+    if BROWSER is None:
+        pytest.skip("no browser: expected chromium or google-chrome on the path")
+    opened = Browser(tmp_path / "profile")
+    yield opened
+    opened.close()

@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 import base64
-import fcntl
 import hashlib
 import json
-import os
 import re
-import shutil
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +16,8 @@ from recombine.report import html
 from recombine.report.runs import MAX_POINTS, read_runs
 from recombine.store import RunDirectory
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 SHA256 = "9" * 64
-LAUNCH = """
-import os, sys
-os.dup2(int(sys.argv[1]), 3)  # where Chromium reads and writes messages
-os.dup2(int(sys.argv[2]), 4)
-os.execv(sys.argv[3], sys.argv[3:])
-"""
 
 
 def make_score(value: float, width: float = 0.02, chance: float = 0.0, ceiling: float = 1.0) -> dict[str, float]:
@@ -271,79 +257,6 @@ def test_static_figures_repeat_and_stay_in_their_folder(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"runs", "one", "two", "report.html"}
 
 
-class Browser:
-    """A headless Chromium, spoken to over two pipes; collects errors and requests."""
-
-    def __init__(self, profile: Path) -> None:
-        (child_in, self.to), (self.come, child_out) = os.pipe(), os.pipe()
-        ends = [fcntl.fcntl(end, fcntl.F_DUPFD, 20) for end in (child_in, child_out)]
-        flags = "headless no-sandbox disable-gpu no-first-run disable-sync disable-background-networking"
-        command = [sys.executable, "-c", LAUNCH, *map(str, ends), str(BROWSER), "--remote-debugging-pipe"]
-        command += [
-            f"--user-data-dir={profile}",
-            "--disable-component-update",
-            *(f"--{flag}" for flag in flags.split()),
-        ]
-        self.process = subprocess.Popen(command, pass_fds=ends, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        for end in (child_in, child_out, *ends):
-            os.close(end)
-        os.set_blocking(self.come, False)
-        self.buffer, self.number, self.session = b"", 0, {}
-        self.events: list[dict[str, Any]] = []
-        target = self.send("Target.createTarget", url="about:blank")["targetId"]
-        self.session = {"sessionId": self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]}
-        for domain in ("Runtime", "Log", "Network", "Page"):
-            self.send(f"{domain}.enable")
-
-    def read(self, deadline: float) -> dict[str, Any]:
-        while b"\0" not in self.buffer:
-            assert time.monotonic() < deadline, "the browser does not answer"
-            try:
-                self.buffer += os.read(self.come, 1 << 20)
-            except BlockingIOError:
-                time.sleep(0.01)
-        message, self.buffer = self.buffer.split(b"\0", 1)
-        return json.loads(message)
-
-    def send(self, method: str, **parameters: Any) -> dict[str, Any]:
-        self.number += 1
-        os.write(
-            self.to,
-            json.dumps({"id": self.number, "method": method, "params": parameters, **self.session}).encode() + b"\0",
-        )
-        deadline = time.monotonic() + 60
-        while (message := self.read(deadline)).get("id") != self.number:
-            self.events.append(message)
-        assert "error" not in message, message
-        return message["result"]
-
-    def open(self, path: Path) -> None:
-        self.send("Page.navigate", url=path.as_uri())
-        deadline = time.monotonic() + 60
-        while not any(event["method"] == "Page.loadEventFired" for event in self.events):
-            self.events.append(self.read(deadline))
-
-    def run(self, script: str) -> Any:
-        result = self.send("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
-        assert "exceptionDetails" not in result, result
-        return result["result"].get("value")
-
-    def close(self) -> None:
-        self.process.terminate()
-        self.process.wait(timeout=30)
-        os.close(self.to)
-        os.close(self.come)
-
-
-@pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Browser]:
-    if BROWSER is None:
-        pytest.skip("no browser: expected chromium or google-chrome on the path")
-    opened = Browser(tmp_path / "profile")
-    yield opened
-    opened.close()
-
-
 def test_browser_draws_every_figure_and_follows_clicks(browser, tmp_path):
     scores = {"hyla": make_score(0.8), HOSTILE[:50]: make_score(0.5), "softmax": None}
     runs = [make_run(tmp_path / "runs", name, score) for name, score in scores.items()]
@@ -364,9 +277,5 @@ def test_browser_draws_every_figure_and_follows_clicks(browser, tmp_path):
     browser.send("Emulation.setDeviceMetricsOverride", width=360, height=800, deviceScaleFactor=1, mobile=False)
     browser.run("new Promise(resolve => setTimeout(resolve, 500))")
     assert browser.run("document.documentElement.scrollWidth") <= 360
-    troubles = ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded", "Page.javascriptDialogOpening")
-    assert [event for event in browser.events if event["method"] in troubles] == []
-    requests = [
-        each["params"]["request"]["url"] for each in browser.events if each["method"] == "Network.requestWillBeSent"
-    ]
-    assert requests == [(tmp_path / "report.html").as_uri()]
+    assert browser.find_troubles() == []
+    assert browser.find_requests() == [(tmp_path / "report.html").as_uri()]

@@ -23,11 +23,13 @@ class ReportOptions(Output):
     """The file to write."""
     figures: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
     """Write the figures as PNG and SVG files into this folder too."""
+    gallery: bool = True
+    """Load each network and show instances that it gets right and wrong."""
     title: str = "Do these networks recombine what they learned?"
     """Heading of the report."""
 
 
 def run(argv: list[str]) -> None:
     options = parse(ReportOptions, argv, prog="report")
-    write_report(options.runs, options.out, title=options.title, static=options.figures)
+    write_report(options.runs, options.out, title=options.title, static=options.figures, gallery=options.gallery)
     options.show({"report": str(options.out), "bytes": options.out.stat().st_size}, f"{options.out}")

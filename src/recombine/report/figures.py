@@ -19,6 +19,20 @@ Figure = dict[str, Any]
 # Told apart by readers of every kind of colour vision (after Okabe and Ito), and dark or light enough for their background.
 LIGHT_PALETTE = ("#0072b2", "#d55e00", "#00855f", "#b8578c", "#8c6a00", "#5f4bb6")
 DARK_PALETTE = ("#56b4e9", "#f58549", "#2cc295", "#e7a3cb", "#e3bc4f", "#b7a6f2")
+SCALES = {  # of a page: classes of points, low to high, what an answer follows, opposite to alike
+    "light": {
+        "class": (*LIGHT_PALETTE, "#333f48", "#c2a100", "#3aa6a0", "#a33b3b"),
+        "ramp": ("#f0c04a", "#ee8250", "#cf4b78", "#84319c", "#2b1a78"),
+        "follow": ("#4d4a8f", "#ee8250"),
+        "diverging": ("#1d6fa5", "#9cc4dd", "#f1f1ee", "#f2b48a", "#c94f12"),
+    },
+    "dark": {
+        "class": (*DARK_PALETTE, "#d5dbe0", "#fff07a", "#8be0dc", "#ff8f8f"),
+        "ramp": ("#5a3fd0", "#a24fc9", "#e2628c", "#f7985f", "#fbe07a"),
+        "follow": ("#8f86e0", "#f7985f"),
+        "diverging": ("#4aa8e0", "#2f5f7d", "#262b30", "#8a4f2c", "#f58549"),
+    },
+}
 DASHES = ("solid", "dash", "dot", "dashdot")  # names of Plotly
 
 SPLIT_TITLES = {"ood": "Unseen combinations", "test": "Seen combinations", "unknown": "Unseen modules"}
@@ -57,11 +71,11 @@ def score_figure(runs: Sequence[ReportRun], metric: str) -> Figure:
         *(_score_trace(run, number, metric) for number, run in enumerate(runs)),
     ]
     labels = [
-        _annotation(_plain(run.label), 0.0, number - 0.36, xref="paper", xanchor="left", color=_colour(run))
+        make_annotation(plain(run.label), 0.0, number - 0.36, xref="paper", xanchor="left", color=colour_of(run))
         for number, run in enumerate(runs)
     ]
     ends = zip(("chance", "ceiling"), tracks[0][:2], strict=True) if tracks else ()
-    titles = [_annotation(name, x, -0.7, color="var(--ink-faint)", xanchor="center") for name, x in ends]
+    titles = [make_annotation(name, x, -0.7, color="var(--ink-faint)", xanchor="center") for name, x in ends]
     places = [(number + place, tick) for number in range(len(runs)) for tick, _, place in ROWS.values()]
     axis = {
         "range": [len(runs) - 0.5, -0.9],
@@ -70,7 +84,7 @@ def score_figure(runs: Sequence[ReportRun], metric: str) -> Figure:
         "fixedrange": True,
         "showgrid": False,
     }
-    return _figure(
+    return make_figure(
         traces, height=90 + 84 * len(runs), x_title=metric_title(metric), y=axis, annotations=labels + titles
     )
 
@@ -82,19 +96,19 @@ def _score_trace(run: ReportRun, number: int, metric: str) -> Figure:
         "y": [number + ROWS[split][2] for split in scores],
         "mode": "markers",
         "marker": {
-            "color": _colour(run),
+            "color": colour_of(run),
             "symbol": [ROWS[split][1] for split in scores],
             "size": 11,
-            "line": {"width": 2, "color": _colour(run)},
+            "line": {"width": 2, "color": colour_of(run)},
         },
         "error_x": {
             "array": [score.high - score.value for score in scores.values()],
             "arrayminus": [score.value - score.low for score in scores.values()],
-            "color": _colour(run),
+            "color": colour_of(run),
             "thickness": 2.5,
             "width": 0,
         },
-        "text": [f"{_plain(run.label)}, {split_title(split).lower()}" for split in scores],
+        "text": [f"{plain(run.label)}, {split_title(split).lower()}" for split in scores],
         "hovertemplate": "%{text}<br><b>%{x:.3f}</b><extra></extra>",
     }
 
@@ -102,7 +116,7 @@ def _score_trace(run: ReportRun, number: int, metric: str) -> Figure:
 def loss_figure(runs: Sequence[ReportRun]) -> Figure:
     """Training loss over steps, both as written during training."""
     traces = [_curve_trace(run, run.loss_curve()) for run in runs]
-    return _figure(traces, height=320, x_title="step", y={"type": "log", "tickformat": "~g"})
+    return make_figure(traces, height=320, x_title="step", y={"type": "log", "tickformat": "~g"})
 
 
 def curve_figure(runs: Sequence[ReportRun], split: str, metric: str) -> Figure:
@@ -112,7 +126,7 @@ def curve_figure(runs: Sequence[ReportRun], split: str, metric: str) -> Figure:
     lines = sorted({value for score in scores for value in (score.chance, score.ceiling) if value is not None})
     style = {"color": "var(--ink-faint)", "width": 1, "dash": "dot"}
     shapes = [{"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": y, "y1": y, "line": style} for y in lines]
-    return _figure(traces, height=280, x_title="step", y={"range": score_range(runs, metric)}, shapes=shapes)
+    return make_figure(traces, height=280, x_title="step", y={"range": score_range(runs, metric)}, shapes=shapes)
 
 
 def _curve_trace(run: ReportRun, curve: Curve) -> Figure:
@@ -120,10 +134,10 @@ def _curve_trace(run: ReportRun, curve: Curve) -> Figure:
     return {
         "x": steps,
         "y": values,
-        "name": _plain(run.label),
+        "name": plain(run.label),
         "meta": {"series": run.series},
         "mode": "lines" if len(steps) > 40 else "lines+markers",
-        "line": {"color": _colour(run), "width": 2, "dash": choose_dash(run)},
+        "line": {"color": colour_of(run), "width": 2, "dash": choose_dash(run)},
         "marker": {"size": 5},
         "hovertemplate": "%{y:.4g}",
     }
@@ -145,9 +159,10 @@ def score_range(runs: Sequence[ReportRun], metric: str) -> list[float] | None:
     return [min(values) - margin, max(values) + margin]
 
 
-def _figure(traces: list[Figure], *, height: int, x_title: str, y: Figure, **layout: Any) -> Figure:
+def make_figure(traces: list[Figure], *, height: int, x_title: str = "", y: Figure, **layout: Any) -> Figure:
     axis = {"gridcolor": "var(--line)", "zeroline": False, "linecolor": "var(--line)", "automargin": True}
-    layout |= {
+    x = {"title": {"text": x_title, "standoff": 8}} | layout.pop("x", {})
+    house = {
         "height": height,
         "margin": {"l": 8, "r": 16, "t": 8, "b": 8},
         "font": {"family": "var(--font)", "size": 13, "color": "var(--ink-soft)"},
@@ -156,22 +171,22 @@ def _figure(traces: list[Figure], *, height: int, x_title: str, y: Figure, **lay
         "showlegend": False,
         "hovermode": "closest" if "annotations" in layout else "x unified",
         "hoverlabel": {"bgcolor": "var(--surface)", "bordercolor": "var(--line)", "font": {"color": "var(--ink)"}},
-        "xaxis": axis | {"title": {"text": x_title, "standoff": 8}},
+        "xaxis": axis | x,
         "yaxis": axis | y,
     }
-    return {"data": traces, "layout": layout}
+    return {"data": traces, "layout": house | layout}
 
 
-def _annotation(text: str, x: float, y: float, *, color: str, **more: Any) -> Figure:
+def make_annotation(text: str, x: float, y: float, *, color: str, **more: Any) -> Figure:
     return {"text": text, "x": x, "y": y, "font": {"color": color}, "showarrow": False, "yanchor": "middle", **more}
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Plotly reads text as markup; what a user wrote is none."""
     return html.escape(text)
 
 
-def _colour(run: ReportRun) -> str:
+def colour_of(run: ReportRun) -> str:
     return f"var(--series-{run.series % len(LIGHT_PALETTE)})"
 
 

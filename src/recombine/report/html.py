@@ -10,7 +10,7 @@ import base64
 import hashlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -19,20 +19,12 @@ import jinja2
 from markupsafe import Markup
 
 from recombine.report import figures
-from recombine.report.figures import Figure
+from recombine.report.gallery_pictures import define_shapes
+from recombine.report.inside import INSIDE_FILTERS, INSIDE_SECTIONS, gallery_section, verdict_section
 from recombine.report.runs import ReportRun, compare, differing_settings, metrics_of, reach, read_runs, splits_of
+from recombine.report.section import Section
 from recombine.report.static import static_figures
-from recombine.store import Json, write_whole
-
-
-@dataclass(frozen=True, kw_only=True)
-class Section:
-    """A part of the page: the anchor, which also names its template; what the template needs; figures by name."""
-
-    name: str
-    title: str
-    content: Json = field(default_factory=dict)
-    figures: dict[str, Figure] = field(default_factory=dict)
+from recombine.store import write_whole
 
 
 def scores_section(runs: Sequence[ReportRun]) -> Section | None:
@@ -73,32 +65,48 @@ def origin_section(runs: Sequence[ReportRun]) -> Section:
 
 
 SECTIONS: tuple[Callable[[Sequence[ReportRun]], Section | None], ...] = (
+    verdict_section,
     scores_section,
     curves_section,
+    *INSIDE_SECTIONS,
     certificate_section,
     origin_section,
 )
 
 
-def write_report(runs: Sequence[Path], out: Path, *, title: str, static: Path | None = None) -> None:
+def write_report(
+    runs: Sequence[Path], out: Path, *, title: str, static: Path | None = None, gallery: bool = True
+) -> None:
     """Write the page, whole or not at all; with `static` also its figures as PNG and SVG files into that folder."""
     opened = read_runs(runs)
-    write_whole(out, render(opened, title).encode(errors="replace"))
+    write_whole(out, render(opened, title, gallery=gallery).encode(errors="replace"))
     if static is not None:
         for name, content in static_figures(opened, metrics_of(opened)):
             write_whole(static / name, content)
 
 
-def render(runs: Sequence[ReportRun], title: str) -> str:
-    """The page as text. Its security policy forbids the network, and every script but those named here by their hash."""
-    from plotly.offline import get_plotlyjs
-
+@cache
+def load_templates() -> tuple[jinja2.Environment, str, str, str]:
+    """The templates, and the scripts as they are: they are no templates."""
     loader = jinja2.PackageLoader("recombine.report")
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"number": format_number, "metric": figures.metric_title, "split": figures.split_title}
-    environment.globals |= {"reach": reach}
-    scripts = [loader.get_source(environment, name)[0] for name in ("theme.js", "report.js")] + [get_plotlyjs()]
-    sections = [section for build in SECTIONS if (section := build(runs))]
+    environment.filters |= INSIDE_FILTERS
+    environment.globals |= {"reach": reach, "define_shapes": define_shapes}
+    theme, explorer, report = (
+        loader.get_source(environment, name)[0] for name in ("theme.js", "explorer.js", "report.js")
+    )
+    return environment, theme, explorer, report
+
+
+def render(runs: Sequence[ReportRun], title: str, *, gallery: bool = True) -> str:
+    """The page as text. Its security policy forbids the network, and every script but those named here by their hash."""
+    from plotly.offline import get_plotlyjs
+
+    environment, theme, explorer, report = load_templates()
+    scripts = [theme, explorer + report, get_plotlyjs()]
+    builders = [build for build in SECTIONS if gallery or build is not gallery_section]
+    sections = [section for build in builders if (section := build(runs))]
     return environment.get_template("page.html").render(
         title=title,
         runs=runs,
@@ -106,6 +114,7 @@ def render(runs: Sequence[ReportRun], title: str) -> str:
         comparison=compare(runs, metric) if (metric := next(iter(metrics_of(runs)), None)) else None,
         figures={name: tidy(figure) for section in sections for name, figure in section.figures.items()},
         palettes={"light": figures.LIGHT_PALETTE, "dark": figures.DARK_PALETTE},
+        scales=figures.SCALES,
         scripts=[Markup(script) for script in scripts],  # ours and the library's, no user's text
         hashes=[base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts],
         version=metadata.version("recombine"),

@@ -16,6 +16,7 @@ from recombine.report.figures import (
     score_range,
     split_title,
 )
+from recombine.report.inside_static import inside_figures, print_text
 from recombine.report.runs import Curve, ReportRun
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def static_figures(runs: Sequence[ReportRun], metrics: Sequence[str]) -> Iterato
                 axes = canvas.add_subplot(1, len(splits), number)
                 _draw_curves(axes, [(run, run.score_curve(split, metric)) for run in runs])
                 axes.set(title=split_title(split), ylabel=metric_title(metric), ylim=score_range(runs, metric))
+        pictures |= inside_figures(runs, lambda run: (_print_colour(run), _print_label(run)))
         for name, canvas in pictures.items():
             for kind, more in (("png", {"dpi": 200}), ("svg", {"metadata": {"Date": None}})):
                 file = io.BytesIO()
@@ -82,5 +84,4 @@ def _print_colour(run: ReportRun) -> str:
 
 
 def _print_label(run: ReportRun) -> str:
-    """Matplotlib reads a formula between dollars and hides a label that starts with an underscore."""
-    return "\u200b" + run.label.replace("$", r"\$")
+    return print_text(run.label)

@@ -141,8 +141,8 @@ def _draw_panel(
     num_across = math.ceil(math.sqrt(num_values)) if number is not None else 1
     pitch = (0.95 - foot) / num_across
     centre = corner + side * np.array([0.5, 0.5 + foot / 2])
-    for offset in _arrange(1 if number is None else number + 1) * pitch:
-        radius = 0.39 * pitch * _relative_size(size, num_values)
+    for offset in arrange(1 if number is None else number + 1) * pitch:
+        radius = 0.39 * pitch * relative_size(size, num_values)
         _draw_object(axes, centre + side * offset, side * radius, shape or 0, shade, num_values)
     for strip, value in enumerate(reversed(values[4:])):
         _draw_strip(axes, corner + side * np.array([0.1, 0.05 + 0.1 * strip]), 0.8 * side, value, num_values)
@@ -176,22 +176,22 @@ def _draw_key(axes: Any, num_features: int, num_values: int, grid_size: int) -> 
         for value in range(num_values):
             centre = np.array([left + (value + 0.5) * pitch, y])
             if position == 3:
-                for offset in _arrange(value + 1) * dot:
+                for offset in arrange(value + 1) * dot:
                     _draw_object(axes, centre + offset, 0.3 * dot, 0, num_values - 1, num_values)
             elif position > 3:
                 _draw_strip(axes, centre - np.array([0.4 * pitch, 0.03]), 0.8 * pitch, value, num_values)
             else:
                 shape, size, shade = (value if position == channel else None for channel in range(3))
-                radius = 0.4 * side * _relative_size(size, num_values)
+                radius = 0.4 * side * relative_size(size, num_values)
                 _draw_object(axes, centre, radius, shape or 0, shade, num_values)
 
 
-def _relative_size(size: int | None, num_values: int) -> float:
+def relative_size(size: int | None, num_values: int) -> float:
     """From 0.3 to 1 in equal ratios, since that is how eyes compare."""
     return 0.75 if size is None else 0.3 ** (1 - size / (num_values - 1))
 
 
-def _arrange(number: int) -> Points:
+def arrange(number: int) -> Points:
     """Places for a number of objects, in rows as equal as can be, around the origin."""
     num_rows = round(math.sqrt(number))
     ends = [round(number * row / num_rows - 1e-9) for row in range(num_rows + 1)]

@@ -15,15 +15,40 @@
   };
 
   const draw = (element) => {
-    const figure = resolve(figures[element.dataset.figure], getComputedStyle(root));
+    const stored = figures[element.dataset.figure];
+    const composed = stored.explorer ? composeMap(stored, readChoice(element.closest("section"))) : stored;
+    const figure = resolve(composed, getComputedStyle(root));
     for (const trace of figure.data) trace.visible = !hiddenSeries.has(trace.meta?.series);
     if (touch) figure.layout.dragmode = false; // a finger on a plot scrolls the page
     if (root.classList.contains("printing")) figure.layout.width = element.clientWidth; // there is no time to resize
     Plotly.react(element, figure.data, figure.layout, config);
   };
-  const drawAll = () => {
-    for (const element of document.querySelectorAll(".plot")) if (element.offsetParent) draw(element);
+  const drawAll = (within = document) => {
+    for (const element of within.querySelectorAll(".plot")) if (element.offsetParent) draw(element);
   };
+
+  // A section shows the parts whose `data-when` agrees with what its pickers say.
+  const readChoice = (section) => Object.fromEntries(
+    [...section.querySelectorAll("[data-picks] [name]")].map((each) => [each.name, each.value]),
+  );
+  const agrees = (wanted, choice) => Object.entries(JSON.parse(wanted)).every(([name, value]) => choice[name] === value);
+  const choose = (section) => {
+    const choice = readChoice(section);
+    let numShown = 0;
+    for (const part of section.querySelectorAll("[data-when]")) {
+      part.hidden = !agrees(part.dataset.when, choice);
+      if (!part.hidden) numShown += 1;
+    }
+    for (const part of section.querySelectorAll("[data-otherwise]")) part.hidden = numShown > 0;
+    for (const row of section.querySelectorAll("[data-mark]")) {
+      row.toggleAttribute("aria-current", agrees(row.dataset.mark, choice));
+    }
+  };
+  for (const pickers of document.querySelectorAll("[data-picks]")) {
+    const section = pickers.closest("section");
+    choose(section);
+    pickers.addEventListener("change", () => { choose(section); drawAll(section); });
+  }
 
   const metric = document.getElementById("metric");
   const chooseMetric = () => {
@@ -53,7 +78,7 @@
     try { localStorage.setItem("recombine-theme", root.dataset.theme); } catch { /* as in theme.js */ }
     drawAll();
   });
-  systemDark.addEventListener("change", drawAll);
+  systemDark.addEventListener("change", () => drawAll());
 
   // Paper is light, and nobody can open a fold on it.
   let themeOnScreen;

@@ -1,0 +1,139 @@
+"""The map of latent codes: t-SNE coordinates and what each point is, in as few bytes as a reader can tell apart.
+
+The page makes the picture when a reader picks run, site and colour (`explorer.js`), so that no point is stored twice.
+"""
+
+from __future__ import annotations
+
+import math
+import zipfile
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from recombine.errors import InputError
+from recombine.report.figures import Figure, make_figure, plain
+from recombine.report.findings import Found, as_number, read_part
+from recombine.report.runs import ReportRun
+from recombine.store import Json
+
+MAX_MAPPED = 1_500  # points of a map: as many as a browser draws at once as vectors
+RESOLUTION = 1_000  # steps of a coordinate; t-SNE has no units
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodeMap:
+    """Points of one run: a place at each site, and what they are."""
+
+    sites: dict[str, np.ndarray]  # (points, 2), from 0 to RESOLUTION
+    labels: np.ndarray  # (points, modules)
+    unseen: np.ndarray
+    composition: np.ndarray  # numbers in `compositions`
+    target: np.ndarray
+    modules: list[str]
+    compositions: list[str]
+    structure: dict[str, dict[str, dict[str, float | None]]]  # site, colour, purity and chance
+
+    @property
+    def binary(self) -> bool:
+        return bool(np.isin(self.labels, (0, 1)).all())
+
+    @property
+    def single(self) -> bool:
+        """Whether each point has one module, so that all can be coloured at once."""
+        return self.binary and bool((self.labels.sum(axis=1) == 1).all())
+
+    @property
+    def purest(self) -> str:
+        """The site whose neighbourhoods say most about modules."""
+        purity = {site: self.structure[site]["module"]["purity"] or 0.0 for site in self.sites}
+        return max(purity, key=lambda site: purity[site])
+
+    @property
+    def ordinal(self) -> bool:
+        return self.target.dtype.kind in "iu"
+
+
+def read_map(run: ReportRun) -> CodeMap | None:
+    part = read_part(run, "tsne")
+    if part is None:
+        return None
+    try:
+        with np.load(run.directory.path / "probe.npz", allow_pickle=False) as arrays:
+            return _read_arrays(dict(arrays), part["probe"])
+    except (zipfile.BadZipFile, OSError, EOFError):
+        raise InputError(
+            "probe.npz is missing or cannot be read: expected the one that recombine probe writes"
+        ) from None
+
+
+def _read_arrays(arrays: dict[str, np.ndarray], probe: Json) -> CodeMap:
+    columns = {name: arrays[f"sample.{name}"] for name in ("labels", "split", "composition", "target")}
+    sites = {site: arrays[f"tsne.{site}"] for site in probe["tsne"]["sites"]}
+    num_rows = len(columns["split"])
+    if not sites or not num_rows:
+        raise InputError(f"there are {len(sites)} sites and {num_rows} rows in the map: expected at least one of each")
+    for name, values in (columns | sites).items():
+        if len(values) != num_rows or (name in sites and values.shape != (num_rows, 2)):
+            raise InputError(f"{name} in probe.npz has shape {values.shape}: expected {num_rows} rows")
+    if columns["target"].ndim != 1:
+        columns["target"] = columns["target"][..., 0].reshape(num_rows)
+    kept = np.arange(num_rows)[:: math.ceil(num_rows / MAX_MAPPED)]
+    compositions = [str(words) for words in arrays["sample.compositions"]]
+    if columns["composition"].min() < 0 or columns["composition"].max() >= len(compositions):
+        raise InputError(f"compositions in probe.npz are numbered past {len(compositions)}: expected their words")
+    return CodeMap(
+        sites={site: _scale(places[kept]) for site, places in sites.items()},
+        labels=columns["labels"][kept],
+        unseen=columns["split"][kept] == "ood",
+        composition=columns["composition"][kept],
+        target=columns["target"][kept],
+        modules=[str(name) for name in arrays["sample.modules"]],
+        compositions=compositions,
+        structure={site: _read_structure(probe, site) for site in sites},
+    )
+
+
+def _read_structure(probe: Json, site: str) -> dict[str, dict[str, float | None]]:
+    found = probe.get("structure", {}).get(site, {})
+    return {
+        colour: {name: as_number(found.get(colour, {}).get(name)) for name in ("purity", "chance")}
+        for colour in ("target", "module")
+    }
+
+
+def _scale(places: np.ndarray) -> np.ndarray:
+    """Whole numbers; equal steps in both directions, for distances are the picture."""
+    low, high = np.nanmin(places, axis=0), np.nanmax(places, axis=0)
+    centred = (places - (low + high) / 2) / max(float((high - low).max()), 1e-9)
+    return np.rint(np.nan_to_num(centred + 0.5) * RESOLUTION).astype(int)
+
+
+def explorer_figure(found: Found[CodeMap]) -> Figure:
+    """An empty picture, and beside it all that can be put into it."""
+    bare = {"showticklabels": False, "showgrid": False, "range": [-25, RESOLUTION + 25], "showline": False}
+    figure = make_figure(
+        [],
+        height=560,
+        y=bare | {"scaleanchor": "x"},
+        x=bare,
+        hovermode="closest",
+        margin={"l": 0, "r": 0, "t": 0, "b": 0},
+    )
+    figure["layout"] |= {"legend": {"orientation": "h", "y": 0, "yanchor": "top", "itemsizing": "constant"}}
+    return figure | {"explorer": {str(run.series): _pack(each) for run, each in found}}
+
+
+def _pack(code_map: CodeMap) -> dict[str, Any]:
+    target = code_map.target.astype(float).round(3).tolist()
+    return {
+        "sites": {site: [places[:, 0].tolist(), places[:, 1].tolist()] for site, places in code_map.sites.items()},
+        "labels": [np.flatnonzero(row).tolist() for row in code_map.labels] if code_map.binary else [],
+        "unseen": code_map.unseen.astype(int).tolist(),
+        "composition": code_map.composition.tolist(),
+        "target": [int(value) for value in target] if code_map.ordinal else target,
+        "modules": [plain(name) for name in code_map.modules],
+        "compositions": [plain(words) for words in code_map.compositions],
+        "single": code_map.single,
+    }

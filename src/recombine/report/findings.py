@@ -1,0 +1,162 @@
+"""What was found inside runs, read from their `probe.json`, `probe.npz` and `diagnosis.json`.
+
+These files may be missing, cut short, foreign or of another version. Each reader checks all that is shown and returns
+what its run has, or None if that is nothing; what it raises becomes a sentence (`gather`), and the rest of the page is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from recombine.errors import InputError
+from recombine.report.runs import ReportRun
+from recombine.store import Json
+
+PROBE_VERSION = 1
+VERDICTS = {  # as diagnose.py has them: how good the news is
+    "solved": "good",
+    "ambiguous": "good",
+    "inferred but unused": "middling",
+    "not inferred": "bad",
+    "not learned": "bad",
+    "uncovered": "open",
+}
+UNINFORMED = ("majority", "control", "untrained")
+
+T = TypeVar("T")
+Found = list[tuple[ReportRun, T]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoded:
+    """How well labels are read from one site: {metric: {id, ood, majority, control, untrained}}, the last three on ood."""
+
+    site: str
+    kind: str
+    layer: int | str
+    scores: dict[str, dict[str, float | None]]
+
+
+def gather(runs: Sequence[ReportRun], read: Callable[[ReportRun], T | None]) -> tuple[Found[T], list[str]]:
+    """What each run has, and a sentence for each whose file cannot be used."""
+    found: Found[T] = []
+    problems: list[str] = []
+    for run in runs:
+        try:
+            value = read(run)
+        except InputError as error:
+            problems.append(f"{run.label}: {error}.")
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, OSError) as error:
+            reason = f"{type(error).__name__} {error}".strip()
+            problems.append(f"{run.label}: this cannot be read ({reason}): expected what recombine probe writes.")
+        else:
+            if value is not None:
+                found.append((run, value))
+    return found, problems
+
+
+def read_diagnosis(run: ReportRun) -> Json | None:
+    diagnosis = _read_file(run, "diagnosis.json")
+    if diagnosis is None:
+        return None
+    if diagnosis.get("verdict") not in VERDICTS:
+        raise InputError(
+            f"diagnosis.json has verdict {diagnosis.get('verdict')!r}: expected one of {', '.join(VERDICTS)}"
+        )
+    if not all(isinstance(diagnosis.get(key), str) for key in ("sentence", "advice")):
+        raise InputError("diagnosis.json lacks its sentence or advice: expected what recombine diagnose writes")
+    found = diagnosis.get("evidence", {})
+    evidence: Json = {"metric": str(found.get("metric", ""))}
+    for name in ("trained", "held_out", "decodability"):
+        evidence[name] = {
+            key: str(value) if key in ("site", "metric") else as_number(value)
+            for key, value in (found.get(name) or {}).items()
+        }
+    return {
+        **{key: diagnosis[key] for key in ("verdict", "sentence", "advice")},
+        "alternatives": [str(each) for each in diagnosis.get("alternatives", ())],
+        "evidence": evidence,
+        "news": VERDICTS[diagnosis["verdict"]],
+    }
+
+
+def read_probe(run: ReportRun) -> Json | None:
+    """`probe.json`, whole and of the version that is known here."""
+    probe = _read_file(run, "probe.json")
+    if probe is not None and probe.get("version") != PROBE_VERSION:
+        raise InputError(f"probe.json has version {probe.get('version')!r}: expected {PROBE_VERSION}")
+    return probe
+
+
+def read_part(run: ReportRun, name: str, *, step: str | None = None) -> Json | None:
+    """A part of `probe.json`. A file that is broken as a whole is told where decoders are, and not again here."""
+    try:
+        probe = read_probe(run)
+    except InputError:
+        return None
+    if probe is None:
+        return None
+    if name not in probe:
+        reason = probe.get("skipped", {}).get(step or name)
+        if reason:
+            raise InputError(f"left out of the probe: {reason}")
+        return None
+    return {"probe": probe, name: probe[name]}
+
+
+def _read_file(run: ReportRun, name: str) -> Json | None:
+    try:
+        return run.read(name) or None
+    except InputError:  # whose sentence names a folder of the machine that made the report
+        raise InputError(f"{name} cannot be read: expected the JSON object that Recombine writes") from None
+
+
+def read_decoders(run: ReportRun, key: str) -> list[Decoded] | None:
+    probe = read_probe(run)
+    if not probe:
+        return None
+    if key not in probe:
+        reason = probe.get("skipped", {}).get("decode", "nothing was decoded")
+        if key == "decoders":
+            raise InputError(f"left out of the probe: {reason}")
+        return None
+    places = {site["name"]: (site["kind"], site["layer"]) for site in probe["sites"]}
+    decoded = []
+    for site, each in probe[key].items():
+        kind, layer = places.get(site, ("site", None))
+        scores: dict[str, dict[str, float | None]] = {}
+        for metric in ("f1", "accuracy", "r2"):
+            ood = each.get("ood", {})
+            values = {split: as_number(each.get(split, {}).get(metric)) for split in ("id", "ood")}
+            values |= {name: as_number(ood.get(name, {}).get(metric)) for name in UNINFORMED}
+            if any(value is not None for value in values.values()):
+                scores[metric] = values
+        place = (kind, int(layer)) if layer is not None else ("site", site)
+        decoded.append(Decoded(site=site, kind=str(place[0]), layer=place[1], scores=scores))
+    return decoded
+
+
+def read_similarity(run: ReportRun) -> dict[str, Json] | None:
+    """{site: {modules, cosine, centred}}, the matrices square."""
+    part = read_part(run, "similarity", step="structure")
+    if part is None:
+        return None
+    sites: dict[str, Json] = {}
+    for site, each in part["similarity"].items():
+        modules = [str(name) for name in each["modules"]]
+        sites[site] = {"modules": modules}
+        for name in ("centred", "cosine"):
+            matrix = [[as_number(value) for value in row] for row in each[name]]
+            if {len(matrix), *map(len, matrix)} - {len(modules)}:
+                raise InputError(f"the similarity of {site} is not square: expected {len(modules)} rows and columns")
+            sites[site][name] = matrix
+    return sites or None
+
+
+def as_number(value: object) -> float | None:
+    """A number of a file; what is none raises."""
+    if value is None or isinstance(value, (int, float)):
+        return None if value is None else float(value)
+    raise InputError(f"a value is {value!r:.40}: expected a number")

@@ -1,0 +1,180 @@
+"""Pictures of what happens inside networks, as Plotly dictionaries (see `figures` for their colours)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from recombine.report.figures import Figure, choose_dash, colour_of, make_annotation, make_figure, metric_title, plain
+from recombine.report.findings import Decoded, Found
+from recombine.report.interventions import Change
+from recombine.report.runs import ReportRun
+from recombine.store import Json
+
+DECODER_TITLES = {"f1": "F1", "accuracy": "accuracy", "r2": "R²"}
+KIND_TITLES = {"codes": "Latent codes", "residual": "Residual stream", "hidden": "Hidden activations", "site": "Sites"}
+SPLIT_WORDS = {"test": "seen", "ood": "unseen"}
+CHANGE_WORDS = {"zero": "zero", "mean": "mean", "swap": "another’s"}
+DIVERGING = [[place, f"var(--diverging-{number})"] for number, place in enumerate((0.0, 0.25, 0.5, 0.75, 1.0))]
+
+
+def decodability_figure(found: Found[list[Decoded]], metric: str, kind: str) -> Figure:
+    """A score over layers: unseen combinations filled, seen ones open; decoders that know nothing are dotted."""
+    traces: list[Figure] = []
+    lowest = 0.0
+    for run, sites in found:
+        here = [each for each in sites if each.kind == kind and metric in each.scores]
+        layers = [each.layer for each in here]
+        values = {name: [each.scores[metric][name] for each in here] for name in ("id", "ood", "majority", "control")}
+        lowest = min([lowest, *(value for value in values["ood"] + values["id"] if value is not None)])
+        for name, style in DECODER_STYLES.items():
+            traces.append(_decoder_trace(run, layers, values[name], style))
+    y = {"range": [max(lowest, -1.0) - 0.04, 1.04], "title": {"text": DECODER_TITLES[metric]}}
+    axis = {"type": "category"} if kind == "site" else {"dtick": 1, "range": _layer_range(found, kind)}
+    return make_figure(traces, height=300, x_title="" if kind == "site" else "layer", y=y, x=axis, hovermode="closest")
+
+
+DECODER_STYLES: dict[str, Figure] = {
+    "majority": {"words": "majority", "dash": "solid", "width": 1, "mode": "lines", "color": "var(--ink-faint)"},
+    "control": {"words": "shuffled labels", "dash": "dot", "width": 1.5, "mode": "lines", "opacity": 0.75},
+    "id": {"words": "seen", "dash": "4px,3px", "width": 1.5, "mode": "lines+markers", "symbol": "circle-open"},
+    "ood": {"words": "unseen", "dash": None, "width": 2.5, "mode": "lines+markers", "symbol": "circle"},
+}
+
+
+def _decoder_trace(run: ReportRun, layers: Sequence[int | str], values: list[float | None], style: Figure) -> Figure:
+    colour = style.get("color", colour_of(run))
+    return {
+        "x": list(layers),
+        "y": values,
+        "meta": {"series": run.series},
+        "mode": style["mode"],
+        "opacity": style.get("opacity", 1.0),
+        "line": {"color": colour, "width": style["width"], "dash": style["dash"] or choose_dash(run)},
+        "marker": {
+            "color": colour,
+            "symbol": style.get("symbol", "circle"),
+            "size": 9,
+            "line": {"width": 2, "color": colour},
+        },
+        "hovertemplate": f"{plain(run.label)}, {style['words']}<br><b>%{{y:.3f}}</b><extra></extra>",
+    }
+
+
+def _layer_range(found: Found[list[Decoded]], kind: str) -> list[float]:
+    layers = [each.layer for _, sites in found for each in sites if each.kind == kind and isinstance(each.layer, int)]
+    return [min(layers) - 0.3, max(layers) + 0.3]
+
+
+def similarity_figure(modules: Sequence[str], matrix: list[list[float | None]]) -> Figure:
+    """A square of cosines, the first module in the upper left corner."""
+    names = [plain(name) for name in modules]
+    numbers = [str(number + 1) for number in range(len(names))]
+    trace = {
+        "type": "heatmap",
+        "z": matrix,
+        "zmin": -1,
+        "zmax": 1,
+        "colorscale": DIVERGING,
+        "xgap": 2,
+        "ygap": 2,
+        "texttemplate": "%{z:.2f}" if len(names) <= 12 else "",
+        "textfont": {"size": 11},
+        "customdata": [[f"{a}<br>{b}" for b in names] for a in names],
+        "hovertemplate": "%{customdata}<br>cosine <b>%{z:.3f}</b><extra></extra>",
+        "colorbar": {"thickness": 10, "outlinewidth": 0, "len": 0.6, "tickvals": [-1, 0, 1], "xpad": 4},
+    }
+    places = list(range(len(names)))
+    rows = [f"{name}  {number}" for number, name in zip(numbers, names, strict=True)]
+    y = {"autorange": "reversed", "tickvals": places, "ticktext": rows, "showgrid": False, "fixedrange": True}
+    x = {"tickvals": places, "ticktext": numbers, "showgrid": False, "side": "top", "tickangle": 0, "fixedrange": True}
+    height = 90 + 36 * len(names)
+    return make_figure([trace], height=height, y=y | {"tickfont": {"size": 12}}, x=x, hovermode="closest")
+
+
+def layers_figure(run: ReportRun, ablations: Json) -> Figure:
+    changes: list[Change] = ablations["layers"]
+    return _changes_figure(
+        run, ablations["metric"], changes, [CHANGE_WORDS.get(each.kind, each.kind) for each in changes]
+    )
+
+
+def heads_figure(run: ReportRun, ablations: Json, kind: str) -> Figure:
+    changes = [each for each in ablations["heads"] if each.kind == kind]
+    return _changes_figure(run, ablations["metric"], changes, [str(each.head) for each in changes])
+
+
+def _changes_figure(run: ReportRun, metric: str, changes: Sequence[Change], ticks: Sequence[str]) -> Figure:
+    """The change of the score with its interval, side by side, a gap between layers."""
+    layers = sorted({each.layer for each in changes})
+    places = [number + 0.8 * layers.index(each.layer) for number, each in enumerate(changes)]
+    traces = [_changes_trace(run, changes, places, split) for split in SPLIT_WORDS]
+    middles = {layer: [x for x, each in zip(places, changes, strict=True) if each.layer == layer] for layer in layers}
+    labels = [
+        make_annotation(
+            f"layer {layer}", sum(xs) / len(xs), 1.0, color="var(--ink-soft)", yref="paper", yshift=12, xanchor="center"
+        )
+        for layer, xs in middles.items()
+    ]
+    x = {"tickvals": places, "ticktext": [plain(tick) for tick in ticks], "showgrid": False, "zeroline": False}
+    y: Figure = {"title": {"text": f"change of {metric_title(metric)}"}, "rangemode": "tozero"}
+    y |= {"zeroline": True, "zerolinecolor": "var(--ink-faint)"}
+    margin = {"l": 8, "r": 8, "t": 28, "b": 8}
+    return make_figure(traces, height=320, y=y, x=x, annotations=labels, margin=margin)
+
+
+def _changes_trace(run: ReportRun, changes: Sequence[Change], places: Sequence[float], split: str) -> Figure:
+    shift, symbol = {"test": (-0.14, "circle-open"), "ood": (0.14, "circle")}[split]
+    values = [each.splits.get(split, (float("nan"),) * 3) for each in changes]
+    error = {
+        "array": [high - change for change, _, high in values],
+        "arrayminus": [change - low for change, low, _ in values],
+        "color": colour_of(run),
+        "thickness": 1.5,
+        "width": 0,
+    }
+    where = [f"layer {each.layer}" + ("" if each.head is None else f", head {each.head}") for each in changes]
+    return {
+        "x": [place + shift for place in places],
+        "y": [change for change, _, _ in values],
+        "error_y": error,
+        "mode": "markers",
+        "marker": {"symbol": symbol, "size": 8, "color": colour_of(run), "line": {"width": 2, "color": colour_of(run)}},
+        "text": [f"{at}, {SPLIT_WORDS[split]}" for at in where],
+        "customdata": [[low, high] for _, low, high in values],
+        "hovertemplate": "%{text}<br><b>%{y:.3f}</b> (%{customdata[0]:.3f} to %{customdata[1]:.3f})<extra></extra>",
+    }
+
+
+def rules_figure(rows: Sequence[Json]) -> Figure:
+    """Which rule the answer follows: its own, the one whose codes were swapped in, or neither."""
+    parts = {"own": "var(--follow-0)", "other": "var(--follow-1)", "neither": "var(--track)"}
+    words = {"own": "its own rule", "other": "the swapped-in rule", "neither": "neither"}
+    traces = [_bars(rows, part, parts[part], words[part]) for part in parts]
+    reach = {"range": [0, 1.001], "tickformat": ".0%", "dtick": 0.25}
+    return _bars_figure(traces, len(rows), reach, barmode="stack")
+
+
+def functions_figure(rows: Sequence[Json]) -> Figure:
+    """How far the answer moves towards that of the function whose codes were swapped in."""
+    values = [row["follows"] or 0.0 for row in rows]
+    reach: dict[str, Any] = {"range": [min([0.0, *values]) - 0.02, max([1.0, *values]) + 0.001]}
+    return _bars_figure([_bars(rows, "follows", "var(--follow-1)", "follows the donor")], len(rows), reach)
+
+
+def _bars(rows: Sequence[Json], column: str, colour: str, words: str) -> Figure:
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "y": [row["words"] for row in rows],
+        "x": [row[column] for row in rows],
+        "marker": {"color": colour},
+        "hovertemplate": f"%{{y}}<br>{words} <b>%{{x:.3f}}</b><extra></extra>",
+    }
+
+
+def _bars_figure(traces: list[Figure], num_rows: int, x: Figure, **layout: Any) -> Figure:
+    y = {"autorange": "reversed", "showgrid": False, "fixedrange": True, "ticksuffix": "  "}
+    return make_figure(
+        traces, height=70 + 28 * num_rows, y=y, x=x | {"fixedrange": True}, bargap=0.35, hovermode="closest", **layout
+    )

@@ -1,0 +1,338 @@
+"""What the report shows of the inside of networks: planted probes are drawn, broken ones become a sentence."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recombine.models import TransformerConfig
+from recombine.report import html
+from recombine.report.explorer import MAX_MAPPED, RESOLUTION, read_map
+from recombine.report.gallery import NUM_ASKED, NUM_SHOWN, make_gallery
+from recombine.report.runs import read_runs
+from recombine.run import RunConfig, train_run
+from recombine.tasks.fuzzy_logic import FuzzyLogic
+from recombine.tasks.sraven import SRaven
+from recombine.train import TrainingConfig
+from test_report import HOSTILE, figures_of, make_run, make_score, words
+
+MODULES = ["alpha", "beta & <b>", "$gamma_"]
+SITES = [f"{kind}.{layer}" for kind in ("codes", "residual", "hidden") for layer in (0, 1)]
+SECTIONS = ("decodability", "codes", "similarity", "ablations")
+
+
+def make_decoder(ood: float) -> dict[str, Any]:
+    def scores(value: float) -> dict[str, Any]:
+        plain = {"f1": value, "accuracy": value, "exact": value, "r2": value - 1}
+        return plain | {"majority": {"f1": 0.1}, "control": {"f1": 0.15}, "untrained": {"f1": 0.2}}
+
+    return {"num_features": 4, "cross_validated": {"f1": 0.9}, "id": scores(0.95), "ood": scores(ood)}
+
+
+def make_probe(ood: float = 0.75) -> dict[str, Any]:
+    def change(value: float) -> dict[str, float]:
+        return {"change": value, "low": value - 0.1, "high": value + 0.1}
+
+    cosine = [[1.0, -0.5, 0.25], [-0.5, 1.0, 0.0], [0.25, 0.0, 1.0]]
+    arm = {"layers": [0, 1], "keys": "all", "own": 0.2, "other": 0.7, "neither": 0.1, "same_rule": 0.9}
+    base = {"own": 0.8, "other": 0.1, "neither": 0.1}
+    near = {"purity": 0.625, "chance": 0.333, "silhouette": 0.5}
+    return {
+        "version": 1,
+        "reading": {"instances": "puzzles", "codes": "c", "labels": "the rule", "pictured": "puzzles"},
+        "modules": MODULES,
+        "sites": [{"name": site, "kind": site.split(".")[0], "layer": int(site[-1])} for site in SITES],
+        "decoders": {site: make_decoder(ood) for site in SITES},
+        "best_site": "hidden.1",
+        "structure": {site: {"target": near, "module": near} for site in SITES[:2]},
+        "similarity": {site: {"modules": MODULES, "cosine": cosine, "centred": cosine} for site in SITES[:2]},
+        "tsne": {"sites": SITES[:2], "num_rows": 60, "perplexity": 30},
+        "ablations": {
+            "metric": "r2",
+            "base": {"test": 0.9, "ood": 0.8},
+            "layers": [
+                {"layer": 0, "kind": kind, "test": change(-0.2), "ood": change(-0.4)} for kind in ("zero", "mean")
+            ],
+            "heads": [
+                {"layer": layer, "head": head, "kind": kind, "test": change(-0.1 * head), "ood": change(-0.3 * head)}
+                for layer in (0, 1)
+                for head in (0, 1)
+                for kind in ("zero", "mean")
+            ],
+        },
+        "swap": {"kind": "rules", "splits": {name: {"base": base, "arms": [arm]} for name in ("test", "ood")}},
+        "skipped": {},
+    }
+
+
+def make_arrays(num_rows: int = 60) -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(0)
+    rows = np.arange(num_rows)
+    return {
+        "sample.labels": np.eye(3, dtype=np.float32)[rows % 3],
+        "sample.split": np.where(rows % 2, "ood", "id"),
+        "sample.composition": rows % 2,
+        "sample.target": rows % 8,
+        "sample.modules": np.array(MODULES),
+        "sample.compositions": np.array(["alpha + beta", HOSTILE]),
+        **{f"tsne.{site}": generator.normal(size=(num_rows, 2)) for site in SITES[:2]},
+    }
+
+
+def make_diagnosis(verdict: str = "inferred but unused") -> dict[str, Any]:
+    score = {**make_score(0.5), "placed": 0.5}
+    read = {"site": "hidden.1", "metric": "f1", "trained": 0.95, "held_out": 0.75, "baseline": 0.2, "informed": 0.7}
+    return {
+        "verdict": verdict,
+        "sentence": "It infers modules but does not use them.",
+        "evidence": {"metric": "r2", "trained": score, "held_out": score, "decodability": read},
+        "advice": "let the modules drive the computation",
+        "alternatives": ["solved"],
+    }
+
+
+def make_probed(root: Path, name: str, ood: float = 0.75, num_rows: int = 60) -> Path:
+    run = make_run(root, name, make_score(0.5))
+    (run / "probe.json").write_text(json.dumps(make_probe(ood)))
+    np.savez(run / "probe.npz", **make_arrays(num_rows))  # type: ignore[arg-type]
+    (run / "diagnosis.json").write_text(json.dumps(make_diagnosis()))
+    return run
+
+
+@pytest.fixture
+def render(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("plotly.offline.get_plotlyjs", lambda: "/* plotly */")
+    return lambda *paths: html.render(read_runs(paths), "Do they recombine?")
+
+
+def section_of(page: str, name: str) -> str:
+    return words(page, f'<section id="{name}"', "</section>")
+
+
+def test_a_probed_run_shows_what_was_planted(render, tmp_path):
+    page = render(make_probed(tmp_path, "hyla"), make_probed(tmp_path, "softmax", ood=0.25))
+    assert "inferred but unused hyla. It infers modules but does not use them." in words(page, "</h1>", "</header>")
+    verdict = section_of(page, "verdict")
+    assert re.search("0.750 .*could also be solved.*Let the modules drive the computation", verdict)
+    decoded = section_of(page, "decodability")
+    assert "hylahidden.10.7500.9500.1000.1500.200" in decoded.replace(" ", "")
+    assert "softmaxhidden.10.2500.9500.1000.1500.200" in decoded.replace(" ", "")
+    assert "0.625chance 0.333" in section_of(page, "codes")
+    assert re.search("all layers, all keys ?0.200 ?0.700 ?0.100 ?0.900", section_of(page, "ablations"))
+    drawn = figures_of(page)
+    unseen = [trace for trace in drawn["decoders-f1-codes"]["data"] if trace["marker"]["symbol"] == "circle"]
+    assert [trace["y"] for trace in unseen if trace["mode"] == "lines+markers"] == [[0.75] * 2, [0.25] * 2]
+    assert drawn["similarity-1-codes.0-centred"]["data"][0]["z"][0] == [1, -0.5, 0.25]
+    assert drawn["heads-0-mean"]["data"][1]["y"] == pytest.approx([0, -0.3, 0, -0.3])
+    assert drawn["swap-0-ood"]["data"][1]["x"] == pytest.approx([0.1, 0.7])
+
+
+def test_sections_come_with_their_files_only(render, tmp_path):
+    run = make_probed(tmp_path, "hyla")
+    found = re.findall('<section id="([a-z]+)"', render(run))
+    assert found == ["verdict", "scores", "curves", *SECTIONS, "certificate", "origin"]
+    for name in ("probe.json", "probe.npz", "diagnosis.json"):
+        (run / name).unlink()
+    assert re.findall('<section id="([a-z]+)"', render(run)) == ["scores", "curves", "certificate", "origin"]
+
+
+def test_map_is_thinned_scaled_and_escaped(render, tmp_path):
+    run = make_probed(tmp_path, "hyla", num_rows=4 * MAX_MAPPED)
+    code_map = read_map(read_runs([run])[0])
+    assert code_map is not None
+    assert len(code_map.target) == MAX_MAPPED
+    places = code_map.sites["codes.0"]
+    assert places.min() >= 0
+    assert places.max() <= RESOLUTION
+    spread = np.ptp(make_arrays(4 * MAX_MAPPED)["tsne.codes.0"][::4], axis=0)
+    assert np.ptp(places, axis=0) / spread == pytest.approx(np.full(2, RESOLUTION / spread.max()), rel=0.01)
+    page = render(run)
+    packed = figures_of(page)["codes"]["explorer"]["0"]
+    assert packed["single"]
+    assert "<" not in "".join(packed["compositions"] + packed["modules"])
+    assert len(re.findall("<script", page)) == 4
+    assert "<img" not in page
+
+
+BROKEN_FILES = {
+    "cut short": ('{"version": 1, "sites": [', "decodability", "probe.json cannot be read"),
+    "a list": ("[]", "decodability", "probe.json cannot be read"),
+    "foreign": ('{"weights": 3}', "decodability", "probe.json has version None: expected 1"),
+    "newer": ('{"version": 2}', "decodability", "probe.json has version 2: expected 1"),
+}
+
+
+@pytest.mark.parametrize(("content", "section", "sentence"), BROKEN_FILES.values(), ids=BROKEN_FILES)
+def test_a_broken_probe_is_told_once_and_spares_the_rest(render, tmp_path, content, section, sentence):
+    runs = make_probed(tmp_path, "hyla"), make_probed(tmp_path, "softmax")
+    (runs[1] / "probe.json").write_text(content)
+    page = render(*runs)
+    assert f"softmax: {sentence}" in section_of(page, section)
+    assert page.count(sentence) == 1
+    assert str(tmp_path) not in page
+    assert {"decoders-f1-codes", "codes", "heads-0-mean"} <= figures_of(page).keys()
+    alone = render(runs[1])
+    assert sentence in section_of(alone, section)
+    assert 'id="scores"' in alone
+
+
+def test_what_was_left_out_says_why(render, tmp_path):
+    run = make_probed(tmp_path, "hyla")
+    probe = make_probe()
+    del probe["tsne"], probe["ablations"], probe["swap"]
+    probe["skipped"] = {"tsne": "not asked for", "ablate": "no code_maps", "swap": "no code_maps"}
+    (run / "probe.json").write_text(json.dumps(probe))
+    page = render(run)
+    assert "left out of the probe: not asked for." in section_of(page, "codes")
+    assert section_of(page, "ablations").count("no code_maps") == 1
+    for broken in (b"", b"PK\x03\x04 no archive"):
+        (run / "probe.json").write_text(json.dumps(make_probe()))
+        (run / "probe.npz").write_bytes(broken)
+        assert "probe.npz is missing or cannot be read" in section_of(render(run), "codes")
+    (run / "diagnosis.json").write_text('{"verdict": "cursed"}')
+    assert "has verdict &#39;cursed&#39;: expected one of solved" in section_of(render(run), "verdict")
+
+
+def paths_in(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where each value is; of a list only the first, for the others are alike."""
+    yield path
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield from paths_in(each, (*path, key))
+    elif isinstance(value, list) and value:
+        yield from paths_in(value[0], (*path, 0))
+
+
+def replace(value: Any, path: tuple[Any, ...], wrong: Any) -> Any:
+    changed = copy.deepcopy(value)
+    target = changed
+    for key in path[:-1]:
+        target = target[key]
+    target[path[-1]] = wrong
+    return changed
+
+
+@pytest.mark.parametrize("wrong", ["nonsense", None, [], {}, [["x"]], -1, float("nan")], ids=str)
+def test_no_wrong_value_anywhere_breaks_the_report(render, tmp_path, wrong):
+    """Every reader, figure and template meets every value of the files replaced by a wrong one."""
+    run = make_probed(tmp_path, "hyla")
+    probe = make_probe()
+    for part in ("decoders", "structure", "similarity"):
+        probe[part] = {"codes.0": probe[part]["codes.0"]}  # one is enough to go wrong
+    for name, planted in (("probe.json", probe), ("diagnosis.json", make_diagnosis())):
+        for path in list(paths_in(planted))[1:]:
+            (run / name).write_text(json.dumps(replace(planted, path, wrong)))
+            assert 'id="scores"' in render(run), path
+        (run / name).write_text(json.dumps(planted))
+
+
+def test_static_figures_of_the_inside(tmp_path):
+    run = make_probed(tmp_path / "runs", "hyla")
+    html.write_report([run], tmp_path / "report.html", title="t", static=tmp_path / "figures")
+    found = {path.stem for path in (tmp_path / "figures").iterdir()}
+    assert {"decoders-f1", "codes-0", "similarity-0", "ablations-0", "swap-0"} <= found
+
+
+@pytest.fixture(scope="module", params=["sraven", "fuzzy_logic"])
+def trained(request, tmp_path_factory) -> Path:
+    """A real run of a few steps."""
+    task = {"sraven": SRaven(num_features=2), "fuzzy_logic": FuzzyLogic(num_examples=8)}[request.param]
+    model = TransformerConfig(num_layers=1, embedding_dim=16, kqv_dim=8, mlp_dim=16, num_heads=2)
+    config = RunConfig(task=task, model=model, training=TrainingConfig(steps=2, batch_size=8))
+    return train_run(config, out=tmp_path_factory.mktemp("runs"), device="cpu", evaluation_instances=64).path
+
+
+def test_gallery_judges_as_the_task_does(trained):
+    run = read_runs([trained])[0]
+    gallery = make_gallery(run)
+    assert gallery.num_asked == NUM_ASKED
+    assert len(gallery.wrong) == min(NUM_SHOWN, NUM_ASKED - gallery.num_right) > 0
+    assert len(gallery.right) == min(NUM_SHOWN, gallery.num_right)
+    card = gallery.wrong[0]
+    assert len(card.composition) == 2
+    assert card.picture.startswith("<svg")
+    assert re.search(r"wrong in (shape|size)|error \d", " ".join(card.remarks))
+
+
+def test_gallery_is_optional_and_breaks_nothing(render, trained, tmp_path):
+    run = tmp_path / trained.name
+    shutil.copytree(trained, run)
+    page = render(run)
+    assert "instances right" in section_of(page, "gallery")
+    assert 'id="gallery"' not in html.render(read_runs([run]), "t", gallery=False)
+    (run / "checkpoint.safetensors").write_bytes(b"nothing")
+    page = render(run)
+    assert "checkpoint.safetensors cannot be read" in section_of(page, "gallery")
+    assert str(tmp_path) not in page
+    assert 'id="origin"' in page
+
+
+def test_browser_follows_every_picker(browser, tmp_path):
+    runs = [make_probed(tmp_path / "runs", name) for name in ("hyla", HOSTILE[:50])]
+    html.write_report(runs, tmp_path / "report.html", title=HOSTILE)
+    page = (tmp_path / "report.html").read_text()
+    browser.open(tmp_path / "report.html")
+
+    def pick(section: str, name: str, value: str) -> None:
+        select = f"document.querySelector('#{section} select[name={name}]')"
+        browser.run(
+            f"{select}.value = {json.dumps(value)}; {select}.dispatchEvent(new Event('change', {{bubbles: true}}))"
+        )
+
+    def shown(section: str) -> list[str]:
+        """The figures a reader sees in a section, each of them drawn."""
+        plots = f"[...document.querySelectorAll('#{section} .plot')].filter(each => each.offsetParent)"
+        drawn = (
+            "each.querySelector('.main-svg .trace, .main-svg .hm, .main-svg .bars, .main-svg .scatterlayer .points')"
+        )
+        names = browser.run(f"{plots}.map(each => each.dataset.figure)")
+        assert browser.run(f"{plots}.filter(each => {drawn}).map(each => each.dataset.figure)") == names
+        return names
+
+    assert shown("decodability") == [f"decoders-f1-{kind}" for kind in ("codes", "residual", "hidden")]
+    pick("decodability", "metric", "r2")
+    assert shown("decodability") == [f"decoders-r2-{kind}" for kind in ("codes", "residual", "hidden")]
+
+    assert shown("similarity") == ["similarity-0-codes.1-centred"]
+    pick("similarity", "site", "codes.0")
+    pick("similarity", "run", "1")
+    pick("similarity", "kind", "cosine")
+    assert shown("similarity") == ["similarity-1-codes.0-cosine"]
+
+    assert shown("ablations") == ["heads-0-mean", "layers-0", "swap-0-ood", "swap-0-test"]
+    pick("ablations", "kind", "zero")
+    pick("ablations", "run", "1")
+    assert shown("ablations") == ["heads-1-zero", "layers-1", "swap-1-ood", "swap-1-test"]
+
+    points = "[...document.querySelectorAll('[data-figure=codes] .points path')]"
+    fills = f"new Set({points}.map(each => each.style.fill)).size"
+    place = f"{points}[0].getAttribute('transform')"
+    assert shown("codes") == ["codes"]
+    assert browser.run(f"{points}.length") == 60
+    assert browser.run(fills) == 3  # by module
+    for colour, number in (("target", 8), ("unseen", 2), ("only alpha", 2)):
+        pick("codes", "colour", colour)
+        assert browser.run(fills) == number
+    before = browser.run(place)
+    pick("codes", "site", "codes.1")
+    assert browser.run(place) != before
+    marked = "[...document.querySelectorAll('#codes tr[aria-current]')].filter(each => each.offsetParent).length"
+    pick("codes", "run", "1")
+    assert browser.run(marked) == 1
+    fill = f"{points}[0].style.fill"
+    light = browser.run(fill)
+    assert browser.run(f"document.getElementById('theme').click(); {fill}") != light
+    browser.send("Emulation.setDeviceMetricsOverride", width=360, height=800, deviceScaleFactor=1, mobile=False)
+    browser.run("new Promise(resolve => setTimeout(resolve, 500))")
+    assert browser.run("document.documentElement.scrollWidth") <= 360
+    assert browser.find_troubles() == []
+    assert browser.find_requests() == [(tmp_path / "report.html").as_uri()]
+    assert len(page) < 8_000_000
