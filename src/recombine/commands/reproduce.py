@@ -77,8 +77,8 @@ def comparison_table(experiment: Experiment, results: Json, scale: Scale) -> Tab
     baseline, baseline_result = next(iter(results.items()))
     for name in (metric, f"above {baseline}", "trained on", "paper", "minutes"):
         table.add_column(name, justify="right", no_wrap=True)
-    for name, value in reference_rows(experiment, baseline_result).items():
-        table.add_row(name, format_number(value), style="dim")
+    for name, reference in reference_rows(experiment, baseline_result).items():
+        table.add_row(name, format_number(reference), style="dim")
     for label, result in results.items():
         value, interval, *_ = format_score(result["scores"][experiment.split][experiment.metric])
         table.add_row(
