@@ -5,9 +5,16 @@ BIN := $(VENV)/bin
 
 .PHONY: demo test test-slow lint format bench wheel clean
 
+# the demo needs the package alone; everything else also the tools of development
+INSTALL := $(BIN)/python -m pip install -qq --constraint constraints.txt --editable
+
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(INSTALL) .
+	touch $@
+
+$(VENV)/dev: $(VENV)/ready
+	$(INSTALL) '.[dev]'
 	touch $@
 
 demo: $(VENV)/ready
@@ -16,22 +23,22 @@ demo: $(VENV)/ready
 test: lint
 	$(BIN)/python -m pytest
 
-test-slow: $(VENV)/ready
+test-slow: $(VENV)/dev
 	$(BIN)/python -m pytest -m slow
 
-lint: $(VENV)/ready
+lint: $(VENV)/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: $(VENV)/ready
+format: $(VENV)/dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(VENV)/ready
+bench: $(VENV)/dev
 	$(BIN)/recombine bench
 
-wheel: $(VENV)/ready
+wheel: $(VENV)/dev
 	$(BIN)/python -m build --wheel
 
 clean:

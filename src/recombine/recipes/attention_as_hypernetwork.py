@@ -26,7 +26,7 @@ def fuzzy_logic(scale: Scale) -> RunConfig:
         task=FuzzyLogic(),
         model=tiny_model if scale == "tiny" else paper_model,
         training=TrainingConfig(
-            steps={"tiny": 3_000, "small": 10_000, "paper": 50_000}[scale],
+            steps={"tiny": 2_500, "small": 10_000, "paper": 50_000}[scale],
             learning_rate=3e-3 if scale == "tiny" else 1e-3,
             weight_decay=0.1,
             warmup_steps=100,
