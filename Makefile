@@ -36,7 +36,7 @@ format: $(VENV)/dev
 	$(BIN)/ruff check --fix .
 
 bench: $(VENV)/dev
-	$(BIN)/recombine bench
+	for file in benchmarks/*.py; do $(BIN)/python $$file; done
 
 wheel: $(VENV)/dev
 	$(BIN)/python -m build --wheel
