@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from recombine.errors import InputError
-from recombine.kernels import attend, cpu, reference, use_kernel
+from recombine.kernels import attend, chunked, cpu, reference, triton, use_kernel
 from recombine.models import TransformerConfig, build_model
 from recombine.tasks import FuzzyLogic
 from recombine.train import Trainer, TrainingConfig
@@ -27,7 +27,7 @@ Q, K, V = draw(2, 3, 4, 2), draw(2, 5, 4, 2), draw(2, 5, 4, 2) + 0.1
 def calls(monkeypatch):
     """Which path was taken."""
     taken = []
-    for name, module in (("cpu", cpu), ("reference", reference)):
+    for name, module in (("cpu", cpu), ("reference", reference), ("chunked", chunked)):
         function = module.attend
 
         def record(*arguments, _name=name, _function=function, **options):
@@ -54,6 +54,7 @@ needs_compiler = pytest.mark.skipif(not cpu.is_available(), reason=f"no fused ke
         ({"return_codes": False, "mask": torch.ones(3, 5, dtype=torch.bool)}, "reference"),
         ({"return_codes": False, "kernel": "reference"}, "reference"),
         ({"return_codes": True, "kernel": "cpu"}, "reference"),
+        ({"return_codes": True, "kernel": "chunked"}, "reference"),
     ],
 )
 def test_the_path_taken(calls, options, path):
@@ -62,6 +63,25 @@ def test_the_path_taken(calls, options, path):
     assert (codes is None) == (not options.get("return_codes", True))
     expected, _ = attend(Q, K, V, **HYLA, **{**options, "return_codes": True})
     torch.testing.assert_close(out, expected)
+
+
+def test_chunks_are_taken_when_asked_for(calls):
+    mask = torch.ones(3, 5, dtype=torch.bool)
+    out, codes = attend(Q, K, V, **HYLA, mask=mask, return_codes=False, kernel="chunked")
+    assert calls[0] == "chunked"
+    assert codes is None
+    torch.testing.assert_close(out, reference.attend(Q, K, V, **HYLA)[0])
+
+
+def test_triton_on_a_machine_without_it_is_refused_or_left_aside():
+    if triton.is_available():
+        pytest.skip("Triton works here")
+    if triton.supports(Q, K, V, **HYLA):
+        with pytest.raises(InputError, match="not available"):
+            attend(Q, K, V, **HYLA, return_codes=False, kernel="triton")
+    else:
+        out, _ = attend(Q, K, V, **HYLA, return_codes=False, kernel="triton")
+        torch.testing.assert_close(out, reference.attend(Q, K, V, **HYLA)[0])
 
 
 def test_float64_and_hyper_deep_take_the_definition(calls):
@@ -78,7 +98,9 @@ def test_use_kernel_holds_inside_its_block(calls):
 
 
 def test_an_unknown_kernel(unchecked):
-    with pytest.raises(InputError, match="unknown kernel 'cuda': expected one of auto, reference, cpu"):
+    with pytest.raises(
+        InputError, match="unknown kernel 'cuda': expected one of auto, reference, cpu, triton, chunked"
+    ):
         attend(Q, K, V, **HYLA, kernel="cuda")
 
 
@@ -104,7 +126,7 @@ def test_the_environment_variable(name):
     environment = {**os.environ, "RECOMBINE_KERNEL": name}
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=environment)
     if name == "nonsense":
-        assert "unknown kernel 'nonsense': expected one of auto, reference, cpu" in done.stderr
+        assert "unknown kernel 'nonsense': expected one of auto, reference, cpu, triton, chunked" in done.stderr
     else:
         assert (done.returncode, done.stderr) == (0, "")
 

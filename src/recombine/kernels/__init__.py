@@ -3,7 +3,9 @@
 `reference.py` is the definition. `cpu.py` computes the same in fused C wherever it can: float32 or bf16 on a CPU, codes not
 asked for, no mask but causal and key padding. Everything else, and every machine without a C compiler, takes the
 reference path; that is said once in the log `recombine.kernels`. The choice can be forced with the argument `kernel`,
-for a while with `use_kernel`, or for a process with the environment variable RECOMBINE_KERNEL.
+for a while with `use_kernel`, or for a process with the environment variable RECOMBINE_KERNEL. Two more are taken only by
+that: `chunked`, plain PyTorch in memory linear in the length, and `triton`, for GPUs, checked against the definition in
+Triton's interpreter but never yet run on a GPU.
 """
 
 from __future__ import annotations
@@ -19,10 +21,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from recombine.errors import check_choice
-from recombine.kernels import cpu, reference
+from recombine.kernels import chunked, cpu, reference, triton
 from recombine.kernels.reference import CodeMap, Normalisation, ValueNetwork
 
-Kernel = Literal["auto", "reference", "cpu"]
+Kernel = Literal["auto", "reference", "cpu", "triton", "chunked"]
 
 _log = logging.getLogger(__name__)
 _chosen: str = os.environ.get("RECOMBINE_KERNEL", "auto")
@@ -56,12 +58,25 @@ def attend(
 ) -> tuple[Float[Tensor, "b q h e"], Float[Tensor, "b h q k"] | None]:
     """What `reference.attend` defines, by the fastest path there is; codes only if they are asked for."""
     choice = check_choice("kernel", _chosen if kernel is None else kernel, get_args(Kernel))
-    fused = choice != "reference" and not return_codes and code_map is None and deep_weight is None
-    fused = fused and (mask is None or _is_key_mask(mask, q, k))
-    fused = fused and cpu.supports(q, k, v, normalisation=normalisation, value_network=value_network, bias=bias)
-    if fused and (choice == "cpu" or _cpu_kernel_is_available()):
-        key_mask = None if mask is None else mask[:, 0, 0]
-        out = cpu.attend(
+    plain = not return_codes and code_map is None
+    if plain and choice == "chunked":
+        out = chunked.attend(
+            q,
+            k,
+            v,
+            normalisation=normalisation,
+            value_network=value_network,
+            bias=bias,
+            mask=mask,
+            causal=causal,
+            deep_weight=deep_weight,
+        )
+        return out, None
+    fused = triton if choice == "triton" else cpu
+    plain = plain and choice != "reference" and deep_weight is None and (mask is None or _is_key_mask(mask, q, k))
+    plain = plain and fused.supports(q, k, v, normalisation=normalisation, value_network=value_network, bias=bias)
+    if plain and (choice != "auto" or _cpu_kernel_is_available()):
+        out = fused.attend(
             q,
             k,
             v,
@@ -69,7 +84,7 @@ def attend(
             value_network=value_network,
             bias=bias,
             causal=causal,
-            key_mask=key_mask,
+            key_mask=None if mask is None else mask[:, 0, 0],
         )
         return out, None
     out, codes = reference.attend(

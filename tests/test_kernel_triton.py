@@ -1,0 +1,149 @@
+"""The Triton kernel: the numbers of the definition in Triton's interpreter, and programs that compile for a GPU."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recombine.errors import InputError
+from recombine.kernels import reference
+from recombine.kernels import triton as kernel
+
+HYLA = {"normalisation": "rms_head", "value_network": "hyper_relu"}
+TRITON = importlib.util.find_spec("triton") is not None
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+pytestmark = pytest.mark.skipif(not TRITON, reason="triton is not installed")
+# Triton's interpreter must be chosen before Triton is imported: these tests run in a process of their own
+inside = pytest.mark.skipif(not INTERPRETED, reason="runs inside test_in_the_interpreter")
+
+
+@pytest.mark.skipif(INTERPRETED, reason="this is the interpreter")
+def test_in_the_interpreter():
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    outcome = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert outcome.returncode == 0, outcome.stdout[-5000:]
+
+
+@pytest.fixture(scope="module", autouse=INTERPRETED and TRITON)
+def programs():
+    """Load the programs without the tests' type checker: Triton reads their source."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            sys, "meta_path", [finder for finder in sys.meta_path if "Jaxtyping" not in type(finder).__name__]
+        )
+        yield importlib.import_module("recombine.kernels.triton_tiles")
+
+
+def evaluate(attend, leaves, grad_out, dtype):
+    leaves = [leaf.to(dtype).clone().requires_grad_() for leaf in leaves]
+    out = attend(*leaves)
+    return [out.detach(), *torch.autograd.grad(out, leaves, grad_out.to(out.dtype))]
+
+
+def check(seed, choice, *, b=1, q=3, k=5, h=2, d=2, e=2, bias=None, causal=False, padded=False, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(seed)
+    pairs = {None: None, "shared": (h, q, k), "batch": (b, h, q, k)}[bias]
+    shapes = [(b, q, h, d), (b, k, h, d), (b, k, h, e)] + ([] if pairs is None else [pairs])
+    leaves = [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+    grad_out = torch.randn(b, q, h, e, generator=generator).to(dtype)
+    key_mask = torch.rand(b, k, generator=generator) < 0.7 if padded else None
+    mask = None if key_mask is None else key_mask[:, None, None]
+
+    def ours(q, k, v, bias=None):
+        return kernel.attend(q, k, v, bias=bias, causal=causal, key_mask=key_mask, **choice)
+
+    def defined(q, k, v, bias=None):
+        return reference.attend(q, k, v, bias=bias, causal=causal, mask=mask, **choice)[0]
+
+    wanted = evaluate(defined, leaves, grad_out, torch.float64)
+    plain = evaluate(defined, [leaf.float() for leaf in leaves], grad_out.float(), torch.float32)
+    unit = 2e-5 if dtype == torch.float32 else 2**-8
+    for got, want, rounded in zip(evaluate(ours, leaves, grad_out, dtype), wanted, plain, strict=True):
+        allowed = unit * want.abs().max() + 8 * (rounded.double() - want).abs().max()
+        assert (got.double() - want).abs().max() <= allowed + 1e-30
+
+
+@inside
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 1000),
+    normalisation=st.sampled_from(kernel.NORMALISATIONS),
+    value_network=st.sampled_from(kernel.VALUE_NETWORKS),
+    b=st.integers(1, 2),
+    q=st.integers(1, 20),
+    k=st.integers(1, 20),
+    h=st.integers(1, 3),
+    d=st.integers(1, 5),
+    e=st.integers(1, 5),
+    bias=st.sampled_from([None, "shared", "batch"]),
+    causal=st.booleans(),
+    padded=st.booleans(),
+)
+def test_values_and_gradients_are_those_of_the_definition(seed, normalisation, value_network, **sizes):
+    check(seed, {"normalisation": normalisation, "value_network": value_network}, **sizes)
+
+
+@inside
+@pytest.mark.parametrize("causal", [False, True])
+def test_hyla_over_several_tiles(causal):
+    check(1, HYLA, b=2, q=3, k=35, h=2, bias="shared", causal=causal)
+
+
+@inside
+def test_bfloat16():
+    check(2, HYLA, dtype=torch.bfloat16)
+
+
+@inside
+def test_nan_is_not_hidden():
+    q, k, v = torch.randn(3, 1, 4, 2, 2)
+    v[0, 1, 0, 0] = torch.nan
+    assert kernel.attend(q, k, v, **HYLA).isnan().any()
+
+
+@inside
+def test_what_it_does_not_support():
+    q, k, v = torch.randn(3, 1, 4, 2, 2)
+    assert kernel.supports(q, k, v, **HYLA)
+    assert not kernel.supports(q, k, v, normalisation="softmax", value_network="linear")
+    assert not kernel.supports(q, k, v, normalisation="rms_head", value_network="hyper_deep")
+    assert not kernel.supports(q.double(), k.double(), v.double(), **HYLA)
+    with pytest.raises(InputError, match=r"no softmax \+ linear"):
+        kernel.attend(q, k, v, normalisation="softmax", value_network="linear")
+
+
+COMPILE = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from recombine.kernels import triton_tiles
+
+types = {"scale": "fp32", "bias_batch": "i64", "key_mask": "*u8"}
+types |= dict.fromkeys(("bias", "out", "grad_q", "grad_k", "grad_v", "grad_bias"), "*fp32")
+types |= dict.fromkeys(("q", "k", "v", "grad_out"), "*bf16")
+sizes = dict(D=4, DP=16, E=4, EP=16, BQ=16, BK=16)
+flags = dict.fromkeys(("RMS", "HYPER", "RELU", "CAUSAL", "MASKED", "BIASED"), True)
+programs = [(triton_tiles.forward, {})] + [(triton_tiles.backward, {"OWNER": owner}) for owner in range(3)]
+for program, more in programs:
+    constants = {**sizes, **flags, **more}
+    signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in program.arg_names}
+    source = ASTSource(fn=program, signature=signature, constexprs=constants)
+    print(len(triton.compile(source, target=GPUTarget("cuda", 80, 32)).asm["ptx"]))
+"""
+
+
+@pytest.mark.skipif(INTERPRETED, reason="this is the interpreter")
+def test_the_programs_compile_for_a_gpu():
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    outcome = subprocess.run(
+        [sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True, check=False
+    )
+    assert outcome.returncode == 0, outcome.stderr
+    assert len(outcome.stdout.split()) == 4
