@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from recombine.models.transformer import Transformer, TransformerConfig
     from recombine.probe import Examination, examine, examine_activations, probe_run
     from recombine.run import RunConfig, benchmark, load_run, train_run
-    from recombine.tasks import FuzzyLogic
+    from recombine.tasks import FuzzyLogic, SRaven
     from recombine.train import TrainingConfig
 
 # name -> module; imported on first use, so that `import recombine` costs next to nothing
@@ -28,6 +28,7 @@ _PUBLIC = {
     "HypernetworkView": "layers.hypernetwork_view",
     "InputError": "errors",
     "RunConfig": "run",
+    "SRaven": "tasks",
     "Score": "evaluate",
     "TrainingConfig": "train",
     "Transformer": "models.transformer",
@@ -53,6 +54,7 @@ __all__ = [
     "HypernetworkView",
     "InputError",
     "RunConfig",
+    "SRaven",
     "Score",
     "TrainingConfig",
     "Transformer",
