@@ -53,6 +53,12 @@ def test_quiet_prints_the_path_alone(trained, capsys):
     assert captured.err == ""
 
 
+def test_verbose_says_what_happens(trained):
+    folder, _ = trained
+    done = recombine(*TRAIN, "-v", "-q", "--out", str(folder / "runs"))
+    assert "is finished already" in done.stderr
+
+
 def test_evaluate(trained, capsys):
     folder, _ = trained
     (path,) = (folder / "runs").iterdir()

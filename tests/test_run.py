@@ -95,7 +95,8 @@ from recombine.run import train_run
 
 def watch(progress):
     print(progress.step, flush=True)
-    time.sleep(0.3)
+    if progress.step >= int(sys.argv[3]):
+        time.sleep(600)  # until it is killed
 
 train_run(CONFIG, out=sys.argv[1], evaluation_instances=200, watch=watch)
 """
@@ -107,9 +108,8 @@ def test_a_killed_run_ends_with_the_same_bits(finished, tmp_path):
 
     folder = str(pathlib.Path(__file__).parent)
     for last_seen in (60, 110):
-        process = subprocess.Popen(
-            [sys.executable, "-c", SLOW_RUN, str(tmp_path), folder], stdout=subprocess.PIPE, text=True
-        )
+        command = [sys.executable, "-c", SLOW_RUN, str(tmp_path), folder, str(last_seen)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         while int(process.stdout.readline()) < last_seen:
             pass
         process.send_signal(signal.SIGKILL)

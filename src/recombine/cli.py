@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import logging
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -55,6 +56,8 @@ def run(argv: list[str]) -> int:
 
         print(f"recombine {recombine.__version__}")
         return 0
+    if "-v" in argv or "--verbose" in argv:
+        logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
     try:
         verb = check_choice("verb", argv[0], VERBS)
         importlib.import_module(f"recombine.commands.{verb}").run(argv[1:])

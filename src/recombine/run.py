@@ -5,6 +5,7 @@ The hash of the configuration names the directory, so a finished run is never ru
 
 from __future__ import annotations
 
+import logging
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from recombine.models import MODELS, ModelConfig, build_model, count_parameters
 from recombine.store import Json, RunDirectory, describe_environment
 from recombine.tasks import TASKS, Task
 from recombine.train import Clock, Trainer, TrainingConfig, Watcher, fit, intervals, load_model
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +93,7 @@ def train_run(
     run = RunDirectory.create(Path(out), config.name, config.as_dict())
     with run.lock():
         if run.finished:
+            _log.info("%s is finished already", run.path)
             return run
         run.write_json("split.json", describe_split(config.task))
         run.write_json("environment.json", describe_environment(place))
@@ -97,6 +101,7 @@ def train_run(
         clock = Clock()
         checkpoint = run.load_checkpoint(place)
         if checkpoint is not None:
+            _log.info("%s resumes at step %d", run.path, checkpoint[1]["step"])
             trainer.load_state(checkpoint[0], checkpoint[1]["step"])
             clock = Clock(**{name: checkpoint[1].get(name, 0) for name in clock.state()})
         run.rewind_metrics(trainer.step)

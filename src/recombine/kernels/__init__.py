@@ -108,18 +108,20 @@ def _is_key_mask(mask: Tensor, q: Tensor, k: Tensor) -> bool:
 
 @torch.compiler.assume_constant_result
 def _cpu_kernel_is_available() -> bool:
-    if not cpu.is_available():
-        _say_once(f"attention takes the reference path: {cpu.why_unavailable()}")
+    if cpu.is_available():
+        _say_once("attention takes the fused CPU kernel", logging.INFO)
+    else:
+        _say_once(f"attention takes the reference path: {cpu.why_unavailable()}", logging.WARNING)
     return cpu.is_available()
 
 
 _said: set[str] = set()
 
 
-def _say_once(message: str) -> None:
+def _say_once(message: str, level: int) -> None:
     if message not in _said:
         _said.add(message)
-        _log.warning(message)
+        _log.log(level, message)
 
 
 __all__ = ["CodeMap", "Kernel", "Normalisation", "ValueNetwork", "attend", "use_kernel"]

@@ -72,7 +72,7 @@ typedef struct {
 /* Scratch of one thread. */
 typedef struct {
   packed_element e;
-  vec *codes, *gradient, *hidden, *inverse, *dot;
+  vec *codes, *gradient, *hidden, *inverse;
   ivec *mask;
   float *q_rows, *g_rows, *out_rows, *row_shift, *row_scale, *factor, *dots, *scratch;
   void *memory;
@@ -117,7 +117,6 @@ static size_t lay_out_work(const plan *l, work *w, char *arena, int element, int
   w->gradient = take(arena, &used, backward ? codes : 0);
   w->hidden = take(arena, &used, pairs * CHUNK * sizeof(vec));
   w->inverse = take(arena, &used, pairs * sizeof(vec));
-  w->dot = take(arena, &used, pairs * sizeof(vec));
   w->mask = take(arena, &used, pairs * sizeof(ivec));
   w->q_rows = take(arena, &used, rows);
   w->g_rows = take(arena, &used, rows);
@@ -260,6 +259,7 @@ static void forward_hyper_tile(const plan *l, work *w, const tile *k, int64_t b,
     score_tile(l, w, k, b, q0, v0);
     if (softmax) softmax_final(k->H, k->HP, k->nq, k->nv, w->codes, w->row_shift, w->row_scale);
   }
+  if (l->p.rms && !l->of_values->once) rms_over_heads(k->H, k->HP, k->nq, k->nv, w->codes, w->inverse);
   l->of_values->hyper_forward(k, l->rms, l->floor, w->codes, w->e.values + v0 * k->H * k->F, w->hidden, w->out_rows);
 }
 
@@ -321,8 +321,13 @@ static void open_backward_rows(const plan *l, work *w, int64_t b, int64_t q0, in
 /* The gradient of the codes (softmax) or of the scores (otherwise); and, if wanted, add to the gradient of values. */
 static void hyper_gradient(const plan *l, work *w, const tile *k, int64_t v0, int to_values) {
   const int64_t at = v0 * k->H * k->F;
-  l->of_values->hyper_backward(k, l->rms, l->floor, w->codes, w->e.values + at, w->g_rows, w->dot, w->hidden, w->gradient,
+  const int apart = l->p.rms && !l->of_values->once; /* normalise over heads before, and differentiate that after */
+  if (apart) rms_over_heads(k->H, k->HP, k->nq, k->nv, w->codes, w->inverse);
+  l->of_values->hyper_backward(k, l->rms, l->floor, w->codes, w->e.values + at, w->g_rows, w->hidden, w->gradient,
                                to_values ? w->e.grad_values + at : NULL);
+  if (!apart) return;
+  rms_backward(k->H, k->HP, k->nq, k->nv, w->codes, w->inverse, w->gradient);
+  if (l->p.softmax) restore_codes(k->H, k->HP, k->nq, k->nv, w->codes, w->inverse);
 }
 
 /* dots += sum over keys of code times gradient of the code: another pass, before any gradient is used */

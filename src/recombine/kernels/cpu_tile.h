@@ -340,23 +340,24 @@ INLINE void spread_range(const int C, int64_t H, int64_t F, int64_t HP, int64_t 
 
 /* ---------------------------------------------------------------- hypernetwork value networks
 
-Without rms_head the same code runs with r = 1 (`rms` is a mask), without relu with `floor` at minus infinity instead of 0: the
-inner loops have no branches. `f` is the first of C features; sums over features pass from chunk to chunk through memory. */
+If a head's features are one chunk (ONCE), rms_head costs hardly anything on the way: `rms` is a mask, of zeros for r = 1.
+Otherwise `s` must be normalised before, and rms_backward follows. Without relu, `floor` is minus infinity instead of 0: no
+inner loop has a branch. `f` is the first of C features. */
 
 INLINE vec inverse_mean_square(vec sum_of_squares, int64_t H, ivec rms) {
   return choose(rms, 1.0f / (sum_of_squares * (1.0f / H) + RMS_EPSILON), splat(1));
 }
 
 /* z = r^2 relu(sum_h s v) for Q queries and one vector of keys */
-INLINE void hidden_few(const int C, const int Q, int64_t H, int64_t F, int64_t HP, ivec rms, vec floor, const vec *s,
-                       const vec *values, vec *z) {
+INLINE void hidden_few(const int C, const int Q, const int ONCE, int64_t H, int64_t F, int64_t HP, ivec rms, vec floor,
+                       const vec *s, const vec *values, vec *z) {
   vec x[2][4] = {0}, squares[2] = {0};
   for (int64_t h = 0; h < H; h++) {
     vec sh[2];
     UNROLL for (int i = 0; i < Q; i++) {
       sh[i] = s[i * HP + h];
       IN_REGISTER(sh[i]);
-      squares[i] += sh[i] * sh[i];
+      if (ONCE) squares[i] += sh[i] * sh[i];
     }
     UNROLL for (int c = 0; c < C; c++) {
       vec value = values[h * F + c];
@@ -365,17 +366,17 @@ INLINE void hidden_few(const int C, const int Q, int64_t H, int64_t F, int64_t H
     }
   }
   UNROLL for (int i = 0; i < Q; i++) {
-    vec r2 = inverse_mean_square(squares[i], H, rms);
-    UNROLL for (int c = 0; c < C; c++) z[i * CHUNK + c] = r2 * larger(floor, x[i][c]);
+    vec r2 = ONCE ? inverse_mean_square(squares[i], H, rms) : splat(1);
+    UNROLL for (int c = 0; c < C; c++) z[i * CHUNK + c] = larger(floor, x[i][c]) * r2;
   }
 }
 
-INLINE void hyper_forward_inline(const int C, int64_t H, int64_t F, int64_t HP, int64_t f, int64_t nq, int64_t nv, ivec rms,
-                                 vec floor, const vec *s, const vec *values, vec *z, float *rows) {
+INLINE void hyper_forward_inline(const int C, const int ONCE, int64_t H, int64_t F, int64_t HP, int64_t f, int64_t nq,
+                                 int64_t nv, ivec rms, vec floor, const vec *s, const vec *values, vec *z, float *rows) {
   for (int64_t v = 0; v < nv; v++) {
     int64_t q = 0;
 #define HIDDEN(Q) \
-  hidden_few(C, Q, H, F, HP, rms, floor, s + AT(v, q), values + v * H * F + f, z + (v * TILE_QUERIES + q) * CHUNK)
+  hidden_few(C, Q, ONCE, H, F, HP, rms, floor, s + AT(v, q), values + v * H * F + f, z + (v * TILE_QUERIES + q) * CHUNK)
     for (; q + 2 <= nq; q += 2) HIDDEN(2);
     if (q < nq) HIDDEN(1);
   }
@@ -399,17 +400,16 @@ INLINE void hyper_forward_inline(const int C, int64_t H, int64_t F, int64_t HP, 
 }
 
 /* The gradient of the scores (into ds), and t of the header of cpu.c (for the gradient of values). */
-INLINE void hyper_backward_inline(const int C, int64_t H, int64_t F, int64_t HP, int64_t f, int64_t nq, int64_t nv, ivec rms,
-                                  vec floor, const vec *tile, const vec *values, const float *grads, vec *dots, vec *t,
-                                  vec *gradient) {
-  const int first = f == 0, last = f + C == F;
+INLINE void hyper_backward_inline(const int C, const int ONCE, int64_t H, int64_t F, int64_t HP, int64_t f, int64_t nq,
+                                  int64_t nv, ivec rms, vec floor, const vec *tile, const vec *values, const float *grads,
+                                  vec *t, vec *gradient) {
+  const int first = ONCE || f == 0;
   for (int64_t v = 0; v < nv; v++)
     for (int64_t q = 0; q < nq; q++) {
       const vec *s = tile + AT(v, q), *value = values + v * H * F + f;
       const float *g = grads + q * H * F + f;
-      vec *ds = gradient + AT(v, q);
-      const int64_t at = v * TILE_QUERIES + q;
-      vec x[4] = {0}, u[4] = {0}, squares = {0};
+      vec *ds = gradient + AT(v, q), *to = t + (v * TILE_QUERIES + q) * CHUNK;
+      vec x[4] = {0}, u[4] = {0}, squares = {0}, shrink = {0};
       for (int64_t h = 0; h < H; h++) {
         vec sh = s[h];
         IN_REGISTER(sh);
@@ -417,21 +417,22 @@ INLINE void hyper_backward_inline(const int C, int64_t H, int64_t F, int64_t HP,
           x[c] += sh * value[h * F + c];
           u[c] += sh * g[h * F + c];
         }
-        squares += sh * sh;
+        if (ONCE) squares += sh * sh;
       }
-      vec r2 = inverse_mean_square(squares, H, rms), dot = first ? splat(0) : dots[at];
       UNROLL for (int c = 0; c < C; c++) {
         ivec m = ~(x[c] <= floor); /* NaN passes, so that it is seen */
-        x[c] = r2 * keep(x[c], m);
+        x[c] = keep(x[c], m);
         u[c] = keep(u[c], m);
-        dot += x[c] * u[c];
-        u[c] *= r2;
-        t[at * CHUNK + c] = u[c];
+        if (ONCE) shrink += x[c] * u[c];
       }
-      if (!last) dots[at] = dot;
-      vec shrink = last ? keep(dot * r2 * (-2.0f / H), rms) : splat(0);
+      if (ONCE) {
+        vec r2 = inverse_mean_square(squares, H, rms);
+        UNROLL for (int c = 0; c < C; c++) x[c] *= r2, u[c] *= r2;
+        shrink = keep(shrink * r2 * r2 * (-2.0f / H), rms);
+      }
+      UNROLL for (int c = 0; c < C; c++) to[c] = u[c];
       for (int64_t h = 0; h < H; h++) {
-        vec sum = first ? splat(0) : ds[h], other = s[h] * shrink;
+        vec sum = first ? splat(0) : ds[h], other = ONCE ? s[h] * shrink : splat(0);
         UNROLL for (int c = 0; c < C; c++) {
           sum += x[c] * g[h * F + c];
           other += u[c] * value[h * F + c];
@@ -491,12 +492,12 @@ typedef struct {
   void (*spread)(const tile *, const vec *s, const float *rows, vec *packed);
   void (*scale_rows)(const tile *, float *rows, const float *factor);
   void (*hyper_forward)(const tile *, ivec rms, vec floor, const vec *s, const vec *values, vec *z, float *rows);
-  void (*hyper_backward)(const tile *, ivec rms, vec floor, const vec *s, const vec *values, const float *grads, vec *dots,
-                         vec *t, vec *gradient, vec *grad_values);
+  void (*hyper_backward)(const tile *, ivec rms, vec floor, const vec *s, const vec *values, const float *grads, vec *t,
+                         vec *gradient, vec *grad_values); /* grad_values may be NULL */
+  int once; /* the hyper functions normalise over heads themselves */
 } products;
 
-/* `grad_values` may be NULL */
-#define DEFINE_PRODUCTS(name, H, F, HP)                                                                                    \
+#define DEFINE_PRODUCTS(name, H, F, HP, ONCE)                                                                              \
   static void score_##name(const tile *k, const vec *keys, const float *rows, const float *bias, int64_t bias_head,        \
                            int64_t bias_query, vec *s) {                                                                   \
     score_inline(H, F, HP, k->nq, k->nv, keys, rows, bias, bias_head, bias_query, s);                                      \
@@ -512,21 +513,21 @@ typedef struct {
   }                                                                                                                        \
   static void hyper_forward_##name(const tile *k, ivec rms, vec floor, const vec *s, const vec *values, vec *z,            \
                                    float *rows) {                                                                          \
-    FOR_CHUNKS(F, f, hyper_forward_inline(C, H, F, HP, f, k->nq, k->nv, rms, floor, s, values, z, rows))                    \
+    FOR_CHUNKS(F, f, hyper_forward_inline(C, ONCE, H, F, HP, f, k->nq, k->nv, rms, floor, s, values, z, rows))             \
   }                                                                                                                        \
   static void hyper_backward_##name(const tile *k, ivec rms, vec floor, const vec *s, const vec *values,                   \
-                                    const float *grads, vec *dots, vec *t, vec *gradient, vec *grad_values) {              \
+                                    const float *grads, vec *t, vec *gradient, vec *grad_values) {                         \
     FOR_CHUNKS(F, f, {                                                                                                     \
-      hyper_backward_inline(C, H, F, HP, f, k->nq, k->nv, rms, floor, s, values, grads, dots, t, gradient);                 \
+      hyper_backward_inline(C, ONCE, H, F, HP, f, k->nq, k->nv, rms, floor, s, values, grads, t, gradient);                \
       if (grad_values) spread_hidden_inline(C, H, F, HP, f, k->nq, k->nv, s, t, grad_values);                              \
     })                                                                                                                     \
   }                                                                                                                        \
-  static const products name##_products = {score_##name,      contract_##name,      spread_##name,                  \
-                                           scale_rows_##name, hyper_forward_##name, hyper_backward_##name};
-DEFINE_PRODUCTS(fuzzy_logic, 8, 2, 8)
-DEFINE_PRODUCTS(sraven, 16, 4, 16)
-DEFINE_PRODUCTS(language, 8, 64, 8)
-DEFINE_PRODUCTS(any, k->H, k->F, k->HP)
+  static const products name##_products = {score_##name,         contract_##name,       spread_##name, scale_rows_##name, \
+                                           hyper_forward_##name, hyper_backward_##name, ONCE};
+DEFINE_PRODUCTS(fuzzy_logic, 8, 2, 8, 1)
+DEFINE_PRODUCTS(sraven, 16, 4, 16, 1)
+DEFINE_PRODUCTS(language, 8, 64, 8, 0)
+DEFINE_PRODUCTS(any, k->H, k->F, k->HP, 0)
 
 static const products *choose_products(int64_t heads, int64_t features) {
   if (heads == 8 && features == 2) return &fuzzy_logic_products;
@@ -607,6 +608,13 @@ INLINE void rms_backward(int64_t H, int64_t HP, int64_t nq, int64_t nv, const ve
       mean *= 1.0f / H;
       for (int64_t h = 0; h < H; h++) d[h] = r * (d[h] - a[h] * mean);
     }
+}
+
+/* Undo rms_over_heads. */
+INLINE void restore_codes(int64_t H, int64_t HP, int64_t nq, int64_t nv, vec *s, const vec *inverse) {
+  for (int64_t v = 0; v < nv; v++)
+    for (int64_t q = 0; q < nq; q++)
+      for (int64_t h = 0; h < H; h++) s[AT(v, q) + h] /= inverse[v * TILE_QUERIES + q];
 }
 
 /* dots[q][h] += sum over keys of codes * gradient */
