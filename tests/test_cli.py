@@ -170,6 +170,7 @@ def test_every_verb_has_help(verb, capsys):
         (["train", "fuzzy-logic", "--steps", "0"], "steps is 0: expected a whole number of at least 1"),
         (["train", "fuzzy-logic", "--frobnicate", "1"], "Unrecognized options: --frobnicate"),
         (["train", "fuzzy-logic", "--scale", "huge"], "unknown scale 'huge': expected one of tiny, small, paper"),
+        (["train", "fuzzy-logic", "--model", "mlp"], "unknown model 'mlp': expected one of transformer"),
         (["train", "fuzzy-logic", "--num-heads", "3"], "kqv_dim 16 is not divisible by num_heads 3"),
         (["train", "fuzzy-logic", "--device", "abacus"], "device 'abacus' is not available"),
         (

@@ -36,7 +36,7 @@ def test_probe_leaves_its_files(trained, capsys):
     assert "probe: decode" in captured.err
     numbers = trained.read_json("probe.json")
     assert numbers["skipped"] == {}
-    assert numbers["attention"] == "hyla"
+    assert numbers["label"] == "hyla"
     assert set(numbers["decoders"]) == {site["name"] for site in numbers["sites"]}
     for key in ("decoders", "decoders_pictured"):
         found = numbers[key]["codes.1"]

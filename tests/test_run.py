@@ -52,7 +52,7 @@ def test_a_run_leaves_everything_that_is_needed(finished):
     }
     result = finished.read_json("result.json")
     assert result["task"] == "fuzzy_logic"
-    assert result["attention"] == "hyla"
+    assert result["label"] == "hyla"
     assert result["split_sha256"] == CONFIG.task.split.certificate.sha256
     assert result["steps"] == 120
     assert result["seconds"] > 0

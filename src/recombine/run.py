@@ -33,7 +33,7 @@ class RunConfig:
 
     @property
     def name(self) -> str:
-        return f"{self.task.name}-{self.model.attention}".replace("_", "-")
+        return f"{self.task.name}-{self.model.label}".replace("_", "-")
 
     def as_dict(self) -> Json:
         return {
@@ -133,7 +133,7 @@ def summarise(config: RunConfig, model: nn.Module, scores: Scores, clock: Clock)
     return {
         "task": config.task.name,
         "model": config.model.kind,
-        "attention": config.model.attention,
+        "label": config.model.label,
         "num_parameters": count_parameters(model),
         "split_sha256": config.task.split.certificate.sha256,
         "seed": config.task.seed,

@@ -48,6 +48,8 @@ class TrainingConfig:
     """What follows the warm-up."""
     final_fraction: float = 0.1
     """Rate at the end of the cosine, as a fraction of the peak."""
+    beta2: float = 0.999
+    """Decay of AdamW's second moments."""
     gradient_clip: float | None = None
     """Largest norm of the gradient, if any."""
     precision: Precision = "float32"
@@ -88,7 +90,7 @@ class Trainer:
         self.task = task
         self.config = config
         self.device = torch.device(device)
-        self.optimizer = build_optimizer(model, weight_decay=config.weight_decay)
+        self.optimizer = build_optimizer(model, weight_decay=config.weight_decay, betas=(0.9, config.beta2))
         self.step = 0
 
     def advance(self) -> Tensor:

@@ -21,6 +21,8 @@ class TrainOptions(Output):
 
     scale: Scale = "paper"
     """Where the defaults of all other flags come from."""
+    model: str | None = None
+    """Kind of model, if not the task's first; its own flags follow from it."""
     out: Path = Path("runs")
     """Folder for run directories."""
     device: str = "auto"
@@ -54,7 +56,7 @@ def run(argv: list[str]) -> None:
 
 def parse_run(task: str, flags: list[str]) -> tuple[TrainOptions, RunConfig]:
     """Task, model and training from flat flags, starting from the defaults of the scale."""
-    default = default_run(task, _find_scale(flags))
+    default = default_run(task, _find(flags, "--scale") or "paper", _find(flags, "--model"))
     flat = tyro.conf.OmitArgPrefixes
     owner = make_dataclass(
         "options",
@@ -70,11 +72,11 @@ def parse_run(task: str, flags: list[str]) -> tuple[TrainOptions, RunConfig]:
     return options.output, config
 
 
-def _find_scale(flags: list[str]) -> Scale:
-    """Defaults must be known before the other flags are read."""
+def _find(flags: list[str], name: str) -> Any:
+    """The value of a flag that decides which others there are, so that it must be read before them."""
     for i, flag in enumerate(flags):
-        if flag == "--scale" and i + 1 < len(flags):
-            return flags[i + 1]  # type: ignore[return-value]
-        if flag.startswith("--scale="):
-            return flag.removeprefix("--scale=")  # type: ignore[return-value]
-    return "paper"
+        if flag == name and i + 1 < len(flags):
+            return flags[i + 1]
+        if flag.startswith(f"{name}="):
+            return flag.removeprefix(f"{name}=")
+    return None

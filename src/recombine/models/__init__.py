@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from recombine.models.base import ModelConfig
 from recombine.models.transformer import Transformer, TransformerConfig, count_parameters
 from recombine.tasks.base import Task
 
-ModelConfig = TransformerConfig
 MODELS: dict[str, type[ModelConfig]] = {config.kind: config for config in (TransformerConfig,)}
 
 
@@ -16,13 +16,7 @@ def build_model(config: ModelConfig, task: Task, *, seed: int) -> nn.Module:
     """The model a configuration describes, for a task; the same parameters for the same seed, on every device."""
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(seed)
-        return Transformer(
-            config,
-            input_dim=task.input_dim,
-            output_dim=task.output_dim,
-            sequence_length=task.sequence_length,
-            num_read=task.num_read,
-        )
+        return config.build(task)
 
 
 __all__ = ["MODELS", "ModelConfig", "Transformer", "TransformerConfig", "build_model", "count_parameters"]

@@ -19,13 +19,15 @@ from torch import Tensor, nn
 from recombine.errors import check_choice, check_positive
 from recombine.layers import ATTENTIONS, FEEDFORWARDS, Attention, AttentionName, RelativeBias, Rotary, build_feedforward
 from recombine.layers.initialise import lecun_linear
+from recombine.models.base import ModelConfig
+from recombine.tasks.base import Task
 
 Position = Literal["relative", "rotary", "none"]
 CodeMap = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransformerConfig:
+class TransformerConfig(ModelConfig):
     """Sizes and choices of a transformer; the task gives the sizes of its input and output."""
 
     kind: ClassVar[str] = "transformer"
@@ -54,6 +56,19 @@ class TransformerConfig:
         check_choice("feedforward", self.feedforward, FEEDFORWARDS)
         check_choice("position", self.position, get_args(Position))
         check_positive(num_layers=self.num_layers, embedding_dim=self.embedding_dim, mlp_dim=self.mlp_dim)
+
+    @property
+    def label(self) -> str:
+        return self.attention
+
+    def build(self, task: Task) -> Transformer:
+        return Transformer(
+            self,
+            input_dim=task.input_dim,
+            output_dim=task.output_dim,
+            sequence_length=task.sequence_length,
+            num_read=task.num_read,
+        )
 
 
 class Block(nn.Module):

@@ -4,7 +4,7 @@
 and for a file of activations. A key is missing where its part was skipped; `skipped` then says why.
 
 probe.json
-    run, task, attention        of the run (not from `examine`)
+    run, task, label            of the run (not from `examine`)
     version, num_instances      of this format (1); instances a split
     reading                     {instances, codes, labels, pictured}: what was read, in words
     modules                     names, in the order of the columns of `labels`

@@ -153,7 +153,7 @@ def probe_run(
         device=device,
         say=say,
     )
-    about = {"run": run.path.name, "task": config.task.name, "attention": config.model.attention}
+    about = {"run": run.path.name, "task": config.task.name, "label": config.model.label}
     numbers = {**about, **found.numbers}
     content = io.BytesIO()
     np.savez_compressed(content, allow_pickle=False, **found.arrays)

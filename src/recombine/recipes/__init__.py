@@ -11,13 +11,14 @@ from recombine.run import RunConfig
 
 PAPERS = (attention_as_hypernetwork,)
 EXPERIMENTS: dict[str, Experiment] = {each.name: each for paper in PAPERS for each in paper.EXPERIMENTS}
-DEFAULTS: dict[str, Callable[[Scale], RunConfig]] = {
+DEFAULTS: dict[str, Callable[[Scale], dict[str, RunConfig]]] = {
     name: run for paper in PAPERS for name, run in paper.DEFAULTS.items()
 }
 
 
-def default_run(task: str, scale: Scale = "paper") -> RunConfig:
-    """The run that `recombine train TASK` starts from: the paper's sizes, or smaller ones."""
+def default_run(task: str, scale: Scale = "paper", model: str | None = None) -> RunConfig:
+    """The run that `recombine train TASK --model KIND` starts from: the paper's sizes, or smaller ones."""
     check_choice("task", task, DEFAULTS)
     check_choice("scale", scale, SCALES)
-    return DEFAULTS[task](scale)
+    runs = DEFAULTS[task](scale)
+    return runs[next(iter(runs)) if model is None else check_choice("model", model, runs)]

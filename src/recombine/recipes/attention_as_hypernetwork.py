@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import get_args
+from typing import Any, get_args
 
 from recombine.layers.attention import AttentionName
 from recombine.models import TransformerConfig
@@ -50,7 +50,10 @@ def sraven(scale: Scale) -> RunConfig:
     )
 
 
-DEFAULTS: dict[str, Callable[[Scale], RunConfig]] = {"fuzzy_logic": fuzzy_logic, "sraven": sraven}
+DEFAULTS: dict[str, Callable[[Scale], dict[str, RunConfig]]] = {
+    "fuzzy_logic": lambda scale: {"transformer": fuzzy_logic(scale)},
+    "sraven": lambda scale: {"transformer": sraven(scale)},
+}
 
 MAIN_ATTENTIONS: tuple[AttentionName, ...] = ("softmax", "linear", "hyla")
 
@@ -71,8 +74,9 @@ PUBLISHED_FUZZY_LOGIC: dict[str, tuple[float, float]] = {
 PUBLISHED_MIXTURES: dict[str, float] = {"softmax": 0.6383, "linear": 0.6009, "hyla": 0.8237}
 
 
-def with_attention(run: RunConfig, attention: AttentionName) -> RunConfig:
-    return replace(run, model=replace(run.model, attention=attention))
+def with_attention(run: RunConfig, attention: AttentionName, **choices: Any) -> RunConfig:
+    """The run with another attention, and other choices of its transformer."""
+    return replace(run, model=replace(run.model, **{"attention": attention, **choices}))
 
 
 def table_a1(scale: Scale) -> dict[str, RunConfig]:
@@ -80,8 +84,7 @@ def table_a1(scale: Scale) -> dict[str, RunConfig]:
     base = fuzzy_logic(scale)
     runs: dict[str, RunConfig] = {name: with_attention(base, name) for name in get_args(AttentionName)}
     for name in MAIN_ATTENTIONS:
-        run = with_attention(base, name)
-        runs[f"{name}_mixture_of_experts"] = replace(run, model=replace(run.model, feedforward="mixture_of_experts"))
+        runs[f"{name}_mixture_of_experts"] = with_attention(base, name, feedforward="mixture_of_experts")
     return runs
 
 
