@@ -1,4 +1,4 @@
-"""The one door to attention: layers call `attend` from here and never a kernel directly.
+"""The one door to the kernels: layers call `attend` and `linear_gelu` from here and never a kernel directly.
 
 `reference.py` is the definition. `cpu.py` computes the same in fused C wherever it can: float32 or bf16 on a CPU, codes not
 asked for, no mask but causal and key padding. Everything else, and every machine without a C compiler, takes the
@@ -19,9 +19,10 @@ from typing import Literal, get_args
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.nn import functional
 
 from recombine.errors import check_choice
-from recombine.kernels import chunked, cpu, reference, triton
+from recombine.kernels import chunked, cpu, gelu, reference, triton
 from recombine.kernels.reference import CodeMap, Normalisation, ValueNetwork
 
 Kernel = Literal["auto", "reference", "cpu", "triton", "chunked"]
@@ -58,7 +59,7 @@ def attend(
 ) -> tuple[Float[Tensor, "b q h e"], Float[Tensor, "b h q k"] | None]:
     """What `reference.attend` defines, by the fastest path there is; codes only if they are asked for."""
     choice = check_choice("kernel", _chosen if kernel is None else kernel, get_args(Kernel))
-    plain = not return_codes and code_map is None
+    plain = not return_codes and code_map is None and not _is_transformed()
     if plain and choice == "chunked":
         out = chunked.attend(
             q,
@@ -102,6 +103,24 @@ def attend(
     return out, codes if return_codes else None
 
 
+def linear_gelu(
+    x: Float[Tensor, "*batch input"], weight: Float[Tensor, "output input"], bias: Float[Tensor, " output"]
+) -> Float[Tensor, "*batch output"]:
+    """`gelu(x W^T + b)` in GELU's tanh form."""
+    if torch.compiler.is_compiling():
+        hidden = functional.linear(x, weight, bias)
+        # the same function, but the compiler's exponential is much faster than its tanh
+        return hidden * torch.sigmoid(1.5957691216057308 * hidden * (1 + 0.044715 * hidden.square()))
+    if _chosen in ("auto", "cpu") and not _is_transformed() and gelu.supports(x, bias):
+        return gelu.linear_gelu(x, weight, bias)
+    return functional.gelu(functional.linear(x, weight, bias), approximate="tanh")
+
+
+def _is_transformed() -> bool:
+    """Whether a transformation of `torch.func` is under way, which sees through no kernel."""
+    return torch._C._are_functorch_transforms_active()
+
+
 def _is_key_mask(mask: Tensor, q: Tensor, k: Tensor) -> bool:
     return mask.shape == (q.shape[0], 1, 1, k.shape[1])
 
@@ -124,4 +143,4 @@ def _say_once(message: str, level: int) -> None:
         _log.log(level, message)
 
 
-__all__ = ["CodeMap", "Kernel", "Normalisation", "ValueNetwork", "attend", "use_kernel"]
+__all__ = ["CodeMap", "Kernel", "Normalisation", "ValueNetwork", "attend", "linear_gelu", "use_kernel"]

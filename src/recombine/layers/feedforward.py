@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recombine.errors import InputError, check_choice, check_positive
+from recombine.kernels import linear_gelu
 from recombine.layers.initialise import lecun_linear, lecun_normal_
 
 
@@ -28,7 +29,7 @@ class MLP(nn.Module):
         self.output = lecun_linear(hidden_dim, embedding_dim)
 
     def forward(self, x: Float[Tensor, "*batch embedding"]) -> Float[Tensor, "*batch embedding"]:
-        return self.output(functional.gelu(self.input(x), approximate="tanh"))
+        return self.output(linear_gelu(x, self.input.weight, self.input.bias))
 
 
 class SwiGLU(nn.Module):

@@ -1,0 +1,105 @@
+/* GELU of a sum with a bias, forward and backward, in one pass over memory each.
+
+With w(x) = 2 sqrt(2/pi) (x + 0.044715 x^3) the tanh form x (1 + tanh(w/2)) / 2 is x sigmoid(w): one exponential, no tanh.
+
+    y      = x s                                   x = h + bias, s = sigmoid(w(x))
+    dy/dx  = s + x s (1 - s) w'(x)                 w'(x) = 2 sqrt(2/pi) (1 + 3 * 0.044715 x^2)
+
+The gradient of the bias is the sum of that of x over the rows: first over blocks of ROWS rows, then over the blocks, so that
+it does not depend on the number of threads.
+*/
+#include "cpu_vector.h"
+
+#define ROWS 64
+#define SLOPE 1.5957691216057308f  /* 2 sqrt(2/pi) */
+#define CUBIC 0.044715f
+
+typedef struct {
+  void *hidden, *out, *grad_out, *grad_hidden; /* (rows, width), contiguous, in float32 or bf16 */
+  const float *bias;                           /* (width), or NULL */
+  float *grad_bias;                            /* (width), or NULL */
+  int64_t rows, width, bf16, threads;
+} problem;
+
+INLINE vec sigmoid_of_cubic(vec x, vec square) {
+  vec exponent = x * (splat(-SLOPE * LOG2_E) - splat(SLOPE * CUBIC * LOG2_E) * square);
+  exponent = choose(exponent > splat(126), splat(126), exponent); /* a NaN is not larger, and stays */
+  return splat(1) / (splat(1) + exp2_of(exponent));
+}
+
+INLINE vec gelu(vec x) { return x * sigmoid_of_cubic(x, x * x); }
+
+INLINE vec gelu_slope(vec x) {
+  vec square = x * x, s = sigmoid_of_cubic(x, square);
+  return s + x * s * (splat(1) - s) * (splat(SLOPE) + splat(3 * SLOPE * CUBIC) * square);
+}
+
+/* n <= LANES numbers from `at` on, with zeros behind them. */
+INLINE vec read_vec(const void *data, int64_t at, int64_t n, int64_t bf16) {
+  if (!bf16 && n == LANES) return load((const float *)data + at);
+  float row[LANES] = {0};
+  read_floats(row, data, at, n, bf16);
+  return load(row);
+}
+
+INLINE void write_vec(void *data, int64_t at, vec x, int64_t n, int64_t bf16) {
+  if (!bf16 && n == LANES) {
+    store((float *)data + at, x);
+    return;
+  }
+  float row[LANES];
+  store(row, x);
+  write_floats(data, at, row, n, bf16);
+}
+
+INLINE int64_t lanes_left(int64_t width, int64_t f) { return width - f < LANES ? width - f : LANES; }
+
+INLINE void forward_row(const problem *p, int64_t row, int64_t bf16) {
+  for (int64_t f = 0; f < p->width; f += LANES) {
+    const int64_t n = lanes_left(p->width, f), at = row * p->width + f;
+    vec x = read_vec(p->hidden, at, n, bf16);
+    if (p->bias) x += read_vec(p->bias, f, n, 0);
+    write_vec(p->out, at, gelu(x), n, bf16);
+  }
+}
+
+INLINE void backward_row(const problem *p, int64_t row, float *sums, int64_t bf16) {
+  for (int64_t f = 0; f < p->width; f += LANES) {
+    const int64_t n = lanes_left(p->width, f), at = row * p->width + f;
+    vec x = read_vec(p->hidden, at, n, bf16);
+    if (p->bias) x += read_vec(p->bias, f, n, 0);
+    vec gradient = gelu_slope(x) * read_vec(p->grad_out, at, n, bf16);
+    write_vec(p->grad_hidden, at, gradient, n, bf16);
+    if (sums) write_vec(sums, f, read_vec(sums, f, n, 0) + gradient, n, 0);
+  }
+}
+
+int recombine_gelu_forward(const problem *p) {
+#pragma omp parallel for num_threads(p->threads) schedule(static)
+  for (int64_t row = 0; row < p->rows; row++)
+    if (p->bf16) forward_row(p, row, 1);
+    else forward_row(p, row, 0);
+  return 0;
+}
+
+/* Returns 0, or 1 if there is not enough memory. */
+int recombine_gelu_backward(const problem *p) {
+  const int64_t blocks = (p->rows + ROWS - 1) / ROWS;
+  float *sums = p->grad_bias ? calloc(blocks * p->width, sizeof(float)) : NULL;
+  if (p->grad_bias && !sums) return 1;
+#pragma omp parallel for num_threads(p->threads) schedule(static)
+  for (int64_t block = 0; block < blocks; block++) {
+    const int64_t end = (block + 1) * ROWS < p->rows ? (block + 1) * ROWS : p->rows;
+    float *own = sums ? sums + block * p->width : NULL;
+    for (int64_t row = block * ROWS; row < end; row++)
+      if (p->bf16) backward_row(p, row, own, 1);
+      else backward_row(p, row, own, 0);
+  }
+  if (sums) {
+    memset(p->grad_bias, 0, p->width * sizeof(float));
+    for (int64_t block = 0; block < blocks; block++)
+      for (int64_t f = 0; f < p->width; f++) p->grad_bias[f] += sums[block * p->width + f];
+  }
+  free(sums);
+  return 0;
+}
