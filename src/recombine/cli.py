@@ -29,6 +29,7 @@ VERBS = {
     "export": "write instances of a task to a Parquet file",
     "reproduce": "run a named experiment and print it beside the paper's figures",
     "report": "make one HTML file from runs",
+    "bench": "measure how fast this machine trains, beside the plain definition",
 }
 
 USAGE = """usage: recombine VERB ...

@@ -84,9 +84,13 @@ def train_run(
     out: Path | str = "runs",
     device: str = "auto",
     evaluation_instances: int | None = None,
+    compile: bool = False,
     watch: Watcher | None = None,
 ) -> RunDirectory:
-    """Train a configuration in its run directory, from its last checkpoint if there is one; a finished run stays as it is."""
+    """Train a configuration in its run directory, from its last checkpoint if there is one; a finished run stays as it is.
+
+    `compile` trains under `torch.compile`: the same up to rounding, hence no part of the configuration.
+    """
     place = resolve_device(device)
     # refuses bad sizes before anything is written
     model = build_model(config.model, config.task, seed=_model_seed(config))
@@ -97,7 +101,7 @@ def train_run(
             return run
         run.write_json("split.json", describe_split(config.task))
         run.write_json("environment.json", describe_environment(place))
-        trainer = Trainer(model, config.task, config.training, place)
+        trainer = Trainer(model, config.task, config.training, place, compile=compile)
         clock = Clock()
         checkpoint = run.load_checkpoint(place)
         if checkpoint is not None:

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from recombine.errors import InputError, check_choice, check_positive
 from recombine.evaluate import Scores, score
 from recombine.optim import Schedule, build_optimizer, learning_rate
+from recombine.precision import Precision, use_precision
 from recombine.store import Json, RunDirectory
 from recombine.tasks import Task
 
-Precision = Literal["float32", "bf16"]
 WARMUP_STEPS_OF_CLOCK = 20  # left out of steps a second: compilation, caches, first allocations
 
 
@@ -85,8 +85,20 @@ Watcher = Callable[[Progress], None]
 class Trainer:
     """A module, its optimizer and its clock."""
 
-    def __init__(self, model: nn.Module, task: Task, config: TrainingConfig, device: torch.device | str) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        task: Task,
+        config: TrainingConfig,
+        device: torch.device | str,
+        *,
+        compile: bool = False,
+    ) -> None:
         self.model = model.to(device)
+        # a whole graph or an error: past its limit of recompilations torch would otherwise go on eagerly and say nothing
+        self.forward: Callable[[Tensor], Tensor] = (
+            torch.compile(self.model, dynamic=False, fullgraph=True) if compile else self.model
+        )
         self.task = task
         self.config = config
         self.device = torch.device(device)
@@ -97,8 +109,8 @@ class Trainer:
         """One optimizer step; returns its loss, still on the device."""
         config = self.config
         batch = self.task.sample("train", self.step, batch_size=config.batch_size, device=self.device)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=config.precision == "bf16"):
-            predictions = self.model(batch.inputs)
+        with use_precision(config.precision, self.device, compiled=self.forward is not self.model):
+            predictions = self.forward(batch.inputs)
         loss = self.task.loss(predictions.float(), batch)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()

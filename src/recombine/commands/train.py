@@ -29,6 +29,8 @@ class TrainOptions(Output):
     """auto, cpu, cuda, ..."""
     evaluation_instances: int | None = None
     """Instances a split in the final evaluation, if not the paper's number."""
+    compile: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Train under torch.compile, which takes seconds to start; it pays on GPUs, hardly on CPUs."""
 
 
 def run(argv: list[str]) -> None:
@@ -40,6 +42,7 @@ def run(argv: list[str]) -> None:
             out=options.out,
             device=options.device,
             evaluation_instances=options.evaluation_instances,
+            compile=options.compile,
             watch=watch,
         )
     result = directory.read_json("result.json")

@@ -2,10 +2,10 @@
 
 `reference.py` is the definition. `cpu.py` computes the same in fused C wherever it can: float32 or bf16 on a CPU, codes not
 asked for, no mask but causal and key padding. Everything else, and every machine without a C compiler, takes the
-reference path; that is said once in the log `recombine.kernels`. The choice can be forced with the argument `kernel`,
-for a while with `use_kernel`, or for a process with the environment variable RECOMBINE_KERNEL. Two more are taken only by
-that: `chunked`, plain PyTorch in memory linear in the length, and `triton`, for GPUs, checked against the definition in
-Triton's interpreter but never yet run on a GPU.
+reference path, or for long sequences `chunked`, plain PyTorch in memory linear in the length; that is said once in the log
+`recombine.kernels`. The choice can be forced with the argument `kernel`, for a while with `use_kernel`, or for a process
+with the environment variable RECOMBINE_KERNEL. One more is taken only by that: `triton`, for GPUs, checked against the
+definition in Triton's interpreter but never yet run on a GPU.
 """
 
 from __future__ import annotations
@@ -60,6 +60,8 @@ def attend(
     """What `reference.attend` defines, by the fastest path there is; codes only if they are asked for."""
     choice = check_choice("kernel", _chosen if kernel is None else kernel, get_args(Kernel))
     plain = not return_codes and code_map is None and not _is_transformed()
+    if choice == "auto" and plain and _is_long(q, k) and (q.device.type != "cpu" or not cpu.is_available()):
+        choice = "chunked"
     if plain and choice == "chunked":
         out = chunked.attend(
             q,
@@ -107,7 +109,7 @@ def linear_gelu(
     x: Float[Tensor, "*batch input"], weight: Float[Tensor, "output input"], bias: Float[Tensor, " output"]
 ) -> Float[Tensor, "*batch output"]:
     """`gelu(x W^T + b)` in GELU's tanh form."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() and _chosen != "reference":
         hidden = functional.linear(x, weight, bias)
         # the same function, but the compiler's exponential is much faster than its tanh
         return hidden * torch.sigmoid(1.5957691216057308 * hidden * (1 + 0.044715 * hidden.square()))
@@ -119,6 +121,12 @@ def linear_gelu(
 def _is_transformed() -> bool:
     """Whether a transformation of `torch.func` is under way, which sees through no kernel."""
     return torch._C._are_functorch_transforms_active()
+
+
+def _is_long(q: Tensor, k: Tensor) -> bool:
+    """Whether the scores of the plain definition alone would take a quarter of a gigabyte."""
+    b, num_queries, h, _ = q.shape
+    return b * h * num_queries * k.shape[1] > 1 << 26
 
 
 def _is_key_mask(mask: Tensor, q: Tensor, k: Tensor) -> bool:

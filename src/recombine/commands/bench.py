@@ -1,0 +1,181 @@
+"""recombine bench [PART ...]: how fast this machine trains, beside the plain definition under torch.compile."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import tyro
+from rich.table import Table
+
+from recombine.cli import parse
+from recombine.commands.console import Output
+from recombine.errors import InputError, check_choice, check_positive
+from recombine.kernels import cpu
+from recombine.speed import PARTS, describe_machine
+from recombine.speed.chart import write_charts
+from recombine.store import Json
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions(Output):
+    """What to measure."""
+
+    parts: tyro.conf.Positional[tuple[str, ...]] = ()
+    """Some of steps, attention, growth, memory, generators; all of them if none is named."""
+    seconds: float = 3.0
+    """For each case: more seconds, more rounds."""
+    threads: int | None = None
+    """Of torch and the kernels, if not as many as it takes by itself."""
+    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """Write everything to this file, as JSON; parts that are not measured now stay as the file has them."""
+    charts: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
+    """Write pictures to this folder."""
+
+
+def run(argv: list[str]) -> None:
+    options = parse(BenchOptions, argv, prog="bench")
+    for part in options.parts:
+        check_choice("part", part, PARTS)
+    if options.seconds <= 0:
+        raise InputError(f"seconds is {options.seconds}: expected a positive number")
+    if options.threads is not None:
+        check_positive(threads=options.threads)
+        torch.set_num_threads(options.threads)
+    if (reason := cpu.why_unavailable()) is not None:
+        raise InputError(f"there is no fused kernel to measure: {reason}")
+    say = (lambda _: None) if options.json else options.say
+    result: Json = {"machine": describe_machine()}
+    for part in options.parts or PARTS:
+        result[part] = PARTS[part](options.seconds, say)
+    if options.out is not None:
+        earlier = json.loads(options.out.read_text()) if options.out.exists() else {}
+        options.out.write_text(json.dumps({**earlier, **result}, indent=1) + "\n")
+    charts = [] if options.charts is None else write_charts(result, options.charts)
+    options.show(result, *tables(result), *(f"chart: {path}" for path in charts))
+
+
+def tables(result: Json) -> list[Table | str]:
+    machine = result["machine"]
+    shown: list[Table | str] = [
+        f"{machine['cpu']}; {machine['threads']} threads; torch {machine['torch']}; "
+        f"matrix product {machine['matmul_gflops']:.0f} GFLOP/s"
+    ]
+    for part, make in TABLES.items():
+        if part in result:
+            shown.append(make(result))
+    return shown
+
+
+def step_table(result: Json) -> Table:
+    table = _table(
+        "training steps a second, medians of interleaved rounds",
+        "plain: the definition under torch.compile · limit: the matrix products of its dense layers alone",
+        ("workload", "attention", "precision"),
+        ("plain", "recombine", "compiled", "times plain", "share of limit"),
+    )
+    for row in result["steps"]:
+        rates = (f"{1e3 / row['milliseconds'][name]:.1f}" for name in ("plain", "recombine", "compiled"))
+        table.add_row(
+            row["workload"],
+            row["attention"],
+            row["precision"],
+            *rates,
+            f"{row['times_plain']:.2f}",
+            f"{row['share_of_limit']:.0%}",
+        )
+    return table
+
+
+def attention_table(result: Json) -> Table:
+    table = _table(
+        "attention of one layer, forward and backward, milliseconds",
+        "memory: peak of the compiled definition over that of the kernel, where it is large enough to tell",
+        ("shape", "attention", "precision"),
+        ("eager", "compiled", "fused", "times compiled", "GFLOP/s", "memory"),
+    )
+    for row in result["attention"]:
+        memory = row["peak_bytes"]
+        told = (memory["fused"] or 0) > 1 << 23  # below that the allocator's own steps decide
+        table.add_row(
+            row["shape"],
+            row["attention"],
+            row["precision"],
+            *(f"{row['milliseconds'][name]:.2f}" for name in ("eager", "compiled", "fused")),
+            f"{row['times_compiled']:.1f}",
+            f"{row['gflops']:.0f}",
+            f"{memory['compiled'] / memory['fused']:.0f}×" if told else "",
+        )
+    return table
+
+
+def growth_table(result: Json) -> Table:
+    table = _table(
+        "growth, milliseconds",
+        "length: at about as many tokens, the batch shrinks · depth: a whole step on SRAVEN",
+        ("axis", "size"),
+        ("softmax", "linear", "hyla"),
+    )
+    cells: dict[tuple[str, int], dict[str, float]] = {}
+    for row in result["growth"]:
+        cells.setdefault((row["axis"], row["size"]), {})[row["attention"]] = row["milliseconds"]
+    for (axis, size), times in cells.items():
+        table.add_row(axis, str(size), *(f"{times[name]:.2f}" for name in ("softmax", "linear", "hyla")))
+    return table
+
+
+def memory_table(result: Json) -> Table:
+    table = _table(
+        "HYLA against length, batch 1, 8 heads of 64: peak MiB beyond the inputs, and milliseconds",
+        None,
+        ("tokens",),
+        ("plain MiB", "fused MiB", "plain ms", "fused ms"),
+    )
+    for row in result["memory"]:
+        memory, times = row["peak_bytes"], row["milliseconds"]
+        table.add_row(
+            str(row["length"]),
+            *(f"{memory[name] / 2**20:.0f}" if memory.get(name) else "" for name in ("eager", "fused")),
+            *(f"{times[name]:.1f}" if name in times else "" for name in ("eager", "fused")),
+        )
+    return table
+
+
+def generator_table(result: Json) -> Table:
+    table = _table(
+        "batches and oracles",
+        None,
+        ("task",),
+        ("batch ms", "step ms", "share of step", "instances/s", "solved/s"),
+    )
+    for row in result["generators"]:
+        table.add_row(
+            row["task"],
+            f"{row['milliseconds']['batch']:.2f}",
+            f"{row['milliseconds']['step']:.1f}",
+            f"{row['share_of_step']:.1%}",
+            f"{row['instances_per_second']:,.0f}",
+            f"{row['solved_per_second']:,.0f}",
+        )
+    return table
+
+
+TABLES = {
+    "steps": step_table,
+    "attention": attention_table,
+    "growth": growth_table,
+    "memory": memory_table,
+    "generators": generator_table,
+}
+
+
+def _table(title: str, caption: str | None, words: tuple[str, ...], numbers: tuple[str, ...]) -> Table:
+    table = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
+    for name in words:
+        table.add_column(name)
+    for name in numbers:
+        table.add_column(name, justify="right")
+    return table

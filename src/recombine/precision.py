@@ -1,0 +1,55 @@
+"""The arithmetic of a training step: float32, or bf16 for the products of dense layers and what flows between them.
+
+With bf16 the operands of a dense layer are rounded to 8 bits of significand, products are summed in float32, and the
+result is rounded again; parameters, attention scores, loss and optimizer stay float32. Where the hardware multiplies bf16
+numbers this is `torch.autocast`. CPUs without such instructions imitate them one number at a time, some twenty times
+slower than float32, so there the same roundings are made around float32 products.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+Precision = Literal["float32", "bf16"]
+
+
+def use_precision(
+    precision: Precision, device: torch.device, *, compiled: bool = False
+) -> contextlib.AbstractContextManager[object]:
+    """The context of a forward pass; a compiled one always takes the instructions there are."""
+    stack = contextlib.ExitStack()
+    if precision == "bf16":
+        stack.enter_context(torch.autocast(device.type, torch.bfloat16))
+        if device.type == "cpu" and not compiled and not multiplies_bf16():
+            stack.enter_context(_RoundedProducts())
+    return stack
+
+
+def multiplies_bf16() -> bool:
+    """Whether this CPU has instructions for products of bf16 numbers."""
+    known = (torch.cpu._is_avx512_bf16_supported, torch.cpu._is_amx_tile_supported)
+    return any(supported() for supported in known) or torch.backends.mkldnn.is_acl_available()
+
+
+class _RoundedProducts(TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is functional.linear:
+            return rounded_linear(*args, **(kwargs or {}))
+        return function(*args, **(kwargs or {}))
+
+
+def rounded_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`functional.linear` as bf16 hardware computes it; gradients are rounded in the same places."""
+    with torch.autocast("cpu", enabled=False):
+        bias = None if bias is None else _round(bias)
+        return functional.linear(_round(input), _round(weight), bias).bfloat16()
+
+
+def _round(x: Tensor) -> Tensor:
+    return x.bfloat16().float()

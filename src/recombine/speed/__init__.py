@@ -1,0 +1,29 @@
+"""How fast it is here: whole training steps, attention alone, growth with size, memory, generators (`recombine bench`).
+
+Contenders take turns in one process, so that whatever else the machine does falls on all of them. Times are medians over
+the rounds, and what counts are ratios to the plain definition under `torch.compile`, measured in the same rounds.
+"""
+
+from recombine.speed.attention import benchmark_attention
+from recombine.speed.generators import benchmark_generators
+from recombine.speed.growth import benchmark_growth, benchmark_memory
+from recombine.speed.machine import describe_machine
+from recombine.speed.steps import benchmark_steps
+
+PARTS = {
+    "steps": benchmark_steps,
+    "attention": benchmark_attention,
+    "growth": benchmark_growth,
+    "memory": benchmark_memory,
+    "generators": benchmark_generators,
+}
+
+__all__ = [
+    "PARTS",
+    "benchmark_attention",
+    "benchmark_generators",
+    "benchmark_growth",
+    "benchmark_memory",
+    "benchmark_steps",
+    "describe_machine",
+]
