@@ -13,7 +13,7 @@ from torch import nn
 
 import recombine
 from recombine.errors import InputError
-from recombine.models import TransformerConfig
+from recombine.models import TransformerConfig, build_model
 from recombine.run import RunConfig, load_run, resolve_device, train_run
 from recombine.store import RunDirectory
 from recombine.tasks import FuzzyLogic
@@ -254,3 +254,21 @@ def test_speed_leaves_the_warm_up_out():
     clock.add(10, warm=True)
     assert clock.seconds > 0.06
     assert clock.steps_per_second > 10 / 0.05
+
+
+def test_compiled_training_is_the_same_up_to_rounding(tmp_path, unchecked):
+    torch._dynamo.reset()
+    config = replace(CONFIG, training=replace(CONFIG.training, steps=20))
+    eager, compiled = (train(config, tmp_path / str(compile), compile=compile) for compile in (False, True))
+    losses = [[row["loss"] for row in run.read_metrics()] for run in (eager, compiled)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3)
+
+
+def test_too_many_recompilations_are_an_error_not_a_slow_run(unchecked):
+    torch._dynamo.reset()
+    model = build_model(CONFIG.model, CONFIG.task, seed=0)
+    trainer = Trainer(model, CONFIG.task, CONFIG.training, "cpu", compile=True)
+    with torch._dynamo.config.patch(recompile_limit=1), torch.inference_mode():
+        trainer.forward(CONFIG.task.sample("train", 0, batch_size=2).inputs)
+        with pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit):
+            trainer.forward(CONFIG.task.sample("train", 0, batch_size=3).inputs)

@@ -147,7 +147,7 @@ class Attention(nn.Module):
         num_queries: int | None = None,
     ) -> tuple[Float[Tensor, "b q h d"], Float[Tensor, "b k h d"], Float[Tensor, "b k h d"]]:
         """Project to the queries, keys and values of each head."""
-        if context is None and num_queries is None and self.packed:
+        if context is None and num_queries in (None, x.shape[1]) and self.packed:
             q, k, v = functional.linear(x, self.qkv_weight, self.qkv_bias).chunk(3, dim=-1)
         else:
             q, k, v = self._project_apart(x, context, num_queries)

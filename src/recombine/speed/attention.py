@@ -73,7 +73,7 @@ def _make_pass(attend: Callable, shape: Shape, qkv: Tensor, bias: Tensor | None,
 
 def count_products(shape: Shape, attention: str) -> float:
     """Floating-point operations of a forward and backward pass."""
-    products = 3 + 8 if ATTENTIONS[attention][1] != "linear" else 2 + 5
+    products = 3.0 + 8 if ATTENTIONS[attention][1] != "linear" else 2.0 + 5
     return 2 * products * shape.b * shape.q * shape.k * shape.h * shape.d * (0.5 if shape.causal else 1)
 
 
