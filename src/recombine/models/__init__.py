@@ -13,7 +13,10 @@ from recombine.models.sequence_model import SequenceModel
 from recombine.models.transformer import Transformer, TransformerConfig, count_parameters
 from recombine.tasks.base import Task
 
-MODELS: dict[str, type[ModelConfig]] = {config.kind: config for config in (TransformerConfig, DeepSetConfig, CausalAttentionConfig, StateSpaceConfig, RecurrentConfig)}
+MODELS: dict[str, type[ModelConfig]] = {
+    config.kind: config
+    for config in (TransformerConfig, DeepSetConfig, CausalAttentionConfig, StateSpaceConfig, RecurrentConfig)
+}
 
 
 def build_model(config: ModelConfig, task: Task, *, seed: int) -> nn.Module:

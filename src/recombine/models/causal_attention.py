@@ -30,19 +30,19 @@ class CausalAttentionConfig(SequenceModelConfig):
 
     kind: ClassVar[str] = "attention"
 
-    weights: AttentionWeights = "sigmoid"
+    attention: AttentionWeights = "sigmoid"
     """How scores become weights."""
     position: TokenPosition = "none"
     """Whether a learned vector tells each token its place."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("weights", self.weights, get_args(AttentionWeights))
+        check_choice("attention", self.attention, get_args(AttentionWeights))
         check_choice("position", self.position, get_args(TokenPosition))
 
     @property
     def label(self) -> str:
-        return f"{self.weights}-{super().label}"
+        return f"{self.attention}-{super().label}"
 
     def assemble(self, task: Task) -> CausalAttention:
         return CausalAttention(
@@ -53,11 +53,9 @@ class CausalAttentionConfig(SequenceModelConfig):
 class CausalAttention(SequenceModel):
     """Queries, keys and values are linear in the tokens."""
 
-    def __init__(
-        self, config: CausalAttentionConfig, *, input_dim: int, output_dim: int, sequence_length: int
-    ) -> None:
+    def __init__(self, config: CausalAttentionConfig, *, input_dim: int, output_dim: int, sequence_length: int) -> None:
         super().__init__(config, input_dim=input_dim, output_dim=output_dim)
-        self.weights = config.weights
+        self.weighing = config.attention
         self.query, self.key, self.value = (normal_parameter(config.hidden_dim, input_dim) for _ in range(3))
         self.position: nn.Parameter | None = None
         if config.position == "learned":
@@ -70,4 +68,4 @@ class CausalAttention(SequenceModel):
                 raise InputError(f"inputs have {x.shape[1]} tokens: expected at most {len(self.position)} positions")
             x = x + self.position[: x.shape[1]]
         q, k, v = (x @ weight.T for weight in (self.query, self.key, self.value))
-        return attention_weights(q @ k.mT / math.sqrt(q.shape[-1]), self.weights) @ v
+        return attention_weights(q @ k.mT / math.sqrt(q.shape[-1]), self.weighing) @ v

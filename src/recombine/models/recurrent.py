@@ -3,8 +3,8 @@
     ssm    h_t = Λ h_{t-1} + B x_t        rnn    h_t = σ(Λ h_{t-1} + B x_t)        y_t = ρ(h_t)
 
 The linear recurrence is an associative scan: maps h -> Λ^n h + u compose to maps of the same form, so after step i every
-h_t holds the sum over its last 2^i inputs, and log₂ T steps do the work of T (Hillis & Steele 1986). Λ is any matrix (`dense`)
-or a diagonal one of pairs of complex eigenvalues r exp(±iθ) (`diagonal`), where h holds real and imaginary parts in turn.
+h_t holds the sum over its last 2^i inputs, and log₂ T steps do the work of T (Hillis & Steele 1986). Λ is any matrix
+(`dense`), or diagonal with pairs of eigenvalues r exp(±iθ) (`diagonal`), and h holds real and imaginary parts in turn.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class SequenceModelConfig(ModelConfig):
 
     def build(self, task: Task) -> SequenceModel:
         with_thoughts = getattr(task, "chain_of_thought", 0) > 0
-        teacher_dim = getattr(task, "hidden_dim", self.hidden_dim)
+        teacher_dim = getattr(task, "teacher_dim", self.hidden_dim)
         if with_thoughts and teacher_dim != self.hidden_dim:
             raise InputError(
                 f"hidden_dim of the model is {self.hidden_dim}: expected {teacher_dim}, that of the teacher, "

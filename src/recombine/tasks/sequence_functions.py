@@ -45,7 +45,7 @@ def draw_weights(
     if name in ("deep_set", "product"):
         shapes |= _layer_shapes("embed", token_dim, hidden_dim, hidden_dim)
     elif name == "attention":
-        shapes |= {part: (hidden_dim, token_dim) for part in ("query", "key", "value")}
+        shapes |= dict.fromkeys(("query", "key", "value"), (hidden_dim, token_dim))
     else:
         shapes |= {"recurrence": (hidden_dim, hidden_dim), "input": (hidden_dim, token_dim)}
     sizes = (hidden_dim, target_dim) if readout == "linear" else (hidden_dim, hidden_dim, target_dim)

@@ -52,7 +52,7 @@ class SequenceTeacher(Task):
 
     teacher: SequenceClass = "deep_set"
     """Class of the function that labels the sequences."""
-    attention: AttentionWeights = "sigmoid"
+    teacher_attention: AttentionWeights = "sigmoid"
     """How a teacher of class `attention` weighs its keys."""
     teacher_readout: Readout = "linear"
     """From hidden state to output: one layer (limited capacity) or an MLP (higher capacity)."""
@@ -60,7 +60,7 @@ class SequenceTeacher(Task):
     """What is never trained: longer sequences, or features that stay low or high."""
     token_dim: int = 20
     """Features of a token."""
-    hidden_dim: int = 20
+    teacher_dim: int = 20
     """Features of the teacher's hidden state."""
     target_dim: int = 20
     """Features of an output."""
@@ -79,10 +79,10 @@ class SequenceTeacher(Task):
 
     def __post_init__(self) -> None:
         check_choice("teacher", self.teacher, get_args(SequenceClass))
-        check_choice("attention", self.attention, get_args(AttentionWeights))
+        check_choice("attention", self.teacher_attention, get_args(AttentionWeights))
         check_choice("readout", self.teacher_readout, get_args(Readout))
         check_choice("held-out part", self.held_out, get_args(HeldOut))
-        check_positive(token_dim=self.token_dim, hidden_dim=self.hidden_dim, target_dim=self.target_dim)
+        check_positive(token_dim=self.token_dim, teacher_dim=self.teacher_dim, target_dim=self.target_dim)
         check_positive(min_length=self.min_length, max_length=self.max_length, longest=self.longest)
         if self.num_sequences is not None:
             check_positive(num_sequences=self.num_sequences)
@@ -203,7 +203,7 @@ class SequenceTeacher(Task):
         if weights is None:
             weights = {part: each.to(x.device) for part, each in self.weights.items()}
             self._weights[x.device] = weights
-        hidden = represent(self.teacher, weights, x, attention=self.attention)
+        hidden = represent(self.teacher, weights, x, attention=self.teacher_attention)
         return hidden, read_out(weights, hidden)
 
     @cached_property
@@ -213,7 +213,7 @@ class SequenceTeacher(Task):
             self.teacher,
             self.teacher_readout,
             token_dim=self.token_dim,
-            hidden_dim=self.hidden_dim,
+            hidden_dim=self.teacher_dim,
             target_dim=self.target_dim,
             seed=self.seed,
         )
@@ -232,10 +232,10 @@ class SequenceTeacher(Task):
             if thoughts is None:
                 raise InputError(
                     f"predictions have {predictions.shape[-1]} features: expected {self.target_dim} outputs and "
-                    f"{self.hidden_dim} hidden states, because chain_of_thought is {self.chain_of_thought}"
+                    f"{self.teacher_dim} hidden states, because chain_of_thought is {self.chain_of_thought}"
                 )
             error = (thoughts - batch.info["hidden"]).square() * real[..., None]
-            loss = loss + self.chain_of_thought * error.sum() / (num_tokens * self.hidden_dim)
+            loss = loss + self.chain_of_thought * error.sum() / (num_tokens * self.teacher_dim)
         return loss
 
     def read(
@@ -243,7 +243,7 @@ class SequenceTeacher(Task):
     ) -> tuple[Float[Tensor, "b t targets"], Float[Tensor, "b t hidden"] | None]:
         """Outputs, and the hidden states where a model gives them as well."""
         wanted = (*batch.targets.shape[:2], self.target_dim)
-        with_thoughts = (*wanted[:2], self.target_dim + self.hidden_dim)
+        with_thoughts = (*wanted[:2], self.target_dim + self.teacher_dim)
         if tuple(predictions.shape) not in (wanted, with_thoughts):
             raise InputError(
                 f"predictions have shape {tuple(predictions.shape)}: expected {wanted}, "
