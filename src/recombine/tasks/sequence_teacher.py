@@ -24,6 +24,7 @@ from typing import ClassVar, Literal, get_args
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn import functional
 
 from recombine.compositions import Composition, CompositionSplit
 from recombine.errors import InputError, check_choice, check_positive
@@ -137,9 +138,7 @@ class SequenceTeacher(Task):
         stream = self.stream(split, index, range(batch_size) if rows is None else rows, device)
         if split == "train" and self.num_sequences is not None:
             number = stream.integers(self.num_sequences, 1)[:, 0]
-            stream = Stream(self.name, self.seed, "pool", rows=range(self.num_sequences), device=device)
-            pool = self._pools.setdefault(stream.device, self._draw("train", stream))
-            x, composition, lengths = (each[number] for each in pool)
+            x, composition, lengths = (each[number] for each in self._pool(self.num_sequences, stream.device))
         else:
             x, composition, lengths = self._draw(split, stream)
         if length is not None:
@@ -193,6 +192,13 @@ class SequenceTeacher(Task):
             return real.long() - 1  # module 0 at every token, -1 for padding
         return torch.tensor(self.split.compositions(split), device=real.device)[composition]
 
+    def _pool(self, size: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+        """The distinct training sequences, drawn once."""
+        if device not in self._pools:
+            stream = Stream(self.name, self.seed, "pool", rows=range(size), device=device)
+            self._pools[device] = self._draw("train", stream)
+        return self._pools[device]
+
     @cached_property
     def _pools(self) -> dict[torch.device, tuple[Tensor, Tensor, Tensor]]:
         return {}
@@ -224,18 +230,20 @@ class SequenceTeacher(Task):
 
     def loss(self, predictions: Tensor, batch: Batch) -> Float[Tensor, ""]:
         """Mean squared error over real tokens; with chain of thought, that of the hidden states is added."""
-        real = mark_real(batch.inputs, batch.info["length"])
+        real = mark_real(batch.inputs, batch.info["length"])[..., None]
         num_tokens = batch.info["length"].sum()
         outputs, thoughts = self.read(predictions, batch)
-        loss = ((outputs - batch.targets).square() * real[..., None]).sum() / (num_tokens * self.target_dim)
+        # targets and hidden states are 0 where there is padding, so masking the predictions is enough
+        error = functional.mse_loss(outputs * real, batch.targets, reduction="sum")
+        loss = error / (num_tokens * self.target_dim)
         if self.chain_of_thought:
             if thoughts is None:
                 raise InputError(
                     f"predictions have {predictions.shape[-1]} features: expected {self.target_dim} outputs and "
                     f"{self.teacher_dim} hidden states, because chain_of_thought is {self.chain_of_thought}"
                 )
-            error = (thoughts - batch.info["hidden"]).square() * real[..., None]
-            loss = loss + self.chain_of_thought * error.sum() / (num_tokens * self.teacher_dim)
+            error = functional.mse_loss(thoughts * real, batch.info["hidden"], reduction="sum")
+            loss = loss + self.chain_of_thought * error / (num_tokens * self.teacher_dim)
         return loss
 
     def read(
