@@ -65,10 +65,17 @@ def test_units_are_matched():
 
 def test_numbers_are_of_fresh_sequences():
     """With fewer sequences than units a map fits anything, and explains nothing of what it was not fitted on."""
-    task = SequenceTeacher(teacher="deep_set", **SIZES)
-    model = build_model(DeepSetConfig(hidden_dim=40), task, seed=1)
+    task = SequenceTeacher(teacher="rnn", longest=11)
+    model = build_model(RecurrentConfig(hidden_dim=60), task, seed=1)
     few, many = (identify(model, task, num_sequences=number).r2["refit"][-1] for number in (20, 1_000))
-    assert few < 0.5 < many
+    assert few < 0.7
+    assert many > 0.9
+
+
+def test_random_features_can_be_close_already():
+    """Why the untrained student stands beside the trained one: sums of nearly linear features are nearly linear."""
+    task = SequenceTeacher(teacher="deep_set", **SIZES)
+    assert identify(build_model(DeepSetConfig(), task, seed=1), task, num_sequences=100).r2["refit"][-1] > 0.99
 
 
 def test_by_position_is_by_length():

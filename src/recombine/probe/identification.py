@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from scipy.optimize import linear_sum_assignment
 
 from recombine.errors import InputError, check_positive
@@ -97,7 +97,7 @@ def identify(model: SequenceModel, task: SequenceTeacher, *, num_sequences: int 
 
 def match_units(
     student: Float[np.ndarray, "rows units"], teacher: Float[np.ndarray, "rows units"]
-) -> Float[np.ndarray, " units"]:
+) -> Int[np.ndarray, " units"]:
     """For each unit of the teacher the student's unit that takes its place, so that squared distances are least."""
     squares = np.square(teacher).sum(axis=0)[:, None] + np.square(student).sum(axis=0)
     _, order = linear_sum_assignment(squares - 2 * teacher.T @ student)
