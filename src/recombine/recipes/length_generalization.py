@@ -42,7 +42,7 @@ def sequence_teacher(scale: Scale, student: str, *, model: dict[str, Any] | None
         task=SequenceTeacher(**{"teacher": student, **task}),
         model=replace(STUDENTS[student], **(model or {})),
         training=TrainingConfig(
-            steps={"tiny": 500, "small": 4_000, "paper": 20_000}[scale],
+            steps={"tiny": 500, "small": 3_000, "paper": 10_000}[scale],
             batch_size=256,
             learning_rate=1e-3,
             weight_decay=0.01,

@@ -14,6 +14,7 @@ from recombine.store import Json, RunDirectory
 from recombine.tasks.base import Audit
 
 LENGTHS = (10, 20, 50, 100)
+NUM_SEQUENCES = 2_000  # to fit a map on, and as many to score it
 PUBLISHED_LOSS = "1e-7 … 1e-4"
 PUBLISHED_R2 = "0.96 … 0.99"
 RATIO_NOTE = "ratio: to the squared error of the best constant of that position; 1 is no better than the constant"
@@ -74,7 +75,7 @@ def identify_groups(runs: Runs) -> dict[str, list[Json]]:
     """What identification found in each run, by label without the seed."""
     groups: dict[str, list[Json]] = {}
     for label, path in runs.items():
-        groups.setdefault(label.split(" / ")[0], []).append(identify_run(path))
+        groups.setdefault(label.split(" / ")[0], []).append(identify_run(path, num_sequences=NUM_SEQUENCES))
     return groups
 
 
