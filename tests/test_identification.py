@@ -6,6 +6,7 @@ import torch
 
 from recombine.errors import InputError
 from recombine.models import DeepSetConfig, RecurrentConfig, SequenceModel, StateSpaceConfig, build_model
+from recombine.probe import collect, read_task
 from recombine.probe.identification import identify, identify_run, match_units
 from recombine.run import RunConfig, train_run
 from recombine.tasks import FuzzyLogic, SequenceTeacher
@@ -107,3 +108,16 @@ def test_a_run_without_a_teacher(tmp_path):
     run = train_run(config, out=tmp_path, device="cpu", evaluation_instances=100)
     with pytest.raises(InputError, match="has no teacher to compare with: expected a run of sequence-teacher"):
         identify_run(run.path)
+
+
+def test_the_probe_reads_the_same_hidden_states():
+    """`recombine probe` on any run of the family is linear identification at the longest sequences of each split."""
+    task = SequenceTeacher(teacher="ssm", **SIZES)
+    student = student_of(StateSpaceConfig(hidden_dim=4), task)
+    seen = collect(student, read_task(task), num_instances=300)
+    assert seen.modules == ("unit 0", "unit 1", "unit 2", "unit 3")
+    assert list(seen.activations) == ["hidden"]
+    np.testing.assert_allclose(seen.activations["hidden"], seen.labels, atol=1e-4)
+    short, long = (task.sample(split, 0, batch_size=1_000, length=n) for split, n in (("test", 10), ("ood", 30)))
+    np.testing.assert_allclose(seen.labels[:300], short.info["hidden"][:300, -1], atol=1e-5)
+    np.testing.assert_allclose(seen.labels[300:], long.info["hidden"][:300, -1], atol=1e-5)
