@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from recombine.probe.identification import identify_run
 from recombine.store import Json, RunDirectory
 from recombine.tasks.base import Audit
 
@@ -73,6 +72,8 @@ def composition_tables(runs: Runs) -> list[Audit]:
 
 def identify_groups(runs: Runs) -> dict[str, list[Json]]:
     """What identification found in each run, by label without the seed."""
+    from recombine.probe.identification import identify_run  # brings scipy, which training does without
+
     groups: dict[str, list[Json]] = {}
     for label, path in runs.items():
         groups.setdefault(label.split(" / ")[0], []).append(identify_run(path, num_sequences=NUM_SEQUENCES))

@@ -50,6 +50,7 @@ class SequenceTeacher(Task):
 
     name: ClassVar[str] = "sequence_teacher"
     summary: ClassVar[str] = "imitate a random sequence model on longer sequences than trained (LG)"
+    evaluation_instances: ClassVar[int] = 4_000  # of up to 100 tokens each
 
     teacher: SequenceClass = "deep_set"
     """Class of the function that labels the sequences."""

@@ -1,7 +1,7 @@
 """Figures of docs/length_generalization.md and docs/theory_sequences.md, from finished runs and from constructed students.
 
-python docs/figures/sequence_teachers.py length-generalization --scale paper --runs runs -o docs/images/length.svg
-python docs/figures/sequence_teachers.py theory -o docs/images/theory_sequences.svg
+python examples/sequence_figures.py length-generalization --scale paper --runs runs -o docs/images/length.svg
+python examples/sequence_figures.py theory -o docs/images/theory_sequences.svg
 """
 
 from __future__ import annotations
