@@ -26,6 +26,8 @@ METRIC_TITLES = {
     "r2_pooled": "R² pooled",
     "accuracy": "accuracy",
     "feature_accuracy": "feature accuracy",
+    "loss": "squared error",
+    "loss_all_tokens": "squared error, all tokens",
 }
 
 Predictor = Callable[[Tensor], Tensor]

@@ -78,7 +78,10 @@ def format_score(score: Json) -> list[str]:
 
 
 def format_number(value: Any) -> str:
-    return "" if value is None else f"{value:.3f}".replace("-", "−")
+    """Three decimals, or two digits of a value that three decimals would hide."""
+    if value is None:
+        return ""
+    return (f"{value:.1e}" if 0 < abs(value) < 1e-3 else f"{value:.3f}").replace("-", "−")
 
 
 @contextmanager

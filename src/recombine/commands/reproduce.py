@@ -12,6 +12,7 @@ from rich import box
 from rich.table import Table
 
 from recombine.cli import parse
+from recombine.commands.check import audit_table, audits_as_dict
 from recombine.commands.console import Output, format_number, format_score, progress_bar
 from recombine.errors import check_choice
 from recombine.evaluate import METRIC_TITLES, compare
@@ -62,6 +63,10 @@ def run(argv: list[str]) -> None:
         "results": results,
     }
     closing = [f"report: {options.report}"] if options.report is not None else []
+    if experiment.tables is not None:
+        audits = experiment.tables(dict(zip(runs, paths, strict=True)))
+        options.show(value | {"tables": audits_as_dict(audits)}, *map(audit_table, audits), *closing)
+        return
     closing.insert(0, "intervals come from a bootstrap over combinations; differences are paired")
     options.show(value, comparison_table(experiment, results, options.scale), *closing)
 

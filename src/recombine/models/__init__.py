@@ -6,10 +6,17 @@ import torch
 from torch import nn
 
 from recombine.models.base import ModelConfig
+from recombine.models.causal_attention import CausalAttention, CausalAttentionConfig
+from recombine.models.deep_set import DeepSet, DeepSetConfig
+from recombine.models.recurrent import RecurrentConfig, RecurrentNetwork, StateSpaceConfig, StateSpaceModel
+from recombine.models.sequence_model import SequenceModel
 from recombine.models.transformer import Transformer, TransformerConfig, count_parameters
 from recombine.tasks.base import Task
 
-MODELS: dict[str, type[ModelConfig]] = {config.kind: config for config in (TransformerConfig,)}
+MODELS: dict[str, type[ModelConfig]] = {
+    config.kind: config
+    for config in (TransformerConfig, DeepSetConfig, CausalAttentionConfig, StateSpaceConfig, RecurrentConfig)
+}
 
 
 def build_model(config: ModelConfig, task: Task, *, seed: int) -> nn.Module:
@@ -19,4 +26,20 @@ def build_model(config: ModelConfig, task: Task, *, seed: int) -> nn.Module:
         return config.build(task)
 
 
-__all__ = ["MODELS", "ModelConfig", "Transformer", "TransformerConfig", "build_model", "count_parameters"]
+__all__ = [
+    "MODELS",
+    "CausalAttention",
+    "CausalAttentionConfig",
+    "DeepSet",
+    "DeepSetConfig",
+    "ModelConfig",
+    "RecurrentConfig",
+    "RecurrentNetwork",
+    "SequenceModel",
+    "StateSpaceConfig",
+    "StateSpaceModel",
+    "Transformer",
+    "TransformerConfig",
+    "build_model",
+    "count_parameters",
+]

@@ -6,6 +6,7 @@ Codes come from the model's own `return_codes`. Everything else is seen by forwa
     codes.0      the codes of the pairs that the task's reading names, (key, head) flattened
     residual.0   the residual stream behind block 0
     hidden.0     what the feed-forward network of block 0 sends into its last matrix
+    hidden       of a causal sequence model: its hidden state
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from recombine.errors import InputError, check_positive
-from recombine.models import Transformer
+from recombine.models import SequenceModel, Transformer
 from recombine.probe.observations import Observations, find_fault
 from recombine.probe.readings import Reading
 from recombine.tasks import Batch, SplitName
@@ -47,7 +48,7 @@ def can_intervene(model: nn.Module) -> bool:
 
 
 def find_sites(model: nn.Module, names: Sequence[str] | None = None) -> tuple[Site, ...]:
-    """The sites of a model: the named submodules, or those of a transformer of ours, or else the model's children."""
+    """The sites of a model: the named submodules, or those of a model of ours, or else the model's children."""
     paths = dict(model.named_modules())
     if names is not None:
         for name in names:
@@ -55,6 +56,8 @@ def find_sites(model: nn.Module, names: Sequence[str] | None = None) -> tuple[Si
                 choices = ", ".join(path for path in paths if path)
                 raise InputError(f"the model has no submodule {name!r}: expected some of {choices}")
         return tuple(Site(name, name) for name in names)
+    if isinstance(model, SequenceModel):
+        return (Site("hidden", "readout", "input"),)
     if not isinstance(model, Transformer):
         return tuple(Site(name, name) for name, _ in model.named_children())
     residual = [Site(f"residual.{i}", f"blocks.{i}") for i in range(len(model.blocks))]

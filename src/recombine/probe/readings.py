@@ -3,7 +3,7 @@
 Of any task: the last token attending to itself, and the modules that made the instance. Fuzzy logic is read so, with one
 logistic decoder a term (Attention as a Hypernetwork, section 3). SRAVEN is read on instances without permutations, where
 the rule of the last feature is known: the last query token attending to the same feature in its own row, itself included
-(section 4).
+(section 4). Sequence teachers are read at the last token, with the teacher's hidden state in place of modules.
 
 The paper's pictures and decoders of fuzzy logic show the same examples to every function: only the function and the query
 vary. That is far easier to decode than instances as trained on, so it is a reading of its own, for pictures.
@@ -20,8 +20,8 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from recombine.evaluate import evaluation_batches
-from recombine.tasks import Batch, FuzzyLogic, SplitName, SRaven, Task
+from recombine.evaluate import BATCH_SIZE, evaluation_batches
+from recombine.tasks import Batch, FuzzyLogic, SequenceTeacher, SplitName, SRaven, Task
 from recombine.tasks.fuzzy_logic import evaluate_function
 
 
@@ -125,7 +125,33 @@ class SRavenReading(Reading):
         return one_hot(batch.info["rules"][:, -1], len(self.modules)).float()
 
 
-READINGS: dict[str, type[Reading]] = {"fuzzy_logic": FuzzyLogicReading, "sraven": SRavenReading}
+class SequenceTeacherReading(Reading):
+    """The last token of the longest sequences of each split: linear identification of the teacher's hidden state."""
+
+    instances = "sequences of the greatest length of their split"
+    labels = "the teacher's hidden state"
+
+    def batches(self, split: SplitName, num_instances: int, device: torch.device | str) -> Iterator[Batch]:
+        assert isinstance(self.task, SequenceTeacher)
+        length = self.task.lengths(split)[1]
+        for index, first in enumerate(range(0, num_instances, BATCH_SIZE)):
+            rows = range(min(BATCH_SIZE, num_instances - first))
+            yield self.task.sample(split, index, batch_size=BATCH_SIZE, rows=rows, device=device, length=length)
+
+    @property
+    def module_names(self) -> tuple[str, ...]:
+        assert isinstance(self.task, SequenceTeacher)
+        return tuple(f"unit {i}" for i in range(self.task.teacher_dim))
+
+    def label(self, batch: Batch) -> Float[Tensor, "rows modules"]:
+        return batch.info["hidden"][:, -1]
+
+
+READINGS: dict[str, type[Reading]] = {
+    "fuzzy_logic": FuzzyLogicReading,
+    "sraven": SRavenReading,
+    "sequence_teacher": SequenceTeacherReading,
+}
 
 
 def read_task(task: Task) -> Reading:

@@ -122,7 +122,10 @@ def render(runs: Sequence[ReportRun], title: str, *, gallery: bool = True) -> st
 
 
 def format_number(value: float | None) -> str:
-    return "–" if value is None or not math.isfinite(value) else f"{round(value, 3) + 0.0:.3f}".replace("-", "−")
+    if value is None or not math.isfinite(value):
+        return "–"
+    # a small squared error is not 0
+    return (f"{value:.1e}" if 0 < abs(value) < 1e-3 else f"{value:.3f}").replace("-", "−")
 
 
 def tidy(value: Any) -> Any:

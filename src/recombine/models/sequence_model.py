@@ -1,0 +1,106 @@
+"""What the causal sequence models have in common: hidden states at every position, and one readout for all of them
+(On Provable Length and Compositional Generalization, arXiv 2402.04875).
+
+    h_1 .. h_T = represent(x_1 .. x_T),    y_t = ρ(h_t)
+
+Limited capacity means that ρ is one layer (`linear`), higher capacity that it is an MLP (`mlp`); a sigmoid follows every
+layer. First weights are N(0, 0.6²), biases 0. Where a task supervises the intermediate values (chain of thought), a model
+returns its hidden states behind its outputs.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from recombine.errors import InputError, check_choice, check_positive
+from recombine.models.base import ModelConfig
+from recombine.tasks.base import Task
+from recombine.tasks.sequence_functions import WEIGHT_DEVIATION, Readout
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceModelConfig(ModelConfig):
+    """Sizes of a causal sequence model; the task gives those of its inputs and outputs."""
+
+    hidden_dim: int = 20
+    """Features of a hidden state."""
+    readout: Readout = "linear"
+    """From hidden state to output: one layer (limited capacity) or an MLP (higher capacity)."""
+
+    def __post_init__(self) -> None:
+        check_positive(hidden_dim=self.hidden_dim)
+        check_choice("readout", self.readout, get_args(Readout))
+
+    @property
+    def label(self) -> str:
+        return self.kind if self.readout == "linear" else f"{self.kind}-{self.readout}"
+
+    def build(self, task: Task) -> SequenceModel:
+        with_thoughts = getattr(task, "chain_of_thought", 0) > 0
+        teacher_dim = getattr(task, "teacher_dim", self.hidden_dim)
+        if with_thoughts and teacher_dim != self.hidden_dim:
+            raise InputError(
+                f"hidden_dim of the model is {self.hidden_dim}: expected {teacher_dim}, that of the teacher, "
+                "because chain of thought compares the two"
+            )
+        model = self.assemble(task)
+        model.with_thoughts = with_thoughts
+        return model
+
+    @abstractmethod
+    def assemble(self, task: Task) -> SequenceModel:
+        """The model for a task."""
+
+
+class SequenceModel(nn.Module):
+    """Outputs (b, t, output_dim) for tokens (b, t, input_dim); behind them the hidden states, if `with_thoughts`."""
+
+    def __init__(self, config: SequenceModelConfig, *, input_dim: int, output_dim: int) -> None:
+        super().__init__()
+        self.config = config
+        self.input_dim = input_dim
+        self.with_thoughts = False
+        size = config.hidden_dim
+        sizes = (size, output_dim) if config.readout == "linear" else (size, size, output_dim)
+        self.readout = sigmoid_layers(*sizes)
+
+    @abstractmethod
+    def represent(self, inputs: Float[Tensor, "b t features"]) -> Float[Tensor, "b t hidden"]:
+        """Hidden states; none depends on a later token."""
+
+    def forward(self, inputs: Float[Tensor, "b t features"]) -> Float[Tensor, "b t outputs"]:
+        self.check_inputs(inputs)
+        hidden = self.represent(inputs)
+        outputs = self.readout(hidden)
+        return torch.cat([outputs, hidden], dim=-1) if self.with_thoughts else outputs
+
+    def check_inputs(self, inputs: Float[Tensor, "b t features"]) -> None:
+        if inputs.ndim != 3 or inputs.shape[1] == 0 or inputs.shape[2] != self.input_dim:
+            raise InputError(
+                f"inputs have shape {tuple(inputs.shape)}: expected (batch, tokens, {self.input_dim}) "
+                "with at least one token"
+            )
+
+
+def sigmoid_layers(*sizes: int) -> nn.Sequential:
+    """Dense layers of these sizes with a sigmoid after each; layer i is called i."""
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    for i in range(len(sizes) - 1):
+        layer = nn.Linear(sizes[i], sizes[i + 1])
+        nn.init.normal_(layer.weight, std=WEIGHT_DEVIATION)
+        nn.init.zeros_(layer.bias)
+        layers[str(i)] = layer
+        layers[f"sigmoid{i}"] = nn.Sigmoid()
+    return nn.Sequential(layers)
+
+
+def normal_parameter(*shape: int) -> nn.Parameter:
+    """A weight with first values N(0, 0.6²)."""
+    return nn.Parameter(nn.init.normal_(torch.empty(shape), std=WEIGHT_DEVIATION))

@@ -1,0 +1,138 @@
+"""Linear identification: are a student's hidden states the teacher's, up to a linear map, and at which lengths?
+(On Provable Length and Compositional Generalization, arXiv 2402.04875.)
+
+A map teacher ≈ A student + b is fitted on one set of sequences and scored on another:
+
+- `transfer`: fitted once, on all positions of sequences of the longest trained length, then scored at every position of
+  the longest sequences there are, without another look;
+- `refit`: fitted anew at every position, on other sequences of the same length;
+- `permutation`, for recurrent networks, whose hidden states have no other freedom: the student's units in another order,
+  and nothing else, the order chosen on the sequences that `transfer` is fitted on (Hungarian method).
+
+R² is pooled over the teacher's units, 1 - Σ error² / Σ (value - mean of the position)², so that drift from position to
+position explains nothing. Random features of the tokens can be linearly close to the teacher as well: every number stands
+beside the one of the same student before training. As all functions are causal, position t of a long sequence is the
+last token of a sequence of length t: numbers by position are numbers by length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from scipy.optimize import linear_sum_assignment
+
+from recombine.errors import InputError, check_positive
+from recombine.models import SequenceModel, build_model
+from recombine.probe.collect import evaluating
+from recombine.probe.linear import decide, fit_ridge
+from recombine.run import load_run, resolve_device
+from recombine.store import Json
+from recombine.tasks import Batch, SequenceTeacher, SplitName
+
+FILE = "identification.json"
+VERSION = 1
+RIDGE_STRENGTH = 1e8  # as good as none: it only keeps collinear units solvable
+FIRST_BATCH = 10_000  # of the streams, far behind the batches that scores are made of
+BATCH_SIZE = 500
+
+Hidden = Float[np.ndarray, "rows t units"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identification:
+    """By position (1 first): squared error of student and best constant, and R² of the hidden states by kind of map."""
+
+    loss: list[float]
+    constant_loss: list[float]
+    r2: dict[str, list[float]]
+
+    def as_dict(self) -> Json:
+        return {"loss": self.loss, "constant_loss": self.constant_loss, "r2": self.r2}
+
+
+def identify_run(path: Path | str, *, num_sequences: int = 2_000, device: str = "auto") -> Json:
+    """Identify the student of a run, after and before training; the answer stays in its directory."""
+    run, config, model = load_run(path, device)
+    if (run.path / FILE).exists():
+        found = run.read_json(FILE)
+        if found.get("version") == VERSION and found.get("num_sequences") == num_sequences:
+            return found
+    if not isinstance(config.task, SequenceTeacher) or not isinstance(model, SequenceModel):
+        raise InputError(f"{run.path} has no teacher to compare with: expected a run of sequence-teacher")
+    seed = config.task.seed if config.training.model_seed is None else config.training.model_seed
+    untrained = build_model(config.model, config.task, seed=seed).to(resolve_device(device)).eval()
+    assert isinstance(untrained, SequenceModel)
+    found = {"version": VERSION, "num_sequences": num_sequences}
+    for name, each in (("trained", model), ("untrained", untrained)):
+        found[name] = identify(each, config.task, num_sequences=num_sequences).as_dict()
+    run.write_json(FILE, found)
+    return found
+
+
+def identify(model: SequenceModel, task: SequenceTeacher, *, num_sequences: int = 2_000) -> Identification:
+    """Compare a student with its teacher, at every length up to the longest."""
+    check_positive(num_sequences=num_sequences)
+    trained, longest = task.lengths("test")[1], task.lengths("ood")[1]
+    fitted_on = _collect(model, task, "test", trained, num_sequences, part=0)
+    refitted_on = _collect(model, task, "ood", longest, num_sequences, part=1)
+    scored_on = _collect(model, task, "ood", longest, num_sequences, part=2)
+    student, teacher = scored_on["student"], scored_on["teacher"]
+    flat = {name: fitted_on[name].reshape(-1, fitted_on[name].shape[-1]) for name in ("student", "teacher")}
+    weights = fit_ridge(flat["student"], flat["teacher"], strength=RIDGE_STRENGTH)
+    r2 = {"transfer": _score(decide(student.reshape(-1, student.shape[-1]), weights).reshape(teacher.shape), teacher)}
+    refitted = np.empty_like(teacher)
+    for t in range(longest):
+        weights = fit_ridge(refitted_on["student"][:, t], refitted_on["teacher"][:, t], strength=RIDGE_STRENGTH)
+        refitted[:, t] = decide(student[:, t], weights)
+    r2["refit"] = _score(refitted, teacher)
+    if task.teacher == "rnn" and student.shape == teacher.shape:
+        r2["permutation"] = _score(student[:, :, match_units(flat["student"], flat["teacher"])], teacher)
+    errors = {name: scored_on[name].mean(axis=0).tolist() for name in ("loss", "constant_loss")}
+    return Identification(r2=r2, **errors)
+
+
+def match_units(
+    student: Float[np.ndarray, "rows units"], teacher: Float[np.ndarray, "rows units"]
+) -> Int[np.ndarray, " units"]:
+    """For each unit of the teacher the student's unit that takes its place, so that squared distances are least."""
+    squares = np.square(teacher).sum(axis=0)[:, None] + np.square(student).sum(axis=0)
+    _, order = linear_sum_assignment(squares - 2 * teacher.T @ student)
+    return order
+
+
+def _collect(
+    model: SequenceModel, task: SequenceTeacher, split: SplitName, length: int, num_sequences: int, *, part: int
+) -> dict[str, np.ndarray]:
+    """Hidden states (rows, t, units) in double precision, and errors (rows, t), of sequences that only this part sees."""
+    columns: dict[str, list[np.ndarray]] = {"student": [], "teacher": [], "loss": [], "constant_loss": []}
+    device = next(model.parameters()).device
+    for number, first in enumerate(range(0, num_sequences, BATCH_SIZE)):
+        rows = range(min(BATCH_SIZE, num_sequences - first))
+        index = FIRST_BATCH * (part + 1) + number
+        batch = task.sample(split, index, batch_size=BATCH_SIZE, rows=rows, length=length, device=device)
+        for name, value in _observe(model, task, batch).items():
+            columns[name].append(value.double().cpu().numpy())
+    return {name: np.concatenate(values) for name, values in columns.items()}
+
+
+def _observe(model: SequenceModel, task: SequenceTeacher, batch: Batch) -> dict[str, torch.Tensor]:
+    with evaluating(model):
+        hidden = model.represent(batch.inputs)
+        outputs = model.readout(hidden)
+        return {
+            "student": hidden,
+            "teacher": batch.info["hidden"],
+            "loss": (outputs - batch.targets).square().mean(dim=-1),
+            "constant_loss": (task.chance(batch) - batch.targets).square().mean(dim=-1),
+        }
+
+
+def _score(predicted: Hidden, actual: Hidden) -> list[float]:
+    """Pooled R² at each position."""
+    error = np.square(predicted - actual).sum(axis=(0, 2))
+    spread = np.square(actual - actual.mean(axis=0)).sum(axis=(0, 2))
+    return (1 - error / np.maximum(spread, 1e-30)).tolist()

@@ -1,0 +1,145 @@
+"""Tables of the experiments on sequence teachers: loss against length, linear identification, over seeds.
+
+A label is "what / seed n": rows with the same `what` are one line of a table, the mean over seeds with its range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+
+from recombine.store import Json, RunDirectory
+from recombine.tasks.base import Audit
+
+LENGTHS = (10, 20, 50, 100)
+NUM_SEQUENCES = 2_000  # to fit a map on, and as many to score it
+PUBLISHED_LOSS = "1e-7 … 1e-4"
+PUBLISHED_R2 = "0.96 … 0.99"
+RATIO_NOTE = "ratio: to the squared error of the best constant of that position; 1 is no better than the constant"
+SEED_NOTE = "mean over seeds, with the lowest and the highest"
+
+Runs = Mapping[str, Path]
+
+
+def length_tables(runs: Runs) -> list[Audit]:
+    """Loss and its ratio to the constant at each length, then identification before and after training."""
+    groups = identify_groups(runs)
+    return [
+        loss_table(groups, published=PUBLISHED_LOSS),
+        ratio_table(groups),
+        identification_table(groups, published=PUBLISHED_R2),
+    ]
+
+
+def capacity_tables(runs: Runs) -> list[Audit]:
+    """The same, where the paper gives no figures."""
+    groups = identify_groups(runs)
+    return [loss_table(groups), ratio_table(groups), identification_table(groups)]
+
+
+def realisability_tables(runs: Runs) -> list[Audit]:
+    """The same again."""
+    return capacity_tables(runs)
+
+
+def diversity_tables(runs: Runs) -> list[Audit]:
+    """The same again, one line a training distribution."""
+    return capacity_tables(runs)
+
+
+def composition_tables(runs: Runs) -> list[Audit]:
+    """Scores on the training distribution and on the corners, both at the last token."""
+    groups: dict[str, list[Json]] = {}
+    for label, path in runs.items():
+        groups.setdefault(label.split(" / ")[0], []).append(RunDirectory.open(path).read_json("result.json")["scores"])
+    rows = []
+    for label, each in groups.items():
+        cells = [label.replace("_", " ")]
+        for split in ("test", "ood"):
+            cells.append(spread([scores[split]["loss"]["value"] for scores in each]))
+            cells.append(spread([1 - scores[split]["r2"]["value"] for scores in each]))
+        rows.append(tuple(cells))
+    return [
+        Audit(
+            title="squared error where trained (ID) and in the corners (OOD)",
+            columns=("", "ID", "ID ratio", "OOD", "OOD ratio"),
+            rows=tuple(rows),
+            note=f"{SEED_NOTE}; {RATIO_NOTE}",
+        )
+    ]
+
+
+def identify_groups(runs: Runs) -> dict[str, list[Json]]:
+    """What identification found in each run, by label without the seed."""
+    from recombine.probe.identification import identify_run  # brings scipy, which training does without
+
+    groups: dict[str, list[Json]] = {}
+    for label, path in runs.items():
+        groups.setdefault(label.split(" / ")[0], []).append(identify_run(path, num_sequences=NUM_SEQUENCES))
+    return groups
+
+
+def loss_table(groups: Mapping[str, Sequence[Json]], *, published: str | None = None) -> Audit:
+    return _by_length(
+        "squared error at the last of T tokens", groups, lambda found, t: found["trained"]["loss"][t - 1], published
+    )
+
+
+def ratio_table(groups: Mapping[str, Sequence[Json]]) -> Audit:
+    def ratio(found: Json, length: int) -> float:
+        return found["trained"]["loss"][length - 1] / found["trained"]["constant_loss"][length - 1]
+
+    return _by_length("as a ratio to the best constant", groups, ratio, None, note=RATIO_NOTE)
+
+
+def _by_length(
+    title: str,
+    groups: Mapping[str, Sequence[Json]],
+    value: Callable[[Json, int], float],
+    published: str | None,
+    note: str = SEED_NOTE,
+) -> Audit:
+    extra = () if published is None else ("paper",)
+    rows = []
+    for label, each in groups.items():
+        cells = [spread([value(found, length) for found in each]) for length in LENGTHS]
+        rows.append((label.replace("_", " "), *cells, *(() if published is None else (published,))))
+    columns = ("", *(f"T = {length}" for length in LENGTHS), *extra)
+    return Audit(title=title, columns=columns, rows=tuple(rows), note=note)
+
+
+def identification_table(groups: Mapping[str, Sequence[Json]], *, published: str | None = None) -> Audit:
+    """R² of the teacher's hidden states from the student's, before -> after training."""
+    kinds = ("transfer", "refit", "permutation")
+    columns = tuple(f"{kind}, T = {length}" for kind in kinds for length in (LENGTHS[0], LENGTHS[-1]))
+    rows = []
+    for label, each in groups.items():
+        cells = []
+        for kind in kinds:
+            for length in (LENGTHS[0], LENGTHS[-1]):
+                known = all(kind in found["trained"]["r2"] for found in each)
+                cells.append(_before_after(each, kind, length) if known else "")
+        rows.append((label.replace("_", " "), *cells, *(() if published is None else (published,))))
+    return Audit(
+        title="R² of the teacher's hidden states from the student's, before → after training",
+        columns=("", *columns, *(() if published is None else ("paper",))),
+        rows=tuple(rows),
+        note="transfer: map fitted at trained lengths; refit: at T itself; permutation: units in another order, no map",
+    )
+
+
+def _before_after(found: Sequence[Json], kind: str, length: int) -> str:
+    before, after = (fmean(each[state]["r2"][kind][length - 1] for each in found) for state in ("untrained", "trained"))
+    return f"{format_r2(before)} → {format_r2(after)}"
+
+
+def format_r2(value: float) -> str:
+    """Enough digits to tell 0.999 from 1; far below 0 nothing is left to tell."""
+    return f"{value:.3f}" if value > -10 else "< −10"
+
+
+def spread(values: Sequence[float]) -> str:
+    """The mean, and the range where there is more than one value."""
+    mean = f"{fmean(values):.1e}"
+    return mean if len(values) == 1 else f"{mean} ({min(values):.0e} … {max(values):.0e})"

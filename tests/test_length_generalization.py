@@ -1,0 +1,128 @@
+"""The experiments on sequence teachers: which runs they have, what their tables say, and the command line."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from recombine.cli import run as run_verb
+from recombine.recipes import EXPERIMENTS, default_run, length_generalization
+from recombine.recipes.length_tables import format_r2, spread
+from recombine.tasks import SequenceTeacher
+from recombine.train import TrainingConfig
+
+NAMES = [each.name for each in length_generalization.EXPERIMENTS]
+SIZES = ["--token-dim", "3", "--teacher-dim", "4", "--target-dim", "2", "--hidden-dim", "4"]
+TRAIN = ["--steps", "20", "--batch-size", "16", "--evaluation-instances", "200", "--quiet"]
+
+
+def test_defaults_are_the_papers():
+    for student in ("deep_set", "attention", "ssm", "rnn"):
+        run = default_run("sequence_teacher", "paper", student)
+        assert isinstance(run.task, SequenceTeacher)
+        assert (run.task.teacher, run.model.kind) == (student, student)
+        assert (run.task.token_dim, run.task.teacher_dim, run.task.target_dim, run.model.hidden_dim) == (20,) * 4
+        assert (run.task.min_length, run.task.max_length, run.task.longest) == (2, 10, 100)
+        training = run.training
+        assert (training.batch_size, training.learning_rate, training.weight_decay) == (256, 1e-3, 0.01)
+        assert training.beta2 == 0.95
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_run_of_an_experiment_is_another(name):
+    for scale, num_seeds in (("tiny", 1), ("paper", 3)):
+        runs = EXPERIMENTS[name].runs(scale)
+        assert len({json.dumps(run.as_dict(), sort_keys=True) for run in runs.values()}) == len(runs)
+        assert {run.task.seed for run in runs.values()} <= set(range(num_seeds))
+    for run in EXPERIMENTS[name].runs("tiny").values():
+        run.model.build(run.task)
+
+
+def test_chain_of_thought_is_the_only_difference_between_pairs():
+    runs = EXPERIMENTS["length-capacity"].runs("paper")
+    for label, run in runs.items():
+        if "outputs only" in label:
+            other = runs[label.replace("outputs only", "chain of thought")]
+            assert other == replace(run, task=replace(run.task, chain_of_thought=1.0))
+
+
+def shrink(runs, num_runs: int):
+    """The first runs of an experiment, as small as can be."""
+    small = TrainingConfig(steps=10, batch_size=8, warmup_steps=0)
+    task = {"token_dim": 3, "teacher_dim": 4, "target_dim": 2}
+    return lambda scale: {
+        label: replace(run, task=replace(run.task, **task), model=replace(run.model, hidden_dim=4), training=small)
+        for label, run in list(runs(scale).items())[:num_runs]
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_reproduce_ends_with_tables(name, tmp_path, capsys, monkeypatch):
+    experiment = EXPERIMENTS[name]
+    monkeypatch.setitem(EXPERIMENTS, name, replace(experiment, runs=shrink(experiment.runs, 2)))
+    monkeypatch.setattr(SequenceTeacher, "evaluation_instances", 200)
+    monkeypatch.setattr("recombine.tasks.sequence_teacher.NUM_MEAN_SEQUENCES", 512)
+    monkeypatch.setattr("recombine.recipes.length_tables.NUM_SEQUENCES", 50)
+    arguments = ["reproduce", name, "--scale", "tiny", "--out", str(tmp_path)]
+    assert run_verb([*arguments, "--json"]) == 0
+    tables = json.loads(capsys.readouterr().out)["tables"]
+    assert all(len(rows) == 2 for rows in tables.values())
+    if name == "length-generalization":
+        loss, ratio, identified = tables.values()
+        assert list(loss[0]) == ["", "T = 10", "T = 20", "T = 50", "T = 100", "paper"]
+        assert loss[0]["paper"] == "1e-7 … 1e-4"
+        assert float(ratio[0]["T = 100"]) > 0
+        assert "→" in identified[0]["transfer, T = 100"]
+        assert run_verb([*arguments, "--quiet", "--report", str(tmp_path / "report.html")]) == 0
+        assert "before → after training" in capsys.readouterr().out
+        assert "squared error" in (tmp_path / "report.html").read_text()
+
+
+def test_words_of_the_tables():
+    assert spread([1e-4]) == "1.0e-04"
+    assert spread([1e-4, 3e-4]) == "2.0e-04 (1e-04 … 3e-04)"
+    assert (format_r2(0.99951), format_r2(-0.5), format_r2(-1e9)) == ("1.000", "-0.500", "< −10")
+
+
+@pytest.mark.parametrize("model", ["deep_set", "attention", "ssm", "rnn"])
+def test_train_evaluate_and_show(model, tmp_path, capsys):
+    flags = ["--model", model, *SIZES, "--longest", "14", *TRAIN, "--out", str(tmp_path)]
+    assert run_verb(["train", "sequence-teacher", *flags]) == 0
+    path = capsys.readouterr().out.strip()
+    assert f"sequence-teacher-{'sigmoid-attention' if model == 'attention' else model.replace('_', '-')}-" in path
+    assert run_verb(["evaluate", path, "--num-instances", "200", "--json"]) == 0
+    value = json.loads(capsys.readouterr().out)
+    assert value["scores"]["ood"]["r2"]["chance"] == 0
+    assert value["scores"]["ood"]["loss"]["ceiling"] == 0
+    assert len(value["composition_sums"]["ood"]["loss"][0]) == 4
+
+
+def test_other_verbs(tmp_path, capsys):
+    import pandas
+
+    assert run_verb(["show", "sequence-teacher", "--teacher", "rnn"]) == 0
+    assert "labelled by a teacher of class rnn" in capsys.readouterr().out
+    assert run_verb(["check", "sequence-teacher", "--num-instances", "64", *SIZES[:6]]) == 0
+    assert "every module covered in training" in capsys.readouterr().out
+    file = tmp_path / "rows.parquet"
+    assert run_verb(["export", "sequence-teacher", "-o", str(file), "--num-instances", "10", *SIZES[:6]]) == 0
+    frame = pandas.read_parquet(file)
+    assert {"inputs", "target", "length", "hidden"} <= set(frame.columns)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--model", "gru"], "unknown model 'gru': expected one of deep_set, attention, ssm, rnn"),
+        (["--teacher", "gru"], "gru"),
+        (["--longest", "5"], "longest is 5: expected more than max_length = 10"),
+        (["--min-length", "0"], "min_length is 0"),
+        (["--chain-of-thought", "1", "--hidden-dim", "7"], "hidden_dim of the model is 7: expected 20"),
+    ],
+)
+def test_bad_flags_are_one_line(flags, message, tmp_path, capsys):
+    assert run_verb(["train", "sequence-teacher", *flags, "--out", str(tmp_path / "runs")]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert len(captured.err.splitlines()) == 1
+    assert not (tmp_path / "runs").exists()

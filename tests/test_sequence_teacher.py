@@ -1,0 +1,278 @@
+"""Sequence teachers: the definitions, the splits, padding, scores, and what is refused."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recombine.errors import InputError
+from recombine.tasks import SequenceTeacher
+from recombine.tasks.base import Stream
+from recombine.tasks.sequence_functions import draw_rotation, draw_weights, read_out, represent
+
+CLASSES = ("deep_set", "attention", "ssm", "rnn", "product")
+SMALL = {"token_dim": 3, "teacher_dim": 4, "target_dim": 2, "longest": 14}
+TASK = SequenceTeacher(**SMALL)
+
+
+def sigmoid(values: list[float]) -> list[float]:
+    return [1 / (1 + math.exp(-value)) for value in values]
+
+
+def multiply(matrix, vector: list[float]) -> list[float]:
+    return [sum(a * b for a, b in zip(row, vector, strict=True)) for row in matrix.tolist()]
+
+
+def naive_layers(weights, prefix: str, x: list[float]) -> list[float]:
+    for i in range(2):
+        if f"{prefix}.{i}.weight" in weights:
+            x = multiply(weights[f"{prefix}.{i}.weight"], x)
+            x = sigmoid([a + b for a, b in zip(x, weights[f"{prefix}.{i}.bias"].tolist(), strict=True)])
+    return x
+
+
+def naive_weights(scores: list[float], kind: str) -> list[float]:
+    if kind == "softmax":
+        total = sum(map(math.exp, scores))
+        return [math.exp(score) / total for score in scores]
+    function = {"sigmoid": lambda s: 1 / (1 + math.exp(-s)), "linear": lambda s: s, "relu": lambda s: max(s, 0)}[kind]
+    return [function(score) / len(scores) for score in scores]
+
+
+def naive_hidden(name: str, weights, tokens: list[list[float]], kind: str) -> list[float]:
+    """The hidden state after the last token, by the definition, one number at a time."""
+    size = len(next(iter(weights.values())))
+    if name in ("deep_set", "product"):
+        features = [naive_layers(weights, "embed", x) for x in tokens]
+        return [(sum if name == "deep_set" else math.prod)(column) for column in zip(*features, strict=True)]
+    if name == "attention":
+        query = multiply(weights["query"], tokens[-1])
+        keys, values = ([multiply(weights[part], x) for x in tokens] for part in ("key", "value"))
+        scores = [sum(a * b for a, b in zip(query, key, strict=True)) / math.sqrt(size) for key in keys]
+        mixed = naive_weights(scores, kind)
+        return [sum(a * value[i] for a, value in zip(mixed, values, strict=True)) for i in range(size)]
+    h = [0.0] * size
+    for x in tokens:
+        h = [a + b for a, b in zip(multiply(weights["recurrence"], h), multiply(weights["input"], x), strict=True)]
+        h = sigmoid(h) if name == "rnn" else h
+    return h
+
+
+@pytest.mark.parametrize("readout", ["linear", "mlp"])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [(name, "sigmoid") for name in CLASSES] + [("attention", kind) for kind in ("softmax", "linear", "relu")],
+)
+def test_teachers_follow_their_definitions(name, kind, readout):
+    task = SequenceTeacher(teacher=name, teacher_readout=readout, teacher_attention=kind, **SMALL)
+    batch = task.sample("ood", 0, batch_size=2)
+    for row in range(2):
+        length = batch.info["length"][row].item()
+        for t in (1, 2, length):
+            tokens = batch.inputs[row, :t].tolist()
+            hidden = naive_hidden(name, task.weights, tokens, kind)
+            assert batch.info["hidden"][row, t - 1].tolist() == pytest.approx(hidden, abs=1e-5)
+            assert batch.targets[row, t - 1].tolist() == pytest.approx(
+                naive_layers(task.weights, "readout", hidden), abs=1e-5
+            )
+
+
+def test_weights_are_those_of_the_release():
+    weights = draw_weights("ssm", "mlp", token_dim=50, hidden_dim=60, target_dim=40, seed=1)
+    normal = torch.cat([value.flatten() for name, value in weights.items() if "weight" in name or name == "input"])
+    assert normal.std().item() == pytest.approx(0.6, rel=0.03)
+    assert abs(normal.mean().item()) < 0.02
+    assert all((value == 0).all() for name, value in weights.items() if "bias" in name)
+    torch.testing.assert_close(weights["recurrence"] @ weights["recurrence"].T, torch.eye(60), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 20])
+def test_recurrent_matrices_are_rotations(size):
+    for seed in range(5):
+        matrix = draw_rotation(Stream("test", seed, rows=range(size)), size).double()
+        assert torch.linalg.det(matrix).item() == pytest.approx(1, abs=1e-4)
+
+
+def test_the_teacher_depends_on_class_sizes_and_seed_alone():
+    for other in ({"longest": 20}, {"support": 0.1}, {"num_sequences": 5}, {"held_out": "corners"}):
+        changed = SequenceTeacher(**{**SMALL, **other})
+        assert all(torch.equal(changed.weights[name], value) for name, value in TASK.weights.items())
+    assert not torch.equal(SequenceTeacher(**SMALL, seed=1).weights["embed.0.weight"], TASK.weights["embed.0.weight"])
+
+
+def test_lengths_of_the_splits():
+    task = SequenceTeacher()
+    assert [len(composition) for composition in task.split.train] == list(range(2, 11))
+    assert [len(composition) for composition in task.split.ood] == list(range(11, 101))
+    certificate = task.split.certificate
+    assert (certificate.min_coverage, certificate.connected, certificate.overlap) == (9, True, 0)
+    for split, longest in (("train", 10), ("test", 10), ("ood", 100)):
+        batch = task.sample(split, 0, batch_size=500)
+        assert batch.inputs.shape == (500, longest, 20)
+        compositions = task.split.compositions(split)
+        assert [len(compositions[i]) for i in batch.composition] == batch.info["length"].tolist()
+        assert set(batch.info["length"].tolist()) <= set(range(*task.lengths(split))) | {longest}
+        assert ((batch.latents == 0).sum(dim=1) == batch.info["length"]).all()
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.sampled_from(CLASSES), st.integers(0, 1000), st.sampled_from(["train", "test", "ood"]))
+def test_batches_are_pure_and_made_of_rows(name, seed, split):
+    task = SequenceTeacher(teacher=name, seed=seed, **SMALL)
+    whole = task.sample(split, 3, batch_size=12)
+    again = SequenceTeacher(teacher=name, seed=seed, **SMALL).sample(split, 3, batch_size=12)
+    assert torch.equal(whole.inputs, again.inputs)
+    parts = [task.sample(split, 3, batch_size=12, rows=range(r, r + 4)) for r in (0, 4, 8)]
+    assert torch.equal(torch.cat([part.inputs for part in parts]), whole.inputs)
+    torch.testing.assert_close(torch.cat([part.targets for part in parts]), whole.targets)
+    assert not torch.equal(task.sample(split, 4, batch_size=12).inputs, whole.inputs)
+
+
+def test_rows_of_the_corners_do_not_depend_on_each_other():
+    task = SequenceTeacher(held_out="corners", max_length=3, min_length=3, token_dim=6, longest=3)
+    whole = task.sample("train", 0, batch_size=64).inputs
+    parts = [task.sample("train", 0, batch_size=64, rows=range(r, r + 1)).inputs for r in range(64)]
+    assert torch.equal(torch.cat(parts), whole)
+
+
+def test_padding_is_zero_and_never_counts():
+    batch = TASK.sample("test", 0, batch_size=50)
+    padding = torch.arange(10) >= batch.info["length"][:, None]
+    for values in (batch.inputs, batch.targets, batch.info["hidden"]):
+        assert (values[padding] == 0).all()
+        assert (values[~padding] != 0).any(dim=-1).all()
+    predictions = batch.targets + 0.1
+    spoiled = torch.where(padding[..., None], torch.tensor(1e6), predictions)
+    assert torch.equal(TASK.loss(spoiled, batch), TASK.loss(predictions, batch))
+    assert TASK.loss(predictions, batch).item() == pytest.approx(0.01, rel=1e-4)
+    for name, ratio in TASK.metrics(spoiled, batch).items():
+        assert torch.equal(ratio.numerator, TASK.metrics(predictions, batch)[name].numerator)
+
+
+def test_scores_by_hand():
+    batch = TASK.sample("test", 0, batch_size=40)
+    predictions = batch.targets * 0.9
+    metrics = {
+        name: (r.numerator.sum() / r.denominator.sum()).item() for name, r in TASK.metrics(predictions, batch).items()
+    }
+    error = constant = total = tokens = 0.0
+    for row in range(40):
+        length = batch.info["length"][row].item()
+        last = batch.targets[row, length - 1]
+        error += (0.1 * last).square().mean().item()
+        constant += (last - TASK.position_means[length - 1]).square().mean().item()
+        total += (0.1 * batch.targets[row, :length]).square().mean(dim=-1).sum().item()
+        tokens += length
+    assert metrics["loss"] == pytest.approx(error / 40, rel=1e-4)
+    assert metrics["r2"] == pytest.approx(1 - error / constant, rel=1e-4)
+    assert metrics["loss_all_tokens"] == pytest.approx(total / tokens, rel=1e-4)
+
+
+@pytest.mark.parametrize("split", ["test", "ood"])
+@pytest.mark.parametrize("name", CLASSES)
+def test_between_the_best_constant_and_the_teacher(name, split):
+    task = SequenceTeacher(teacher=name, **SMALL)
+    batch = task.sample(split, 0, batch_size=4_000)
+    ceiling, chance = (task.metrics(predict(batch), batch) for predict in (task.oracle, task.chance))
+    assert ceiling["loss"].numerator.sum() == 0
+    assert chance["r2"].numerator.sum() == 0
+    length = task.lengths(split)[1]
+    rows = batch.info["length"] == length
+    spread = batch.targets[rows, length - 1].var(dim=0, correction=0).mean().item()
+    assert chance["loss"].numerator[rows].mean().item() == pytest.approx(spread, rel=0.1)
+
+
+def test_chain_of_thought_adds_the_error_of_hidden_states():
+    task = SequenceTeacher(chain_of_thought=0.5, **SMALL)
+    batch = task.sample("train", 0, batch_size=20)
+    perfect = torch.cat([batch.targets, batch.info["hidden"]], dim=-1)
+    assert task.loss(perfect, batch) == 0
+    wrong = torch.cat([batch.targets, batch.info["hidden"] + 0.2], dim=-1)
+    assert task.loss(wrong, batch).item() == pytest.approx(0.5 * 0.04, rel=1e-3)
+    assert task.metrics(wrong, batch)["loss"].numerator.sum() == 0
+    assert TASK.loss(wrong, batch) == 0
+    with pytest.raises(InputError, match=r"because chain_of_thought is 0\.5"):
+        task.loss(batch.targets, batch)
+
+
+def test_corners():
+    task = SequenceTeacher(held_out="corners", max_length=10)
+    assert len(task.split.ood) == 64
+    assert task.split.certificate.min_coverage == 1
+    trained = task.sample("train", 0, batch_size=2_000)
+    sums = trained.inputs.sum(dim=1)
+    assert ((sums[:, :10] >= 2.5) & (sums[:, :10] <= 7.5)).all()
+    assert (sums[:, 10:] < 2.5).any()
+    held_out = task.sample("ood", 0, batch_size=500)
+    low, high = (held_out.inputs <= 0.25).all(dim=1), (held_out.inputs >= 0.75).all(dim=1)
+    assert (low ^ high).all()
+    assert torch.equal(held_out.latents % 2, high.long())
+    assert torch.equal(held_out.latents // 2, torch.arange(20).expand(500, -1))
+
+
+def test_diversity():
+    narrow = SequenceTeacher(support=0.2, **SMALL)
+    real = narrow.sample("train", 0, batch_size=200).inputs
+    real = real[real > 0]
+    assert 0.4 <= real.min() < 0.42
+    assert 0.58 < real.max() <= 0.6
+    assert torch.equal(narrow.sample("ood", 0).inputs, TASK.sample("ood", 0).inputs)
+    pool = SequenceTeacher(num_sequences=5, **SMALL)
+    rows = torch.cat([pool.sample("train", i, batch_size=50).inputs.flatten(1) for i in range(3)])
+    assert len(rows.unique(dim=0)) == 5
+    assert len(pool.sample("test", 0, batch_size=50).inputs.flatten(1).unique(dim=0)) == 50
+
+
+def test_one_length_for_all_rows():
+    batch = TASK.sample("ood", 0, batch_size=5, length=13)
+    assert batch.inputs.shape == (5, 13, 3)
+    assert [len(TASK.split.ood[i]) for i in batch.composition] == [13] * 5
+    with pytest.raises(InputError, match="length is 0: expected 11 to 14, the lengths of 'ood'"):
+        TASK.sample("ood", 0, length=0)
+    with pytest.raises(InputError, match="length is 15: expected 11 to 14"):
+        TASK.sample("ood", 0, length=15)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"teacher": "gru"}, "unknown teacher 'gru': expected one of deep_set, attention, ssm, rnn, product"),
+        ({"teacher_attention": "cosine"}, "unknown attention 'cosine'"),
+        ({"teacher_readout": "deep"}, "unknown readout 'deep': expected one of linear, mlp"),
+        ({"held_out": "colours"}, "unknown held-out part 'colours': expected one of lengths, corners"),
+        ({"min_length": 0}, "min_length is 0: expected a whole number of at least 1"),
+        ({"longest": 0}, "longest is 0"),
+        ({"min_length": 11}, "min_length is 11: expected at most max_length = 10"),
+        ({"longest": 10}, "longest is 10: expected more than max_length = 10"),
+        ({"teacher_dim": 0}, "teacher_dim is 0"),
+        ({"num_sequences": 0}, "num_sequences is 0"),
+        ({"support": 0.0}, "support is 0.0: expected a width above 0"),
+        ({"chain_of_thought": -1.0}, "chain_of_thought is -1.0: expected a weight of at least 0"),
+    ],
+)
+def test_bad_settings(wrong, message, unchecked):
+    with pytest.raises(InputError, match=message):
+        SequenceTeacher(**wrong)
+
+
+def test_predictions_of_another_shape():
+    batch = TASK.sample("test", 0, batch_size=7)
+    with pytest.raises(InputError, match=r"predictions have shape \(7, 2\): expected \(7, 10, 2\), or \(7, 10, 6\)"):
+        TASK.loss(torch.zeros(7, 2), batch)
+
+
+def test_words():
+    batch = TASK.sample("ood", 0, batch_size=1)
+    text = TASK.render(batch, 0)
+    length = batch.info["length"].item()
+    assert text.startswith(f"{length} tokens, labelled by a teacher of class deep_set")
+    assert len(text.splitlines()) == length + 1
+    corners = SequenceTeacher(held_out="corners", token_dim=3, max_length=3)
+    assert corners.describe((0, 3, 4)) == "features −+−"
+    assert corners.describe(tuple(range(6))) == "every feature low and high, in turn"
+    hidden = represent(
+        "rnn", draw_weights("rnn", "linear", token_dim=3, hidden_dim=4, target_dim=2, seed=0), batch.inputs
+    )
+    assert read_out(TASK.weights, hidden).shape == (1, 14, 2)
