@@ -62,9 +62,10 @@ def tables(numbers: Json) -> list[Table | str]:
     if "decoders" in numbers:
         read = numbers.get("reading", {"labels": "labels", "instances": "the rows of the file"})
         shown.append(decoder_table(numbers["decoders"], f"{read['labels']}, decoded from {read['instances']}"))
-    if "decoders_pictured" in numbers:
-        pictured = numbers["reading"]["pictured"]
-        shown.append(decoder_table(numbers["decoders_pictured"], f"the same, {pictured}"))
+    for variant in ("pictured", "same_query"):
+        if f"decoders_{variant}" in numbers:
+            words = numbers["reading"][variant]
+            shown.append(decoder_table(numbers[f"decoders_{variant}"], f"the same, {words}"))
     if "structure" in numbers:
         shown.append(structure_table(numbers["structure"]))
     if "ablations" in numbers:

@@ -5,8 +5,8 @@ and for a file of activations. A key is missing where its part was skipped; `ski
 
 probe.json
     run, task, label            of the run (not from `examine`)
-    version, num_instances      of this format (1); instances a split
-    reading                     {instances, codes, labels, pictured}: what was read, in words
+    version, num_instances      of this format (2); instances a split
+    reading                     {instances, codes, labels}: what was read, in words; and the instances of each variant
     modules                     names, in the order of the columns of `labels`
     num_compositions            {fit, id, ood}: how many were seen
     sites                       [{name, kind, layer}]: codes.0, residual.0, hidden.0, ...
@@ -18,8 +18,8 @@ probe.json
                                  majority, control, selectivity, untrained: each {f1, accuracy, auc, exact, r2}};
                                  r2 alone where labels are not 0 and 1
         modules                 {id, ood: {module: {f1, accuracy, auc} or {r2}}} }}
-    decoders_pictured           the same for the reading that pictures are made of, where it is another (fuzzy logic: every
-                                function with the same examples, as in figure 2B)
+    decoders_VARIANT            the same of the codes of other instances. Of fuzzy logic: pictured, every function with the same
+                                examples, as in figure 2B, and same_query; pictures are made of `pictured`, if there is one
     best_site                   the site with the best cross-validated score: chosen without looking at id or ood
     structure                   {site: {target, module: {purity, chance, silhouette}}}
     similarity                  {site: {modules: [names], cosine: [[...]], centred: [[...]]}}

@@ -22,7 +22,7 @@ from torch import nn
 from recombine.errors import InputError
 from recombine.models import build_model
 from recombine.probe.ablate import measure_ablations
-from recombine.probe.collect import can_intervene, collect
+from recombine.probe.collect import can_intervene, collect, has_codes
 from recombine.probe.decode import MAX_FITTING_ROWS, decode
 from recombine.probe.observations import Observations, load_observations
 from recombine.probe.readings import Reading, read_task
@@ -32,9 +32,9 @@ from recombine.run import load_run, resolve_device
 from recombine.store import Json
 from recombine.tasks import Task
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 NUM_INSTANCES = 4_000
-MAX_PICTURED = 4_000  # instances a split of a reading made for pictures
+MAX_VARIANT = 2_000  # instances a split of other readings, of which only the codes are read
 
 Say = Callable[[str], None]
 
@@ -102,17 +102,19 @@ def examine(
         raise InputError(found.numbers["skipped"]["collect"])
     _describe(found, observations)
     _decode(found, "decoders", observations, task.seed)
-    pictured, fewer = observations, min(num_instances, MAX_PICTURED)
-    if type(reading.pictured) is not type(reading):
+    pictured, fewer = observations, min(num_instances, MAX_VARIANT)
+    variants = reading.variants if has_codes(model) else {}
+    for name, variant in variants.items():
         with found.part("collect"):
-            pictured = collect(model, reading.pictured, num_instances=fewer, sites=sites, device=place)
-        _decode(found, "decoders_pictured", pictured, task.seed)
+            seen = collect(model, variant, num_instances=fewer, sites=(), device=place)
+        _decode(found, f"decoders_{name}", seen, task.seed)
+        found.numbers["reading"][name] = variant.instances
+        pictured = seen if name == "pictured" else pictured
     if untrained is not None:
         untrained = untrained.to(place)
-        _decode_untrained(found, "decoders", untrained, reading, num_instances, task.seed)
-        if pictured is not observations:
-            _decode_untrained(found, "decoders_pictured", untrained, reading.pictured, fewer, task.seed)
-    found.numbers["reading"]["pictured"] = reading.pictured.instances
+        _decode_untrained(found, "decoders", untrained, reading, num_instances, task.seed, sites)
+        for name, variant in variants.items():
+            _decode_untrained(found, f"decoders_{name}", untrained, variant, fewer, task.seed, ())
     found.arrays |= observations.as_arrays(kinds=("",) if save_activations else ("codes",))
     _picture(found, pictured, task.seed, tsne)
     _intervene(found, model, task, reading, num_instances, place)
@@ -199,12 +201,19 @@ def _find_best(decoders: Json) -> str | None:
 
 
 def _decode_untrained(
-    found: Examination, key: str, model: nn.Module, reading: Reading, num_instances: int, seed: int
+    found: Examination,
+    key: str,
+    model: nn.Module,
+    reading: Reading,
+    num_instances: int,
+    seed: int,
+    sites: Sequence[str] | None,
 ) -> None:
     """The scores that the same network had before training, fitted on as many rows."""
     num_instances = min(num_instances, 2 * MAX_FITTING_ROWS)
     with found.part("collect"):
-        observations = collect(model, reading, num_instances=num_instances, device=next(model.parameters()).device)
+        place = next(model.parameters()).device
+        observations = collect(model, reading, num_instances=num_instances, sites=sites, device=place)
     with found.part("decode"):
         for site, each in decode(observations, seed=seed, controlled=False).items():
             for split in ("id", "ood"):
