@@ -26,10 +26,17 @@ from recombine.probe.collect import can_intervene, collect, has_codes
 from recombine.probe.decode import MAX_FITTING_ROWS, decode
 from recombine.probe.observations import Observations, load_observations
 from recombine.probe.readings import Reading, read_task
-from recombine.probe.structure import PERPLEXITY, embed, measure_similarity, measure_structure, sample_rows
+from recombine.probe.structure import (
+    NUM_SAMPLED,
+    PERPLEXITY,
+    embed,
+    measure_similarity,
+    measure_structure,
+    sample_rows,
+)
 from recombine.probe.swap import SWAPS
 from recombine.run import load_run, resolve_device
-from recombine.store import Json
+from recombine.store import Json, RunDirectory
 from recombine.tasks import Task
 
 FORMAT_VERSION = 2
@@ -87,6 +94,7 @@ def examine(
     untrained: nn.Module | None = None,
     sites: Sequence[str] | None = None,
     num_instances: int = NUM_INSTANCES,
+    num_pictured: int = NUM_SAMPLED,
     tsne: bool = True,
     save_activations: bool = False,
     device: str = "auto",
@@ -116,7 +124,7 @@ def examine(
         for name, variant in variants.items():
             _decode_untrained(found, f"decoders_{name}", untrained, variant, fewer, task.seed, ())
     found.arrays |= observations.as_arrays(kinds=("",) if save_activations else ("codes",))
-    _picture(found, pictured, task.seed, tsne)
+    _picture(found, pictured, task.seed, tsne, size=num_pictured)
     _intervene(found, model, task, reading, num_instances, place)
     return found.close()
 
@@ -137,6 +145,7 @@ def probe_run(
     path: Path | str,
     *,
     num_instances: int = NUM_INSTANCES,
+    num_pictured: int = NUM_SAMPLED,
     tsne: bool = True,
     save_activations: bool = False,
     device: str = "auto",
@@ -150,6 +159,7 @@ def probe_run(
         config.task,
         untrained=build_model(config.model, config.task, seed=seed),
         num_instances=num_instances,
+        num_pictured=num_pictured,
         tsne=tsne,
         save_activations=save_activations,
         device=device,
@@ -162,6 +172,13 @@ def probe_run(
     run.write_bytes("probe.npz", content.getvalue())
     run.write_json("probe.json", numbers)
     return numbers
+
+
+def is_probed(run: RunDirectory) -> bool:
+    """Whether a run has the files of a probe of this version."""
+    if not all((run.path / name).exists() for name in ("probe.json", "probe.npz")):
+        return False
+    return run.read_json("probe.json").get("version") == FORMAT_VERSION
 
 
 def _start(num_instances: int, reading: Reading | None) -> Json:
@@ -223,11 +240,16 @@ def _decode_untrained(
 
 
 def _picture(
-    found: Examination, observations: Observations, seed: int, tsne: bool, kinds: tuple[str, ...] = ("codes.",)
+    found: Examination,
+    observations: Observations,
+    seed: int,
+    tsne: bool,
+    kinds: tuple[str, ...] = ("codes.",),
+    size: int = NUM_SAMPLED,
 ) -> None:
     """Structure, similarity and t-SNE of the codes."""
     sites = [name for name in observations.activations if name.startswith(kinds)]
-    rows = sample_rows(observations)
+    rows = sample_rows(observations, size)
     numbers: dict[str, Any] = found.numbers
     if not sites or len(rows) < 2:
         numbers["skipped"]["structure"] = "there are no latent codes" if not sites else "there are too few rows"

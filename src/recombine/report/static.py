@@ -16,7 +16,8 @@ from recombine.report.figures import (
     score_range,
     split_title,
 )
-from recombine.report.inside_static import inside_figures, print_text
+from recombine.report.inside_maps import print_text
+from recombine.report.inside_static import inside_figures
 from recombine.report.runs import Curve, ReportRun
 
 if TYPE_CHECKING:
