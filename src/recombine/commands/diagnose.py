@@ -10,12 +10,10 @@ from rich.table import Table
 
 from recombine.cli import parse
 from recombine.commands.console import METRIC_TITLES, Output, format_number
-from recombine.diagnose import Diagnosis, diagnose_run
+from recombine.diagnose import DECODER_TITLES, Diagnosis, diagnose_run
 from recombine.errors import InputError
 from recombine.probe import is_probed, probe_run
 from recombine.store import RunDirectory
-
-DECODER_TITLES = {"f1": "F1", "r2": "R²"}
 
 
 @dataclass(frozen=True, kw_only=True)
