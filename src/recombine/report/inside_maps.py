@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from recombine.report.explorer import CodeMap
+from recombine.report.explorer import RESOLUTION, CodeMap
 from recombine.report.figures import SCALES, split_title
 from recombine.store import Json
 
@@ -45,19 +45,24 @@ def _draw_maps(columns: Sequence[tuple[str, CodeMap, str]]) -> Canvas:
     """One column a (title, map, site); one row a colouring that every map has."""
     coloured = all(code_map.binary for _, code_map, _ in columns)
     colourings = ["target"] + (["module"] if coloured else [])
-    canvas = make_canvas(2.3 * len(columns) + 1.6, 2.5 * len(colourings))
+    canvas = make_canvas(2.3 * len(columns) + 0.8, 2.3 * len(colourings) + 0.7)
     grid = canvas.subplots(len(colourings), len(columns), squeeze=False)
     for row, colouring in zip(grid, colourings, strict=True):
         for axes, (title, code_map, site) in zip(row, columns, strict=True):
             shown = _scatter(axes, code_map, site, colouring)
-            axes.set(xticks=[], yticks=[], aspect="equal", title=print_text(title) if colouring == "target" else "")
+            edge = (-0.03 * RESOLUTION, 1.03 * RESOLUTION)
+            axes.set(xticks=[], yticks=[], xlim=edge, ylim=edge, aspect="equal")
+            axes.spines[:].set_visible(False)
+            if colouring == "target":
+                axes.set_title(print_text(title))
         if colouring == "target":
             canvas.colorbar(shown, ax=list(row), shrink=0.7, label="target")
             row[0].set_ylabel("by target")
         else:
             words = "by module" if columns[0][1].single else "by first module"
             row[0].set_ylabel(words)
-            row[-1].legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=6, markerscale=2)
+            handles = row[0].get_legend_handles_labels()
+            canvas.legend(*handles, loc="outside lower center", ncols=4, frameon=False, fontsize=6, markerscale=2)
     return canvas
 
 

@@ -61,7 +61,7 @@ def inside_figures(runs: Sequence[ReportRun], style: Style) -> Iterator[tuple[st
 
 def _draw_decoders(found: Found[list[Decoded]], metric: str, style: Style) -> Canvas:
     kinds = list(dict.fromkeys(each.kind for _, sites in found for each in sites))
-    canvas = make_canvas(1 + 2.4 * len(kinds), 2.8)
+    canvas = make_canvas(max(5.2, 1 + 2.4 * len(kinds)), 2.8)
     panels: Sequence[Axes] = canvas.subplots(1, len(kinds), sharey=True, squeeze=False)[0]
     looks: dict[str, dict[str, Any]] = {
         "ood": {"marker": "o"},

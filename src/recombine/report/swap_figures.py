@@ -21,8 +21,8 @@ def rules_figure(rows: Sequence[Json]) -> Figure:
 
 def functions_figure(rows: Sequence[Json]) -> Figure:
     """How far the answer moves towards that of the function whose codes were swapped in."""
-    values = [row["follows"] or 0.0 for row in rows]
-    reach: dict[str, Any] = {"range": [min([0.0, *values]) - 0.02, max([1.0, *values]) + 0.001]}
+    values = [each for row in rows for each in (row["follows"], *row["interval"]) if each is not None]
+    reach: dict[str, Any] = {"range": [min([0.0, *values]) - 0.02, max([1.0, *values]) + 0.01]}
     bars = _bars(rows, "follows", "var(--follow-1)", "follows the donor")
     return _bars_figure([_mark_interval(bars, rows, "follows")], len(rows), reach)
 
@@ -48,7 +48,9 @@ def by_rule_figure(matrix: Json) -> Figure:
     style: Figure = {"showgrid": False, "fixedrange": True, "tickfont": {"size": 12}}
     y = style | {"autorange": "reversed", "tickvals": list(range(len(rows))), "ticktext": rows}
     x = style | {"side": "top", "tickvals": list(range(len(columns))), "ticktext": columns, "tickangle": -45}
-    return make_figure([trace], height=150 + 30 * len(rows), y=y, x=x, hovermode="closest")
+    x |= {"ticklabeloverflow": "allow"}
+    margin = {"l": 8, "r": 64, "t": 8, "b": 8}
+    return make_figure([trace], height=150 + 30 * len(rows), y=y, x=x, hovermode="closest", margin=margin)
 
 
 def _bars(rows: Sequence[Json], column: str, colour: str, words: str) -> Figure:
