@@ -126,12 +126,29 @@ def test_reproduce_compares_and_reports(tmp_path, capsys, monkeypatch):
 
     monkeypatch.setitem(EXPERIMENTS, "sraven", replace(EXPERIMENTS["sraven"], runs=tiny))
     monkeypatch.setattr(SRaven, "evaluation_instances", 300)
+    monkeypatch.setattr(reproduce, "NUM_PROBED", 120)
+    monkeypatch.setattr(reproduce, "NUM_PICTURED", 60)
     command = ["reproduce", "sraven", "--scale", "tiny", "--out", str(tmp_path)]
+    assert run_verb([*command, "--report", str(tmp_path / "report.html"), "--no-probe"]) == 0
+    assert not list(tmp_path.glob("*/probe.json"))
+    capsys.readouterr()
     assert run_verb([*command, "--report", str(tmp_path / "report.html")]) == 0
-    printed = capsys.readouterr().out
+    captured = capsys.readouterr()
+    assert "looking inside hyla" in captured.err
+    printed = captured.out
     for text in ("above softmax", "most frequent", "exact solver", "after 20 steps", "report.html"):
         assert text in printed
-    assert (tmp_path / "report.html").exists()
+    page = (tmp_path / "report.html").read_text()
+    for section in ("verdict", "decodability", "codes", "similarity", "ablations", "gallery"):
+        assert f'<section id="{section}"' in page
+    probes = list(tmp_path.glob("*/probe.json"))
+    assert len(probes) == 2
+    probes[0].write_text("{")
+    times = [path.stat().st_mtime_ns for path in probes]
+    assert run_verb([*command, "--report", str(tmp_path / "report.html")]) == 0
+    captured = capsys.readouterr()
+    assert "is left out of what happens inside: " in captured.err
+    assert [path.stat().st_mtime_ns for path in probes] == times
     assert run_verb([*command, "--json"]) == 0
     value = json.loads(capsys.readouterr().out)
     assert set(value["results"]) == {"softmax", "hyla"}

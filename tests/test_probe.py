@@ -38,10 +38,11 @@ def test_probe_leaves_its_files(trained, capsys):
     assert numbers["skipped"] == {}
     assert numbers["label"] == "hyla"
     assert set(numbers["decoders"]) == {site["name"] for site in numbers["sites"]}
-    for key in ("decoders", "decoders_pictured"):
+    for key in ("decoders", "decoders_pictured", "decoders_same_query"):
         found = numbers[key]["codes.1"]
         assert set(found["ood"]) >= {"f1", "accuracy", "auc", "exact", "r2"}
         assert set(found["ood"]["untrained"]) == set(found["ood"]["control"]) == set(found["ood"]["majority"])
+    assert set(numbers["decoders_pictured"]) == {"codes.0", "codes.1"}
     assert set(numbers["seconds"]) == {"collect", "decode", "structure", "tsne", "ablate", "swap", "total"}
     assert 0 < numbers["tsne_share"] < 1
     assert numbers["best_site"] in numbers["decoders"]
@@ -93,7 +94,7 @@ def test_sraven():
     assert found["skipped"] == {"tsne": "not asked for"}
     assert found["swap"]["kind"] == "rules"
     assert found["ablations"]["metric"] == "accuracy"
-    assert "decoders_pictured" not in found
+    assert not [key for key in found if key.startswith("decoders_")]
     assert found["similarity"]["codes.0"]["modules"][0] == "constant"
 
 

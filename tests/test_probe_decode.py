@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from recombine.errors import InputError
 from recombine.probe.decode import deal_labels, decode, score_presence, score_values, standardise
-from recombine.probe.linear import decide, fit_logistic, fit_ridge
+from recombine.probe.linear import balance_classes, decide, fit_logistic, fit_logistic_path, fit_ridge
 from recombine.probe.observations import Observations
 
 PAIRS = np.array(list(itertools.combinations(range(8), 2)))
@@ -51,9 +52,9 @@ def test_codes_that_carry_modules_are_read_on_new_compositions():
 def test_codes_that_carry_nothing_are_at_the_majority_baseline():
     found = decode(plant("nothing"))["codes.0"]
     for split in ("id", "ood"):
-        assert abs(found[split]["accuracy"] - found[split]["majority"]["accuracy"]) < 0.02
+        assert abs(found[split]["accuracy"] - found[split]["majority"]["accuracy"]) < 0.05
         assert abs(found[split]["auc"] - 0.5) < 0.05
-        assert found[split]["f1"] < 0.15
+        assert found[split]["f1"] < found[split]["majority"]["f1"] + 0.02
         assert abs(found[split]["selectivity"]["f1"]) < 0.15
         assert found[split]["r2"] < 0.02
 
@@ -61,9 +62,9 @@ def test_codes_that_carry_nothing_are_at_the_majority_baseline():
 def test_codes_that_only_tell_compositions_apart_are_a_trap_that_is_seen():
     """Read in distribution, not on new compositions; and the control reads them as well, so selectivity is nil."""
     found = decode(plant("compositions"))["codes.0"]
-    assert found["id"]["f1"] > 0.99
-    assert found["id"]["control"]["f1"] > 0.98
-    assert abs(found["id"]["selectivity"]["f1"]) < 0.02
+    assert found["id"]["f1"] > 0.9
+    assert found["id"]["control"]["f1"] > 0.9
+    assert abs(found["id"]["selectivity"]["f1"]) < 0.05
     assert found["ood"]["f1"] < 0.5
     assert found["ood"]["exact"] < 0.2
     assert found["cross_validated"]["f1"] < 0.5
@@ -108,8 +109,43 @@ def test_logistic_regression_is_that_of_scikit_learn():
     for strength in (1e-3, 0.1, 10.0):
         z = decide(x, fit_logistic(x, y, strength=strength))
         for module in range(3):
-            expected = LogisticRegression(C=strength, tol=1e-8, max_iter=5_000).fit(x, y[:, module])
+            expected = LogisticRegression(C=strength, class_weight="balanced", tol=1e-8, max_iter=5_000)
+            expected.fit(x, y[:, module])
             np.testing.assert_allclose(z[:, module], expected.decision_function(x), rtol=0.02, atol=0.02)
+
+
+def test_a_path_of_strengths_ends_where_each_search_alone_does():
+    planted = plant("modules")
+    rows = planted.rows("fit")
+    x, y = planted.activations["codes.0"][rows], planted.labels[rows]
+    for strength, weights in zip((1e-3, 0.1), fit_logistic_path(x, y, (1e-3, 0.1)), strict=True):
+        alone = decide(x, fit_logistic(x, y, strength=strength))
+        np.testing.assert_allclose(decide(x, weights), alone, atol=0.03 * np.abs(alone).max())
+
+
+def test_a_rare_module_is_not_left_unsaid():
+    """One row in six has the module, and the code says so faintly: half of those with it are found all the same."""
+    generator = np.random.default_rng(0)
+    y = (np.arange(3_000) % 6 == 0).astype(np.float32)[:, None]
+    x = (y + 2 * generator.normal(size=y.shape)).astype(np.float32)
+    said = decide(x, fit_logistic(x, y, strength=1.0)) > 0
+    assert said[y > 0.5].mean() > 0.5
+    np.testing.assert_allclose(balance_classes(y).mean(), 1, rtol=1e-5)
+    np.testing.assert_allclose(balance_classes(y)[y > 0.5].sum(), balance_classes(y)[y < 0.5].sum(), rtol=1e-5)
+
+
+def test_threads_change_nothing():
+    planted = plant("modules")
+    planted = replace(planted, activations={f"codes.{i}": planted.activations["codes.0"] + i for i in range(3)})
+    threads = torch.get_num_threads()
+    try:
+        found = []
+        for number in (1, 2):
+            torch.set_num_threads(number)
+            found.append(decode(planted))
+    finally:
+        torch.set_num_threads(threads)
+    assert found[0] == found[1]
 
 
 def test_ridge_of_one_module():

@@ -116,6 +116,8 @@ def test_an_answer_driven_by_the_code_follows_the_swapped_in_rule():
         everywhere = each["arms"][1]
         assert everywhere["other"] > 0.95
         assert everywhere["own"] < 0.03
+        assert everywhere["interval"][0] <= everywhere["other"] <= everywhere["interval"][1] <= 1
+        assert everywhere["interval"][0] > each["base"]["interval"][1]
         assert everywhere["same_rule"] > 0.9
         assert each["num_rows"] > 200
         assert sum(everywhere[name] for name in ("other", "own", "neither")) == pytest.approx(1)
@@ -127,7 +129,7 @@ def test_an_answer_that_ignores_the_code_stays_with_its_own_rule():
     found = swap_rules(RuleByCode(driven=False), read_task(PUZZLES), num_instances=400)
     for each in found["splits"].values():
         for arm in each["arms"]:
-            assert {name: arm[name] for name in ("other", "own", "neither")} == each["base"]
+            assert {name: arm[name] for name in each["base"]} == each["base"]
 
 
 def test_in_the_first_layer_the_query_knows_nothing_of_its_examples():
@@ -137,4 +139,5 @@ def test_in_the_first_layer_the_query_knows_nothing_of_its_examples():
         follows = {(tuple(arm["layers"]), arm["keys"]): arm["follows"] for arm in each["arms"]}
         assert set(follows) == {(layers, keys) for layers in ((0,), (1,), (0, 1)) for keys in ("probed", "all")}
         assert follows[(0,), "probed"] == pytest.approx(0, abs=1e-6)
+        assert all(arm["interval"][0] <= arm["follows"] <= arm["interval"][1] for arm in each["arms"])
         assert abs(follows[(0,), "all"]) > 1e-3

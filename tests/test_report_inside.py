@@ -43,10 +43,12 @@ def make_probe(ood: float = 0.75) -> dict[str, Any]:
 
     cosine = [[1.0, -0.5, 0.25], [-0.5, 1.0, 0.0], [0.25, 0.0, 1.0]]
     arm = {"layers": [0, 1], "keys": "all", "own": 0.2, "other": 0.7, "neither": 0.1, "same_rule": 0.9}
-    base = {"own": 0.8, "other": 0.1, "neither": 0.1}
+    arm["interval"] = [0.6, 0.8]
+    base = {"own": 0.8, "other": 0.1, "neither": 0.1, "interval": [0.0, 0.2]}
+    by_rule = [[None, 0.75, None], [0.5, None, None], [None, 0.25, None]]
     near = {"purity": 0.625, "chance": 0.333, "silhouette": 0.5}
     return {
-        "version": 1,
+        "version": 2,
         "reading": {"instances": "puzzles", "codes": "c", "labels": "the rule", "pictured": "puzzles"},
         "modules": MODULES,
         "sites": [{"name": site, "kind": site.split(".")[0], "layer": int(site[-1])} for site in SITES],
@@ -68,7 +70,11 @@ def make_probe(ood: float = 0.75) -> dict[str, Any]:
                 for kind in ("zero", "mean")
             ],
         },
-        "swap": {"kind": "rules", "splits": {name: {"base": base, "arms": [arm]} for name in ("test", "ood")}},
+        "swap": {
+            "kind": "rules",
+            "rules": MODULES,
+            "splits": {name: {"base": base, "arms": [arm], "by_rule": by_rule} for name in ("test", "ood")},
+        },
         "skipped": {},
     }
 
@@ -126,13 +132,17 @@ def test_a_probed_run_shows_what_was_planted(render, tmp_path):
     assert "hylahidden.10.7500.9500.1000.1500.200" in decoded.replace(" ", "")
     assert "softmaxhidden.10.2500.9500.1000.1500.200" in decoded.replace(" ", "")
     assert "0.625chance 0.333" in section_of(page, "codes")
-    assert re.search("all layers, all keys ?0.200 ?0.700 ?0.100 ?0.900", section_of(page, "ablations"))
+    changed = section_of(page, "ablations")
+    assert re.search("all layers, all keys ?0.200 ?0.700 ?0.600 to 0.800 ?0.100 ?0.900", changed)
+    assert re.search("1 ?1 ?−0.300 ?−0.400 to −0.200 ?−0.100", changed)  # layer, head, zero on unseen, with interval
     drawn = figures_of(page)
     unseen = [trace for trace in drawn["decoders-f1-codes"]["data"] if trace["marker"]["symbol"] == "circle"]
     assert [trace["y"] for trace in unseen if trace["mode"] == "lines+markers"] == [[0.75] * 2, [0.25] * 2]
     assert drawn["similarity-1-codes.0-centred"]["data"][0]["z"][0] == [1, -0.5, 0.25]
     assert drawn["heads-0-mean"]["data"][1]["y"] == pytest.approx([0, -0.3, 0, -0.3])
-    assert drawn["swap-0-ood"]["data"][1]["x"] == pytest.approx([0.1, 0.7])
+    assert drawn["swap-0-ood"]["data"][0]["x"] == pytest.approx([0.1, 0.7])
+    assert drawn["swap-0-ood"]["data"][0]["error_x"]["array"] == pytest.approx([0.1, 0.1])
+    assert drawn["by-rule-0-ood"]["data"][0]["z"] == [[None, 0.75], [0.5, None], [None, 0.25]]
 
 
 def test_sections_come_with_their_files_only(render, tmp_path):
@@ -165,8 +175,8 @@ def test_map_is_thinned_scaled_and_escaped(render, tmp_path):
 BROKEN_FILES = {
     "cut short": ('{"version": 1, "sites": [', "decodability", "probe.json cannot be read"),
     "a list": ("[]", "decodability", "probe.json cannot be read"),
-    "foreign": ('{"weights": 3}', "decodability", "probe.json has version None: expected 1"),
-    "newer": ('{"version": 2}', "decodability", "probe.json has version 2: expected 1"),
+    "foreign": ('{"weights": 3}', "decodability", "probe.json has version None: expected 2"),
+    "newer": ('{"version": 3}', "decodability", "probe.json has version 3: expected 2"),
 }
 
 
@@ -234,11 +244,47 @@ def test_no_wrong_value_anywhere_breaks_the_report(render, tmp_path, wrong):
         (run / name).write_text(json.dumps(planted))
 
 
+def test_three_runs_stay_small(render, tmp_path):
+    """As large as the demo's: four layers of sixteen heads, 12 modules, 1,500 points; 3 MB beside the plotting library."""
+    names = [f"(x{number} ∧ ¬y ∧ z ∧ w)" for number in range(12)]
+    runs = []
+    for name in ("softmax", "linear", "hyla"):
+        probe = make_probe()
+        sites = [f"codes.{layer}" for layer in range(4)]
+        square = np.random.default_rng(0).normal(size=(12, 12)).tolist()
+        probe["similarity"] = {site: {"modules": names, "cosine": square, "centred": square} for site in sites}
+        probe["structure"] = dict.fromkeys(sites, probe["structure"]["codes.0"])
+        probe["tsne"]["sites"] = sites
+        head = probe["ablations"]["heads"][1]
+        probe["ablations"]["heads"] = [
+            {**head, "layer": layer, "head": number, "kind": kind}
+            for layer in range(4)
+            for number in range(16)
+            for kind in ("zero", "mean")
+        ]
+        run = make_probed(tmp_path, name)
+        arrays = make_arrays(MAX_MAPPED)
+        places = np.random.default_rng(1).normal(size=(MAX_MAPPED, 2))
+        arrays |= {"sample.modules": np.array(names), "sample.labels": np.eye(12)[np.arange(MAX_MAPPED) % 12]}
+        arrays |= {"sample.compositions": np.array([f"{a} ∨ {b}" for a in names for b in names])}
+        arrays |= {"sample.composition": np.arange(MAX_MAPPED) % 144, **{f"tsne.{site}": places for site in sites}}
+        np.savez(run / "probe.npz", **arrays)  # type: ignore[arg-type]
+        (run / "probe.json").write_text(json.dumps(probe))
+        runs.append(run)
+    page = render(*runs)
+    assert len(figures_of(page)["codes"]["explorer"]["2"]["sites"]["codes.3"][0]) == MAX_MAPPED
+    assert len(page.encode()) < 3_000_000
+
+
 def test_static_figures_of_the_inside(tmp_path):
-    run = make_probed(tmp_path / "runs", "hyla")
-    html.write_report([run], tmp_path / "report.html", title="t", static=tmp_path / "figures")
+    runs = [make_probed(tmp_path / "runs", name) for name in ("hyla", "softmax")]
+    html.write_report(runs, tmp_path / "report.html", title="t", static=tmp_path / "figures")
     found = {path.stem for path in (tmp_path / "figures").iterdir()}
-    assert {"decoders-f1", "codes-0", "similarity-0", "ablations-0", "swap-0"} <= found
+    assert {"decoders-f1", "decoders-exact", "codes-last", "similarity-last"} <= found
+    assert {
+        f"{name}-{run}" for name in ("codes", "similarity", "ablations", "swap", "by-rule") for run in (0, 1)
+    } <= found
+    assert max(path.stat().st_size for path in (tmp_path / "figures").glob("*.png")) < 400_000
 
 
 @pytest.fixture(scope="module", params=["sraven", "fuzzy_logic"])
@@ -278,7 +324,6 @@ def test_gallery_is_optional_and_breaks_nothing(render, trained, tmp_path):
 def test_browser_follows_every_picker(browser, tmp_path):
     runs = [make_probed(tmp_path / "runs", name) for name in ("hyla", HOSTILE[:50])]
     html.write_report(runs, tmp_path / "report.html", title=HOSTILE)
-    page = (tmp_path / "report.html").read_text()
     browser.open(tmp_path / "report.html")
 
     def pick(section: str, name: str, value: str) -> None:
@@ -307,10 +352,13 @@ def test_browser_follows_every_picker(browser, tmp_path):
     pick("similarity", "kind", "cosine")
     assert shown("similarity") == ["similarity-1-codes.0-cosine"]
 
-    assert shown("ablations") == ["heads-0-mean", "layers-0", "swap-0-ood", "swap-0-test"]
+    def swaps(run: int) -> list[str]:
+        return [f"{name}-{run}-{split}" for name in ("swap", "by-rule") for split in ("ood", "test")]
+
+    assert shown("ablations") == ["heads-0-mean", "layers-0", *swaps(0)]
     pick("ablations", "kind", "zero")
     pick("ablations", "run", "1")
-    assert shown("ablations") == ["heads-1-zero", "layers-1", "swap-1-ood", "swap-1-test"]
+    assert shown("ablations") == ["heads-1-zero", "layers-1", *swaps(1)]
 
     points = "[...document.querySelectorAll('[data-figure=codes] .points path')]"
     fills = f"new Set({points}.map(each => each.style.fill)).size"
@@ -335,4 +383,3 @@ def test_browser_follows_every_picker(browser, tmp_path):
     assert browser.run("document.documentElement.scrollWidth") <= 360
     assert browser.find_troubles() == []
     assert browser.find_requests() == [(tmp_path / "report.html").as_uri()]
-    assert len(page) < 8_000_000

@@ -35,6 +35,8 @@ DECODABLE = 0.5  # of the way from an uninformed decoder to a perfect one
 
 Verdict = Literal["uncovered", "not learned", "ambiguous", "solved", "inferred but unused", "not inferred"]
 
+DECODER_TITLES = {"f1": "F1", "r2": "R²"}
+
 ADVICE: dict[str, str] = {
     "uncovered": "hold out fewer compositions, or check the split (recombine check) before asking about the network",
     "not learned": "train longer, try another learning rate, or a larger network; then ask again",
@@ -178,12 +180,15 @@ def _explain(verdict: Verdict, evidence: dict[str, Any]) -> str:
         return f"It recombines: {both}."
     read = evidence["decodability"]
     seen = (
-        f"a linear decoder of {read['site']} has {read['metric']} {read['held_out']:.2f} there "
+        f"a linear decoder of {read['site']} has {DECODER_TITLES[read['metric']]} {read['held_out']:.2f} there "
         f"({read['trained']:.2f} on trained ones, {read['baseline']:.2f} without information)"
     )
     if verdict == "inferred but unused":
         return f"It infers modules but does not use them: {both}, yet {seen}."
-    return f"Nothing shows that it infers the modules of new compositions: {both}, and {seen}."
+    return (
+        f"Nothing shows that it infers the modules of new compositions: {both}, and {seen}. What a linear decoder cannot "
+        f"read may still be there."
+    )
 
 
 def read_decodability(probe: Json) -> Decodability | None:

@@ -10,12 +10,10 @@ from rich.table import Table
 
 from recombine.cli import parse
 from recombine.commands.console import METRIC_TITLES, Output, format_number
-from recombine.diagnose import Diagnosis, diagnose_run
+from recombine.diagnose import DECODER_TITLES, Diagnosis, diagnose_run
 from recombine.errors import InputError
-from recombine.probe import probe_run
+from recombine.probe import is_probed, probe_run
 from recombine.store import RunDirectory
-
-DECODER_TITLES = {"f1": "F1", "r2": "R²"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +33,7 @@ def run(argv: list[str]) -> None:
     directory = RunDirectory.open(options.run)
     if not directory.finished:
         raise InputError(f"{directory.path} has no result.json: expected a finished run")
-    if not (directory.path / "probe.json").exists():
+    if not is_probed(directory):
         say = (lambda _: None) if options.json else (lambda part: options.say(f"probe: {part}"))
         probe_run(options.run, num_instances=options.num_instances, tsne=False, device=options.device, say=say)
     found = diagnose_run(options.run)

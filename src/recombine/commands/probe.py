@@ -62,9 +62,10 @@ def tables(numbers: Json) -> list[Table | str]:
     if "decoders" in numbers:
         read = numbers.get("reading", {"labels": "labels", "instances": "the rows of the file"})
         shown.append(decoder_table(numbers["decoders"], f"{read['labels']}, decoded from {read['instances']}"))
-    if "decoders_pictured" in numbers:
-        pictured = numbers["reading"]["pictured"]
-        shown.append(decoder_table(numbers["decoders_pictured"], f"the same, {pictured}"))
+    for variant in ("pictured", "same_query"):
+        if f"decoders_{variant}" in numbers:
+            words = numbers["reading"][variant]
+            shown.append(decoder_table(numbers[f"decoders_{variant}"], f"the same, {words}"))
     if "structure" in numbers:
         shown.append(structure_table(numbers["structure"]))
     if "ablations" in numbers:
@@ -138,7 +139,7 @@ def head_table(ablations: Json, num_heads: int = 3) -> Table:
 def swap_table(swap: Json) -> Table:
     """What the answer follows when the last token gets the codes of another instance."""
     by_rule = swap["kind"] == "rules"
-    columns = ("other", "own", "neither", "same_rule") if by_rule else ("follows",)
+    first, *others = ("other", "own", "same_rule") if by_rule else ("follows",)
     caption = (
         "other, own: the answer follows the swapped-in rule, or its own; same rule: right, with codes of its own rule"
     )
@@ -147,14 +148,15 @@ def swap_table(swap: Json) -> Table:
     )
     for name in ("split", "layers", "keys"):
         table.add_column(name)
-    for name in columns:
+    for name in (first, "95 % interval", *others):
         table.add_column(name.replace("_", " "), justify="right")
     for split, each in swap["splits"].items():
-        if by_rule:
-            table.add_row(split, "none", "", *(format_number(each["base"].get(name)) for name in columns))
-        for arm in each["arms"]:
-            layers = " ".join(map(str, arm["layers"]))
-            table.add_row(split, layers, arm["keys"], *(format_number(arm[name]) for name in columns))
+        rows = [("none", "", each["base"])] if by_rule else []
+        rows += [(" ".join(map(str, arm["layers"])), arm["keys"], arm) for arm in each["arms"]]
+        for layers, keys, row in rows:
+            interval = " … ".join(map(format_number, row["interval"]))
+            more = [format_number(row.get(name)) for name in others]
+            table.add_row(split, layers, keys, format_number(row[first]), interval, *more)
     return table
 
 

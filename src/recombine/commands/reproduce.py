@@ -14,12 +14,17 @@ from rich.table import Table
 from recombine.cli import parse
 from recombine.commands.check import audit_table, audits_as_dict
 from recombine.commands.console import Output, format_number, format_score, progress_bar
-from recombine.errors import check_choice
+from recombine.diagnose import diagnose_run
+from recombine.errors import InputError, check_choice
 from recombine.evaluate import METRIC_TITLES, compare
+from recombine.probe import is_probed, probe_run
 from recombine.recipes import EXPERIMENTS, Experiment, Scale
 from recombine.report.html import write_report
 from recombine.run import train_run
-from recombine.store import Json
+from recombine.store import Json, RunDirectory
+
+NUM_PROBED = 1_000  # instances a split; `recombine probe RUN` takes more, and more time
+NUM_PICTURED = 800  # points of a map
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +41,8 @@ class ReproduceOptions(Output):
     """auto, cpu, cuda, ..."""
     report: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """Write an HTML report to this file."""
+    probe: bool = True
+    """For the report, look inside each run and say why it does or does not recombine."""
 
 
 def run(argv: list[str]) -> None:
@@ -54,6 +61,8 @@ def run(argv: list[str]) -> None:
             directory = train_run(config, out=options.out, device=options.device, watch=watch)
         results[label] = directory.read_json("result.json")
         paths.append(directory.path)
+        if options.report is not None and options.probe:
+            look_inside(directory, options, label)
     if options.report is not None:
         write_report(paths, options.report, title=experiment.question)
     value = {
@@ -69,6 +78,18 @@ def run(argv: list[str]) -> None:
         return
     closing.insert(0, "intervals come from a bootstrap over combinations; differences are paired")
     options.show(value, comparison_table(experiment, results, options.scale), *closing)
+
+
+def look_inside(run: RunDirectory, options: ReproduceOptions, label: str) -> None:
+    """Probe and diagnose a run, in seconds; what cannot be done is said, and left out of the report."""
+    if not options.json:
+        options.say(f"looking inside {label}")
+    try:
+        if not is_probed(run):
+            probe_run(run.path, num_instances=NUM_PROBED, num_pictured=NUM_PICTURED, device=options.device)
+        diagnose_run(run.path)
+    except InputError as error:
+        options.say(f"{label} is left out of what happens inside: {error}")
 
 
 def comparison_table(experiment: Experiment, results: Json, scale: Scale) -> Table:

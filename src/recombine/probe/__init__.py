@@ -5,8 +5,8 @@ and for a file of activations. A key is missing where its part was skipped; `ski
 
 probe.json
     run, task, label            of the run (not from `examine`)
-    version, num_instances      of this format (1); instances a split
-    reading                     {instances, codes, labels, pictured}: what was read, in words
+    version, num_instances      of this format (2); instances a split
+    reading                     {instances, codes, labels}: what was read, in words; and the instances of each variant
     modules                     names, in the order of the columns of `labels`
     num_compositions            {fit, id, ood}: how many were seen
     sites                       [{name, kind, layer}]: codes.0, residual.0, hidden.0, ...
@@ -18,8 +18,8 @@ probe.json
                                  majority, control, selectivity, untrained: each {f1, accuracy, auc, exact, r2}};
                                  r2 alone where labels are not 0 and 1
         modules                 {id, ood: {module: {f1, accuracy, auc} or {r2}}} }}
-    decoders_pictured           the same for the reading that pictures are made of, where it is another (fuzzy logic: every
-                                function with the same examples, as in figure 2B)
+    decoders_VARIANT            the same of the codes of other instances. Of fuzzy logic: pictured (every function with the
+                                same examples, as in figure 2B; pictures are made of these) and same_query
     best_site                   the site with the best cross-validated score: chosen without looking at id or ood
     structure                   {site: {target, module: {purity, chance, silhouette}}}
     similarity                  {site: {modules: [names], cosine: [[...]], centred: [[...]]}}
@@ -28,11 +28,11 @@ probe.json
                                  layers: [{layer, kind: zero | mean | swap, test, ood: {change, low, high}}],
                                  heads: [{layer, head, kind: zero | mean, test, ood: {change, low, high}}]}
     swap                        of SRAVEN: {kind: "rules", num_instances, rules: [names], splits: {test, ood: {num_rows,
-                                 base: {other, own, neither}, base_accuracy,
-                                 arms: [{layers: [...], keys: probed | all, other, own, neither, same_rule}],
+                                 base: {other, own, neither, interval}, base_accuracy,
+                                 arms: [{layers: [...], keys: probed | all, other, own, neither, interval, same_rule}],
                                  by_rule: [[own rule][swapped-in rule], null where there is no instance]}}}
                                 of fuzzy logic: {kind: "functions", num_instances, splits: {test, ood: {num_rows,
-                                 arms: [{layers, keys, follows}]}}}
+                                 arms: [{layers, keys, follows, interval}]}}}
     skipped                     {part or site: reason}
     seconds                     {collect, decode, structure, tsne, ablate, swap, total}
     tsne_share                  of the total, 0 to 1
@@ -48,7 +48,7 @@ probe.npz
 
 from recombine.probe.collect import collect
 from recombine.probe.decode import decode
-from recombine.probe.examine import Examination, examine, examine_activations, probe_run
+from recombine.probe.examine import Examination, examine, examine_activations, is_probed, probe_run
 from recombine.probe.observations import Observations, load_observations
 from recombine.probe.readings import Reading, read_task
 
@@ -60,6 +60,7 @@ __all__ = [
     "decode",
     "examine",
     "examine_activations",
+    "is_probed",
     "load_observations",
     "probe_run",
     "read_task",

@@ -73,7 +73,10 @@ def collect(
     sites: Sequence[str] | None = None,
     device: torch.device | str = "cpu",
 ) -> Observations:
-    """Observe the first instances of `test`, half of them to fit on, and of `ood`."""
+    """Observe the first instances of `test`, half of them to fit on, and of `ood`.
+
+    Of `sites` each must be there; without, the sites of `find_sites` that give something.
+    """
     check_positive(num_instances=num_instances)
     task, found = reading.task, find_sites(model, sites)
     batches: list[tuple[SplitName, Batch, dict[str, Tensor]]] = []
@@ -82,9 +85,12 @@ def collect(
             continue
         for batch in reading.batches(split, num_instances, device):
             batches.append((split, batch, observe(model, batch.inputs, found, reading.keys)))
+    unseen = {site.name: _explain_silence(site) for site in found if site.name not in batches[0][2]}
+    if unseen and (sites is not None or not batches[0][2]):
+        raise InputError(next(iter(unseen.values())))
     activations = {name: torch.cat([seen[name] for _, _, seen in batches]).numpy() for name in batches[0][2]}
     faults = {name: find_fault(values) for name, values in activations.items()}
-    skipped = {name: f"{name} {fault}" for name, fault in faults.items() if fault is not None}
+    skipped = unseen | {name: f"{name} {fault}" for name, fault in faults.items() if fault is not None}
     if not has_codes(model):
         skipped["codes"] = f"{type(model).__name__} has no latent codes: its forward takes no return_codes"
     sides = [np.where(np.arange(num_instances) % 2 == 0, "fit", "id").astype("<U3"), np.full(num_instances, "ood")]
@@ -103,7 +109,7 @@ def collect(
 
 
 def observe(model: nn.Module, inputs: Tensor, sites: Sequence[Site], keys: Sequence[int]) -> dict[str, Tensor]:
-    """The activations of the last token at each site, codes first where the model has them; (rows, features) on the CPU."""
+    """The activations of the last token at each site that gives some, codes first; (rows, features) on the CPU."""
     seen: dict[str, list[Tensor]] = {}
     with evaluating(model), ExitStack() as hooks:
         for site in sites:
@@ -115,11 +121,13 @@ def observe(model: nn.Module, inputs: Tensor, sites: Sequence[Site], keys: Seque
             for layer, code in enumerate(model(chunk, return_codes=True)[1]):
                 pairs = code[:, :, -1, list(keys)].transpose(1, 2)
                 seen.setdefault(f"codes.{layer}", []).append(pairs.flatten(1).float().cpu())
-    for site in sites:
-        if site.name not in seen:
-            raise InputError(f"submodule {site.path!r} was not called, or gave no tensor: expected one that is used")
-    codes = [name for name in seen if name not in {site.name for site in sites}]
-    return {name: torch.cat(seen[name]) for name in [*codes, *(site.name for site in sites)]}
+    named = [site.name for site in sites]
+    codes = [name for name in seen if name not in named]
+    return {name: torch.cat(seen[name]) for name in [*codes, *(name for name in named if name in seen)]}
+
+
+def _explain_silence(site: Site) -> str:
+    return f"submodule {site.path!r} was not called, or gave no tensor: expected one that is used"
 
 
 @contextmanager

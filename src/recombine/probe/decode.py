@@ -5,37 +5,42 @@ A decoder learns from the rows `fit` alone and is scored on `id` (other instance
 regularisation is chosen on the fitting side, by cross-validation over *compositions*: a strength that only remembers
 compositions is not chosen. Three scores stand beside each score:
 
-- majority: what the frequencies of the labels give without looking at activations;
+- majority: the best that a decoder can say without looking at activations: always yes for F1, the more frequent answer for
+  the rest;
 - control: a decoder of the same kind and strength for labels dealt anew to the kinds of rows (a kind: composition and
   labels), so that they can be remembered but not understood (Hewitt & Liang 2019);
 - selectivity: the score minus the control's. It separates a code that carries modules from one that only tells
   compositions apart.
 
-Scores: `f1`, `accuracy` and `auc` (the area under the ROC curve: how often a row with the module is ranked above one without,
-which needs no threshold), means over modules of one logistic decoder each; `exact`, how often the modules with the
-highest scores (as many as the row has) are exactly the row's; `r2` of ridge regression to the labels, pooled over modules.
+Scores: `f1`, `accuracy` (the mean of that on rows with the module and on rows without) and `auc` (the area under the ROC
+curve: how often a row with the module is ranked above one without, which needs no threshold), means over modules of one
+logistic decoder each, for which both classes weigh the same; `exact`, how often the modules with the highest scores (as many
+as the row has) are exactly the row's; `r2` of ridge regression to the labels, pooled over modules.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from jaxtyping import Bool, Float, Int
 
 from recombine.errors import InputError
-from recombine.probe.linear import Weights, decide, fit_logistic, fit_ridge
+from recombine.probe.linear import Weights, decide, fit_logistic_path, fit_ridge_path
 from recombine.probe.observations import Observations
 
-LOGISTIC_STRENGTHS = (1e-3, 1e-1, 10.0)
+LOGISTIC_STRENGTHS = (1e-3, 1e-1, 10.0)  # from strong regularisation to weak
 RIDGE_STRENGTHS = (1e-4, 1e-2, 1.0)
 NUM_FOLDS = 3
 MAX_FITTING_ROWS = 4_000  # more would hardly move a linear decoder
 MAX_SELECTION_ROWS = 2_000  # of these, to choose the strength on
 
 Scores = dict[str, float]
-Fit = Callable[..., Weights]
+FitPath = Callable[[np.ndarray, np.ndarray, Sequence[float]], Iterator[Weights]]
 
 
 def decode(observations: Observations, *, seed: int = 0, controlled: bool = True) -> dict[str, Any]:
@@ -44,12 +49,11 @@ def decode(observations: Observations, *, seed: int = 0, controlled: bool = True
 
     modules = decodable_modules(observations)
     control = deal_labels(observations, seed) if controlled else None
-    # thousands of small products: on a busy machine, threads that wait for each other would cost most
-    with threadpool_limits(1):
-        return {
-            site: _decode_site(values, observations, modules, control)
-            for site, values in observations.activations.items()
-        }
+    decode_site = partial(_decode_site, observations=observations, modules=modules, control=control)
+    # thousands of small products: a thread for each site, none within a product, where they would wait for each other
+    with threadpool_limits(1), ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        found = pool.map(decode_site, observations.activations.values())
+        return dict(zip(observations.activations, found, strict=True))
 
 
 def decodable_modules(observations: Observations) -> Int[np.ndarray, " modules"]:
@@ -85,22 +89,20 @@ def _decode_site(
     found |= {split: {"majority": {}, "control": {}, "selectivity": {}} for split in splits}
     names = [observations.modules[module] for module in modules]
     for name in ("logistic", "ridge") if observations.binary else ("ridge",):
-        fit, _, score = KINDS[name]
+        fit_path, _, score = KINDS[name]
         strength, expected = choose_strength(x, labels, observations.composition, fitted, name)
         found["strength"][name] = strength
         found["cross_validated"] |= expected
-        weights = fit(x[fitted], labels[fitted], strength=strength)
-        frequent = np.zeros_like(weights)
-        frequent[-1] = _constant(labels[fitted], name)
+        weights = next(fit_path(x[fitted], labels[fitted], [strength]))
         for split in splits:
             rows = observations.rows(split)
             found[split] |= score(decide(x[rows], weights), labels[rows])
-            found[split]["majority"] |= score(decide(x[rows], frequent), labels[rows])
+            found[split]["majority"] |= _score_constant(labels[fitted], labels[rows], name)
             if name == "logistic" or not observations.binary:
                 found["modules"][split] = _score_modules(decide(x[rows], weights), labels[rows], names, score)
         if control is not None:
             dealt = control[:, modules]
-            weights = fit(x[fitted], dealt[fitted], strength=strength)
+            weights = next(fit_path(x[fitted], dealt[fitted], [strength]))
             for split in splits:
                 rows = observations.rows(split)
                 others = score(decide(x[rows], weights), dealt[rows])
@@ -109,10 +111,12 @@ def _decode_site(
     return found
 
 
-def _constant(labels: np.ndarray, kind: str) -> np.ndarray:
-    """The best decision without activations."""
-    frequency = labels.mean(axis=0)
-    return frequency if kind == "ridge" else np.log(frequency / (1 - frequency))
+def _score_constant(fitted: np.ndarray, labels: np.ndarray, kind: str) -> Scores:
+    """The best score without activations: the mean, the more frequent answer, and for F1 always yes."""
+    frequency = np.broadcast_to(fitted.mean(axis=0), labels.shape)
+    if kind == "ridge":
+        return score_values(frequency, labels)
+    return score_presence(frequency - 0.5, labels) | {"f1": score_presence(np.ones_like(labels), labels)["f1"]}
 
 
 def _score_modules(
@@ -138,24 +142,31 @@ def choose_strength(
 ) -> tuple[float, Scores]:
     """The strength that does best on compositions left out of the fit, and its scores there.
 
-    Of equals the stronger regularisation wins. With fewer than two compositions there is nothing to leave out: it is then the
-    middle strength, without scores.
+    Regularisation is weakened until that no longer helps. With fewer than two compositions there is nothing to leave out: it
+    is then the middle strength, without scores.
     """
     from sklearn.model_selection import GroupKFold
 
-    fit, strengths, score = KINDS[kind]
+    fit_path, strengths, score = KINDS[kind]
     rows = fitted[:MAX_SELECTION_ROWS]
     num_folds = min(NUM_FOLDS, len(np.unique(composition[rows])))
     if num_folds < 2:
-        return sorted(strengths)[len(strengths) // 2], {}
-    left_out = {strength: np.zeros_like(labels[rows]) for strength in strengths}
-    for inside, outside in GroupKFold(num_folds).split(rows, groups=composition[rows]):
-        for strength in strengths:
-            weights = fit(x[rows[inside]], labels[rows[inside]], strength=strength)
-            left_out[strength][outside] = decide(x[rows[outside]], weights)
-    scores = {strength: score(z, labels[rows]) for strength, z in left_out.items()}
-    best = max(sorted(strengths), key=lambda strength: next(iter(scores[strength].values())))
-    return best, scores[best]
+        return strengths[len(strengths) // 2], {}
+    folds = [(rows[a], rows[b]) for a, b in GroupKFold(num_folds).split(rows, groups=composition[rows])]
+    paths = [fit_path(x[inside], labels[inside], strengths) for inside, _ in folds]
+    outside = np.concatenate([each for _, each in folds])
+    best: tuple[float, Scores] = (strengths[0], {})
+    for strength, fits in zip(strengths, zip(*paths, strict=True), strict=True):
+        left_out = [decide(x[each], weights) for (_, each), weights in zip(folds, fits, strict=True)]
+        scores = score(np.concatenate(left_out), labels[outside])
+        if best[1] and _headline(scores) <= _headline(best[1]):
+            break
+        best = strength, scores
+    return best
+
+
+def _headline(scores: Scores) -> float:
+    return next(iter(scores.values()))
 
 
 def score_presence(z: Float[np.ndarray, "rows modules"], labels: Float[np.ndarray, "rows modules"]) -> Scores:
@@ -166,8 +177,9 @@ def score_presence(z: Float[np.ndarray, "rows modules"], labels: Float[np.ndarra
     varying = truth.any(axis=0) & ~truth.all(axis=0)
     hits = (truth & said).sum(axis=0)
     f1 = 2 * hits / np.maximum(truth.sum(axis=0) + said.sum(axis=0), 1)
-    accuracy = (truth == said).mean(axis=0)
     num_present, num_absent = truth.sum(axis=0), (~truth).sum(axis=0)
+    rejections = (~truth & ~said).sum(axis=0)
+    accuracy = (hits / np.maximum(num_present, 1) + rejections / np.maximum(num_absent, 1)) / 2
     rank_sums = (rankdata(z, axis=0) * truth).sum(axis=0) - num_present * (num_present + 1) / 2
     auc = rank_sums / np.maximum(num_present * num_absent, 1)
     means = {name: _mean(each[varying]) for name, each in (("f1", f1), ("accuracy", accuracy), ("auc", auc))}
@@ -193,7 +205,7 @@ def score_values(z: Float[np.ndarray, "rows modules"], labels: Float[np.ndarray,
     return {"r2": float(1 - error / total) if total > 0 else 0.0}
 
 
-KINDS: dict[str, tuple[Fit, Sequence[float], Callable[..., Scores]]] = {
-    "logistic": (fit_logistic, LOGISTIC_STRENGTHS, score_presence),
-    "ridge": (fit_ridge, RIDGE_STRENGTHS, score_values),
+KINDS: dict[str, tuple[FitPath, Sequence[float], Callable[..., Scores]]] = {
+    "logistic": (fit_logistic_path, LOGISTIC_STRENGTHS, score_presence),
+    "ridge": (fit_ridge_path, RIDGE_STRENGTHS, score_values),
 }

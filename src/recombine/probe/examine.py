@@ -22,19 +22,26 @@ from torch import nn
 from recombine.errors import InputError
 from recombine.models import build_model
 from recombine.probe.ablate import measure_ablations
-from recombine.probe.collect import can_intervene, collect
+from recombine.probe.collect import can_intervene, collect, has_codes
 from recombine.probe.decode import MAX_FITTING_ROWS, decode
 from recombine.probe.observations import Observations, load_observations
 from recombine.probe.readings import Reading, read_task
-from recombine.probe.structure import PERPLEXITY, embed, measure_similarity, measure_structure, sample_rows
+from recombine.probe.structure import (
+    NUM_SAMPLED,
+    PERPLEXITY,
+    embed,
+    measure_similarity,
+    measure_structure,
+    sample_rows,
+)
 from recombine.probe.swap import SWAPS
 from recombine.run import load_run, resolve_device
-from recombine.store import Json
+from recombine.store import Json, RunDirectory
 from recombine.tasks import Task
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 NUM_INSTANCES = 4_000
-MAX_PICTURED = 4_000  # instances a split of a reading made for pictures
+MAX_VARIANT = 2_000  # instances a split of other readings, of which only the codes are read
 
 Say = Callable[[str], None]
 
@@ -87,6 +94,7 @@ def examine(
     untrained: nn.Module | None = None,
     sites: Sequence[str] | None = None,
     num_instances: int = NUM_INSTANCES,
+    num_pictured: int = NUM_SAMPLED,
     tsne: bool = True,
     save_activations: bool = False,
     device: str = "auto",
@@ -102,19 +110,21 @@ def examine(
         raise InputError(found.numbers["skipped"]["collect"])
     _describe(found, observations)
     _decode(found, "decoders", observations, task.seed)
-    pictured, fewer = observations, min(num_instances, MAX_PICTURED)
-    if type(reading.pictured) is not type(reading):
+    pictured, fewer = observations, min(num_instances, MAX_VARIANT)
+    variants = reading.variants if has_codes(model) else {}
+    for name, variant in variants.items():
         with found.part("collect"):
-            pictured = collect(model, reading.pictured, num_instances=fewer, sites=sites, device=place)
-        _decode(found, "decoders_pictured", pictured, task.seed)
+            seen = collect(model, variant, num_instances=fewer, sites=(), device=place)
+        _decode(found, f"decoders_{name}", seen, task.seed)
+        found.numbers["reading"][name] = variant.instances
+        pictured = seen if name == "pictured" else pictured
     if untrained is not None:
         untrained = untrained.to(place)
-        _decode_untrained(found, "decoders", untrained, reading, num_instances, task.seed)
-        if pictured is not observations:
-            _decode_untrained(found, "decoders_pictured", untrained, reading.pictured, fewer, task.seed)
-    found.numbers["reading"]["pictured"] = reading.pictured.instances
+        _decode_untrained(found, "decoders", untrained, reading, num_instances, task.seed, sites)
+        for name, variant in variants.items():
+            _decode_untrained(found, f"decoders_{name}", untrained, variant, fewer, task.seed, ())
     found.arrays |= observations.as_arrays(kinds=("",) if save_activations else ("codes",))
-    _picture(found, pictured, task.seed, tsne)
+    _picture(found, pictured, task.seed, tsne, size=num_pictured)
     _intervene(found, model, task, reading, num_instances, place)
     return found.close()
 
@@ -135,6 +145,7 @@ def probe_run(
     path: Path | str,
     *,
     num_instances: int = NUM_INSTANCES,
+    num_pictured: int = NUM_SAMPLED,
     tsne: bool = True,
     save_activations: bool = False,
     device: str = "auto",
@@ -148,6 +159,7 @@ def probe_run(
         config.task,
         untrained=build_model(config.model, config.task, seed=seed),
         num_instances=num_instances,
+        num_pictured=num_pictured,
         tsne=tsne,
         save_activations=save_activations,
         device=device,
@@ -160,6 +172,13 @@ def probe_run(
     run.write_bytes("probe.npz", content.getvalue())
     run.write_json("probe.json", numbers)
     return numbers
+
+
+def is_probed(run: RunDirectory) -> bool:
+    """Whether a run has the files of a probe of this version."""
+    if not all((run.path / name).exists() for name in ("probe.json", "probe.npz")):
+        return False
+    return run.read_json("probe.json").get("version") == FORMAT_VERSION
 
 
 def _start(num_instances: int, reading: Reading | None) -> Json:
@@ -199,12 +218,19 @@ def _find_best(decoders: Json) -> str | None:
 
 
 def _decode_untrained(
-    found: Examination, key: str, model: nn.Module, reading: Reading, num_instances: int, seed: int
+    found: Examination,
+    key: str,
+    model: nn.Module,
+    reading: Reading,
+    num_instances: int,
+    seed: int,
+    sites: Sequence[str] | None,
 ) -> None:
     """The scores that the same network had before training, fitted on as many rows."""
     num_instances = min(num_instances, 2 * MAX_FITTING_ROWS)
     with found.part("collect"):
-        observations = collect(model, reading, num_instances=num_instances, device=next(model.parameters()).device)
+        place = next(model.parameters()).device
+        observations = collect(model, reading, num_instances=num_instances, sites=sites, device=place)
     with found.part("decode"):
         for site, each in decode(observations, seed=seed, controlled=False).items():
             for split in ("id", "ood"):
@@ -214,11 +240,16 @@ def _decode_untrained(
 
 
 def _picture(
-    found: Examination, observations: Observations, seed: int, tsne: bool, kinds: tuple[str, ...] = ("codes.",)
+    found: Examination,
+    observations: Observations,
+    seed: int,
+    tsne: bool,
+    kinds: tuple[str, ...] = ("codes.",),
+    size: int = NUM_SAMPLED,
 ) -> None:
     """Structure, similarity and t-SNE of the codes."""
     sites = [name for name in observations.activations if name.startswith(kinds)]
-    rows = sample_rows(observations)
+    rows = sample_rows(observations, size)
     numbers: dict[str, Any] = found.numbers
     if not sites or len(rows) < 2:
         numbers["skipped"]["structure"] = "there are no latent codes" if not sites else "there are too few rows"

@@ -6,7 +6,8 @@ the rule of the last feature is known: the last query token attending to the sam
 (section 4). Sequence teachers are read at the last token, with the teacher's hidden state in place of modules.
 
 The paper's pictures and decoders of fuzzy logic show the same examples to every function: only the function and the query
-vary. That is far easier to decode than instances as trained on, so it is a reading of its own, for pictures.
+vary. Its other choice is the same query for all: only the function and its examples vary. Both are easier to decode than
+instances as trained on, so they are readings of their own; pictures are made of the first.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ class Reading:
         self.task = task
 
     @property
-    def pictured(self) -> Reading:
-        """What pictures are made of, where that is not the same."""
-        return self
+    def variants(self) -> dict[str, Reading]:
+        """Other instances whose codes are read too, by name; pictures are made of those named `pictured`."""
+        return {}
 
     def batches(self, split: SplitName, num_instances: int, device: torch.device | str) -> Iterable[Batch]:
         """The first instances of a split."""
@@ -77,11 +78,11 @@ class Reading:
 
 
 class FuzzyLogicReading(Reading):
-    """Fuzzy logic, read as any task; its pictures show functions of one fixed set of examples."""
+    """Fuzzy logic, read as any task, and with examples or query fixed."""
 
     @property
-    def pictured(self) -> Reading:
-        return FixedReading(self.task, "context")
+    def variants(self) -> dict[str, Reading]:
+        return {"pictured": FixedReading(self.task, "context"), "same_query": FixedReading(self.task, "query")}
 
 
 class FixedReading(Reading):

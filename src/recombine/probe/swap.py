@@ -11,7 +11,8 @@ and s the answer after the swap, `follows` is the slope Σ (s - y)(d - y) / Σ (
 the answer is the donor's. In the first layer the query attending to itself has not met its examples, unless a softmax
 over keys weighs it against them: exactly 0.
 
-Each is done for every layer alone and for all together, for the pairs that are probed and for the codes with all keys.
+Each is done for every layer alone and for all together, for the pairs that are probed and for the codes with all keys. The
+95 % interval of `other` and of `follows` comes from a bootstrap over compositions.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from recombine.errors import InputError
+from recombine.evaluate import CompositionSums
 from recombine.models.transformer import CodeMap
 from recombine.probe.ablate import find_partners
 from recombine.probe.collect import CHUNK_SIZE, evaluating
 from recombine.probe.readings import FixedReading, Reading
-from recombine.tasks import Batch, SplitName
+from recombine.tasks import Batch, Ratio, SplitName
 from recombine.tasks.sraven_rules import DISTRIBUTE, RULES, deduce_last
 
 MAX_INSTANCES = 1_000  # a split
@@ -103,10 +105,11 @@ def swap_rules(
             controls = [each[:, -1].argmax(dim=-1) for each in swap_codes(model, batch.inputs, twin, arms)]
             found["splits"][split] = {
                 "num_rows": int(told.sum()),
-                "base": _count(base, own, other, told),
+                "base": _count(base, own, other, told) | {"interval": _bound(base == other, told, batch)},
                 "base_accuracy": float((base == own).double().mean()),
                 "arms": [
                     {"layers": list(layers), "keys": name, **_count(answer, own, other, told)}
+                    | {"interval": _bound(answer == other, told, batch)}
                     | {"same_rule": float((control == own)[has_twin].double().mean())}
                     for (layers, name, _), answer, control in zip(arms, answers, controls, strict=True)
                 ],
@@ -128,6 +131,13 @@ def _count(answer: Tensor, own: Tensor, other: Tensor, told: Bool[Tensor, " rows
     follows_other, follows_own = (answer == other).double().mean(), (answer == own).double().mean()
     neither = 1 - follows_other - follows_own
     return {"other": float(follows_other), "own": float(follows_own), "neither": max(float(neither), 0.0)}
+
+
+def _bound(follows: Tensor, weight: Tensor, batch: Batch) -> list[float]:
+    """The 95 % interval of the weighted mean."""
+    sums = CompositionSums(int(batch.composition.max()) + 1)
+    sums.add({"follows": Ratio(follows.double() * weight, weight.double())}, batch)
+    return list(sums.interval("follows"))
 
 
 def _count_by_rule(
@@ -155,11 +165,16 @@ def swap_functions(
             own = model(batch.inputs).flatten(1)[:, -1].double()
             gap = own[partner] - own
             answers = [each.flatten(1)[:, -1].double() for each in swap_codes(model, batch.inputs, partner, arms)]
-            slopes = [((answer - own) * gap).sum() / gap.square().sum().clamp_min(1e-12) for answer in answers]
+            weight = gap.square().clamp_min(1e-12)
+            slopes = [(answer - own) * gap / weight for answer in answers]
             found["splits"][split] = {
                 "num_rows": len(batch),
                 "arms": [
-                    {"layers": list(layers), "keys": name, "follows": float(slope)}
+                    {"layers": list(layers), "keys": name}
+                    | {
+                        "follows": float((slope * weight).sum() / weight.sum()),
+                        "interval": _bound(slope, weight, batch),
+                    }
                     for (layers, name, _), slope in zip(arms, slopes, strict=True)
                 ],
             }

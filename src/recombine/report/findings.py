@@ -14,7 +14,7 @@ from recombine.errors import InputError
 from recombine.report.runs import ReportRun
 from recombine.store import Json
 
-PROBE_VERSION = 1
+PROBE_VERSION = 2
 VERDICTS = {  # as diagnose.py has them: how good the news is
     "solved": "good",
     "ambiguous": "good",
@@ -24,6 +24,12 @@ VERDICTS = {  # as diagnose.py has them: how good the news is
     "uncovered": "open",
 }
 UNINFORMED = ("majority", "control", "untrained")
+READINGS = {  # decoders of probe.json, and where the instances that they read are described
+    "decoders": "instances",
+    "decoders_pictured": "pictured",
+    "decoders_same_query": "same_query",
+}
+DECODER_METRICS = ("f1", "accuracy", "auc", "exact", "r2")
 
 T = TypeVar("T")
 Found = list[tuple[ReportRun, T]]
@@ -127,7 +133,7 @@ def read_decoders(run: ReportRun, key: str) -> list[Decoded] | None:
     for site, each in probe[key].items():
         kind, layer = places.get(site, ("site", None))
         scores: dict[str, dict[str, float | None]] = {}
-        for metric in ("f1", "accuracy", "r2"):
+        for metric in DECODER_METRICS:
             ood = each.get("ood", {})
             values = {split: as_number(each.get(split, {}).get(metric)) for split in ("id", "ood")}
             values |= {name: as_number(ood.get(name, {}).get(metric)) for name in UNINFORMED}

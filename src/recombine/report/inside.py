@@ -6,16 +6,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from recombine.report import inside_figures
+from recombine.report import inside_figures, swap_figures
 from recombine.report.explorer import explorer_figure, read_map
 from recombine.report.figures import Figure
-from recombine.report.findings import gather, read_decoders, read_diagnosis, read_similarity
+from recombine.report.findings import DECODER_METRICS, READINGS, gather, read_decoders, read_diagnosis, read_similarity
 from recombine.report.gallery import read_gallery
-from recombine.report.interventions import read_ablations, read_swap
+from recombine.report.interventions import Change, read_ablations, read_swap
 from recombine.report.runs import ReportRun
 from recombine.report.section import Section
-
-READINGS = {"decoders": "instances", "decoders_pictured": "pictured"}  # of probe.json: where their description is
 
 
 def verdict_section(runs: Sequence[ReportRun]) -> Section | None:
@@ -35,7 +33,7 @@ def decodability_section(runs: Sequence[ReportRun]) -> Section | None:
             words = {_describe_reading(run, described) for run, _ in found}
             metrics = [
                 metric
-                for metric in ("f1", "accuracy", "r2")
+                for metric in DECODER_METRICS
                 if any(metric in each.scores for _, sites in found for each in sites)
             ]
             kinds = list(dict.fromkeys(each.kind for _, sites in found for each in sites))
@@ -85,8 +83,12 @@ def ablations_section(runs: Sequence[ReportRun]) -> Section | None:
         for kind in dict.fromkeys(change.kind for change in each["heads"]):
             drawn[f"heads-{run.series}-{kind}"] = inside_figures.heads_figure(run, each, kind)
     for run, swap in swaps:
-        draw = inside_figures.rules_figure if swap["kind"] == "rules" else inside_figures.functions_figure
+        draw = swap_figures.rules_figure if swap["kind"] == "rules" else swap_figures.functions_figure
         drawn |= {f"swap-{run.series}-{split}": draw(rows) for split, rows in swap["splits"].items()}
+        drawn |= {
+            f"by-rule-{run.series}-{split}": swap_figures.by_rule_figure(each)
+            for split, each in swap["by_rule"].items()
+        }
     content = {
         "found": found,
         "swaps": swaps,
@@ -119,10 +121,20 @@ def _title_site(site: str) -> str:
     return f"{kind}, layer {layer}" if kind and layer.isdigit() else site
 
 
+def _by_head(changes: Sequence[Change]) -> dict[tuple[int, int | None], dict[str, Change]]:
+    """{(layer, head): {kind: change}}."""
+    heads: dict[tuple[int, int | None], dict[str, Change]] = {}
+    for each in changes:
+        heads.setdefault((each.layer, each.head), {})[each.kind] = each
+    return heads
+
+
 INSIDE_FILTERS: dict[str, Callable[..., Any]] = {
     "site": _title_site,
+    "decoder": lambda metric: inside_figures.DECODER_TITLES[metric],
     "kind": lambda kind: inside_figures.KIND_TITLES.get(kind, kind),
     "zip": lambda first, second: list(zip(first, second, strict=True)),
+    "by_head": lambda changes: list(_by_head(changes).items()),
     "selectin": lambda options, values: [each for each in options if each[0] in values],
     "capitalize_first": lambda text: text[:1].upper() + text[1:].rstrip("."),
 }

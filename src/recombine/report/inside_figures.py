@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from recombine.report.figures import Figure, choose_dash, colour_of, make_annotation, make_figure, metric_title, plain
 from recombine.report.findings import Decoded, Found
@@ -11,7 +10,13 @@ from recombine.report.interventions import Change
 from recombine.report.runs import ReportRun
 from recombine.store import Json
 
-DECODER_TITLES = {"f1": "F1", "accuracy": "accuracy", "r2": "R²"}
+DECODER_TITLES = {
+    "f1": "F1",
+    "accuracy": "balanced accuracy",
+    "auc": "area under the ROC curve",
+    "exact": "all modules right",
+    "r2": "R²",
+}
 KIND_TITLES = {"codes": "Latent codes", "residual": "Residual stream", "hidden": "Hidden activations", "site": "Sites"}
 SPLIT_WORDS = {"test": "seen", "ood": "unseen"}
 CHANGE_WORDS = {"zero": "zero", "mean": "mean", "swap": "another’s"}
@@ -25,7 +30,7 @@ def decodability_figure(found: Found[list[Decoded]], metric: str, kind: str) -> 
     for run, sites in found:
         here = [each for each in sites if each.kind == kind and metric in each.scores]
         layers = [each.layer for each in here]
-        values = {name: [each.scores[metric][name] for each in here] for name in ("id", "ood", "majority", "control")}
+        values = {name: [each.scores[metric][name] for each in here] for name in DECODER_STYLES}
         lowest = min([lowest, *(value for value in values["ood"] + values["id"] if value is not None)])
         for name, style in DECODER_STYLES.items():
             traces.append(_decoder_trace(run, layers, values[name], style))
@@ -36,6 +41,7 @@ def decodability_figure(found: Found[list[Decoded]], metric: str, kind: str) -> 
 
 DECODER_STYLES: dict[str, Figure] = {
     "majority": {"words": "majority", "dash": "solid", "width": 1, "mode": "lines", "color": "var(--ink-faint)"},
+    "untrained": {"words": "untrained", "dash": "dot", "width": 1, "mode": "markers", "symbol": "x-thin-open"},
     "control": {"words": "shuffled labels", "dash": "dot", "width": 1.5, "mode": "lines", "opacity": 0.75},
     "id": {"words": "seen", "dash": "4px,3px", "width": 1.5, "mode": "lines+markers", "symbol": "circle-open"},
     "ood": {"words": "unseen", "dash": None, "width": 2.5, "mode": "lines+markers", "symbol": "circle"},
@@ -144,37 +150,3 @@ def _changes_trace(run: ReportRun, changes: Sequence[Change], places: Sequence[f
         "customdata": [[low, high] for _, low, high in values],
         "hovertemplate": "%{text}<br><b>%{y:.3f}</b> (%{customdata[0]:.3f} to %{customdata[1]:.3f})<extra></extra>",
     }
-
-
-def rules_figure(rows: Sequence[Json]) -> Figure:
-    """Which rule the answer follows: its own, the one whose codes were swapped in, or neither."""
-    parts = {"own": "var(--follow-0)", "other": "var(--follow-1)", "neither": "var(--track)"}
-    words = {"own": "its own rule", "other": "the swapped-in rule", "neither": "neither"}
-    traces = [_bars(rows, part, parts[part], words[part]) for part in parts]
-    reach = {"range": [0, 1.001], "tickformat": ".0%", "dtick": 0.25}
-    return _bars_figure(traces, len(rows), reach, barmode="stack")
-
-
-def functions_figure(rows: Sequence[Json]) -> Figure:
-    """How far the answer moves towards that of the function whose codes were swapped in."""
-    values = [row["follows"] or 0.0 for row in rows]
-    reach: dict[str, Any] = {"range": [min([0.0, *values]) - 0.02, max([1.0, *values]) + 0.001]}
-    return _bars_figure([_bars(rows, "follows", "var(--follow-1)", "follows the donor")], len(rows), reach)
-
-
-def _bars(rows: Sequence[Json], column: str, colour: str, words: str) -> Figure:
-    return {
-        "type": "bar",
-        "orientation": "h",
-        "y": [row["words"] for row in rows],
-        "x": [row[column] for row in rows],
-        "marker": {"color": colour},
-        "hovertemplate": f"%{{y}}<br>{words} <b>%{{x:.3f}}</b><extra></extra>",
-    }
-
-
-def _bars_figure(traces: list[Figure], num_rows: int, x: Figure, **layout: Any) -> Figure:
-    y = {"autorange": "reversed", "showgrid": False, "fixedrange": True, "ticksuffix": "  "}
-    return make_figure(
-        traces, height=70 + 28 * num_rows, y=y, x=x | {"fixedrange": True}, bargap=0.35, hovermode="closest", **layout
-    )

@@ -50,8 +50,32 @@ def read_swap(run: ReportRun) -> Json | None:
             rows = [({"words": _describe_arm(arm)}, arm) for arm in each["arms"]]
             if "base" in each:
                 rows.insert(0, ({"words": "no swap"}, each["base"]))
-            splits[split] = [words | {name: as_number(row.get(name)) for name in columns} for words, row in rows]
-    return {"kind": swap["kind"], "columns": columns, "splits": splits}
+            splits[split] = [
+                words | {name: as_number(row.get(name)) for name in columns} | {"interval": _read_interval(row)}
+                for words, row in rows
+            ]
+    by_rule = {split: _read_matrix(swap, split) for split in splits if swap["splits"][split].get("by_rule")}
+    return {"kind": swap["kind"], "columns": columns, "splits": splits, "by_rule": by_rule}
+
+
+def _read_interval(row: Json) -> tuple[float | None, float | None]:
+    low, high = row.get("interval") or (None, None)
+    return as_number(low), as_number(high)
+
+
+def _read_matrix(swap: Json, split: str) -> Json:
+    """How often the answer follows, by own rule (row) and swapped-in rule; rules without an instance are left out."""
+    rules = [str(rule) for rule in swap["rules"]]
+    matrix = [[as_number(value) for value in row] for row in swap["splits"][split]["by_rule"]]
+    if {len(matrix), *map(len, matrix)} - {len(rules)}:
+        raise InputError(f"the table of swapped rules is not square: expected {len(rules)} rows and columns")
+    rows = [i for i, row in enumerate(matrix) if any(value is not None for value in row)]
+    columns = [j for j in range(len(rules)) if any(row[j] is not None for row in matrix)]
+    return {
+        "rows": [rules[i] for i in rows],
+        "columns": [rules[j] for j in columns],
+        "values": [[matrix[i][j] for j in columns] for i in rows],
+    }
 
 
 def _describe_arm(arm: Json) -> str:

@@ -16,7 +16,8 @@ from recombine.report.figures import (
     score_range,
     split_title,
 )
-from recombine.report.inside_static import inside_figures, print_text
+from recombine.report.inside_maps import print_text
+from recombine.report.inside_static import inside_figures
 from recombine.report.runs import Curve, ReportRun
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def static_figures(runs: Sequence[ReportRun], metrics: Sequence[str]) -> Iterato
                 axes.set(title=split_title(split), ylabel=metric_title(metric), ylim=score_range(runs, metric))
         pictures |= inside_figures(runs, lambda run: (_print_colour(run), _print_label(run)))
         for name, canvas in pictures.items():
-            for kind, more in (("png", {"dpi": 200}), ("svg", {"metadata": {"Date": None}})):
+            for kind, more in (("png", {"dpi": 150}), ("svg", {"metadata": {"Date": None}})):
                 file = io.BytesIO()
                 canvas.savefig(file, format=kind, **more)
                 yield f"{re.sub(r'[^A-Za-z0-9_-]', '-', name)}.{kind}", file.getvalue()

@@ -4,7 +4,7 @@ const composeMap = (figure, choice) => {
   const data = figure.explorer[choice.run];
   const places = data?.sites[choice.site];
   if (!places) return { data: [], layout: figure.layout };
-  const numClasses = 10;
+  const numClasses = 12;
   const ramp = [0, 1, 2, 3, 4].map((step) => [step / 4, `var(--ramp-${step})`]);
   const rows = [...data.target.keys()];
   const faint = { color: "var(--track)", opacity: 0.55 };
@@ -27,7 +27,7 @@ const composeMap = (figure, choice) => {
   let traces;
   if (choice.colour === "unseen") {
     traces = classes(["seen", "unseen"], (row) => data.unseen[row]);
-  } else if (choice.colour === "module" && data.single) {
+  } else if (choice.colour === "module" && data.labels.length) {
     traces = classes(data.modules, (row) => data.labels[row][0]);
   } else if (highlighted >= 0 && data.labels.length) {
     const has = (row) => data.labels[row].includes(highlighted);
