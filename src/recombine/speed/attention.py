@@ -78,7 +78,7 @@ def count_products(shape: Shape, attention: str) -> float:
 
 
 def benchmark_attention(seconds: float, say: Callable[[str], None] = lambda _: None) -> list[Json]:
-    """Every shape, attention and precision, the long one in float32 only; memory is the rise of the resident peak during one pass."""
+    """Every shape, attention and precision, the long one in float32 only; memory: how far the resident peak rises."""
     rows = []
     for name, attention, precision in product(SHAPES, ("softmax", "linear", "hyla"), PRECISIONS):
         if precision == "bf16" and name == "long":
