@@ -9,6 +9,7 @@ from typing import Annotated, get_args
 
 import torch
 import tyro
+from rich import box
 from rich.table import Table
 
 from recombine.cli import parse
@@ -79,9 +80,9 @@ def tables(result: Json) -> list[Table | str]:
 def step_table(result: Json) -> Table:
     table = _table(
         "training steps a second, medians of interleaved rounds",
-        "plain: the definition under torch.compile · limit: the matrix products of its dense layers alone",
-        ("workload", "attention", "precision"),
-        ("plain", "recombine", "compiled", "times plain", "share of limit"),
+        "plain: the definition under torch.compile · ours: as training runs it · compiled: that, compiled\nlimit: the matrix products of its dense layers alone",
+        ("workload", "attention", "type"),
+        ("plain", "ours", "compiled", "× plain", "of limit"),
     )
     for row in result["steps"]:
         rates = (f"{1e3 / row['milliseconds'][name]:.1f}" for name in ("plain", "recombine", "compiled"))
@@ -100,8 +101,8 @@ def attention_table(result: Json) -> Table:
     table = _table(
         "attention of one layer, forward and backward, milliseconds",
         "memory: peak of the compiled definition over that of the kernel, where it is large enough to tell",
-        ("shape", "attention", "precision"),
-        ("eager", "compiled", "fused", "times compiled", "GFLOP/s", "memory"),
+        ("shape", "attention", "type"),
+        ("eager", "compiled", "fused", "× compiled", "GFLOP/s", "memory"),
     )
     for row in result["attention"]:
         memory = row["peak_bytes"]
@@ -179,9 +180,9 @@ TABLES = {
 
 
 def _table(title: str, caption: str | None, words: tuple[str, ...], numbers: tuple[str, ...]) -> Table:
-    table = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
+    table = Table(title=title, title_justify="left", caption=caption, caption_justify="left", box=box.SIMPLE_HEAD)
     for name in words:
-        table.add_column(name)
+        table.add_column(name, no_wrap=True)
     for name in numbers:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     return table
