@@ -80,7 +80,8 @@ def tables(result: Json) -> list[Table | str]:
 def step_table(result: Json) -> Table:
     table = _table(
         "training steps a second, medians of interleaved rounds",
-        "plain: the definition under torch.compile · ours: as training runs it · compiled: that, compiled\nlimit: the matrix products of its dense layers alone",
+        "plain: the definition under torch.compile · ours: as training runs it · compiled: that, compiled\n"
+        "limit: the matrix products of its dense layers alone",
         ("workload", "attention", "type"),
         ("plain", "ours", "compiled", "× plain", "of limit"),
     )
@@ -102,7 +103,7 @@ def attention_table(result: Json) -> Table:
         "attention of one layer, forward and backward, milliseconds",
         "memory: peak of the compiled definition over that of the kernel, where it is large enough to tell",
         ("shape", "attention", "type"),
-        ("eager", "compiled", "fused", "× compiled", "GFLOP/s", "memory"),
+        ("eager", "compiled", "fused", "× comp.", "GFLOP/s", "memory"),
     )
     for row in result["attention"]:
         memory = row["peak_bytes"]
@@ -156,7 +157,7 @@ def generator_table(result: Json) -> Table:
         "batches and oracles",
         None,
         ("task",),
-        ("batch ms", "step ms", "share of step", "instances/s", "solved/s"),
+        ("batch ms", "step ms", "of step", "instances/s", "solved/s"),
     )
     for row in result["generators"]:
         table.add_row(
