@@ -6,10 +6,15 @@ import torch
 from torch import nn
 
 from recombine.models.base import ModelConfig
+from recombine.models.hypernetwork import Hypernetwork, HypernetworkConfig
+from recombine.models.mlp import MLPConfig, MultilayerPerceptron
+from recombine.models.task_transformer import TaskTransformer, TaskTransformerConfig
 from recombine.models.transformer import Transformer, TransformerConfig, count_parameters
 from recombine.tasks.base import Task
 
-MODELS: dict[str, type[ModelConfig]] = {config.kind: config for config in (TransformerConfig,)}
+MODELS: dict[str, type[ModelConfig]] = {
+    config.kind: config for config in (TransformerConfig, MLPConfig, TaskTransformerConfig, HypernetworkConfig)
+}
 
 
 def build_model(config: ModelConfig, task: Task, *, seed: int) -> nn.Module:
@@ -19,4 +24,17 @@ def build_model(config: ModelConfig, task: Task, *, seed: int) -> nn.Module:
         return config.build(task)
 
 
-__all__ = ["MODELS", "ModelConfig", "Transformer", "TransformerConfig", "build_model", "count_parameters"]
+__all__ = [
+    "MODELS",
+    "Hypernetwork",
+    "HypernetworkConfig",
+    "MLPConfig",
+    "ModelConfig",
+    "MultilayerPerceptron",
+    "TaskTransformer",
+    "TaskTransformerConfig",
+    "Transformer",
+    "TransformerConfig",
+    "build_model",
+    "count_parameters",
+]

@@ -47,7 +47,9 @@ def can_intervene(model: nn.Module) -> bool:
 
 
 def find_sites(model: nn.Module, names: Sequence[str] | None = None) -> tuple[Site, ...]:
-    """The sites of a model: the named submodules, or those of a transformer of ours, or else the model's children."""
+    """The sites of a model: the named submodules, or its own `probe_sites` (name -> path), or those of a transformer of
+    ours, or else the model's children.
+    """
     paths = dict(model.named_modules())
     if names is not None:
         for name in names:
@@ -55,6 +57,9 @@ def find_sites(model: nn.Module, names: Sequence[str] | None = None) -> tuple[Si
                 choices = ", ".join(path for path in paths if path)
                 raise InputError(f"the model has no submodule {name!r}: expected some of {choices}")
         return tuple(Site(name, name) for name in names)
+    own: dict[str, str] | None = getattr(model, "probe_sites", None)
+    if own is not None:
+        return tuple(Site(name, path) for name, path in own.items())
     if not isinstance(model, Transformer):
         return tuple(Site(name, name) for name, _ in model.named_children())
     residual = [Site(f"residual.{i}", f"blocks.{i}") for i in range(len(model.blocks))]

@@ -125,7 +125,20 @@ class SRavenReading(Reading):
         return one_hot(batch.info["rules"][:, -1], len(self.modules)).float()
 
 
-READINGS: dict[str, type[Reading]] = {"fuzzy_logic": FuzzyLogicReading, "sraven": SRavenReading}
+class StrengthReading(Reading):
+    """Tasks that mix modules, more of some and less of others."""
+
+    labels = "the strength of each module in the task"
+
+    def label(self, batch: Batch) -> Float[Tensor, "rows modules"]:
+        return batch.info["strengths"][:, list(self.modules)]
+
+
+READINGS: dict[str, type[Reading]] = {
+    "fuzzy_logic": FuzzyLogicReading,
+    "sraven": SRavenReading,
+    "hyperteacher": StrengthReading,
+}
 
 
 def read_task(task: Task) -> Reading:

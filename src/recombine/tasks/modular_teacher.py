@@ -64,14 +64,14 @@ def draw_teacher(
     modules = Stream(*key, "modules", rows=range(num_modules))
     weights, biases = [], []
     for fan_in in (input_dim, *[hidden_dim] * (num_layers - 1)):
-        weights.append(_draw_weights(modules, distribution, weight_scale, fan_in, hidden_dim))
+        weights.append(draw_weights(modules, distribution, weight_scale, fan_in, hidden_dim))
         biases.append(low + (high - low) * modules.uniform(hidden_dim))
     readout = Stream(*key, "readout", rows=range(hidden_dim))
-    omega = _draw_weights(readout, distribution, weight_scale / hidden_dim, 1, output_dim)[:, 0]
+    omega = draw_weights(readout, distribution, weight_scale / hidden_dim, 1, output_dim)[:, 0]
     return ModularTeacher(tuple(weights), tuple(biases), omega)
 
 
-def _draw_weights(
+def draw_weights(
     stream: Stream, distribution: Distribution, weight_scale: float, fan_in: int, fan_out: int
 ) -> Float[Tensor, "rows fan_in fan_out"]:
     """Mean 0 and variance weight_scale / fan_in, by the inverse of the distribution function."""
