@@ -12,6 +12,7 @@ from rich import box
 from rich.table import Table
 
 from recombine.cli import parse
+from recombine.commands.check import audit_table
 from recombine.commands.console import Output, format_number, format_score, progress_bar
 from recombine.errors import check_choice
 from recombine.evaluate import METRIC_TITLES, compare
@@ -55,13 +56,19 @@ def run(argv: list[str]) -> None:
         paths.append(directory.path)
     if options.report is not None:
         write_report(paths, options.report, title=experiment.question)
+    analyse = experiment.analyse
+    audits = [] if analyse is None else analyse(dict(zip(runs, paths, strict=True)))
     value = {
         "experiment": experiment.name,
         "scale": options.scale,
         "runs": [str(path) for path in paths],
         "results": results,
+        "tables": {audit.title: [dict(zip(audit.columns, row, strict=True)) for row in audit.rows] for audit in audits},
     }
     closing = [f"report: {options.report}"] if options.report is not None else []
+    if analyse is not None:
+        options.show(value, experiment.question, *map(audit_table, audits), *closing)
+        return
     closing.insert(0, "intervals come from a bootstrap over combinations; differences are paired")
     options.show(value, comparison_table(experiment, results, options.scale), *closing)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, get_args
 
 from recombine.run import RunConfig
+from recombine.tasks.base import Audit
 
 Scale = Literal["tiny", "small", "paper"]
 SCALES: tuple[Scale, ...] = get_args(Scale)
@@ -23,3 +25,4 @@ class Experiment:
     metric: str
     published: dict[str, tuple[float, float]] = field(default_factory=dict)  # label -> (value, standard error)
     published_scale: Scale | None = None  # the only scale whose task is the paper's, if not all are
+    analyse: Callable[[Mapping[str, Path]], list[Audit]] | None = None  # tables of the finished runs, by label

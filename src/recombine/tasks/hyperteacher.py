@@ -39,6 +39,8 @@ from recombine.tasks.supports import Support, split_support
 Latents = Literal["discrete", "k_hot", "continuous"]
 LOWEST_LEVEL, HIGHEST_LEVEL = 5, 10  # strengths of active modules, in tenths
 MAX_COMPOSITIONS = 200_000
+BATCHES_A_KEY = 16  # consecutive batches that share a key of the stream, and can be made at once
+MAX_AHEAD = 2**20  # numbers that are made before they are used
 
 Encode = Callable[[Tensor, Tensor], Tensor]
 
@@ -154,7 +156,34 @@ class Hyperteacher(Task):
         rows: range | None = None,
         device: torch.device | str = "cpu",
     ) -> Batch:
-        stream = self.stream(split, index, range(batch_size) if rows is None else rows, device)
+        if split == "train" and rows in (None, range(batch_size)):
+            return self._take_ahead(index, batch_size, device)
+        return self._make(split, index, batch_size, range(batch_size) if rows is None else rows, device)
+
+    def _take_ahead(self, index: int, batch_size: int, device: torch.device | str) -> Batch:
+        """A training batch out of several made at once: of small batches the calls would cost more than the numbers."""
+        room = MAX_AHEAD // (batch_size * (self.train_samples or self.num_samples) * self.input_dim)
+        num_ahead = next(count for count in (16, 8, 4, 2, 1) if count <= max(room, 1))
+        key = (index - index % num_ahead, batch_size, torch.device(device))
+        if key not in self._ahead:
+            self._ahead.clear()
+            made = self._make("train", key[0], batch_size, range(num_ahead * batch_size), device)
+            columns = (made.inputs, made.targets, made.latents, *made.info.values())
+            self._ahead[key] = [
+                Batch(inputs, targets, latents, dict(zip(made.info, info, strict=True)))
+                for inputs, targets, latents, *info in zip(*(each.split(batch_size) for each in columns), strict=True)
+            ]
+        return self._ahead[key][index - key[0]]
+
+    @cached_property
+    def _ahead(self) -> dict[tuple[int, int, torch.device], list[Batch]]:
+        return {}
+
+    def _make(self, split: SplitName, index: int, batch_size: int, rows: range, device: torch.device | str) -> Batch:
+        """Rows of a batch; consecutive batches are consecutive rows of one stream."""
+        before = index % BATCHES_A_KEY * batch_size
+        rows = range(before + rows.start, before + rows.stop)
+        stream = self.stream(split, index // BATCHES_A_KEY, rows, device)
         if not self.split.compositions(split):
             raise InputError(f"split {split!r} is empty: expected num_extra and modules left for it")
         num_samples = (self.train_samples or self.num_samples) if split == "train" else self.num_samples
