@@ -52,6 +52,11 @@ class MultilayerPerceptron(nn.Module):
         self.output = lecun_linear(sizes[-1], output_dim)
 
     @property
+    def dense_layers(self) -> list[nn.Linear]:
+        """The hidden layers without their ReLUs, and the output layer."""
+        return [module for module in self.modules() if isinstance(module, nn.Linear)]
+
+    @property
     def probe_sites(self) -> dict[str, str]:
         """Where to look inside: each hidden layer, behind its ReLU."""
         return {f"hidden.{i}": f"layers.{i}" for i in range(len(self.layers))}

@@ -43,7 +43,7 @@ def hyperteacher(scale: Scale) -> RunConfig:
             ),
         )
     return RunConfig(
-        task=Hyperteacher(num_modules=8, x_dim=8, hidden_dim=8, y_dim=8, train_samples=2),
+        task=Hyperteacher(num_modules=8, x_dim=8, teacher_dim=8, y_dim=8, train_samples=2),
         model=MLPConfig(num_layers=2, hidden_dim=128),
         training=TrainingConfig(
             steps={"tiny": 2_000, "small": 4_000}[scale], learning_rate=3e-3, weight_decay=3e-3, warmup_steps=100

@@ -31,7 +31,7 @@ NUM_INTERVALS = 10
 BORDER = 1e-6  # of an interval's width: what rounding to float32 can take from a multiple of 0.1, and hardly more
 NUM_COUPLINGS = 3
 COUPLING_DIM = 32  # hidden features of a coupling's network
-COUPLING_GAIN = 2.0  # large enough for tanh to bend: with small weights each coupling would be nearly affine
+COUPLING_GAIN = 1.0  # enough for tanh to bend: with small weights each coupling would be nearly affine
 
 
 def find_intervals(z: Float[Tensor, "*shape"]) -> tuple[Int[Tensor, "*shape"], Float[Tensor, "*shape"]]:
@@ -127,7 +127,7 @@ def measure_linearity(
     codes, z = codes.double(), z.double()
     mean, deviation = codes[:fitted].mean(dim=0), codes[:fitted].std(dim=0).clamp_min(1e-9)
     x = torch.cat([(codes - mean) / deviation, torch.ones(len(codes), 1, dtype=codes.dtype)], dim=1)
-    gram = x[:fitted].T @ x[:fitted] + 1e-2 * fitted * torch.eye(x.shape[1], dtype=x.dtype)
+    gram = x[:fitted].T @ x[:fitted] + x.shape[1] * torch.eye(x.shape[1], dtype=x.dtype)
     read = x @ torch.linalg.solve(gram, x[:fitted].T @ z[:fitted])
     return _explained(read, z, slice(fitted, 2 * fitted)), _explained(read, z, slice(2 * fitted, None))
 

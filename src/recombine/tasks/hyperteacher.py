@@ -60,11 +60,11 @@ class Hyperteacher(Task):
     """Most modules that a training task mixes."""
     x_dim: int = 16
     """Features of an input x."""
-    hidden_dim: int = 16
+    teacher_dim: int = 16
     """Hidden features of the teacher."""
     y_dim: int = 16
     """Features of an output y."""
-    num_layers: int = 1
+    teacher_layers: int = 1
     """Hidden layers of the teacher, each with modules of its own."""
     latents: Latents = "discrete"
     """Strengths of active modules: 0.5, 0.6, ..., 1; or always 1; or anything from 0.5 to 1."""
@@ -86,7 +86,9 @@ class Hyperteacher(Task):
     def __post_init__(self) -> None:
         check_choice("latents", self.latents, get_args(Latents))
         check_choice("encoding", self.encoding, get_args(Encoding))
-        sizes = {name: getattr(self, name) for name in ("num_modules", "x_dim", "hidden_dim", "y_dim", "num_layers")}
+        sizes = {
+            name: getattr(self, name) for name in ("num_modules", "x_dim", "teacher_dim", "y_dim", "teacher_layers")
+        }
         check_positive(**sizes, train_samples=self.train_samples or 1)
         if self.num_samples < 2:
             raise InputError(f"num_samples is {self.num_samples}: expected at least 2, to have a variance")
@@ -228,9 +230,9 @@ class Hyperteacher(Task):
             self.seed,
             num_modules=self.num_modules,
             input_dim=self.x_dim,
-            hidden_dim=self.hidden_dim,
+            hidden_dim=self.teacher_dim,
             output_dim=self.y_dim,
-            num_layers=self.num_layers,
+            num_layers=self.teacher_layers,
         )
 
     @cached_property
