@@ -6,18 +6,20 @@ Theta_m.
 
 `build_modular_mlp`: a multilayer perceptron on (z, x) that computes relu(sum_m z_m (x Theta_m + b_m)) Omega to any precision
 (Scale leads to compositional generalization, arXiv 2507.07207: neurons linear in the number of modules). Products come
-from squares, 2 a b = (a + b)² - a² - b², and a square from straight lines between knots: with n knots on an interval of
-length l the square is too large by at most (l / (n - 1))² / 4. One hidden layer holds all M I + M + I squares, n - 1 neurons
-each; the second is the teacher's own.
+from squares, 2 a b = (a + b)² - a² - b², and a square from straight lines between n knots a unit, where it is too large by
+at most 1 / (4 n²). One hidden layer holds all M I + M + I squares; the second is the teacher's own. All squares have
+their knots in the same places, so that the errors of a module that does not act cancel: (0 + x)² - x² is exactly 0.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from recombine.errors import InputError
+from recombine.errors import InputError, check_positive
 from recombine.layers.attention import Attention
 from recombine.models.mlp import MultilayerPerceptron
 from recombine.tasks.modular_teacher import ModularTeacher
@@ -48,52 +50,51 @@ def build_modular_attention(theta: Float[Tensor, "modules x y"]) -> Attention:
     return layer
 
 
-def build_modular_mlp(
-    teacher: ModularTeacher, *, num_knots: int, z_limit: float = 1.0, x_limit: float = 1.0
-) -> MultilayerPerceptron:
-    """The teacher of one hidden layer as a plain network on (z, x), for 0 <= z <= z_limit and |x| <= x_limit."""
-    if num_knots < 2:
-        raise InputError(f"num_knots is {num_knots}: expected at least 2, the ends of an interval")
+def build_modular_mlp(teacher: ModularTeacher, *, num_knots: int, z_limit: float = 1.0) -> MultilayerPerceptron:
+    """The teacher of one hidden layer as a plain network on (z, x), for 0 <= z <= z_limit and |x| <= 1; n = num_knots."""
+    check_positive(num_knots=num_knots)
     if len(teacher.weights) != 1:
         raise InputError(f"the teacher has {len(teacher.weights)} hidden layers: expected 1")
     theta, bias = teacher.weights[0].double(), teacher.biases[0].double()
     num_modules, x_dim, hidden_dim = theta.shape
-    # a row of `arguments`: a linear function of (z, x) to be squared; of `uses`: what its square adds to the second layer
     eye = torch.eye(num_modules + x_dim, dtype=torch.float64)
     sums = (eye[:num_modules, None] + eye[None, num_modules:]).flatten(0, 1)
-    arguments = torch.cat([sums, eye])
-    uses = torch.cat([theta.flatten(0, 1), -theta.sum(dim=1), -theta.sum(dim=0)]) / 2
-    low = torch.cat([torch.full((len(sums),), -x_limit), torch.zeros(num_modules), torch.full((x_dim,), -x_limit)])
-    high = torch.cat([torch.full((len(sums),), z_limit + x_limit), torch.full((num_modules,), z_limit), -low[-x_dim:]])
-    knots, slopes, offset = _interpolate_square(low.double(), high.double(), num_knots)
-
-    network = MultilayerPerceptron(
-        num_modules + x_dim, [slopes.numel() + num_modules, hidden_dim], len(teacher.readout.T)
+    squares = (  # what to square, as functions of (z, x); what the squares add to the second layer; their range
+        (sums, theta.flatten(0, 1) / 2, -1.0, 1 + z_limit),
+        (eye[:num_modules], -theta.sum(dim=1) / 2, 0.0, z_limit),
+        (eye[num_modules:], -theta.sum(dim=0) / 2, -1.0, 1.0),
     )
-    network = network.double()
+    # the biases need z itself, which is relu(z)
+    weights, shifts, effects = [eye[:num_modules]], [torch.zeros(num_modules, dtype=torch.float64)], [bias]
+    constant = torch.zeros(hidden_dim, dtype=torch.float64)
+    for arguments, uses, low, high in squares:
+        knots, slopes = _interpolate_square(low, high, num_knots)
+        weights.append(arguments.repeat_interleave(len(knots), dim=0))
+        shifts.append(-knots.repeat(len(arguments)))
+        effects.append((uses[:, None] * slopes[:, None]).flatten(0, 1))
+        constant += low**2 * uses.sum(dim=0)
+
+    network = MultilayerPerceptron(len(eye), [len(torch.cat(shifts)), hidden_dim], teacher.readout.shape[1]).double()
     first, second, output = network.dense_layers
-    squares = slopes.numel()
     with torch.no_grad():
-        # neurons relu(argument - knot) for the squares, then relu(z) = z for the biases
-        first.weight.copy_(torch.cat([arguments.repeat_interleave(num_knots - 1, dim=0), eye[:num_modules]]))
-        first.bias.copy_(torch.cat([-knots.flatten(), torch.zeros(num_modules, dtype=torch.float64)]))
-        second.weight[:, :squares].copy_((slopes[..., None] * uses[:, None]).flatten(0, 1).T)
-        second.weight[:, squares:].copy_(bias.T)
-        second.bias.copy_(offset @ uses)
+        first.weight.copy_(torch.cat(weights))
+        first.bias.copy_(torch.cat(shifts))
+        second.weight.copy_(torch.cat(effects).T)
+        second.bias.copy_(constant)
         output.weight.copy_(teacher.readout.T)
         output.bias.zero_()
     return network
 
 
 def _interpolate_square(
-    low: Float[Tensor, " squares"], high: Float[Tensor, " squares"], num_knots: int
-) -> tuple[Float[Tensor, "squares pieces"], Float[Tensor, "squares pieces"], Float[Tensor, " squares"]]:
-    """Knots, changes of slope and offset of t² = offset + sum_j slope_j relu(t - knot_j), exact at evenly spaced knots."""
-    step = (high - low) / (num_knots - 1)
-    knots = low[:, None] + step[:, None] * torch.arange(num_knots - 1, dtype=low.dtype)
-    slopes = torch.full_like(knots, 2.0) * step[:, None]
-    slopes[:, 0] = 2 * low + step
-    return knots, slopes, low.square()
+    low: float, high: float, num_knots: int
+) -> tuple[Float[Tensor, " knots"], Float[Tensor, " knots"]]:
+    """Knots and changes of slope of t² = low² + sum_j slope_j relu(t - knot_j), exact wherever n t is a whole number."""
+    num_pieces = math.ceil((high - low) * num_knots - 1e-9)
+    knots = low + torch.arange(num_pieces, dtype=torch.float64) / num_knots
+    slopes = torch.full_like(knots, 2 / num_knots)
+    slopes[0] = 2 * low + 1 / num_knots
+    return knots, slopes
 
 
 def count_neurons(network: MultilayerPerceptron) -> int:
