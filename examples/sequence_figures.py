@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 
 from recombine.errors import InputError
 from recombine.models import SequenceModel, build_model
-from recombine.models.constructed import change_basis, forget_beyond
+from recombine.models.constructed_students import change_basis, forget_beyond
 from recombine.probe.identification import identify_run
 from recombine.recipes import EXPERIMENTS
 from recombine.recipes.length_generalization import POOLS, STUDENTS, SUPPORTS

@@ -74,7 +74,8 @@ def run(argv: list[str]) -> None:
     closing = [f"report: {options.report}"] if options.report is not None else []
     if experiment.tables is not None:
         audits = experiment.tables(dict(zip(runs, paths, strict=True)))
-        options.show(value | {"tables": audits_as_dict(audits)}, *map(audit_table, audits), *closing)
+        value["tables"] = audits_as_dict(audits)
+        options.show(value, experiment.question, *map(audit_table, audits), *closing)
         return
     closing.insert(0, "intervals come from a bootstrap over combinations; differences are paired")
     options.show(value, comparison_table(experiment, results, options.scale), *closing)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from recombine.errors import check_choice, check_positive
 from recombine.layers import ATTENTIONS, FEEDFORWARDS, Attention, AttentionName, RelativeBias, Rotary, build_feedforward
 from recombine.layers.initialise import lecun_linear
-from recombine.models.base import ModelConfig
+from recombine.models.base import ModelConfig, Site
 from recombine.tasks.base import Task
 
 Position = Literal["relative", "rotary", "none"]
@@ -79,7 +79,8 @@ class Block(nn.Module):
         size = config.embedding_dim
         self.attention_norm = nn.LayerNorm(size, eps=1e-6)
         self.attention = Attention(size, num_heads=config.num_heads, kqv_dim=config.kqv_dim, attention=config.attention)
-        self.bias = self.rotary = None
+        self.bias: RelativeBias | None = None
+        self.rotary: nn.Module | None = None
         if config.position == "relative":
             self.bias = RelativeBias(config.num_heads, num_buckets=sequence_length, max_distance=sequence_length)
         elif config.position == "rotary":
@@ -113,10 +114,18 @@ class Transformer(nn.Module):
         super().__init__()
         self.config = config
         self.num_read = num_read
-        self.embed = lecun_linear(input_dim, config.embedding_dim)
+        self.embed: nn.Module = lecun_linear(input_dim, config.embedding_dim)
         self.blocks = nn.ModuleList(Block(config, sequence_length) for _ in range(config.num_layers))
         self.output_norm = nn.LayerNorm(config.embedding_dim, eps=1e-6)
         self.output = lecun_linear(config.embedding_dim, output_dim)
+
+    @property
+    def probe_sites(self) -> tuple[Site, ...]:
+        """The residual stream behind each block, and what each feed-forward network sends into its last matrix."""
+        residual = [Site(f"residual.{i}", f"blocks.{i}") for i in range(len(self.blocks))]
+        hidden = [Site(f"hidden.{i}", f"blocks.{i}.feedforward.output", "input") for i in range(len(self.blocks))]
+        paths = dict(self.named_modules())
+        return tuple(site for site in residual + hidden if site.path in paths)
 
     def forward(
         self,

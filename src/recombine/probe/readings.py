@@ -126,6 +126,15 @@ class SRavenReading(Reading):
         return one_hot(batch.info["rules"][:, -1], len(self.modules)).float()
 
 
+class StrengthReading(Reading):
+    """Tasks that mix modules, more of some and less of others."""
+
+    labels = "the strength of each module in the task"
+
+    def label(self, batch: Batch) -> Float[Tensor, "rows modules"]:
+        return batch.info["strengths"][:, list(self.modules)]
+
+
 class SequenceTeacherReading(Reading):
     """The last token of the longest sequences of each split: linear identification of the teacher's hidden state."""
 
@@ -151,6 +160,7 @@ class SequenceTeacherReading(Reading):
 READINGS: dict[str, type[Reading]] = {
     "fuzzy_logic": FuzzyLogicReading,
     "sraven": SRavenReading,
+    "hyperteacher": StrengthReading,
     "sequence_teacher": SequenceTeacherReading,
 }
 

@@ -4,9 +4,21 @@ from __future__ import annotations
 
 from recombine.tasks.base import Batch, Ratio, SplitName, Stream, Task
 from recombine.tasks.fuzzy_logic import FuzzyLogic
+from recombine.tasks.hyperteacher import Hyperteacher
 from recombine.tasks.sequence_teacher import SequenceTeacher
 from recombine.tasks.sraven import SRaven
 
-TASKS: dict[str, type[Task]] = {task.name: task for task in (FuzzyLogic, SRaven, SequenceTeacher)}
+TASKS: dict[str, type[Task]] = {task.name: task for task in (FuzzyLogic, SRaven, Hyperteacher, SequenceTeacher)}
 
-__all__ = ["TASKS", "Batch", "FuzzyLogic", "Ratio", "SRaven", "SequenceTeacher", "SplitName", "Stream", "Task"]
+__all__ = [
+    "TASKS",
+    "Batch",
+    "FuzzyLogic",
+    "Hyperteacher",
+    "Ratio",
+    "SRaven",
+    "SequenceTeacher",
+    "SplitName",
+    "Stream",
+    "Task",
+]

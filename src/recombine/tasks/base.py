@@ -29,7 +29,10 @@ SplitName = Literal["train", "test", "ood", "unknown"]
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of a task; `latents` holds the modules that made each row, `info["composition"]` its composition's number."""
+    """Rows of a task; `latents` holds the modules that made each row, `info["composition"]` its composition's number.
+
+    Where compositions differ in size, the shorter ones are filled up with -1.
+    """
 
     inputs: Tensor
     targets: Tensor
@@ -83,6 +86,11 @@ class Task(ABC):
     @abstractmethod
     def input_dim(self) -> int:
         """Features of an input token."""
+
+    @property
+    def encoding_dim(self) -> int:
+        """How many features, first in each token and the same in all tokens of a row, tell which task it is."""
+        return 0
 
     @property
     @abstractmethod
@@ -167,7 +175,10 @@ class Task(ABC):
         """A uniformly random composition for each row: its number, and its modules."""
         table = self._composition_tables.get((split, stream.device))
         if table is None:
-            table = torch.tensor(self.split.compositions(split), device=stream.device)
+            compositions = self.split.compositions(split)
+            size = max(map(len, compositions))
+            filled = [(*composition, *[-1] * (size - len(composition))) for composition in compositions]
+            table = torch.tensor(filled, device=stream.device)
             self._composition_tables[split, stream.device] = table
         number = stream.integers(len(table), 1)[:, 0]
         return number, table[number]
