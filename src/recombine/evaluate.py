@@ -26,6 +26,8 @@ METRIC_TITLES = {
     "r2_pooled": "R² pooled",
     "accuracy": "accuracy",
     "feature_accuracy": "feature accuracy",
+    "action_accuracy": "action accuracy",
+    "trajectory_accuracy": "trajectory accuracy",
 }
 
 Predictor = Callable[[Tensor], Tensor]

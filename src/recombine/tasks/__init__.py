@@ -4,9 +4,25 @@ from __future__ import annotations
 
 from recombine.tasks.base import Batch, Ratio, SplitName, Stream, Task
 from recombine.tasks.fuzzy_logic import FuzzyLogic
+from recombine.tasks.goal_grid import GoalGrid
 from recombine.tasks.hyperteacher import Hyperteacher
+from recombine.tasks.preference_grid import PreferenceGrid
 from recombine.tasks.sraven import SRaven
 
-TASKS: dict[str, type[Task]] = {task.name: task for task in (FuzzyLogic, SRaven, Hyperteacher)}
+TASKS: dict[str, type[Task]] = {
+    task.name: task for task in (FuzzyLogic, SRaven, Hyperteacher, PreferenceGrid, GoalGrid)
+}
 
-__all__ = ["TASKS", "Batch", "FuzzyLogic", "Hyperteacher", "Ratio", "SRaven", "SplitName", "Stream", "Task"]
+__all__ = [
+    "TASKS",
+    "Batch",
+    "FuzzyLogic",
+    "GoalGrid",
+    "Hyperteacher",
+    "PreferenceGrid",
+    "Ratio",
+    "SRaven",
+    "SplitName",
+    "Stream",
+    "Task",
+]
