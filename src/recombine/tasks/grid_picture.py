@@ -21,8 +21,7 @@ from recombine.tasks.sraven_picture import FAINT, INK, METADATA, SHAPES, save_fi
 FLOOR, WALL, SHADE = "#f6f4ef", "#39424e", "#fde8d7"
 GOOD, BAD, PLAIN = "#0f766e", "#be4b3b", "#8d97a3"
 EARLY, LATE = np.array([0.98, 0.73, 0.45]), np.array([0.60, 0.20, 0.03])  # of the steps
-INCHES = 0.62  # a cell
-PANEL = 5.2  # cells beside the map
+SIDE, LARGEST = 5.4, 0.62  # inches of a map, and of a cell at most
 ASIDE = 0.16  # how far a step is drawn from the middle
 
 
@@ -61,8 +60,9 @@ def draw_map(
     path = Path(path)
     check_choice("picture format", path.suffix, METADATA)
     height, width = walls.shape
-    right, top = width + PANEL, height + 0.95
-    figure = Figure(figsize=(INCHES * (right + 0.3), INCHES * (top + 0.3)), facecolor="white")
+    inches = min(LARGEST, SIDE / height)
+    right, top = width + 3.5 / inches, height + 0.6 / inches
+    figure = Figure(figsize=(inches * (right + 0.3), inches * (top + 0.3)), facecolor="white")
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(-0.3, right), ylim=(-0.3, top), aspect="equal")
     axes.axis("off")
@@ -70,6 +70,7 @@ def draw_map(
     for cell, wall in enumerate(walls.flatten().tolist()):
         colour = WALL if wall else SHADE if cell in shaded else FLOOR
         _draw_square(axes, _centre(cell, walls), colour, edge=colour if wall else "#e3dfd6")
+    axes.plot([0, width, width, 0, 0], [0, 0, height, height, 0], color=WALL, linewidth=1.5, solid_joinstyle="miter")
     for mark in marks:
         _draw_object(axes, _centre(mark.cell, walls), 0.3, mark)
     _draw_walk(axes, [_centre(cell, walls) for cell in walk])
@@ -95,19 +96,30 @@ def _draw_object(axes: Any, centre: Any, radius: float, mark: Mark) -> None:
 
 
 def _draw_walk(axes: Any, points: Sequence[Any]) -> None:
-    """The start as a disc, each step as an arrow, the end as a ring."""
-    for step, (start, end) in enumerate(itertools.pairwise(points)):
-        ahead = end - start
-        if not ahead.any():
-            continue  # into a wall
-        aside = ASIDE * np.array([ahead[1], -ahead[0]])
-        late = step / max(1, len(points) - 2)
-        arrow = {"arrowstyle": "-|>,head_length=0.45,head_width=0.22", "linewidth": 2.2, "shrinkA": 0, "shrinkB": 0}
-        arrow["color"] = tuple(EARLY + late * (LATE - EARLY))
-        begin, tip = start + aside + 0.12 * ahead, end + aside - 0.12 * ahead
-        axes.annotate("", xy=tuple(tip), xytext=tuple(begin), arrowprops=arrow, zorder=5)
+    """The start as a disc, each step as a line with a head, the end as a ring."""
+    steps = [(start, end) for start, end in itertools.pairwise(points) if (end != start).any()]  # none into a wall
+    asides = [ASIDE * np.array([(end - start)[1], -(end - start)[0]]) for start, end in steps]
+    line = [points[0]]
+    for number, (start, end) in enumerate(steps):
+        late = number / max(1, len(steps) - 1)
+        colour = tuple(EARLY + late * (LATE - EARLY))
+        begin = start + asides[number] + (_turn(asides[number - 1], asides[number]) if number else 0)
+        tip = end + asides[number]
+        if number + 1 < len(steps):
+            tip = tip + _turn(asides[number + 1], asides[number])
+        line = [*line[-1:], begin, tip]  # from the tip of the last step, which is elsewhere where the walk turns back
+        axes.plot(*np.array(line).T, color=colour, linewidth=2.4, solid_capstyle="round", zorder=5)
+        ahead, middle = 0.13 * (end - start), (start + end) / 2 + asides[number]
+        across = 0.62 * np.array([ahead[1], -ahead[0]])
+        head = np.array([middle + ahead, middle - ahead + across, middle - ahead - across])
+        axes.fill(*head.T, facecolor=colour, edgecolor=colour, linewidth=1.2, joinstyle="round", zorder=5)
     axes.plot(*points[0], "o", color=INK, markersize=13, markeredgecolor="white", zorder=6)
-    axes.plot(*points[-1], "o", color="none", markersize=19, markeredgecolor=INK, markeredgewidth=1.6, zorder=6)
+    axes.plot(*points[-1], "o", color="none", markersize=23, markeredgecolor=INK, markeredgewidth=1.6, zorder=6)
+
+
+def _turn(other: Any, own: Any) -> Any:
+    """How far a step's line is cut or lengthened where it meets that of another step at a right angle."""
+    return other if abs(other @ own) < 1e-9 else 0 * own
 
 
 def _draw_key(axes: Any, marks: Sequence[Mark], left: float, height: int, ending: str) -> None:
@@ -124,10 +136,10 @@ def _draw_key(axes: Any, marks: Sequence[Mark], left: float, height: int, ending
             length = 0.95 * mark.value / longest
             axes.fill([zero, zero + length, zero + length, zero], [y - 0.16, y - 0.16, y + 0.16, y + 0.16], mark.colour)
             text = f"{mark.value:+.2f}".replace("-", "−")
-            axes.text(left + 4.1, y, text, ha="left", va="center", fontsize=8, color=INK)
+            axes.text(left + 4.05, y, text, ha="left", va="center", fontsize=8, color=INK)
     if valued:
         axes.plot([zero, zero], [height - 0.1, height - 0.9 - 0.85 * (len(rows) - 1)], color=FAINT, linewidth=0.8)
     axes.plot(left, 1.15, "o", color=INK, markersize=13, markeredgecolor="white")
     axes.text(left + 0.5, 1.15, "the agent starts", ha="left", va="center", fontsize=9, color=INK)
-    axes.plot(left, 0.35, "o", color="none", markersize=19, markeredgecolor=INK, markeredgewidth=1.6)
+    axes.plot(left, 0.35, "o", color="none", markersize=20, markeredgecolor=INK, markeredgewidth=1.6)
     axes.text(left + 0.5, 0.35, ending, ha="left", va="center", fontsize=9, color=INK)
