@@ -244,7 +244,9 @@ class GoalGrid(ImitationTask):
         return Episodes(torch.stack(cells, 1), present, torch.stack(actions, 1), torch.stack(optimal, 1))
 
     def describe(self, composition: Composition) -> str:
-        return self.write_instruction(*(value - offset for value, offset in zip(composition, self.offsets, strict=True)))
+        return self.write_instruction(
+            *(value - offset for value, offset in zip(composition, self.offsets, strict=True))
+        )
 
     def render(self, batch: Batch, row: int) -> str:
         """The instruction, the map, and the expert's steps."""
@@ -258,7 +260,10 @@ class GoalGrid(ImitationTask):
         steps = [names[action] for action in batch.targets[row].tolist() if action != ENDED]
         runs = [(name, len(list(same))) for name, same in itertools.groupby(steps)]
         walk = ", ".join(f"{name} {count}x" if count > 1 else name for name, count in runs)
-        lines += ["", "@ agent, capital: goal, " + ", ".join(f"{name[0]} {name}" for name in OBJECTS[: self.num_objects])]
+        lines += [
+            "",
+            "@ agent, capital: goal, " + ", ".join(f"{name[0]} {name}" for name in OBJECTS[: self.num_objects]),
+        ]
         return "\n".join([*lines, "", f"the expert  {walk}"])
 
     def draw(self, batch: Batch, row: int, path: Path | str) -> None:

@@ -25,15 +25,19 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from recombine.compositions import Composition, CompositionSplit, all_sets, split_compositions
+from recombine.compositions import Composition, CompositionSplit
 from recombine.errors import InputError, check_choice, check_positive
 from recombine.tasks.base import Batch, SplitName, Stream
+from recombine.tasks.encodings import Encode, build_encoder, draw_invertible
 from recombine.tasks.grid_map import MOVES, observation_dim, observe, tabulate_moves
 from recombine.tasks.grid_picture import BAD, GOOD, Mark, draw_map, write_map
 from recombine.tasks.imitation import ENDED, ImitationTask
+from recombine.tasks.modular_teacher import draw_weights
 from recombine.tasks.preference_expert import Expert, demonstrate
+from recombine.tasks.strengths import Latents, draw_strengths
+from recombine.tasks.supports import Support, split_support
 
-Latents = Literal["discrete", "k_hot", "continuous"]
+GridEncoding = Literal["identity", "orthogonal", "tokens", "invertible", "interval_shuffle"]
 ACTIONS = ("nothing", *MOVES)
 LAYOUT = """
 #######
@@ -63,21 +67,30 @@ class PreferenceGrid(ImitationTask):
     num_objects: int = 4
     """Objects on a map."""
     latents: Latents = "discrete"
-    """Weight of an active preference: one of 0.5, 0.6, ..., 1; always 1; or anything between 0.5 and 1."""
+    """Strengths of active preferences: 0.5, 0.6, ..., 1; or always 1; or anything from 0.5 to 1."""
+    encoding: GridEncoding = "identity"
+    """How the network is told which task it is."""
+    support: Support = "random"
+    """Which sets of preferences are trained."""
     discount: float = 0.9
     """What a reward loses with each step that it comes later."""
     expert: Expert = "remaining_steps"
     """Values for the steps that are left, or as published for the whole horizon at every step."""
     held_out: float = 0.25
-    """Fraction of the sets of preferences that are never trained."""
+    """Fraction of the sets never trained; disconnected and non_compositional hold out what they must."""
 
     def __post_init__(self) -> None:
         check_positive(num_modules=self.num_modules, num_active=self.num_active, num_features=self.num_features)
         check_positive(num_objects=self.num_objects, horizon=self.horizon)
         check_choice("latents", self.latents, get_args(Latents))
         check_choice("expert", self.expert, get_args(Expert))
-        if self.num_active > self.num_modules:
-            raise InputError(f"num_active is {self.num_active}: expected at most num_modules, {self.num_modules}")
+        check_choice("encoding", self.encoding, get_args(GridEncoding))
+        if self.encoding == "tokens" and self.latents == "continuous":
+            raise InputError(
+                "encoding tokens of continuous latents: expected discrete or k_hot, as it tells tenths only"
+            )
+        if self.encoding == "invertible":
+            draw_invertible(size=self.num_modules)  # refuses odd sizes
         room = min(MAX_OBJECTS, len(self.free) - 1)
         if self.num_objects > room:
             raise InputError(f"num_objects is {self.num_objects}: expected at most {room}")
@@ -90,8 +103,12 @@ class PreferenceGrid(ImitationTask):
         return len(ACTIONS)
 
     @property
+    def encoding_dim(self) -> int:
+        return 2 * self.num_active if self.encoding == "tokens" else self.num_modules
+
+    @property
     def input_dim(self) -> int:
-        return self.num_modules + observation_dim(
+        return self.encoding_dim + observation_dim(
             num_kinds=self.num_features, num_cells=self.walls.numel(), walls=True, clock=self.clock
         )
 
@@ -118,12 +135,17 @@ class PreferenceGrid(ImitationTask):
     def basis(self) -> Float[Tensor, "module feature"]:
         """What each preference finds each kind of object worth: standard normal."""
         stream = Stream(self.name, self.seed, "basis", rows=range(self.num_modules))
-        return torch.special.ndtri(stream.uniform(self.num_features).double() + 2.0**-25).float()
+        return draw_weights(stream, "normal", 1.0, 1, self.num_features)[:, 0]
 
     @cached_property
     def split(self) -> CompositionSplit:
-        sets = all_sets(self.num_modules, range(1, self.num_active + 1))
-        return split_compositions(sets, held_out=self.held_out, seed=self.seed)
+        return split_support(
+            self.support,
+            num_modules=self.num_modules,
+            num_active=self.num_active,
+            held_out=self.held_out,
+            seed=self.seed,
+        )
 
     def sample(
         self,
@@ -139,21 +161,17 @@ class PreferenceGrid(ImitationTask):
         - `inputs` (batch, step, feature): the encoding of the task, then the observation;
         - `targets` (batch, step): the expert's actions, numbered as in `ACTIONS`, ENDED after the end;
         - `latents` (batch, K): the active modules, then -1;
-        - `info["z"]` (batch, module), `info["worth"]` (batch, object): the task, and what it makes of the objects;
+        - `info["strengths"]` (batch, module), `info["worth"]` (batch, object): the task, and what it makes of the objects;
         - `info["kinds"]`, `info["objects"]` (batch, object): their kinds and cells; `info["cells"]` (batch, step): the agent's;
         - `info["present"]` (batch, step, object), `info["optimal"]` (batch, step, action).
         """
         stream = self.stream(split, index, range(batch_size) if rows is None else rows, device)
         composition, modules = self.draw_compositions(split, stream)
-        weights = self._draw_weights(stream, modules)
-        z = torch.zeros(len(modules), self.num_modules, device=stream.device)
-        z.scatter_add_(1, modules.clamp_min(0), weights)
+        strengths = draw_strengths(modules, stream, num_modules=self.num_modules, latents=self.latents)
         kinds = stream.integers(self.num_features, self.num_objects)
         places = stream.permutations(len(self.free))[:, : self.num_objects + 1]
         start, objects = places[:, -1], places[:, :-1]
-        # module by module, not as a matrix product: the sum must not depend on how many rows there are
-        basis = self.basis.to(stream.device)
-        worth = (weights[..., None] * basis[modules.clamp_min(0)[..., None], kinds[:, None]]).sum(dim=1)
+        worth = self.value(strengths, modules, kinds)
         episodes = demonstrate(
             start,
             objects,
@@ -167,7 +185,7 @@ class PreferenceGrid(ImitationTask):
         episodes, objects = episodes._replace(cells=free[episodes.cells]), free[objects]
         inputs = observe(
             episodes,
-            encoding=z,
+            encoding=self.encode(strengths, modules),
             objects=objects,
             kinds=kinds,
             num_kinds=self.num_features,
@@ -175,19 +193,44 @@ class PreferenceGrid(ImitationTask):
             walls=self.walls.flatten()[None].to(stream.device, torch.float32),
             clock=self.clock,
         )
-        info = {"composition": composition, "z": z, "worth": worth, "kinds": kinds, "objects": objects}
+        info = {"composition": composition, "strengths": strengths, "worth": worth, "kinds": kinds, "objects": objects}
         info |= {"cells": episodes.cells, "present": episodes.present, "optimal": episodes.optimal}
         return Batch(inputs, episodes.actions, modules, info)
 
-    def _draw_weights(self, stream: Stream, modules: Int[Tensor, "rows size"]) -> Float[Tensor, "rows size"]:
-        """The weights of the active modules, 0 where there is none."""
-        if self.latents == "discrete":
-            weights = 0.5 + 0.1 * stream.integers(6, modules.shape[1]).float()
-        elif self.latents == "continuous":
-            weights = 0.5 + 0.5 * stream.uniform(modules.shape[1])
-        else:
-            weights = torch.ones(modules.shape, device=modules.device)
-        return weights * (modules >= 0)
+    def value(
+        self,
+        strengths: Float[Tensor, "rows modules"],
+        modules: Int[Tensor, "rows active"],
+        kinds: Int[Tensor, "rows object"],
+    ) -> Float[Tensor, "rows object"]:
+        """What objects of these kinds are worth, added up module by module.
+
+        A matrix product would depend, in its last bits, on how many rows there are.
+        """
+        chosen = modules.clamp_min(0)
+        weights = strengths.gather(1, chosen) * (modules >= 0)
+        basis = self.basis.to(kinds.device)[chosen[..., None], kinds[:, None]]
+        return (weights[..., None] * basis).sum(dim=1)
+
+    def encode(
+        self, strengths: Float[Tensor, "rows modules"], modules: Int[Tensor, "rows active"]
+    ) -> Float[Tensor, "rows encoding"]:
+        """The strengths as the network is told them."""
+        encode = self._encoders.get(strengths.device)
+        if encode is None:
+            encode = self._encoders[strengths.device] = build_encoder(
+                self.encoding,
+                self.name,
+                self.seed,
+                size=self.num_modules,
+                num_slots=self.num_active,
+                device=strengths.device,
+            )
+        return encode(strengths, modules)
+
+    @cached_property
+    def _encoders(self) -> dict[torch.device, Encode]:
+        return {}
 
     def describe(self, composition: Composition) -> str:
         return " + ".join(f"preference {module}" for module in composition)
@@ -211,7 +254,7 @@ class PreferenceGrid(ImitationTask):
 
     def _write_task(self, batch: Batch, row: int) -> str:
         active = [module for module in batch.latents[row].tolist() if module >= 0]
-        return " + ".join(f"{batch.info['z'][row, module]:.3g} · preference {module}" for module in active)
+        return " + ".join(f"{batch.info['strengths'][row, module]:.3g} · preference {module}" for module in active)
 
     def draw(self, batch: Batch, row: int, path: Path | str) -> None:
         """Write a picture of one episode as PNG or SVG: as the path ends."""
