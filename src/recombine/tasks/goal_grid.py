@@ -4,8 +4,8 @@ A goal names a quadrant of the map, an interaction, a maze and an object: 4 x 5 
 maze, is to walk to that object in that quadrant by a shortest way, and to interact with it as told, which ends the
 episode. The goal reaches the model as an instruction: a sentence of twelve words, each a one-hot of the vocabulary.
 
-Our own choices, where the authors' release has none or another: the sentence and its words; mazes have loops; of the
-goal's kind there is a second object, the decoy, in another quadrant (`decoy=False` is the release, in which the quadrant tells
+Our own choices, where the authors' release has none or another: the sentence and its words; mazes have loops; there is a
+second object of the goal's kind, the decoy, in another quadrant (`decoy=False` is the release, in which the quadrant tells
 nothing that the object does not); `show_walls=False` hides the walls, so that the maze must be known by its number.
 
 A composition is one value of each part, the values of all parts being numbered through: quadrants first, then
@@ -244,9 +244,13 @@ class GoalGrid(ImitationTask):
         return Episodes(torch.stack(cells, 1), present, torch.stack(actions, 1), torch.stack(optimal, 1))
 
     def describe(self, composition: Composition) -> str:
-        return self.write_instruction(
-            *(value - offset for value, offset in zip(composition, self.offsets, strict=True))
-        )
+        """The instruction; of less than a whole goal, the names of its values."""
+        if len(composition) == len(self.num_values):
+            goal = (value - offset for value, offset in zip(composition, self.offsets, strict=True))
+            return self.write_instruction(*goal)
+        mazes = [f"maze {number}" for number in NUMBERS[: self.num_mazes]]
+        names = [*QUADRANTS, *INTERACTIONS[: self.num_interactions], *mazes, *OBJECTS]
+        return ", ".join(names[value] for value in composition)
 
     def render(self, batch: Batch, row: int) -> str:
         """The instruction, the map, and the expert's steps."""
@@ -254,7 +258,7 @@ class GoalGrid(ImitationTask):
         cells, kinds = (batch.info[name][row].tolist() for name in ("objects", "kinds"))
         shown = {cell: OBJECTS[kind][0] for cell, kind in zip(cells, kinds, strict=True)}
         shown[cells[0]] = shown[cells[0]].upper()
-        lines = [f"{self.describe(tuple(batch.latents[row].tolist()))}", ""]
+        lines = [self.describe(tuple(batch.latents[row].tolist())), ""]
         lines += write_map(self.mazes[maze], int(batch.info["cells"][row, 0]), shown)
         names = [*MOVES, *INTERACTIONS]
         steps = [names[action] for action in batch.targets[row].tolist() if action != ENDED]

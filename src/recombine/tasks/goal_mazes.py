@@ -6,8 +6,6 @@ joined (a random spanning tree, by Kruskal's algorithm), then a share of the oth
 
 from __future__ import annotations
 
-import itertools
-
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
@@ -36,8 +34,8 @@ def draw_mazes(*key: object, num_mazes: int, size: int) -> Bool[Tensor, "maze he
 def _draw_maze(stream: Stream, size: int) -> Bool[Tensor, "height width"]:
     walls = torch.ones(size, size, dtype=torch.bool)
     walls[::2, ::2] = False
-    passages = [place for place in itertools.product(range(size), repeat=2) if sum(place) % 2]
-    part = {room: room for room in itertools.product(range(0, size, 2), repeat=2)}
+    passages = [(row, column) for row in range(size) for column in range(size) if (row + column) % 2]
+    part = {(row, column): (row, column) for row in range(0, size, 2) for column in range(0, size, 2)}
 
     def find(room: tuple[int, int]) -> tuple[int, int]:
         while part[room] != room:

@@ -61,7 +61,8 @@ def draw_map(
     check_choice("picture format", path.suffix, METADATA)
     height, width = walls.shape
     inches = min(LARGEST, SIDE / height)
-    right, top = width + 3.5 / inches, height + 0.6 / inches
+    key = 3.5 if any(mark.value is not None for mark in marks) else 2.4
+    right, top = width + key / inches, height + 0.6 / inches
     figure = Figure(figsize=(inches * (right + 0.3), inches * (top + 0.3)), facecolor="white")
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(-0.3, right), ylim=(-0.3, top), aspect="equal")
@@ -125,6 +126,8 @@ def _turn(other: Any, own: Any) -> Any:
 def _draw_key(axes: Any, marks: Sequence[Mark], left: float, height: int, ending: str) -> None:
     """What each object is, with a bar for what it is worth, from the best to the worst; then the signs."""
     rows = sorted(marks, key=lambda mark: -(mark.value or 0))
+    if not any(mark.value for mark in rows):
+        rows = list({mark.label: mark for mark in rows}.values())
     longest = max([abs(mark.value) for mark in rows if mark.value is not None] or [1.0])
     valued = any(mark.value is not None for mark in rows)
     zero = left + 2.9

@@ -33,7 +33,7 @@ from recombine.tasks.grid_map import MOVES, observation_dim, observe, tabulate_m
 from recombine.tasks.grid_picture import BAD, GOOD, Mark, draw_map, write_map
 from recombine.tasks.imitation import ENDED, ImitationTask
 from recombine.tasks.modular_teacher import draw_weights
-from recombine.tasks.preference_expert import Expert, demonstrate
+from recombine.tasks.preference_expert import NOTHING, Expert, demonstrate
 from recombine.tasks.strengths import Latents, draw_strengths
 from recombine.tasks.supports import Support, split_support
 
@@ -162,8 +162,9 @@ class PreferenceGrid(ImitationTask):
         - `targets` (batch, step): the expert's actions, numbered as in `ACTIONS`, ENDED after the end;
         - `latents` (batch, K): the active modules, then -1;
         - `info["strengths"]` (batch, module), `info["worth"]` (batch, object): the task, and what it makes of the objects;
-        - `info["kinds"]`, `info["objects"]` (batch, object): their kinds and cells; `info["cells"]` (batch, step): the agent's;
-        - `info["present"]` (batch, step, object), `info["optimal"]` (batch, step, action).
+        - `info["kinds"]`, `info["objects"]` (batch, object): the kinds and cells of these;
+        - `info["cells"]` (batch, step): the agent's; `info["present"]` (batch, step, object): what is still there;
+        - `info["optimal"]` (batch, step, action).
         """
         stream = self.stream(split, index, range(batch_size) if rows is None else rows, device)
         composition, modules = self.draw_compositions(split, stream)
@@ -259,12 +260,10 @@ class PreferenceGrid(ImitationTask):
     def draw(self, batch: Batch, row: int, path: Path | str) -> None:
         """Write a picture of one episode as PNG or SVG: as the path ends."""
         info = {name: column[row].tolist() for name, column in batch.info.items()}
-        num_steps = int((batch.targets[row] != ENDED).sum())
-        last = batch.targets[row, num_steps - 1].item()
-        walk = [*info["cells"][:num_steps]]
-        if last != 0:
-            start = int((self.free == walk[-1]).nonzero())
-            walk.append(int(self.free[self.moves[start, last - 1]]))
+        actions = [action for action in batch.targets[row].tolist() if action != ENDED]
+        walk = info["cells"][: len(actions)]
+        if actions[-1] != NOTHING:
+            walk.append(tabulate_moves(self.walls)[walk[-1], actions[-1] - 1].item())
         draw_map(
             path,
             walls=self.walls,
@@ -274,5 +273,5 @@ class PreferenceGrid(ImitationTask):
                 for cell, kind, worth in zip(info["objects"], info["kinds"], info["worth"], strict=True)
             ],
             title=self._write_task(batch, row),
-            ending="nothing more to do" if last == 0 else "out of time",
+            ending="nothing more to do" if actions[-1] == NOTHING else "out of time",
         )
