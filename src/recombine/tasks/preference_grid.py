@@ -16,7 +16,7 @@ The inputs then are those of the authors' release.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import ClassVar, Literal, get_args
@@ -27,7 +27,7 @@ from torch import Tensor
 
 from recombine.compositions import Composition, CompositionSplit
 from recombine.errors import InputError, check_choice, check_positive
-from recombine.tasks.base import Batch, SplitName, Stream
+from recombine.tasks.base import Audit, Batch, SplitName, Stream
 from recombine.tasks.encodings import Encode, build_encoder, draw_invertible
 from recombine.tasks.grid_map import MOVES, observation_dim, observe, tabulate_moves
 from recombine.tasks.grid_picture import BAD, GOOD, Mark, draw_map, write_map
@@ -232,6 +232,31 @@ class PreferenceGrid(ImitationTask):
     @cached_property
     def _encoders(self) -> dict[torch.device, Encode]:
         return {}
+
+    def audits(self, num_instances: int) -> list[Audit]:
+        """How often the two experts have a choice, and what the published one misses."""
+        episodes = {
+            expert: replace(self, expert=expert).sample("test", 0, batch_size=num_instances)
+            for expert in get_args(Expert)
+        }
+        best = self.add_up(episodes["remaining_steps"])
+        rows: list[tuple[str | float, ...]] = []
+        for expert, batch in episodes.items():
+            active = batch.targets != ENDED
+            tied = (batch.info["optimal"].sum(dim=2) > 1)[active].double().mean().item()
+            short = (self.add_up(batch) < best - 1e-6).double().mean().item()
+            rows.append((expert, active.sum(dim=1).double().mean().item(), tied, short))
+        columns = ("expert", "steps an episode", "steps with several optimal actions", "episodes that earn less")
+        return [Audit(title="the experts", columns=columns, rows=tuple(rows))]
+
+    def add_up(self, batch: Batch) -> Float[Tensor, " batch"]:
+        """What the expert's episodes earn in all, discounted."""
+        cells, objects, present = (batch.info[name] for name in ("cells", "objects", "present"))
+        stay = torch.arange(self.walls.numel())[:, None]
+        leads = torch.cat([stay, tabulate_moves(self.walls)], dim=1).to(cells.device)
+        after = leads[cells, batch.targets.clamp_min(NOTHING)]
+        gains = (present & (objects[:, None] == after[..., None])) * batch.info["worth"][:, None].double()
+        return gains.sum(dim=2) @ self.discount ** torch.arange(self.horizon, device=cells.device).double()
 
     def describe(self, composition: Composition) -> str:
         return " + ".join(f"preference {module}" for module in composition)
