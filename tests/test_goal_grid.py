@@ -245,7 +245,7 @@ def test_show_writes_and_draws(capsys, tmp_path):
 
 
 def test_training_from_the_command_line_learns(tmp_path, capsys):
-    flags = ["--scale", "tiny", "--steps", "250", "--evaluation-instances", "1000", "--out", str(tmp_path), "--json"]
+    flags = ["--scale", "tiny", "--steps", "150", "--evaluation-instances", "1000", "--out", str(tmp_path), "--json"]
     assert run(["train", "goal-grid", *flags]) == 0
     scores = json.loads(capsys.readouterr().out)["scores"]
     for split in ("test", "ood"):

@@ -12,6 +12,7 @@ from recombine.cli import run
 from recombine.errors import InputError
 from recombine.evaluate import score_references
 from recombine.models import MODELS, build_model
+from recombine.probe.readings import read_task
 from recombine.recipes import default_run
 from recombine.tasks.imitation import ENDED
 from recombine.tasks.preference_grid import ACTIONS, LAYOUT, PreferenceGrid
@@ -287,10 +288,32 @@ def test_show_writes_and_draws(capsys, tmp_path):
 
 
 def test_training_from_the_command_line_learns(tmp_path, capsys):
-    flags = ["--scale", "tiny", "--steps", "250", "--evaluation-instances", "1000", "--out", str(tmp_path), "--json"]
+    flags = ["--scale", "tiny", "--steps", "150", "--evaluation-instances", "1000", "--out", str(tmp_path), "--json"]
     assert run(["train", "preference-grid", *flags]) == 0
     scores = json.loads(capsys.readouterr().out)["scores"]
     for split in ("test", "ood"):
         accuracy = scores[split]["action_accuracy"]
         assert accuracy["value"] > accuracy["chance"] + 0.15
         assert accuracy["ceiling"] == 1
+
+
+def test_check_tells_what_the_published_expert_misses(capsys):
+    assert run(["check", "preference-grid", "--num-instances", "1000", "--json"]) == 0
+    ours, theirs = json.loads(capsys.readouterr().out)["audits"]["the experts"]
+    assert ours["episodes that earn less"] == 0
+    assert 0.01 < theirs["episodes that earn less"] < 0.15
+    assert 0.1 < theirs["steps with several optimal actions"] < ours["steps with several optimal actions"] < 0.3
+    batch = TASK.sample("test", 1, batch_size=100)
+    earned = [follow(TASK, batch, row)[1] for row in range(100)]
+    assert TASK.add_up(batch).tolist() == pytest.approx(earned, abs=1e-5)
+
+
+def test_probes_read_the_first_step():
+    """The last one may be empty."""
+    reading = read_task(TASK)
+    (batch,) = reading.batches("test", 50, "cpu")
+    plain = TASK.sample("test", 0, batch_size=1_000, rows=range(50))
+    assert torch.equal(batch.inputs[:, -1], plain.inputs[:, 0])
+    assert torch.equal(reading.target(batch), plain.targets[:, 0])
+    assert torch.equal(reading.label(batch), plain.info["strengths"])
+    assert TASK.metrics(TASK.oracle(batch), batch)["trajectory_accuracy"].numerator.all()
