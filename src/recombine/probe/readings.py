@@ -135,6 +135,23 @@ class StrengthReading(Reading):
         return batch.info["strengths"][:, list(self.modules)]
 
 
+class FirstStepReading(Reading):
+    """Episodes, read at their first step: the last one may be empty. Models that take each step alone notice nothing."""
+
+    instances = "the first step of each episode, in place of all its steps"
+
+    def batches(self, split: SplitName, num_instances: int, device: torch.device | str) -> Iterator[Batch]:
+        for batch in super().batches(split, num_instances, device):
+            inputs, targets, optimal = (
+                each[:, :1].expand_as(each) for each in (batch.inputs, batch.targets, batch.info["optimal"])
+            )
+            yield replace(batch, inputs=inputs, targets=targets, info={**batch.info, "optimal": optimal})
+
+
+class PreferenceGridReading(FirstStepReading, StrengthReading):
+    """Mixtures of preferences at the first step."""
+
+
 class SequenceTeacherReading(Reading):
     """The last token of the longest sequences of each split: linear identification of the teacher's hidden state."""
 
@@ -161,6 +178,8 @@ READINGS: dict[str, type[Reading]] = {
     "fuzzy_logic": FuzzyLogicReading,
     "sraven": SRavenReading,
     "hyperteacher": StrengthReading,
+    "preference_grid": PreferenceGridReading,
+    "goal_grid": FirstStepReading,
     "sequence_teacher": SequenceTeacherReading,
 }
 

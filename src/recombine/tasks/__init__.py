@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from recombine.tasks.base import Batch, Ratio, SplitName, Stream, Task
 from recombine.tasks.fuzzy_logic import FuzzyLogic
+from recombine.tasks.goal_grid import GoalGrid
 from recombine.tasks.hyperteacher import Hyperteacher
+from recombine.tasks.preference_grid import PreferenceGrid
 from recombine.tasks.sequence_teacher import SequenceTeacher
 from recombine.tasks.sraven import SRaven
 
-TASKS: dict[str, type[Task]] = {task.name: task for task in (FuzzyLogic, SRaven, Hyperteacher, SequenceTeacher)}
+TASKS: dict[str, type[Task]] = {
+    task.name: task for task in (FuzzyLogic, SRaven, Hyperteacher, PreferenceGrid, GoalGrid, SequenceTeacher)
+}
 
 __all__ = [
     "TASKS",
     "Batch",
     "FuzzyLogic",
+    "GoalGrid",
     "Hyperteacher",
+    "PreferenceGrid",
     "Ratio",
     "SRaven",
     "SequenceTeacher",

@@ -172,7 +172,7 @@ class Task(ABC):
     def draw_compositions(
         self, split: SplitName, stream: Stream
     ) -> tuple[Int[Tensor, " rows"], Int[Tensor, "rows size"]]:
-        """A uniformly random composition for each row: its number, and its modules."""
+        """A uniformly random composition for each row: its number, and its modules, then -1 up to the largest."""
         table = self._composition_tables.get((split, stream.device))
         if table is None:
             compositions = self.split.compositions(split)

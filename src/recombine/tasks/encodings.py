@@ -14,6 +14,7 @@ tenths: the interval of a number is therefore found in float64, with a number so
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,6 +26,7 @@ from recombine.errors import InputError, check_positive
 from recombine.tasks.base import Stream
 from recombine.tasks.modular_teacher import draw_weights
 
+Encode = Callable[[Tensor, Tensor], Tensor]
 Encoding = Literal["identity", "orthogonal", "tokens", "invertible", "interval_shuffle", "few_shot"]
 
 NUM_INTERVALS = 10
@@ -118,6 +120,23 @@ def draw_invertible(*key: object, size: int) -> InvertibleNetwork:
         scale=draw_weights(stream, "normal", gain, COUPLING_DIM, half),
         shift=draw_weights(stream, "normal", gain, COUPLING_DIM, half),
     )
+
+
+def build_encoder(encoding: Encoding, *key: object, size: int, num_slots: int, device: torch.device) -> Encode:
+    """From the strengths of a task, and its modules in at most `num_slots` columns, to its code; few_shot has none."""
+    assert encoding != "few_shot"
+    if encoding == "orthogonal":
+        rotation = draw_rotation(*key, size=size).to(device)
+        return lambda z, _: z @ rotation
+    if encoding == "invertible":
+        network = draw_invertible(*key, size=size).to(device)
+        return lambda z, _: network.forward(z)
+    if encoding == "interval_shuffle":
+        order = draw_interval_order(*key).to(device)
+        return lambda z, _: shuffle_intervals(z, order)
+    if encoding == "tokens":
+        return lambda z, modules: encode_tokens(z, modules, num_slots)
+    return lambda z, _: z
 
 
 def measure_linearity(

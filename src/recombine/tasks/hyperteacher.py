@@ -12,10 +12,9 @@ than any training task.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -24,25 +23,14 @@ from torch import Tensor
 from recombine.compositions import Composition, CompositionSplit, all_sets
 from recombine.errors import InputError, check_choice, check_positive
 from recombine.tasks.base import Audit, Batch, Ratio, SplitName, Stream, Task
-from recombine.tasks.encodings import (
-    Encoding,
-    draw_interval_order,
-    draw_invertible,
-    draw_rotation,
-    encode_tokens,
-    measure_linearity,
-    shuffle_intervals,
-)
+from recombine.tasks.encodings import Encode, Encoding, build_encoder, draw_invertible, measure_linearity
 from recombine.tasks.modular_teacher import ModularTeacher, apply_teacher, draw_teacher
+from recombine.tasks.strengths import Latents, draw_strengths
 from recombine.tasks.supports import Support, split_support
 
-Latents = Literal["discrete", "k_hot", "continuous"]
-LOWEST_LEVEL, HIGHEST_LEVEL = 5, 10  # strengths of active modules, in tenths
 MAX_COMPOSITIONS = 200_000
 BATCHES_A_KEY = 16  # consecutive batches that share a key of the stream, and can be made at once
 MAX_AHEAD = 2**20  # numbers that are made before they are used
-
-Encode = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,16 +191,7 @@ class Hyperteacher(Task):
 
     def draw_strengths(self, modules: Int[Tensor, "rows active"], stream: Stream) -> Float[Tensor, "rows modules"]:
         """How strongly each module acts: 0 but for those of the composition."""
-        num_slots = modules.shape[1]
-        if self.latents == "continuous":
-            levels = 0.5 + 0.5 * stream.uniform(num_slots)
-        elif self.latents == "discrete":
-            levels = (stream.integers(HIGHEST_LEVEL - LOWEST_LEVEL + 1, num_slots) + LOWEST_LEVEL) / HIGHEST_LEVEL
-        else:
-            levels = torch.ones(modules.shape, device=modules.device)
-        everywhere = torch.zeros(len(modules), self.num_modules + 1, device=modules.device)
-        # the last column takes what fills up short compositions, -1, and is dropped
-        return everywhere.scatter_(1, modules % (self.num_modules + 1), levels)[:, :-1]
+        return draw_strengths(modules, stream, num_modules=self.num_modules, latents=self.latents)
 
     def apply(
         self, strengths: Float[Tensor, "rows modules"], x: Float[Tensor, "rows samples x"]
@@ -245,27 +224,19 @@ class Hyperteacher(Task):
         """The strengths as the network is told them; of few_shot there is no such function of them alone."""
         encode = self._encoders.get(strengths.device)
         if encode is None:
-            encode = self._encoders[strengths.device] = self._build_encoder(strengths.device)
+            encode = self._encoders[strengths.device] = build_encoder(
+                self.encoding,
+                self.name,
+                self.seed,
+                size=self.num_modules,
+                num_slots=self.most_active,
+                device=strengths.device,
+            )
         return encode(strengths, modules)
 
     @cached_property
     def _encoders(self) -> dict[torch.device, Encode]:
         return {}
-
-    def _build_encoder(self, device: torch.device) -> Encode:
-        key = (self.name, self.seed)
-        if self.encoding == "orthogonal":
-            rotation = draw_rotation(*key, size=self.num_modules).to(device)
-            return lambda z, _: z @ rotation
-        if self.encoding == "invertible":
-            network = draw_invertible(*key, size=self.num_modules).to(device)
-            return lambda z, _: network.forward(z)
-        if self.encoding == "interval_shuffle":
-            order = draw_interval_order(*key).to(device)
-            return lambda z, _: shuffle_intervals(z, order)
-        if self.encoding == "tokens":
-            return lambda z, modules: encode_tokens(z, modules, self.most_active)
-        return lambda z, _: z
 
     def loss(self, predictions: Tensor, batch: Batch) -> Float[Tensor, ""]:
         """Squared error."""
