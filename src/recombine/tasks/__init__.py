@@ -5,8 +5,9 @@ from __future__ import annotations
 from recombine.tasks.base import Batch, Ratio, SplitName, Stream, Task
 from recombine.tasks.fuzzy_logic import FuzzyLogic
 from recombine.tasks.hyperteacher import Hyperteacher
+from recombine.tasks.in_context import InContext
 from recombine.tasks.sraven import SRaven
 
-TASKS: dict[str, type[Task]] = {task.name: task for task in (FuzzyLogic, SRaven, Hyperteacher)}
+TASKS: dict[str, type[Task]] = {task.name: task for task in (FuzzyLogic, SRaven, Hyperteacher, InContext)}
 
-__all__ = ["TASKS", "Batch", "FuzzyLogic", "Hyperteacher", "Ratio", "SRaven", "SplitName", "Stream", "Task"]
+__all__ = ["TASKS", "Batch", "FuzzyLogic", "Hyperteacher", "InContext", "Ratio", "SRaven", "SplitName", "Stream", "Task"]
