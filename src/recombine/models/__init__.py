@@ -7,13 +7,21 @@ from torch import nn
 
 from recombine.models.base import ModelConfig
 from recombine.models.hypernetwork import Hypernetwork, HypernetworkConfig
+from recombine.models.hypernetwork_transformer import HypernetworkTransformer, HypernetworkTransformerConfig
 from recombine.models.mlp import MLPConfig, MultilayerPerceptron
 from recombine.models.task_transformer import TaskTransformer, TaskTransformerConfig
 from recombine.models.transformer import Transformer, TransformerConfig, count_parameters
 from recombine.tasks.base import Task
 
 MODELS: dict[str, type[ModelConfig]] = {
-    config.kind: config for config in (TransformerConfig, MLPConfig, TaskTransformerConfig, HypernetworkConfig)
+    config.kind: config
+    for config in (
+        TransformerConfig,
+        MLPConfig,
+        TaskTransformerConfig,
+        HypernetworkConfig,
+        HypernetworkTransformerConfig,
+    )
 }
 
 
@@ -28,6 +36,8 @@ __all__ = [
     "MODELS",
     "Hypernetwork",
     "HypernetworkConfig",
+    "HypernetworkTransformer",
+    "HypernetworkTransformerConfig",
     "MLPConfig",
     "ModelConfig",
     "MultilayerPerceptron",

@@ -1,0 +1,136 @@
+"""A transformer with a bottleneck between inferring a task and carrying it out (When can transformers compositionally
+generalize in-context?, arXiv 2407.12275).
+
+    code = dense(mean over examples of norm(trunk((x, y) of the examples)))
+    hypernetwork:  y = W2 relu(W1 x + b1) + b2   with (W1, b1, W2, b2) = code . H + H0,  H and H0 learned
+    mlp:           y = mlp(code, x)              two hidden layers
+
+The trunk is the transformer's own, on examples alone. A query x meets nothing but the network that the code generates, so all
+that the model can know of a task is the code. With `execution="mlp"` the bottleneck stays and the hypernetwork goes: the
+ablation that tells which of the two matters. Widths and the constant H0 are our choice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from recombine.errors import InputError, check_choice, check_positive
+from recombine.layers.initialise import lecun_linear, lecun_normal_
+from recombine.models.transformer import Block, TransformerConfig
+from recombine.tasks.base import Task
+
+Execution = Literal["hypernetwork", "mlp"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HypernetworkTransformerConfig(TransformerConfig):
+    """Sizes and choices: those of the trunk, the width of the bottleneck, and what follows it."""
+
+    kind: ClassVar[str] = "hypernetwork_transformer"
+
+    position: Literal["relative", "rotary", "none"] = "none"
+    """Of the trunk; examples have no order."""
+    code_dim: int = 6
+    """Features of the latent code, all that is known of a task."""
+    execution: Execution = "hypernetwork"
+    """What meets x: a network generated from the code, or an MLP that is given the code beside x."""
+    execution_dim: int = 64
+    """Hidden features of that network."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("execution", self.execution, get_args(Execution))
+        check_positive(code_dim=self.code_dim, execution_dim=self.execution_dim)
+
+    @property
+    def label(self) -> str:
+        return f"{self.attention}_bottleneck_{self.execution}"
+
+    def build(self, task: Task) -> HypernetworkTransformer:
+        if not task.isolated_queries:
+            raise InputError(
+                f"task {task.name!r} asks a query that sees the examples: expected one whose queries are apart from them, "
+                "such as 'in_context'"
+            )
+        return HypernetworkTransformer(
+            self, input_dim=task.input_dim, output_dim=task.output_dim, num_examples=task.sequence_length - task.num_read
+        )
+
+
+class HypernetworkTransformer(nn.Module):
+    """Examples and queries in, predictions for the queries out; the code is the output of the submodule `code`."""
+
+    def __init__(
+        self, config: HypernetworkTransformerConfig, *, input_dim: int, output_dim: int, num_examples: int
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.num_examples, self.query_dim = num_examples, input_dim - output_dim
+        self.embed = lecun_linear(input_dim, config.embedding_dim)
+        self.blocks = nn.ModuleList(Block(config, num_examples) for _ in range(config.num_layers))
+        self.output_norm = nn.LayerNorm(config.embedding_dim, eps=1e-6)
+        self.code = lecun_linear(config.embedding_dim, config.code_dim)
+        execution = GeneratedNetwork if config.execution == "hypernetwork" else ConditionedMLP
+        self.execution = execution(config.code_dim, self.query_dim, config.execution_dim, output_dim)
+
+    def forward(self, inputs: Float[Tensor, "b tokens features"]) -> Float[Tensor, "b queries output"]:
+        x = self.embed(inputs[:, : self.num_examples])
+        for block in self.blocks:
+            x, _ = block(x, x.shape[1], None, False)
+        code = self.code(self.output_norm(x).mean(dim=1))
+        return self.execution(code, inputs[:, self.num_examples :, : self.query_dim])
+
+
+class GeneratedNetwork(nn.Module):
+    """A linear hypernetwork: one hidden layer whose every weight is linear in the code."""
+
+    def __init__(self, code_dim: int, input_dim: int, hidden_dim: int, output_dim: int) -> None:
+        super().__init__()
+        self.shapes = ((hidden_dim, input_dim), (hidden_dim, 1), (output_dim, hidden_dim), (output_dim, 1))
+        weights = []
+        for rows, columns in self.shapes:
+            # the constant and the part that the code moves start with half of a plain network's variance each
+            drawn = torch.empty(code_dim + 1, rows, columns)
+            lecun_normal_(drawn, fan_in=2 * columns)
+            drawn[:-1] *= code_dim**-0.5
+            weights.append((drawn if columns > 1 else torch.zeros_like(drawn)).flatten(1))
+        self.weight = nn.Parameter(torch.cat(weights, dim=1))
+
+    def generate(self, code: Float[Tensor, "b code"]) -> list[Float[Tensor, "b _ _"]]:
+        """The weights of each row's own network: W1, b1, W2, b2."""
+        flat = functional.linear(code, self.weight[:-1].T, self.weight[-1])
+        parts = flat.split([rows * columns for rows, columns in self.shapes], dim=1)
+        return [part.view(-1, *shape) for part, shape in zip(parts, self.shapes, strict=True)]
+
+    def forward(
+        self, code: Float[Tensor, "b code"], x: Float[Tensor, "b queries input"]
+    ) -> Float[Tensor, "b queries output"]:
+        first, first_bias, second, second_bias = self.generate(code)
+        hidden = (x @ first.mT + first_bias.mT).relu()
+        return hidden @ second.mT + second_bias.mT
+
+
+class ConditionedMLP(nn.Module):
+    """The code and x, side by side, into one network that is the same for all tasks."""
+
+    def __init__(self, code_dim: int, input_dim: int, hidden_dim: int, output_dim: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            lecun_linear(code_dim + input_dim, hidden_dim),
+            nn.ReLU(),
+            lecun_linear(hidden_dim, hidden_dim),
+            nn.ReLU(),
+            lecun_linear(hidden_dim, output_dim),
+        )
+
+    def forward(
+        self, code: Float[Tensor, "b code"], x: Float[Tensor, "b queries input"]
+    ) -> Float[Tensor, "b queries output"]:
+        repeated = code[:, None].expand(-1, x.shape[1], -1)
+        return self.layers(torch.cat([repeated, x], dim=-1))
