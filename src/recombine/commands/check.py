@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.table import Table
@@ -30,7 +31,7 @@ def run(argv: list[str]) -> None:
         "task": task.name,
         "certificate": certificate,
         "references": references,
-        "audits": {audit.title: [dict(zip(audit.columns, row, strict=True)) for row in audit.rows] for audit in audits},
+        "audits": audits_as_json(audits),
     }
     tables = [references_table(references)] if references else []
     options.show(value, certificate_table(certificate), *tables, *map(audit_table, audits))
@@ -58,6 +59,10 @@ def certificate_table(certificate: Json) -> Table:
     for name, text in rows.items():
         table.add_row(name, str(text))
     return table
+
+
+def audits_as_json(audits: Sequence[Audit]) -> Json:
+    return {audit.title: [dict(zip(audit.columns, row, strict=True)) for row in audit.rows] for audit in audits}
 
 
 def audit_table(audit: Audit) -> Table:

@@ -12,10 +12,12 @@ from rich import box
 from rich.table import Table
 
 from recombine.cli import parse
+from recombine.commands.check import audit_table, audits_as_json
 from recombine.commands.console import Output, format_number, format_score, progress_bar
 from recombine.errors import check_choice
 from recombine.evaluate import METRIC_TITLES, compare
 from recombine.recipes import EXPERIMENTS, Experiment, Scale
+from recombine.report.drawings import DRAWINGS
 from recombine.report.html import write_report
 from recombine.run import train_run
 from recombine.store import Json
@@ -35,6 +37,8 @@ class ReproduceOptions(Output):
     """auto, cpu, cuda, ..."""
     report: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """Write an HTML report to this file."""
+    figures: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
+    """Write the experiment's own figures to this folder, if it has any."""
 
 
 def run(argv: list[str]) -> None:
@@ -46,13 +50,16 @@ def run(argv: list[str]) -> None:
         options.show({name: each.question for name, each in EXPERIMENTS.items()}, table)
         return
     experiment = EXPERIMENTS[check_choice("experiment", options.name, EXPERIMENTS)]
+    if options.figures is not None:
+        check_choice("experiment with figures", experiment.name, DRAWINGS)
     runs = experiment.runs(options.scale)
-    results, paths = {}, []
+    results, directories = {}, {}
     for number, (label, config) in enumerate(runs.items(), start=1):
         with progress_bar(f"{number}/{len(runs)} {label}", quiet=options.quiet or options.json) as watch:
             directory = train_run(config, out=options.out, device=options.device, watch=watch)
         results[label] = directory.read_json("result.json")
-        paths.append(directory.path)
+        directories[label] = directory
+    paths = [directory.path for directory in directories.values()]
     if options.report is not None:
         write_report(paths, options.report, title=experiment.question)
     value = {
@@ -61,6 +68,13 @@ def run(argv: list[str]) -> None:
         "runs": [str(path) for path in paths],
         "results": results,
     }
+    if experiment.conclude is not None:
+        options.say("reading the runs")
+        audits = experiment.conclude(directories)
+        written = [] if options.figures is None else DRAWINGS[experiment.name](directories, options.figures)
+        value |= {"tables": audits_as_json(audits), "figures": [str(path) for path in written]}
+        options.show(value, *map(audit_table, audits), *(f"figure: {path}" for path in written))
+        return
     closing = [f"report: {options.report}"] if options.report is not None else []
     closing.insert(0, "intervals come from a bootstrap over combinations; differences are paired")
     options.show(value, comparison_table(experiment, results, options.scale), *closing)

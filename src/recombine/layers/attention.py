@@ -10,6 +10,7 @@ Hypernetwork" (Schug et al.). All have the same parameters, but for the one matr
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import torch
@@ -127,8 +128,7 @@ class Attention(nn.Module):
         if rotate is not None:
             q, k = rotate(q, k)
         normalisation, value_network = ATTENTIONS[self.attention]
-        isolated = {"num_isolated": num_isolated} if num_isolated else {}
-        heads, codes = (attend_isolated if num_isolated else attend)(
+        heads, codes = (partial(attend_isolated, num_isolated=num_isolated) if num_isolated else attend)(
             q,
             k,
             v,
@@ -140,7 +140,6 @@ class Attention(nn.Module):
             deep_weight=self.deep_weight,
             code_map=code_map,
             return_codes=return_codes,
-            **isolated,
         )
         return self.output(heads.flatten(-2)), codes
 

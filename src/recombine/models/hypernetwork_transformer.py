@@ -52,19 +52,24 @@ class HypernetworkTransformerConfig(TransformerConfig):
     def label(self) -> str:
         return f"{self.attention}_bottleneck_{self.execution}"
 
-    def build(self, task: Task) -> HypernetworkTransformer:
+    def build(self, task: Task) -> nn.Module:
         if not task.isolated_queries:
             raise InputError(
                 f"task {task.name!r} asks a query that sees the examples: expected one whose queries are apart from them, "
                 "such as 'in_context'"
             )
         return HypernetworkTransformer(
-            self, input_dim=task.input_dim, output_dim=task.output_dim, num_examples=task.sequence_length - task.num_read
+            self,
+            input_dim=task.input_dim,
+            output_dim=task.output_dim,
+            num_examples=task.sequence_length - task.num_read,
         )
 
 
 class HypernetworkTransformer(nn.Module):
     """Examples and queries in, predictions for the queries out; the code is the output of the submodule `code`."""
+
+    probe_pool: ClassVar[Literal["last", "mean"]] = "mean"  # probes read the residual stream as the code does
 
     def __init__(
         self, config: HypernetworkTransformerConfig, *, input_dim: int, output_dim: int, num_examples: int
@@ -78,6 +83,11 @@ class HypernetworkTransformer(nn.Module):
         self.code = lecun_linear(config.embedding_dim, config.code_dim)
         execution = GeneratedNetwork if config.execution == "hypernetwork" else ConditionedMLP
         self.execution = execution(config.code_dim, self.query_dim, config.execution_dim, output_dim)
+
+    @property
+    def probe_sites(self) -> dict[str, str]:
+        """Where to look inside: name -> submodule."""
+        return {**{f"residual.{i}": f"blocks.{i}" for i in range(len(self.blocks))}, "code": "code"}
 
     def forward(self, inputs: Float[Tensor, "b tokens features"]) -> Float[Tensor, "b queries output"]:
         x = self.embed(inputs[:, : self.num_examples])

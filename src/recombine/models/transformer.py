@@ -61,7 +61,7 @@ class TransformerConfig(ModelConfig):
     def label(self) -> str:
         return self.attention
 
-    def build(self, task: Task) -> Transformer:
+    def build(self, task: Task) -> nn.Module:
         return Transformer(
             self,
             input_dim=task.input_dim,

@@ -34,6 +34,7 @@ class Site(NamedTuple):
     name: str
     path: str
     side: Literal["output", "input"] = "output"
+    pool: Literal["last", "mean"] = "last"  # which token: the last, or the mean over tokens
 
 
 def has_codes(model: nn.Module) -> bool:
@@ -48,7 +49,7 @@ def can_intervene(model: nn.Module) -> bool:
 
 def find_sites(model: nn.Module, names: Sequence[str] | None = None) -> tuple[Site, ...]:
     """The sites of a model: the named submodules, or its own `probe_sites` (name -> path), or those of a transformer of
-    ours, or else the model's children.
+    ours, or else the model's children. `probe_pool = "mean"` on a model asks for the mean over tokens.
     """
     paths = dict(model.named_modules())
     if names is not None:
@@ -59,7 +60,8 @@ def find_sites(model: nn.Module, names: Sequence[str] | None = None) -> tuple[Si
         return tuple(Site(name, name) for name in names)
     own: dict[str, str] | None = getattr(model, "probe_sites", None)
     if own is not None:
-        return tuple(Site(name, path) for name, path in own.items())
+        pool: Literal["last", "mean"] = getattr(model, "probe_pool", "last")
+        return tuple(Site(name, path, pool=pool) for name, path in own.items())
     if not isinstance(model, Transformer):
         return tuple(Site(name, name) for name, _ in model.named_children())
     residual = [Site(f"residual.{i}", f"blocks.{i}") for i in range(len(model.blocks))]
@@ -142,8 +144,9 @@ def _watch(module: nn.Module, site: Site, seen: dict[str, list[Tensor]]) -> Iter
         value = given if site.side == "input" else returned
         value = value[0] if isinstance(value, tuple | list) and value else value
         if isinstance(value, Tensor) and value.ndim >= 2:
-            last = value[:, -1] if value.ndim == 3 else value
-            seen.setdefault(site.name, []).append(last.flatten(1).float().cpu())
+            if value.ndim == 3:
+                value = value.mean(dim=1) if site.pool == "mean" else value[:, -1]
+            seen.setdefault(site.name, []).append(value.flatten(1).float().cpu())
 
     handle = module.register_forward_hook(note)
     try:

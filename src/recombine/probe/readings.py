@@ -138,6 +138,7 @@ READINGS: dict[str, type[Reading]] = {
     "fuzzy_logic": FuzzyLogicReading,
     "sraven": SRavenReading,
     "hyperteacher": StrengthReading,
+    "in_context": StrengthReading,
 }
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from recombine.errors import check_choice
-from recombine.recipes import attention_as_hypernetwork
+from recombine.recipes import attention_as_hypernetwork, in_context
 from recombine.recipes.experiment import SCALES, Experiment, Scale
 from recombine.run import RunConfig
 
-PAPERS = (attention_as_hypernetwork,)
+PAPERS = (attention_as_hypernetwork, in_context)
 EXPERIMENTS: dict[str, Experiment] = {each.name: each for paper in PAPERS for each in paper.EXPERIMENTS}
 DEFAULTS: dict[str, Callable[[Scale], dict[str, RunConfig]]] = {
     name: run for paper in PAPERS for name, run in paper.DEFAULTS.items()

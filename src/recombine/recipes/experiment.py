@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from recombine.run import RunConfig
+from recombine.store import RunDirectory
+from recombine.tasks.base import Audit
 
 Scale = Literal["tiny", "small", "paper"]
 SCALES: tuple[Scale, ...] = get_args(Scale)
@@ -23,3 +25,6 @@ class Experiment:
     metric: str
     published: dict[str, tuple[float, float]] = field(default_factory=dict)  # label -> (value, standard error)
     published_scale: Scale | None = None  # the only scale whose task is the paper's, if not all are
+    conclude: Callable[[Mapping[str, RunDirectory]], Sequence[Audit]] | None = (
+        None  # tables of its own, by label of run
+    )

@@ -10,4 +10,15 @@ from recombine.tasks.sraven import SRaven
 
 TASKS: dict[str, type[Task]] = {task.name: task for task in (FuzzyLogic, SRaven, Hyperteacher, InContext)}
 
-__all__ = ["TASKS", "Batch", "FuzzyLogic", "Hyperteacher", "InContext", "Ratio", "SRaven", "SplitName", "Stream", "Task"]
+__all__ = [
+    "TASKS",
+    "Batch",
+    "FuzzyLogic",
+    "Hyperteacher",
+    "InContext",
+    "Ratio",
+    "SRaven",
+    "SplitName",
+    "Stream",
+    "Task",
+]

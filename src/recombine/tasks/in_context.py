@@ -1,7 +1,7 @@
 """Functions of a modular teacher, to be inferred in context (When can transformers compositionally generalize in-context?,
 arXiv 2407.12275).
 
-A task is a combination of K of M modules and a weight z_m in [0.5, 1) for each of its modules (0 for all others); with
+A task is a combination of K of M modules and a strength z_m in [0.5, 1) for each of its modules (0 for all others); with
 the frozen modules of `modular_teacher`,
 
     y = relu(x . sum_m z_m Theta_m) . Omega,   x uniform in [-sqrt(3), sqrt(3)] (variance 1), no noise
@@ -15,7 +15,7 @@ not see one another. Training shows a *support* of combinations, and every other
 
 The *unstructured* control has as many tasks, but no two combinations share a module: each has K independent ones of its own.
 So nothing learned of one helps with another, and held-out combinations are made of weights that were never trained.
-The weight range and the control's own modules are our choice; the paper's text does not give them.
+The range of strengths and the control's own modules are our choice; the paper's text does not give them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from recombine.tasks.modular_teacher import ModularTeacher, apply_teacher, draw_
 
 Modules = Literal["shared", "own"]
 MAX_COMBINATIONS = 1_000
-LOWEST_LATENT = 0.5
+LOWEST_STRENGTH = 0.5
 NUM_FITTING_STEPS = 8
 
 
@@ -105,7 +105,9 @@ class InContext(Task):
     @cached_property
     def split(self) -> CompositionSplit:
         everything = all_sets(self.num_modules, self.num_active)
-        train = choose_support(self.support, self.combinations, num_modules=self.num_modules, num_active=self.num_active)
+        train = choose_support(
+            self.support, self.combinations, num_modules=self.num_modules, num_active=self.num_active
+        )
         return CompositionSplit(train=train, ood=tuple(each for each in everything if each not in train))
 
     @property
@@ -141,30 +143,30 @@ class InContext(Task):
         rows: range | None = None,
         device: torch.device | str = "cpu",
     ) -> Batch:
-        """Batch `index` of a split; `info["latent"]` holds each row's z."""
+        """Batch `index` of a split; `info["strengths"]` holds each row's z, one number a module."""
         stream = self.stream(split, index, range(batch_size) if rows is None else rows, device)
         composition, modules = self.draw_compositions(split, stream)
-        weights = LOWEST_LATENT + (1 - LOWEST_LATENT) * stream.uniform(self.num_active)
-        latent = self.place(split, composition, modules, weights)
+        strengths = draw_strengths(stream, self.num_active)
         x = (2 * stream.uniform(self.sequence_length, self.input_size) - 1) * math.sqrt(3)
-        y = apply_teacher(self.teacher_on(device), latent, x)
+        y = apply_teacher(self.teacher_on(device), self.place(split, composition, modules, strengths), x)
         inputs = torch.cat([x, y], dim=-1)
         inputs[:, self.num_examples :, self.input_size :] = 0
         targets = y[:, self.num_examples :].contiguous()
-        return Batch(inputs, targets, modules, {"composition": composition, "latent": latent})
+        latent = x.new_zeros(len(x), self.num_modules).scatter(1, modules, strengths)
+        return Batch(inputs, targets, modules, {"composition": composition, "strengths": latent})
 
     def place(
         self,
         split: SplitName,
         composition: Int[Tensor, " batch"],
         modules: Int[Tensor, "batch active"],
-        weights: Float[Tensor, "batch active"],
+        strengths: Float[Tensor, "batch active"],
     ) -> Float[Tensor, "batch latent"]:
-        """Put the weights where their modules are, 0 elsewhere."""
+        """z of the teacher: the strengths where their modules are, 0 elsewhere."""
         if self.modules == "own":
             number = composition + (len(self.split.train) if split == "ood" else 0)
             modules = number[:, None] * self.num_active + torch.arange(self.num_active, device=modules.device)
-        return weights.new_zeros(len(weights), self.latent_size).scatter(1, modules, weights)
+        return strengths.new_zeros(len(strengths), self.latent_size).scatter(1, modules, strengths)
 
     def teacher_on(self, device: torch.device | str) -> ModularTeacher:
         place = torch.device(device)
@@ -212,13 +214,13 @@ class InContext(Task):
         """Mean of y over 4,096 training sequences of their own stream."""
         stream = Stream(self.name, self.seed, "mean target", rows=range(4_096))
         composition, modules = self.draw_compositions("train", stream)
-        weights = LOWEST_LATENT + (1 - LOWEST_LATENT) * stream.uniform(self.num_active)
+        strengths = draw_strengths(stream, self.num_active)
         x = (2 * stream.uniform(16, self.input_size) - 1) * math.sqrt(3)
-        y = apply_teacher(self.teacher, self.place("train", composition, modules, weights), x)
+        y = apply_teacher(self.teacher, self.place("train", composition, modules, strengths), x)
         return y.double().mean(dim=(0, 1)).float()
 
     def oracle(self, batch: Batch) -> Float[Tensor, "batch queries output"]:
-        """Whoever knows the modules: fit the weights of every combination to the examples, and keep the best fit."""
+        """Whoever knows the modules: fit the strengths of every combination to the examples, and keep the best fit."""
         return apply_teacher(
             self.teacher_on(batch.inputs.device),
             self.infer_latent(batch),
@@ -236,7 +238,7 @@ class InContext(Task):
             first = number * self.num_active
             own = tuple(range(first, first + self.num_active))
             modules = torch.tensor(combination if self.modules == "shared" else own, device=x.device)
-            fitted = _fit_weights(teacher, modules, x, y)
+            fitted = _fit_strengths(teacher, modules, x, y)
             latent = torch.zeros_like(best_latent).index_copy(1, modules, fitted)
             error = (apply_teacher(teacher, latent, x) - y).square().mean(dim=(1, 2))
             better = error < best_error
@@ -248,37 +250,43 @@ class InContext(Task):
         return " + ".join(f"module {module}" for module in composition)
 
     def render(self, batch: Batch, row: int) -> str:
-        weights = batch.info["latent"][row]
-        modules = tuple(batch.latents[row].tolist())
+        strengths = batch.info["strengths"][row]
         own = "" if self.modules == "shared" else " (modules of its own)"
-        mixed = " + ".join(
-            f"{weight:.3f} · module {module}" for module, weight in zip(modules, weights[weights > 0].tolist(), strict=True)
-        )
+        mixed = " + ".join(f"{strengths[module]:.3f} · module {module}" for module in batch.latents[row].tolist())
         lines = [f"task = {mixed}{own}"]
         names = [*(f"x{i + 1}" for i in range(self.input_size)), *(f"y{i + 1}" for i in range(self.output_size))]
         lines.append("".join(f"{name:>7}" for name in names))
-        lines += ["".join(f"{value:7.2f}" for value in token) for token in batch.inputs[row, : self.num_examples].tolist()]
-        for token, answer in zip(batch.inputs[row, self.num_examples :].tolist(), batch.targets[row].tolist(), strict=True):
+        lines += [
+            "".join(f"{value:7.2f}" for value in token) for token in batch.inputs[row, : self.num_examples].tolist()
+        ]
+        for token, answer in zip(
+            batch.inputs[row, self.num_examples :].tolist(), batch.targets[row].tolist(), strict=True
+        ):
             x = "".join(f"{value:7.2f}" for value in token[: self.input_size])
             lines.append(f"{x}{'?':>7}   (answer {' '.join(f'{value:.2f}' for value in answer)})")
         return "\n".join(lines)
 
 
-def _fit_weights(
+def draw_strengths(stream: Stream, num_active: int) -> Float[Tensor, "rows active"]:
+    """How much of each active module: uniform in [0.5, 1)."""
+    return LOWEST_STRENGTH + (1 - LOWEST_STRENGTH) * stream.uniform(num_active)
+
+
+def _fit_strengths(
     teacher: ModularTeacher,
     modules: Int[Tensor, " active"],
     x: Float[Tensor, "batch examples input"],
     y: Float[Tensor, "batch examples output"],
 ) -> Float[Tensor, "batch active"]:
-    """Gauss-Newton from the middle of the range. Outputs are linear in the weights wherever no unit turns on or off."""
+    """Gauss-Newton from the middle of the range. Outputs are linear in the strengths wherever no unit turns on or off."""
     theta = teacher.weights[0][modules]
     each = (x.flatten(0, 1) @ theta.transpose(0, 1).flatten(1)).view(*x.shape[:2], *theta.shape[::2])
-    weights = x.new_full((len(x), len(modules)), (1 + LOWEST_LATENT) / 2)
+    strengths = x.new_full((len(x), len(modules)), (1 + LOWEST_STRENGTH) / 2)
     for _ in range(NUM_FITTING_STEPS):
-        active = (weights[:, None, None] @ each) > 0
+        active = (strengths[:, None, None] @ each) > 0
         slopes = ((each * active) @ teacher.readout).transpose(2, 3).flatten(1, 2)
-        # y is homogeneous in the weights, so the tangent passes through 0: each step is a plain least-squares problem
+        # y is homogeneous in the strengths, so the tangent passes through 0: each step is a plain least-squares problem
         gram = slopes.mT @ slopes + 1e-6 * torch.eye(len(modules), device=x.device)
-        weights = torch.linalg.solve(gram, slopes.mT @ y.flatten(1)[..., None])[..., 0]
-        weights = weights.clamp(LOWEST_LATENT, 1)
-    return weights
+        strengths = torch.linalg.solve(gram, slopes.mT @ y.flatten(1)[..., None])[..., 0]
+        strengths = strengths.clamp(LOWEST_STRENGTH, 1)
+    return strengths
