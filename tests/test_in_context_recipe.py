@@ -152,9 +152,8 @@ def test_claims_without_their_runs_are_left_out():
 @pytest.mark.parametrize("scale", ["tiny", "small", "paper"])
 def test_every_comparison_is_there_at_every_scale(scale):
     runs = in_context.in_context(scale)
-    seeds = in_context.NUM_SEEDS[scale]
-    assert len(runs) == 11 * seeds
-    assert len({json.dumps(run.as_dict(), sort_keys=True) for run in runs.values()}) == 11 * seeds
+    num_runs = 5 * in_context.NUM_SEEDS[scale] + 6 * in_context.NUM_SIDE_SEEDS[scale]
+    assert len(runs) == len({json.dumps(run.as_dict(), sort_keys=True) for run in runs.values()}) == num_runs
     for claim in CLAIMS:
         assert all(f"{variant} / 0" in runs for variant in claim.variants)
 
