@@ -33,7 +33,7 @@ from recombine.train import Trainer
 FILE = "gradients.json"
 
 
-def measure_gradients(model: nn.Module, task: Task, *, num_instances: int = 1_024, index: int = 0) -> dict[str, float]:
+def measure_gradients(model: nn.Module, task: Task, *, num_instances: int = 512, index: int = 0) -> dict[str, float]:
     """Variance share, transfer and signal of a model's gradients; `index` chooses the instances."""
     first, second = (combination_gradients(model, task, "test", num_instances, 2 * index + i) for i in range(2))
     held_out, held_out_again = (
@@ -59,12 +59,11 @@ def combination_gradients(
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     # a stream of its own: no batch here is one that training or scoring takes
     batch = task.sample(split, 10**6 + index, batch_size=num_instances, device=parameters[0].device)
-    predictions = model(batch.inputs).float()
     gradients = []
     for number in range(len(task.split.compositions(split))):
         rows = batch.composition == number
-        error = (predictions[rows] - batch.targets[rows]).square().mean()
-        found = torch.autograd.grad(error, parameters, retain_graph=True, allow_unused=True)
+        error = (model(batch.inputs[rows]).float() - batch.targets[rows]).square().mean()
+        found = torch.autograd.grad(error, parameters, allow_unused=True)
         pairs = zip(parameters, found, strict=True)
         gradients.append(torch.cat([torch.zeros_like(p).flatten() if g is None else g.flatten() for p, g in pairs]))
     return torch.stack(gradients).double()

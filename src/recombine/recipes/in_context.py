@@ -33,7 +33,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 TRUNKS: tuple[AttentionName, ...] = ("softmax", "linear", "hyla")
 NUM_SEEDS: dict[Scale, int] = {"tiny": 1, "small": 3, "paper": 3}  # of what the claims are about
-NUM_SIDE_SEEDS: dict[Scale, int] = {"tiny": 1, "small": 1, "paper": 3}  # of the disconnected support and the other trunks
+NUM_SIDE_SEEDS: dict[Scale, int] = {
+    "tiny": 1,
+    "small": 1,
+    "paper": 3,
+}  # of the disconnected support and the other trunks
 
 
 def build_task(scale: Scale) -> InContext:
