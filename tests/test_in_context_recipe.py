@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from recombine.cli import run as run_verb
 from recombine.models import TransformerConfig, build_model
 from recombine.probe.decodability import measure_decodability
 from recombine.probe.gradients import combination_gradients, measure_gradients, track_gradients
-from recombine.recipes import EXPERIMENTS, in_context
+from recombine.recipes import EXPERIMENTS, in_context, in_context_claims
 from recombine.recipes.in_context_claims import CLAIMS, Outcome, tabulate_claims, tabulate_variants
 from recombine.run import train_run
 from recombine.tasks import InContext
@@ -176,7 +177,9 @@ def test_the_experiment_from_the_command_line(tmp_path, capsys, monkeypatch):
         }
 
     monkeypatch.setattr(InContext, "evaluation_instances", 50)
-    monkeypatch.setattr("recombine.probe.decodability.NUM_INSTANCES", 100)
+    quick = {"measure_decodability": {"num_instances": 100}, "track_run": {"num_points": 3}}
+    for name, choices in quick.items():
+        monkeypatch.setattr(in_context_claims, name, partial(getattr(in_context_claims, name), **choices))
     monkeypatch.setitem(EXPERIMENTS, "in-context", replace(EXPERIMENTS["in-context"], runs=miniature))
     flags = ["reproduce", "in-context", "--scale", "tiny", "--out", str(tmp_path / "runs"), "--device", "cpu"]
     assert run_verb([*flags, "--quiet", "--figures", str(tmp_path / "figures")]) == 0
