@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 
 from recombine.errors import InputError
 from recombine.models import HypernetworkTransformerConfig, build_model
@@ -21,24 +22,33 @@ def build(execution="hypernetwork", attention="softmax"):
 
 
 def test_generated_weights_by_hand():
-    """The network of a code is the constant part plus the code's mixture of the others, weight by weight."""
+    """The network of a code is the code's mixture of learned layers, weight by weight, as in the teacher."""
     network = GeneratedNetwork(2, 3, 5, 4)
+    nn.init.normal_(network.bias)
     code, x = torch.randn(2, 2), torch.randn(2, 6, 3)
     for row in range(2):
-        flat = network.weight[-1] + code[row, 0] * network.weight[0] + code[row, 1] * network.weight[1]
-        first, first_bias, second, second_bias = flat.split([15, 5, 20, 4])
-        hidden = torch.relu(x[row] @ first.view(5, 3).T + first_bias)
-        expected = hidden @ second.view(4, 5).T + second_bias
+        weight = code[row, 0] * network.weight[0] + code[row, 1] * network.weight[1]
+        bias = code[row, 0] * network.bias[0] + code[row, 1] * network.bias[1]
+        expected = torch.relu(x[row] @ weight.T + bias) @ network.readout.weight.T + network.readout.bias
         torch.testing.assert_close(network(code, x)[row], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_generated_network_can_be_the_teacher():
+    """With the teacher's modules as weights and z as code, predictions are the targets: nothing more is needed."""
+    batch = TASK.sample("ood", 0, batch_size=20)
+    network = GeneratedNetwork(6, 4, 8, 4)
+    with torch.no_grad():
+        network.weight.copy_(TASK.teacher.weights[0].mT)
+        network.readout.weight.copy_(TASK.teacher.readout.T)
+    predictions = network(batch.info["strengths"], batch.inputs[:, 7:, :4])
+    torch.testing.assert_close(predictions, batch.targets, atol=1e-5, rtol=1e-5)
 
 
 def test_a_generated_network_starts_at_the_scale_of_a_plain_one():
     torch.manual_seed(0)
-    network = GeneratedNetwork(6, 8, 256, 4)
-    code, x = torch.randn(200, 6), torch.randn(200, 16, 8)
-    first = network.generate(code)[0]
-    assert first.var().item() == pytest.approx(1 / 8, rel=0.2)
-    assert 0.2 < network(code, x).var() < 2
+    weight, bias = GeneratedNetwork(6, 8, 256, 4).generate(torch.randn(200, 6))
+    assert weight.var().item() == pytest.approx(1 / 8, rel=0.1)
+    assert (bias == 0).all()
 
 
 @pytest.mark.parametrize("execution", ["hypernetwork", "mlp"])

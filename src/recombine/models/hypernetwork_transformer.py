@@ -2,12 +2,13 @@
 generalize in-context?, arXiv 2407.12275).
 
     code = dense(mean over examples of norm(trunk((x, y) of the examples)))
-    hypernetwork:  y = W2 relu(W1 x + b1) + b2   with (W1, b1, W2, b2) = code . H + H0,  H and H0 learned
-    mlp:           y = mlp(code, x)              two hidden layers
+    hypernetwork:  y = V relu(W x + b) + c   with (W, b) = code . H,  and H, V, c learned and the same for all tasks
+    mlp:           y = mlp(code, x)          two hidden layers
 
 The trunk is the transformer's own, on examples alone. A query x meets nothing but the network that the code generates, so all
 that the model can know of a task is the code. With `execution="mlp"` the bottleneck stays and the hypernetwork goes: the
-ablation that tells which of the two matters. Widths and the constant H0 are our choice.
+ablation that tells which of the two matters. The hypernetwork is linear and the readout V shared, as in the teacher; widths
+are our choice.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from typing import ClassVar, Literal, get_args
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn import functional
 
 from recombine.errors import InputError, check_choice, check_positive
 from recombine.layers.initialise import lecun_linear, lecun_normal_
@@ -40,7 +40,7 @@ class HypernetworkTransformerConfig(TransformerConfig):
     """Features of the latent code, all that is known of a task."""
     execution: Execution = "hypernetwork"
     """What meets x: a network generated from the code, or an MLP that is given the code beside x."""
-    execution_dim: int = 64
+    execution_dim: int = 32
     """Hidden features of that network."""
 
     def __post_init__(self) -> None:
@@ -98,32 +98,26 @@ class HypernetworkTransformer(nn.Module):
 
 
 class GeneratedNetwork(nn.Module):
-    """A linear hypernetwork: one hidden layer whose every weight is linear in the code."""
+    """A linear hypernetwork: one hidden layer whose weights are linear in the code, and one readout for all codes."""
 
     def __init__(self, code_dim: int, input_dim: int, hidden_dim: int, output_dim: int) -> None:
         super().__init__()
-        self.shapes = ((hidden_dim, input_dim), (hidden_dim, 1), (output_dim, hidden_dim), (output_dim, 1))
-        weights = []
-        for rows, columns in self.shapes:
-            # the constant and the part that the code moves start with half of a plain network's variance each
-            drawn = torch.empty(code_dim + 1, rows, columns)
-            lecun_normal_(drawn, fan_in=2 * columns)
-            drawn[:-1] *= code_dim**-0.5
-            weights.append((drawn if columns > 1 else torch.zeros_like(drawn)).flatten(1))
-        self.weight = nn.Parameter(torch.cat(weights, dim=1))
+        # for codes of variance 1, the generated matrix has the variance of a plain layer's
+        self.weight = nn.Parameter(lecun_normal_(torch.empty(code_dim, hidden_dim, input_dim), code_dim * input_dim))
+        self.bias = nn.Parameter(torch.zeros(code_dim, hidden_dim))
+        self.readout = lecun_linear(hidden_dim, output_dim)
 
-    def generate(self, code: Float[Tensor, "b code"]) -> list[Float[Tensor, "b _ _"]]:
-        """The weights of each row's own network: W1, b1, W2, b2."""
-        flat = functional.linear(code, self.weight[:-1].T, self.weight[-1])
-        parts = flat.split([rows * columns for rows, columns in self.shapes], dim=1)
-        return [part.view(-1, *shape) for part, shape in zip(parts, self.shapes, strict=True)]
+    def generate(
+        self, code: Float[Tensor, "b code"]
+    ) -> tuple[Float[Tensor, "b hidden input"], Float[Tensor, "b hidden"]]:
+        """The hidden layer of each row's own network."""
+        return (code @ self.weight.flatten(1)).view(-1, *self.weight.shape[1:]), code @ self.bias
 
     def forward(
         self, code: Float[Tensor, "b code"], x: Float[Tensor, "b queries input"]
     ) -> Float[Tensor, "b queries output"]:
-        first, first_bias, second, second_bias = self.generate(code)
-        hidden = (x @ first.mT + first_bias.mT).relu()
-        return hidden @ second.mT + second_bias.mT
+        weight, bias = self.generate(code)
+        return self.readout(torch.baddbmm(bias[:, None], x, weight.mT).relu())
 
 
 class ConditionedMLP(nn.Module):

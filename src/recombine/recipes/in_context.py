@@ -47,7 +47,11 @@ def build_task(scale: Scale) -> InContext:
 
 
 def build_models(scale: Scale, attention: AttentionName = "softmax") -> dict[str, ModelConfig]:
-    """The vanilla transformer, the bottleneck, and the bottleneck without hypernetwork; equal trunks."""
+    """The vanilla transformer, the bottleneck, and the bottleneck without hypernetwork; equal trunks.
+
+    The generated network has twice the teacher's hidden units. The MLP instead has 64 in each of its two layers, so that
+    width is not what it lacks.
+    """
     layers, width = {"tiny": (2, 48), "small": (2, 64), "paper": (6, 128)}[scale]
     sizes: dict[str, Any] = {
         "attention": attention,
@@ -60,8 +64,8 @@ def build_models(scale: Scale, attention: AttentionName = "softmax") -> dict[str
     }
     return {
         "vanilla": TransformerConfig(**sizes),
-        "bottleneck": HypernetworkTransformerConfig(**sizes),
-        "bottleneck mlp": HypernetworkTransformerConfig(**sizes, execution="mlp"),
+        "bottleneck": HypernetworkTransformerConfig(**sizes, execution_dim=2 * build_task(scale).hidden_size),
+        "bottleneck mlp": HypernetworkTransformerConfig(**sizes, execution="mlp", execution_dim=64),
     }
 
 
