@@ -9,6 +9,7 @@ from recombine.models.base import ModelConfig
 from recombine.models.causal_attention import CausalAttention, CausalAttentionConfig
 from recombine.models.deep_set import DeepSet, DeepSetConfig
 from recombine.models.hypernetwork import Hypernetwork, HypernetworkConfig
+from recombine.models.hypernetwork_transformer import HypernetworkTransformer, HypernetworkTransformerConfig
 from recombine.models.mlp import MLPConfig, MultilayerPerceptron
 from recombine.models.recurrent import RecurrentConfig, RecurrentNetwork, StateSpaceConfig, StateSpaceModel
 from recombine.models.sequence_model import SequenceModel
@@ -23,6 +24,7 @@ MODELS: dict[str, type[ModelConfig]] = {
         MLPConfig,
         TaskTransformerConfig,
         HypernetworkConfig,
+        HypernetworkTransformerConfig,
         DeepSetConfig,
         CausalAttentionConfig,
         StateSpaceConfig,
@@ -46,6 +48,8 @@ __all__ = [
     "DeepSetConfig",
     "Hypernetwork",
     "HypernetworkConfig",
+    "HypernetworkTransformer",
+    "HypernetworkTransformerConfig",
     "MLPConfig",
     "ModelConfig",
     "MultilayerPerceptron",

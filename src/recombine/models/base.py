@@ -36,3 +36,4 @@ class Site(NamedTuple):
     name: str
     path: str
     side: Literal["output", "input"] = "output"
+    token: Literal["last", "mean"] = "last"  # the last, or the mean over all

@@ -134,8 +134,9 @@ def _watch(module: nn.Module, site: Site, seen: dict[str, list[Tensor]]) -> Iter
         value = given if site.side == "input" else returned
         value = value[0] if isinstance(value, tuple | list) and value else value
         if isinstance(value, Tensor) and value.ndim >= 2:
-            last = value[:, -1] if value.ndim == 3 else value
-            seen.setdefault(site.name, []).append(last.flatten(1).float().cpu())
+            if value.ndim == 3:
+                value = value.mean(dim=1) if site.token == "mean" else value[:, -1]
+            seen.setdefault(site.name, []).append(value.flatten(1).float().cpu())
 
     handle = module.register_forward_hook(note)
     try:

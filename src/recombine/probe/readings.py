@@ -178,6 +178,7 @@ READINGS: dict[str, type[Reading]] = {
     "fuzzy_logic": FuzzyLogicReading,
     "sraven": SRavenReading,
     "hyperteacher": StrengthReading,
+    "in_context": StrengthReading,
     "preference_grid": PreferenceGridReading,
     "goal_grid": FirstStepReading,
     "sequence_teacher": SequenceTeacherReading,

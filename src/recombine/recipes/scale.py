@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, get_args
 
 from recombine.models import HypernetworkConfig, MLPConfig, ModelConfig, TaskTransformerConfig
-from recombine.recipes.experiment import Experiment, Scale
+from recombine.recipes.experiment import Experiment, Scale, over_seeds
 from recombine.recipes.scale_tables import compare_seeds, correlate_decodability
 from recombine.run import RunConfig
 from recombine.tasks import Hyperteacher
@@ -75,15 +75,6 @@ def models(scale: Scale) -> dict[str, RunConfig]:
 DEFAULTS: dict[str, Callable[[Scale], dict[str, RunConfig]]] = {"hyperteacher": models}
 
 
-def over_seeds(scale: Scale, runs: dict[str, RunConfig]) -> dict[str, RunConfig]:
-    """Every run once a seed: another teacher, another split, other first parameters."""
-    return {
-        f"{label}, seed {seed}": replace(run, task=replace(run.task, seed=seed))
-        for label, run in runs.items()
-        for seed in SEEDS[scale]
-    }
-
-
 def change(run: RunConfig, model: dict[str, Any] | None = None, **task: Any) -> RunConfig:
     """The run with other choices of its model or its task."""
     changed: ModelConfig = replace(run.model, **(model or {}))
@@ -92,13 +83,13 @@ def change(run: RunConfig, model: dict[str, Any] | None = None, **task: Any) -> 
 
 def over_widths(scale: Scale) -> dict[str, RunConfig]:
     base = hyperteacher(scale)
-    return over_seeds(scale, {f"width {width}": change(base, {"hidden_dim": width}) for width in WIDTHS[scale]})
+    return over_seeds({f"width {width}": change(base, {"hidden_dim": width}) for width in WIDTHS[scale]}, SEEDS[scale])
 
 
 def over_compositions(scale: Scale) -> dict[str, RunConfig]:
     base = hyperteacher(scale)
     runs = {each: change(base, held_out=each) for each in HELD_OUT[scale]}
-    return over_seeds(scale, {f"{len(run.task.split.train)} compositions": run for run in runs.values()})
+    return over_seeds({f"{len(run.task.split.train)} compositions": run for run in runs.values()}, SEEDS[scale])
 
 
 def over_supports(scale: Scale) -> dict[str, RunConfig]:
@@ -107,16 +98,16 @@ def over_supports(scale: Scale) -> dict[str, RunConfig]:
     runs = {support: change(base, support=support) for support in get_args(Support)}
     split = runs["disconnected"].task.split
     runs["random, as few as disconnected"] = change(base, held_out=len(split.ood) / len(split.train + split.ood))
-    return over_seeds(scale, runs)
+    return over_seeds(runs, SEEDS[scale])
 
 
 def over_encodings(scale: Scale) -> dict[str, RunConfig]:
     base = hyperteacher(scale)
-    return over_seeds(scale, {encoding: change(base, encoding=encoding) for encoding in get_args(Encoding)})
+    return over_seeds({encoding: change(base, encoding=encoding) for encoding in get_args(Encoding)}, SEEDS[scale])
 
 
 def over_models(scale: Scale) -> dict[str, RunConfig]:
-    return over_seeds(scale, models(scale))
+    return over_seeds(models(scale), SEEDS[scale])
 
 
 def all_runs(scale: Scale) -> dict[str, RunConfig]:

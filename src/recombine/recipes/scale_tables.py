@@ -8,28 +8,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from recombine.probe import probe_run
+from recombine.probe.decodability import measure_decodability
+from recombine.recipes.experiment import Runs, group_seeds
 from recombine.store import Json, RunDirectory
 from recombine.tasks.base import Audit
 
 METRIC = "r2_pooled"
+NUM_INSTANCES = 4_000  # a split, to read strengths from
 SPLITS = {"test": "R² trained", "ood": "R² held out", "unknown": "R² more at once"}
 
 
-def compare_seeds(paths: Mapping[str, Path]) -> list[Audit]:
-    """Mean and standard error over seeds, a row for each setting; labels are "setting, seed number"."""
+def compare_seeds(runs: Runs) -> list[Audit]:
+    """Mean and standard error over seeds, a row for each setting."""
     rows = []
-    for setting, runs in group_seeds(paths).items():
-        results = [run.read_json("result.json") for run in runs]
-        certificates = [run.read_json("split.json")["certificate"] for run in runs]
+    for setting, seeds in group_seeds(runs).items():
+        results = [run.read_json("result.json") for run in seeds]
+        certificates = [run.read_json("split.json")["certificate"] for run in seeds]
         rows.append(
             (
                 setting,
-                len(runs),
+                len(seeds),
                 max(result["num_parameters"] for result in results),
                 _span([certificate["num_train"] for certificate in certificates]),
                 _verdict([certificate["covered"] for certificate in certificates]),
@@ -57,19 +58,19 @@ def compare_seeds(paths: Mapping[str, Path]) -> list[Audit]:
     return [Audit(title="means over seeds", columns=columns, rows=tuple(rows), note=note)]
 
 
-def correlate_decodability(paths: Mapping[str, Path]) -> list[Audit]:
-    """Each run's decodability beside its score, and their correlation; runs that were not probed yet are probed now."""
-    found = {label: _decodability(path) for label, path in paths.items()}
+def correlate_decodability(runs: Runs) -> list[Audit]:
+    """Each run's decodability beside its score, and their correlation."""
+    found = {label: _decodability(run) for label, run in runs.items()}
     sites = list(dict.fromkeys(site for each in found.values() for site in each["sites"]))
     rows = tuple(
         (label, each["score"], *(value for site in sites for value in each["sites"].get(site, (math.nan, math.nan))))
         for label, each in found.items()
     )
     columns = ("", "R² held out", *(f"{site} {side}" for site in sites for side in ("id", "ood")))
-    runs = Audit(
+    table = Audit(
         title="how well the strengths of modules can be read from each layer", columns=columns, rows=rows, note="R²"
     )
-    return [runs, _correlate(found, sites)]
+    return [table, _correlate(found, sites)]
 
 
 def _correlate(found: Mapping[str, Json], sites: list[str]) -> Audit:
@@ -93,20 +94,11 @@ def _correlate(found: Mapping[str, Json], sites: list[str]) -> Audit:
     )
 
 
-def _decodability(path: Path) -> Json:
+def _decodability(run: RunDirectory) -> Json:
     """The score of a run, and for each layer the decodability ID and OOD."""
-    run = RunDirectory.open(path)
-    probe = run.read_json("probe.json") if (path / "probe.json").exists() else probe_run(path, tsne=False)
-    sites = {site: (each["id"]["r2"], each["ood"]["r2"]) for site, each in probe["decoders"].items() if "ood" in each}
+    found = measure_decodability(run.path, num_instances=NUM_INSTANCES)
+    sites = {site: (each["id"], each["ood"]) for site, each in found["sites"].items()}
     return {"score": _score(run.read_json("result.json"), "ood"), "sites": sites}
-
-
-def group_seeds(paths: Mapping[str, Path]) -> dict[str, list[RunDirectory]]:
-    """The runs of each setting."""
-    groups: dict[str, list[RunDirectory]] = {}
-    for label, path in paths.items():
-        groups.setdefault(label.rpartition(", seed ")[0] or label, []).append(RunDirectory.open(path))
-    return groups
 
 
 def _score(result: Json, split: str, metric: str = METRIC) -> float:
