@@ -22,6 +22,7 @@ from recombine.models import SequenceModel, build_model
 from recombine.models.constructed_students import change_basis, forget_beyond
 from recombine.probe.identification import identify_run
 from recombine.recipes import EXPERIMENTS
+from recombine.recipes.experiment import group_seeds
 from recombine.recipes.length_generalization import POOLS, STUDENTS, SUPPORTS
 from recombine.report.figures import LIGHT_PALETTE
 from recombine.store import Json, hash_config
@@ -38,16 +39,16 @@ plt.rcParams |= {
 
 def find_groups(name: str, scale: str, runs: Path) -> dict[str, list[Json]]:
     """What identification found in each finished run of an experiment, by label without the seed."""
-    groups: dict[str, list[Json]] = {}
+    found = {}
     for label, config in EXPERIMENTS[name].runs(scale).items():  # type: ignore[arg-type]
         path = runs / f"{config.name}-{hash_config(config.as_dict())}"
         if (path / "result.json").exists():
-            groups.setdefault(label.split(" / ")[0], []).append(identify_run(path))
-    if not groups:
+            found[label] = identify_run(path)
+    if not found:
         raise InputError(
             f"{runs} has no finished run of {name} at scale {scale}: expected `recombine reproduce {name}`"
         )
-    return groups
+    return group_seeds(found)
 
 
 def curves(found: list[Json], *, ratio: bool) -> np.ndarray:

@@ -13,6 +13,7 @@ from recombine.models import TransformerConfig, build_model
 from recombine.probe.decodability import measure_decodability
 from recombine.probe.gradients import combination_gradients, measure_gradients, track_gradients
 from recombine.recipes import EXPERIMENTS, in_context, in_context_claims
+from recombine.recipes.experiment import SEED
 from recombine.recipes.in_context_claims import CLAIMS, Outcome, tabulate_claims, tabulate_variants
 from recombine.run import train_run
 from recombine.tasks import InContext
@@ -156,7 +157,7 @@ def test_every_comparison_is_there_at_every_scale(scale):
     num_runs = 5 * in_context.NUM_SEEDS[scale] + 6 * in_context.NUM_SIDE_SEEDS[scale]
     assert len(runs) == len({json.dumps(run.as_dict(), sort_keys=True) for run in runs.values()}) == num_runs
     for claim in CLAIMS:
-        assert all(f"{variant} / 0" in runs for variant in claim.variants)
+        assert all(f"{variant} / seed 0" in runs for variant in claim.variants)
 
 
 def test_the_experiment_from_the_command_line(tmp_path, capsys, monkeypatch):
@@ -165,7 +166,7 @@ def test_the_experiment_from_the_command_line(tmp_path, capsys, monkeypatch):
     def miniature(scale):
         needed = {variant for claim in CLAIMS for variant in claim.variants}
         runs = in_context.in_context("tiny").items()
-        chosen = {label: run for label, run in runs if label.rpartition(" / ")[0] in needed}
+        chosen = {label: run for label, run in runs if label.partition(SEED)[0] in needed}
         return {
             label: replace(
                 run,

@@ -12,17 +12,17 @@ from recombine.run import train_run
 
 
 @pytest.fixture(scope="module")
-def paths(tmp_path_factory):
+def runs(tmp_path_factory):
     """Two widths over two seeds, hardly trained."""
     out = tmp_path_factory.mktemp("runs")
     base = default_run("hyperteacher", "tiny")
     base = replace(base, training=replace(base.training, steps=40))
-    runs = {
-        f"width {width}, seed {seed}": scale.change(base, {"hidden_dim": width}, seed=seed, num_samples=4)
+    configs = {
+        f"width {width} / seed {seed}": scale.change(base, {"hidden_dim": width}, seed=seed, num_samples=4)
         for width in (8, 32)
         for seed in (0, 1)
     }
-    return {label: train_run(run, out=out, evaluation_instances=200).path for label, run in runs.items()}
+    return {label: train_run(each, out=out, evaluation_instances=200) for label, each in configs.items()}
 
 
 def test_the_papers_sizes():
@@ -51,19 +51,17 @@ def test_decodability_has_enough_runs_and_none_of_its_own():
 
 def test_a_random_support_as_small_as_the_disconnected_one():
     runs = EXPERIMENTS["scale-supports"].runs("small")
-    few, cut = (runs[f"{name}, seed 0"].task.split for name in ("random, as few as disconnected", "disconnected"))
+    few, cut = (runs[f"{name} / seed 0"].task.split for name in ("random, as few as disconnected", "disconnected"))
     assert len(few.train) == len(cut.train)
     assert few.certificate.connected
     assert not cut.certificate.connected
 
 
-def test_means_over_seeds_by_hand(paths):
-    (audit,) = compare_seeds(paths)
+def test_means_over_seeds_by_hand(runs):
+    (audit,) = compare_seeds(runs)
     assert [row[0] for row in audit.rows] == ["width 8", "width 32"]
     row = dict(zip(audit.columns, audit.rows[1], strict=True))
-    results = [
-        json.loads((path / "result.json").read_text()) for label, path in paths.items() if label.startswith("width 32")
-    ]
+    results = [run.read_json("result.json") for label, run in runs.items() if label.startswith("width 32")]
     values = [result["scores"]["ood"]["r2_pooled"]["value"] for result in results]
     mean, error = sum(values) / 2, abs(values[0] - values[1]) / 2
     assert row["R² held out"].replace("−", "-") == f"{mean:.3f} ± {error:.3f}"
@@ -71,18 +69,18 @@ def test_means_over_seeds_by_hand(paths):
     assert (row["covered"], row["connected"], row["trained"]) == ("yes", "yes", "69")
 
 
-def test_decodability_is_probed_once_and_correlated(paths, monkeypatch):
-    runs, correlations = correlate_decodability(paths)
-    assert len(runs.rows) == 4
+def test_decodability_is_measured_once_and_correlated(runs, monkeypatch):
+    decodability, correlations = correlate_decodability(runs)
+    assert len(decodability.rows) == 4
     assert {row[0] for row in correlations.rows} == {"hidden.0", "hidden.1"}
     assert all(row[1] == 4 and -1 <= row[2] <= 1 for row in correlations.rows)
-    monkeypatch.setattr("recombine.recipes.scale_tables.probe_run", None)  # all are probed already
-    assert correlate_decodability(paths)[0].rows == runs.rows
+    monkeypatch.setattr("recombine.probe.decodability.decode_sites", None)  # all are measured already
+    assert correlate_decodability(runs)[0].rows == decodability.rows
 
 
 def test_reproduce_prints_the_tables(tmp_path, monkeypatch, capsys):
     quick = {
-        "only, seed 0": replace(
+        "only / seed 0": replace(
             default_run("hyperteacher", "tiny"),
             training=replace(default_run("hyperteacher", "tiny").training, steps=5),
         )
@@ -91,7 +89,7 @@ def test_reproduce_prints_the_tables(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(EXPERIMENTS, "scale-width", experiment)
     assert run_verb(["reproduce", "scale-width", "--scale", "tiny", "--out", str(tmp_path), "--json"]) == 0
     value = json.loads(capsys.readouterr().out)
-    assert value["tables"]["means over seeds"][0]["parameters"] == value["results"]["only, seed 0"]["num_parameters"]
+    assert value["tables"]["means over seeds"][0]["parameters"] == value["results"]["only / seed 0"]["num_parameters"]
     assert run_verb(["reproduce", "scale-width", "--scale", "tiny", "--out", str(tmp_path), "-q"]) == 0
     assert "Do wider networks" in capsys.readouterr().out
 

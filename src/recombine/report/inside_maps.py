@@ -72,12 +72,14 @@ def _scatter(axes: Axes, code_map: CodeMap, site: str, colouring: str) -> Any:
     places = code_map.sites[site]
     if colouring == "target":
         ramp = LinearSegmentedColormap.from_list("ramp", LIGHT["ramp"])
-        return axes.scatter(*places.T, c=code_map.target.astype(float), cmap=ramp, s=3, linewidths=0)
+        return axes.scatter(places[:, 0], places[:, 1], c=code_map.target.astype(float), cmap=ramp, s=3, linewidths=0)
     first = code_map.labels.argmax(axis=1)
     for number in sorted(set(first.tolist())):
         colour = LIGHT["class"][number % len(LIGHT["class"])]
         chosen = places[first == number]
-        axes.scatter(*chosen.T, color=colour, s=3, linewidths=0, label=print_text(code_map.modules[number]))
+        axes.scatter(
+            chosen[:, 0], chosen[:, 1], color=colour, s=3, linewidths=0, label=print_text(code_map.modules[number])
+        )
     return None
 
 
