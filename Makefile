@@ -20,11 +20,14 @@ $(VENV)/dev: $(VENV)/ready
 demo: $(VENV)/ready
 	$(BIN)/recombine reproduce fuzzy-logic --scale tiny --out runs/demo --report report.html
 
+# one process a core, each with one thread
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto
+
 test: lint
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 test-slow: $(VENV)/dev
-	$(BIN)/python -m pytest -m slow
+	$(PYTEST) -m slow
 
 lint: $(VENV)/dev
 	$(BIN)/ruff check .
@@ -36,6 +39,7 @@ format: $(VENV)/dev
 	$(BIN)/ruff check --fix .
 
 bench: $(VENV)/dev
+	$(BIN)/recombine bench --out benchmarks/results.json --charts docs/images
 	for file in benchmarks/*.py; do $(BIN)/python $$file; done
 
 wheel: $(VENV)/dev

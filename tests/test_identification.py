@@ -89,6 +89,16 @@ def test_by_position_is_by_length():
     assert error.numerator.mean().item() == pytest.approx(found.loss[19], rel=0.1)
 
 
+def test_a_stuck_output_is_seen():
+    task = SequenceTeacher(teacher="deep_set", token_dim=3, teacher_dim=4, target_dim=10, longest=30)
+    stuck, fair = student_of(DeepSetConfig(hidden_dim=4), task), student_of(DeepSetConfig(hidden_dim=4), task)
+    with torch.no_grad():
+        stuck.readout[0].bias[3] = 100
+        fair.readout[0].bias += 0.01
+    assert min(identify(stuck, task, num_sequences=50).worst_share) > 0.999
+    assert min(identify(fair, task, num_sequences=50).worst_share) < 0.9
+
+
 def test_a_run_keeps_what_was_found(tmp_path):
     task = SequenceTeacher(teacher="rnn", **SIZES)
     config = RunConfig(task=task, model=RecurrentConfig(hidden_dim=4), training=TrainingConfig(steps=20, batch_size=16))

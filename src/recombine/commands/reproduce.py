@@ -24,8 +24,8 @@ from recombine.report.html import write_report
 from recombine.run import train_run
 from recombine.store import Json, RunDirectory
 
-NUM_PROBED = 1_000  # instances a split; `recombine probe RUN` takes more, and more time
-NUM_PICTURED = 800  # points of a map
+NUM_PROBED = 600  # instances a split; `recombine probe RUN` takes more, and more time
+NUM_PICTURED = 500  # points of a map
 
 
 @dataclass(frozen=True, kw_only=True)

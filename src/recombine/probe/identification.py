@@ -33,7 +33,7 @@ from recombine.store import Json
 from recombine.tasks import Batch, SequenceTeacher, SplitName
 
 FILE = "identification.json"
-VERSION = 1
+VERSION = 2
 RIDGE_STRENGTH = 1e8  # as good as none: it only keeps collinear units solvable
 FIRST_BATCH = 10_000  # of the streams, far behind the batches that scores are made of
 BATCH_SIZE = 500
@@ -43,14 +43,24 @@ Hidden = Float[np.ndarray, "rows t units"]
 
 @dataclass(frozen=True, kw_only=True)
 class Identification:
-    """By position (1 first): squared error of student and best constant, and R² of the hidden states by kind of map."""
+    """By position (1 first): squared error of student and best constant, and R² of the hidden states by kind of map.
+
+    `worst_share` is the part of the student's error that is made by its two worst outputs: near 1 where single sigmoids
+    got stuck in saturation and all the others are right.
+    """
 
     loss: list[float]
+    worst_share: list[float]
     constant_loss: list[float]
     r2: dict[str, list[float]]
 
     def as_dict(self) -> Json:
-        return {"loss": self.loss, "constant_loss": self.constant_loss, "r2": self.r2}
+        return {
+            "loss": self.loss,
+            "worst_share": self.worst_share,
+            "constant_loss": self.constant_loss,
+            "r2": self.r2,
+        }
 
 
 def identify_run(path: Path | str, *, num_sequences: int = 2_000, device: str = "auto") -> Json:
@@ -89,8 +99,13 @@ def identify(model: SequenceModel, task: SequenceTeacher, *, num_sequences: int 
     r2["refit"] = _score(refitted, teacher)
     if task.teacher == "rnn" and student.shape == teacher.shape:
         r2["permutation"] = _score(student[:, :, match_units(flat["student"], flat["teacher"])], teacher)
-    errors = {name: scored_on[name].mean(axis=0).tolist() for name in ("loss", "constant_loss")}
-    return Identification(r2=r2, **errors)
+    errors = scored_on["errors"].mean(axis=0)
+    return Identification(
+        loss=errors.mean(axis=1).tolist(),
+        worst_share=(np.sort(errors)[:, -2:].sum(axis=1) / np.maximum(errors.sum(axis=1), 1e-300)).tolist(),
+        constant_loss=scored_on["constant_errors"].mean(axis=(0, 2)).tolist(),
+        r2=r2,
+    )
 
 
 def match_units(
@@ -107,15 +122,15 @@ def match_units(
 def _collect(
     model: SequenceModel, task: SequenceTeacher, split: SplitName, length: int, num_sequences: int, *, part: int
 ) -> dict[str, np.ndarray]:
-    """Hidden states (rows, t, units) in double precision, and errors (rows, t), of sequences that only this part sees."""
-    columns: dict[str, list[np.ndarray]] = {"student": [], "teacher": [], "loss": [], "constant_loss": []}
+    """Hidden states and errors, (rows, t, units) in double precision, of sequences that only this part sees."""
+    columns: dict[str, list[np.ndarray]] = {}
     device = next(model.parameters()).device
     for number, first in enumerate(range(0, num_sequences, BATCH_SIZE)):
         rows = range(min(BATCH_SIZE, num_sequences - first))
         index = FIRST_BATCH * (part + 1) + number
         batch = task.sample(split, index, batch_size=BATCH_SIZE, rows=rows, length=length, device=device)
         for name, value in _observe(model, task, batch).items():
-            columns[name].append(value.double().cpu().numpy())
+            columns.setdefault(name, []).append(value.double().cpu().numpy())
     return {name: np.concatenate(values) for name, values in columns.items()}
 
 
@@ -126,8 +141,8 @@ def _observe(model: SequenceModel, task: SequenceTeacher, batch: Batch) -> dict[
         return {
             "student": hidden,
             "teacher": batch.info["hidden"],
-            "loss": (outputs - batch.targets).square().mean(dim=-1),
-            "constant_loss": (task.chance(batch) - batch.targets).square().mean(dim=-1),
+            "errors": (outputs - batch.targets).square(),
+            "constant_errors": (task.chance(batch) - batch.targets).square(),
         }
 
 

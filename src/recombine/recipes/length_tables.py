@@ -6,6 +6,7 @@ Runs that differ in their seed alone are one line of a table, the mean over seed
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 
 from recombine.probe.identification import identify_run
@@ -18,6 +19,7 @@ NUM_SEQUENCES = 2_000  # to fit a map on, and as many to score it
 PUBLISHED_LOSS = "1e-7 … 1e-4"
 PUBLISHED_R2 = "0.96 … 0.99"
 RATIO_NOTE = "ratio: to the squared error of the best constant of that position; 1 is no better than the constant"
+WORST_NOTE = "worst two: share of the error at the last T that two outputs make"
 SEED_NOTE = "mean over seeds, with the lowest and the highest"
 
 
@@ -73,7 +75,13 @@ def ratio_table(groups: Mapping[str, Sequence[Json]]) -> Audit:
     def ratio(found: Json, length: int) -> float:
         return found["trained"]["loss"][length - 1] / found["trained"]["constant_loss"][length - 1]
 
-    return _by_length("as a ratio to the best constant", groups, ratio, None, note=RATIO_NOTE)
+    table = _by_length("as a ratio to the best constant", groups, ratio, None, note=f"{RATIO_NOTE}; {WORST_NOTE}")
+    worst = [fmean(found["trained"]["worst_share"][LENGTHS[-1] - 1] for found in each) for each in groups.values()]
+    return replace(
+        table,
+        columns=(*table.columns, "worst two"),
+        rows=tuple((*row, f"{share:.0%}") for row, share in zip(table.rows, worst, strict=True)),
+    )
 
 
 def _by_length(

@@ -20,6 +20,7 @@ DECODER_TITLES = {
 KIND_TITLES = {"codes": "Latent codes", "residual": "Residual stream", "hidden": "Hidden activations", "site": "Sites"}
 SPLIT_WORDS = {"test": "seen", "ood": "unseen"}
 CHANGE_WORDS = {"zero": "zero", "mean": "mean", "swap": "another’s"}
+MAX_NUMBERED = 32  # heads
 DIVERGING = [[place, f"var(--diverging-{number})"] for number, place in enumerate((0.0, 0.25, 0.5, 0.75, 1.0))]
 
 
@@ -107,7 +108,13 @@ def layers_figure(run: ReportRun, ablations: Json) -> Figure:
 
 def heads_figure(run: ReportRun, ablations: Json, kind: str) -> Figure:
     changes = [each for each in ablations["heads"] if each.kind == kind]
-    return _changes_figure(run, ablations["metric"], changes, [str(each.head) for each in changes])
+    return _changes_figure(run, ablations["metric"], changes, number_heads(changes))
+
+
+def number_heads(changes: Sequence[Change]) -> list[str]:
+    """The number of each head; of many only every fourth, so that they stay apart."""
+    step = 1 if len(changes) <= MAX_NUMBERED else 4
+    return ["" if each.head is None or each.head % step else str(each.head) for each in changes]
 
 
 def _changes_figure(run: ReportRun, metric: str, changes: Sequence[Change], ticks: Sequence[str]) -> Figure:

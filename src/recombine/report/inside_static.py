@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from recombine.report.explorer import read_map
 from recombine.report.figures import SCALES, metric_title, split_title
 from recombine.report.findings import READINGS, Decoded, Found, gather, read_decoders, read_similarity
-from recombine.report.inside_figures import DECODER_TITLES, KIND_TITLES
+from recombine.report.inside_figures import DECODER_TITLES, KIND_TITLES, number_heads
 from recombine.report.inside_maps import (
     draw_by_rule,
     draw_last_maps,
@@ -93,7 +93,10 @@ def _draw_ablations(ablations: Json, colour: str, label: str) -> Canvas:
     heads = [each for each in ablations["heads"] if each.kind == "mean"] or ablations["heads"]
     canvas = make_canvas(7.0, 4.6)
     upper, lower = canvas.subplots(2, 1)
-    _draw_changes(upper, heads, [f"{each.layer}.{each.head}" for each in heads], colour)
+    ticks = [
+        f"{each.layer}.{number}" if number else "" for each, number in zip(heads, number_heads(heads), strict=True)
+    ]
+    _draw_changes(upper, heads, ticks, colour)
     _draw_changes(
         lower, ablations["layers"], [print_text(f"{each.layer}\n{each.kind}") for each in ablations["layers"]], colour
     )
