@@ -7,7 +7,7 @@ from torch import nn
 
 from recombine.errors import InputError
 from recombine.models import TransformerConfig, build_model
-from recombine.probe.collect import collect, find_sites, observe
+from recombine.probe.collect import collect, find_sites
 from recombine.probe.readings import FixedReading, read_task
 from recombine.tasks import FuzzyLogic, SRaven
 from recombine.tasks.fuzzy_logic import evaluate_function
@@ -105,7 +105,9 @@ def test_places_that_are_not_there():
     with pytest.raises(InputError, match="no submodule 'decode': expected some of encode, unused, answer"):
         find_sites(Own(), ["decode"])
     with pytest.raises(InputError, match="submodule 'unused' was not called"):
-        observe(Own(), FUZZY.sample("test", 0, batch_size=2).inputs, find_sites(Own()), [-1])
+        collect(Own(), read_task(FUZZY), num_instances=2, sites=["unused"])
+    seen = collect(Own(), read_task(FUZZY), num_instances=2)
+    assert "submodule 'unused' was not called" in seen.skipped["unused"]
 
 
 def test_a_site_with_nan_is_left_out_with_its_reason():

@@ -41,10 +41,9 @@ def capacity_tables(runs: Runs) -> list[Audit]:
 
 def composition_tables(runs: Runs) -> list[Audit]:
     """Scores on the training distribution and on the corners, both at the last token."""
+    scores_of = {label: run.read_json("result.json")["scores"] for label, run in runs.items()}
     rows = []
-    for label, each in group_seeds(
-        {label: run.read_json("result.json")["scores"] for label, run in runs.items()}
-    ).items():
+    for label, each in group_seeds(scores_of).items():
         cells = [label.replace("_", " ")]
         for split in ("test", "ood"):
             cells.append(spread([scores[split]["loss"]["value"] for scores in each]))

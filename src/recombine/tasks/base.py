@@ -65,6 +65,20 @@ class Audit:
     note: str = ""
 
 
+def measure_r2(error: Float[Tensor, rows * outputs], variance: Float[Tensor, rows * _]) -> dict[str, Ratio]:
+    """R² as the mean over rows and outputs of 1 - error² / variance, and pooled, 1 - sum error² / sum variance.
+
+    An output that hardly varies can outweigh hundreds of others in the mean; it cannot in the pooled one.
+    """
+    variance = variance.clamp_min(1e-12).expand_as(error).reshape(len(error), -1)
+    error = error.reshape(len(error), -1)
+    total = variance.sum(dim=1)
+    return {
+        "r2": Ratio((1 - error / variance).mean(dim=1), torch.ones_like(total)),
+        "r2_pooled": Ratio(total - error.sum(dim=1), total),
+    }
+
+
 @dataclass(frozen=True, kw_only=True)
 class Task(ABC):
     """One task family at one setting. The dataclass is the configuration; derived values are properties."""

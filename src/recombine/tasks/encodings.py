@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -122,6 +123,7 @@ def draw_invertible(*key: object, size: int) -> InvertibleNetwork:
     )
 
 
+@lru_cache(maxsize=32)
 def build_encoder(encoding: Encoding, *key: object, size: int, num_slots: int, device: torch.device) -> Encode:
     """From the strengths of a task, and its modules in at most `num_slots` columns, to its code; few_shot has none."""
     assert encoding != "few_shot"

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from recombine.compositions import Composition, CompositionSplit, all_sets
 from recombine.errors import InputError, check_choice, check_positive
-from recombine.tasks.base import Audit, Batch, Ratio, SplitName, Stream, Task
-from recombine.tasks.encodings import Encode, Encoding, build_encoder, draw_invertible, measure_linearity
+from recombine.tasks.base import Audit, Batch, Ratio, SplitName, Stream, Task, measure_r2
+from recombine.tasks.encodings import Encoding, build_encoder, draw_invertible, measure_linearity
 from recombine.tasks.modular_teacher import ModularTeacher, apply_teacher, draw_teacher
 from recombine.tasks.strengths import Latents, draw_strengths
 from recombine.tasks.supports import Support, split_support
@@ -222,41 +222,19 @@ class Hyperteacher(Task):
         self, strengths: Float[Tensor, "rows modules"], modules: Int[Tensor, "rows active"]
     ) -> Float[Tensor, "rows encoding"]:
         """The strengths as the network is told them; of few_shot there is no such function of them alone."""
-        encode = self._encoders.get(strengths.device)
-        if encode is None:
-            encode = self._encoders[strengths.device] = build_encoder(
-                self.encoding,
-                self.name,
-                self.seed,
-                size=self.num_modules,
-                num_slots=self.most_active,
-                device=strengths.device,
-            )
+        sizes = {"size": self.num_modules, "num_slots": self.most_active}
+        encode = build_encoder(self.encoding, self.name, self.seed, **sizes, device=strengths.device)
         return encode(strengths, modules)
-
-    @cached_property
-    def _encoders(self) -> dict[torch.device, Encode]:
-        return {}
 
     def loss(self, predictions: Tensor, batch: Batch) -> Float[Tensor, ""]:
         """Squared error."""
         return (self.read(predictions, batch) - batch.targets).square().mean()
 
     def metrics(self, predictions: Tensor, batch: Batch) -> dict[str, Ratio]:
-        """R² as published, the mean over all outputs of 1 - error² / variance, and pooled, 1 - sum error² / sum variance.
-
-        The variance is that of an output over the task's own samples. An output that hardly varies in a task can outweigh
-        hundreds of others in the published mean; it cannot in the pooled one.
-        """
+        """R² as published, the mean, and pooled; the variance is that of an output over the task's own samples."""
         targets = batch.targets.double()
         error = (self.read(predictions, batch).double() - targets).square()
-        variance = targets.var(dim=1, correction=0, keepdim=True).clamp_min(1e-12)
-        published = (1 - error / variance).mean(dim=(1, 2))
-        total = variance.expand_as(error).sum(dim=(1, 2))
-        return {
-            "r2": Ratio(published, torch.ones_like(published)),
-            "r2_pooled": Ratio(total - error.sum(dim=(1, 2)), total),
-        }
+        return measure_r2(error, targets.var(dim=1, correction=0, keepdim=True))
 
     def read(self, predictions: Tensor, batch: Batch) -> Float[Tensor, "batch samples y"]:
         """One prediction for each output, in any layout that has so many."""

@@ -31,13 +31,14 @@ from torch import Tensor
 
 from recombine.compositions import Composition, CompositionSplit, all_sets
 from recombine.errors import InputError, check_choice, check_positive
-from recombine.tasks.base import Batch, Ratio, SplitName, Stream, Task
+from recombine.tasks.base import Batch, Ratio, SplitName, Stream, Task, measure_r2
 from recombine.tasks.in_context_support import Support, choose_support
 from recombine.tasks.modular_teacher import ModularTeacher, apply_teacher, draw_teacher
+from recombine.tasks.strengths import HIGHEST_LEVEL, LOWEST_LEVEL, draw_levels
 
 Modules = Literal["shared", "own"]
 MAX_COMBINATIONS = 1_000
-LOWEST_STRENGTH = 0.5
+LOWEST_STRENGTH = LOWEST_LEVEL / HIGHEST_LEVEL
 NUM_FITTING_STEPS = 8
 
 
@@ -146,7 +147,7 @@ class InContext(Task):
         """Batch `index` of a split; `info["strengths"]` holds each row's z, one number a module."""
         stream = self.stream(split, index, range(batch_size) if rows is None else rows, device)
         composition, modules = self.draw_compositions(split, stream)
-        strengths = draw_strengths(stream, self.num_active)
+        strengths = draw_levels(stream, self.num_active, "continuous")
         x = (2 * stream.uniform(self.sequence_length, self.input_size) - 1) * math.sqrt(3)
         y = apply_teacher(self.teacher_on(device), self.place(split, composition, modules, strengths), x)
         inputs = torch.cat([x, y], dim=-1)
@@ -183,19 +184,11 @@ class InContext(Task):
         return (self.read(predictions) - batch.targets).square().mean()
 
     def metrics(self, predictions: Tensor, batch: Batch) -> dict[str, Ratio]:
-        """R² as a mean over sequences and outputs of 1 - error² / variance, and pooled, 1 - sum error² / sum variance.
-
-        The variance is that of the output over the sequence's own queries and examples.
-        """
+        """R² as a mean and pooled; the variance is that of an output over the sequence's own queries and examples."""
         targets = batch.targets.double()
         examples = batch.inputs[:, : self.num_examples, self.input_size :].double()
-        variance = torch.cat([examples, targets], dim=1).var(dim=1, correction=0).clamp_min(1e-12)
-        error = (self.read(predictions).double() - targets).square().mean(dim=1)
-        total = variance.sum(dim=1)
-        return {
-            "r2": Ratio((1 - error / variance).mean(dim=1), torch.ones_like(total)),
-            "r2_pooled": Ratio(total - error.sum(dim=1), total),
-        }
+        variance = torch.cat([examples, targets], dim=1).var(dim=1, correction=0)
+        return measure_r2((self.read(predictions).double() - targets).square().mean(dim=1), variance)
 
     def read(self, predictions: Tensor) -> Float[Tensor, "batch queries output"]:
         """The queries' predictions, from a model that answers at the queries or at every token."""
@@ -214,7 +207,7 @@ class InContext(Task):
         """Mean of y over 4,096 training sequences of their own stream."""
         stream = Stream(self.name, self.seed, "mean target", rows=range(4_096))
         composition, modules = self.draw_compositions("train", stream)
-        strengths = draw_strengths(stream, self.num_active)
+        strengths = draw_levels(stream, self.num_active, "continuous")
         x = (2 * stream.uniform(16, self.input_size) - 1) * math.sqrt(3)
         y = apply_teacher(self.teacher, self.place("train", composition, modules, strengths), x)
         return y.double().mean(dim=(0, 1)).float()
@@ -265,11 +258,6 @@ class InContext(Task):
             x = "".join(f"{value:7.2f}" for value in token[: self.input_size])
             lines.append(f"{x}{'?':>7}   (answer {' '.join(f'{value:.2f}' for value in answer)})")
         return "\n".join(lines)
-
-
-def draw_strengths(stream: Stream, num_active: int) -> Float[Tensor, "rows active"]:
-    """How much of each active module: uniform in [0.5, 1)."""
-    return LOWEST_STRENGTH + (1 - LOWEST_STRENGTH) * stream.uniform(num_active)
 
 
 def _fit_strengths(

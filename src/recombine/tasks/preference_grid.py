@@ -28,7 +28,7 @@ from torch import Tensor
 from recombine.compositions import Composition, CompositionSplit
 from recombine.errors import InputError, check_choice, check_positive
 from recombine.tasks.base import Audit, Batch, SplitName, Stream
-from recombine.tasks.encodings import Encode, build_encoder, draw_invertible
+from recombine.tasks.encodings import build_encoder, draw_invertible
 from recombine.tasks.grid_map import MOVES, observation_dim, observe, tabulate_moves
 from recombine.tasks.grid_picture import BAD, GOOD, Mark, draw_map, write_map
 from recombine.tasks.imitation import ENDED, ImitationTask
@@ -217,21 +217,9 @@ class PreferenceGrid(ImitationTask):
         self, strengths: Float[Tensor, "rows modules"], modules: Int[Tensor, "rows active"]
     ) -> Float[Tensor, "rows encoding"]:
         """The strengths as the network is told them."""
-        encode = self._encoders.get(strengths.device)
-        if encode is None:
-            encode = self._encoders[strengths.device] = build_encoder(
-                self.encoding,
-                self.name,
-                self.seed,
-                size=self.num_modules,
-                num_slots=self.num_active,
-                device=strengths.device,
-            )
+        sizes = {"size": self.num_modules, "num_slots": self.num_active}
+        encode = build_encoder(self.encoding, self.name, self.seed, **sizes, device=strengths.device)
         return encode(strengths, modules)
-
-    @cached_property
-    def _encoders(self) -> dict[torch.device, Encode]:
-        return {}
 
     def audits(self, num_instances: int) -> list[Audit]:
         """How often the two experts have a choice, and what the published one misses."""
