@@ -33,22 +33,19 @@ def main(path: str) -> None:
     over_knots = {num_knots: build(16, num_knots) for num_knots in KNOTS}
     print("modules, neurons, error:", [(m, *each) for m, each in over_modules.items()])
     print("knots, neurons, error:", [(n, *each) for n, each in over_knots.items()])
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
-    left.plot(MODULES, [neurons for neurons, _ in over_modules.values()], "o-", color=BLUE, label="neurons")
-    left.set(xlabel="modules M", ylabel="hidden neurons", title="neurons and error, 8 knots a unit", xlim=0, ylim=0)
-    beside = left.twinx()
-    beside.plot(MODULES, [error for _, error in over_modules.values()], "s:", color=ORANGE)
-    beside.set(ylim=(0, 0.02))
-    beside.set_ylabel("error / standard deviation", color=ORANGE)
+    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(11, 3.4), layout="constrained")
+    left.plot(MODULES, [neurons for neurons, _ in over_modules.values()], "o-", color=BLUE)
+    left.set(xlabel="modules M", ylabel="hidden neurons", title="neurons, 8 knots a unit", xlim=0, ylim=0)
+    middle.plot(MODULES, [error for _, error in over_modules.values()], "o-", color=BLUE)
+    middle.set(xlabel="modules M", ylabel="error / standard deviation", title="error, 8 knots a unit")
+    middle.set(xlim=0, ylim=(0, 0.01))
     errors = [error for _, error in over_knots.values()]
     right.loglog(KNOTS, errors, "o-", color=BLUE, label="constructed network")
     guide = [errors[2] * (KNOTS[2] / n) ** 2 for n in KNOTS]
     right.loglog(KNOTS, guide, "--", color=ORANGE, label="slope −2")
-    right.set(
-        xlabel="knots a unit", ylabel="error / standard deviation", title="error on held-out compositions, M = 16"
-    )
+    right.set(xlabel="knots a unit", ylabel="error / standard deviation", title="error, M = 16")
     right.legend(frameon=False)
-    for axes in (left, right, beside):
+    for axes in (left, middle, right):
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)
 

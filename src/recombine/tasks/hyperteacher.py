@@ -278,7 +278,7 @@ class Hyperteacher(Task):
                 title="how linearly the strengths of modules can be read from an encoding",
                 columns=("encoding", "features", "R² on test", "R² on ood"),
                 rows=tuple(rows),
-                note="least squares, fitted on other tasks of the training compositions",
+                note="ridge regression, fitted on other tasks of the training compositions",
             )
         ]
 
