@@ -32,6 +32,7 @@ from torch import Tensor
 from recombine.compositions import Composition, CompositionSplit, all_sets
 from recombine.errors import InputError, check_choice, check_positive
 from recombine.tasks.base import Batch, Ratio, SplitName, Stream, Task, measure_r2
+from recombine.tasks.in_context_oracle import fit_latent
 from recombine.tasks.in_context_support import Support, choose_support
 from recombine.tasks.modular_teacher import ModularTeacher, apply_teacher, draw_teacher
 from recombine.tasks.strengths import HIGHEST_LEVEL, LOWEST_LEVEL, draw_levels
@@ -39,7 +40,6 @@ from recombine.tasks.strengths import HIGHEST_LEVEL, LOWEST_LEVEL, draw_levels
 Modules = Literal["shared", "own"]
 MAX_COMBINATIONS = 1_000
 LOWEST_STRENGTH = LOWEST_LEVEL / HIGHEST_LEVEL
-NUM_FITTING_STEPS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,22 +222,17 @@ class InContext(Task):
 
     def infer_latent(self, batch: Batch) -> Float[Tensor, "batch latent"]:
         """z of each row, from its examples alone."""
-        x = batch.inputs[:, : self.num_examples, : self.input_size]
-        y = batch.inputs[:, : self.num_examples, self.input_size :]
-        teacher = self.teacher_on(x.device)
-        best_latent = x.new_zeros(len(x), self.latent_size)
-        best_error = x.new_full((len(x),), torch.inf)
-        for number, combination in enumerate(self.all_combinations):
-            first = number * self.num_active
-            own = tuple(range(first, first + self.num_active))
-            modules = torch.tensor(combination if self.modules == "shared" else own, device=x.device)
-            fitted = _fit_strengths(teacher, modules, x, y)
-            latent = torch.zeros_like(best_latent).index_copy(1, modules, fitted)
-            error = (apply_teacher(teacher, latent, x) - y).square().mean(dim=(1, 2))
-            better = error < best_error
-            best_error = torch.where(better, error, best_error)
-            best_latent = torch.where(better[:, None], latent, best_latent)
-        return best_latent
+        combinations = self.all_combinations
+        if self.modules == "own":
+            firsts = range(0, self.latent_size, self.num_active)
+            combinations = tuple(tuple(range(first, first + self.num_active)) for first in firsts)
+        return fit_latent(
+            self.teacher_on(batch.inputs.device),
+            combinations,
+            batch.inputs[:, : self.num_examples, : self.input_size],
+            batch.inputs[:, : self.num_examples, self.input_size :],
+            bounds=(LOWEST_STRENGTH, 1.0),
+        )
 
     def describe(self, composition: Composition) -> str:
         return " + ".join(f"module {module}" for module in composition)
@@ -258,23 +253,3 @@ class InContext(Task):
             x = "".join(f"{value:7.2f}" for value in token[: self.input_size])
             lines.append(f"{x}{'?':>7}   (answer {' '.join(f'{value:.2f}' for value in answer)})")
         return "\n".join(lines)
-
-
-def _fit_strengths(
-    teacher: ModularTeacher,
-    modules: Int[Tensor, " active"],
-    x: Float[Tensor, "batch examples input"],
-    y: Float[Tensor, "batch examples output"],
-) -> Float[Tensor, "batch active"]:
-    """Gauss-Newton from the middle of the range. Outputs are linear in the strengths wherever no unit turns on or off."""
-    theta = teacher.weights[0][modules]
-    each = (x.flatten(0, 1) @ theta.transpose(0, 1).flatten(1)).view(*x.shape[:2], *theta.shape[::2])
-    strengths = x.new_full((len(x), len(modules)), (1 + LOWEST_STRENGTH) / 2)
-    for _ in range(NUM_FITTING_STEPS):
-        active = (strengths[:, None, None] @ each) > 0
-        slopes = ((each * active) @ teacher.readout).transpose(2, 3).flatten(1, 2)
-        # y is homogeneous in the strengths, so the tangent passes through 0: each step is a plain least-squares problem
-        gram = slopes.mT @ slopes + 1e-6 * torch.eye(len(modules), device=x.device)
-        strengths = torch.linalg.solve(gram, slopes.mT @ y.flatten(1)[..., None])[..., 0]
-        strengths = strengths.clamp(LOWEST_STRENGTH, 1)
-    return strengths
