@@ -106,8 +106,13 @@ def test_places_that_are_not_there():
         find_sites(Own(), ["decode"])
     with pytest.raises(InputError, match="submodule 'unused' was not called"):
         collect(Own(), read_task(FUZZY), num_instances=2, sites=["unused"])
+
+
+def test_a_part_that_is_never_called_is_left_out_with_its_reason():
+    """A list of layers, for one, is a submodule that nobody calls."""
     seen = collect(Own(), read_task(FUZZY), num_instances=2)
-    assert "submodule 'unused' was not called" in seen.skipped["unused"]
+    assert set(seen.activations) == {"encode", "answer"}
+    assert seen.skipped["unused"].startswith("submodule 'unused' was not called")
 
 
 def test_a_site_with_nan_is_left_out_with_its_reason():

@@ -121,6 +121,7 @@ def test_bench_measures_and_draws(small, tmp_path, capsys):
     ("arguments", "message"),
     [
         (["everything"], "unknown part 'everything': expected one of steps, attention, growth, memory, generators"),
+        (["--precisions", "int8"], "unknown precision 'int8': expected one of float32, bf16"),
         (["--seconds", "0"], "seconds is 0.0: expected a positive number"),
         (["--threads", "0"], "threads is 0: expected a whole number of at least 1"),
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import torch
 import tyro
@@ -15,6 +15,7 @@ from recombine.cli import parse
 from recombine.commands.console import Output
 from recombine.errors import InputError, check_choice, check_positive
 from recombine.kernels import cpu
+from recombine.precision import Precision
 from recombine.speed import PARTS, describe_machine
 from recombine.speed.chart import write_charts
 from recombine.store import Json
@@ -26,6 +27,8 @@ class BenchOptions(Output):
 
     parts: tyro.conf.Positional[tuple[str, ...]] = ()
     """Some of steps, attention, growth, memory, generators; all of them if none is named."""
+    precisions: tuple[str, ...] = ("float32", "bf16")
+    """Of steps and attention: float32, bf16. On CPUs without bf16 instructions the latter takes many minutes."""
     seconds: float = 3.0
     """For each case: more seconds, more rounds."""
     threads: int | None = None
@@ -40,6 +43,8 @@ def run(argv: list[str]) -> None:
     options = parse(BenchOptions, argv, prog="bench")
     for part in options.parts:
         check_choice("part", part, PARTS)
+    for precision in options.precisions:
+        check_choice("precision", precision, get_args(Precision))
     if options.seconds <= 0:
         raise InputError(f"seconds is {options.seconds}: expected a positive number")
     if options.threads is not None:
@@ -50,7 +55,8 @@ def run(argv: list[str]) -> None:
     say = (lambda _: None) if options.json else options.say
     result: Json = {"machine": describe_machine()}
     for part in options.parts or PARTS:
-        result[part] = PARTS[part](options.seconds, say)
+        choice = {"precisions": options.precisions} if part in ("steps", "attention") else {}
+        result[part] = PARTS[part](options.seconds, say, **choice)
     if options.out is not None:
         earlier = json.loads(options.out.read_text()) if options.out.exists() else {}
         options.out.write_text(json.dumps({**earlier, **result}, indent=1) + "\n")

@@ -77,9 +77,8 @@ def _scatter(axes: Axes, code_map: CodeMap, site: str, colouring: str) -> Any:
     for number in sorted(set(first.tolist())):
         colour = LIGHT["class"][number % len(LIGHT["class"])]
         chosen = places[first == number]
-        axes.scatter(
-            chosen[:, 0], chosen[:, 1], color=colour, s=3, linewidths=0, label=print_text(code_map.modules[number])
-        )
+        label = print_text(code_map.modules[number])
+        axes.scatter(chosen[:, 0], chosen[:, 1], color=colour, s=3, linewidths=0, label=label)
     return None
 
 

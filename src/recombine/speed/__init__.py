@@ -4,13 +4,16 @@ Contenders take turns in one process, so that whatever else the machine does fal
 the rounds, and what counts are ratios to the plain definition under `torch.compile`, measured in the same rounds.
 """
 
+from collections.abc import Callable
+
 from recombine.speed.attention import benchmark_attention
 from recombine.speed.generators import benchmark_generators
 from recombine.speed.growth import benchmark_growth, benchmark_memory
 from recombine.speed.machine import describe_machine
 from recombine.speed.steps import benchmark_steps
+from recombine.store import Json
 
-PARTS = {
+PARTS: dict[str, Callable[..., list[Json]]] = {
     "steps": benchmark_steps,
     "attention": benchmark_attention,
     "growth": benchmark_growth,

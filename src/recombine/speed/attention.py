@@ -6,7 +6,7 @@ Every contender starts from the same packed projection. GFLOP/s count the produc
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from typing import Any
@@ -77,10 +77,12 @@ def count_products(shape: Shape, attention: str) -> float:
     return 2 * products * shape.b * shape.q * shape.k * shape.h * shape.d * (0.5 if shape.causal else 1)
 
 
-def benchmark_attention(seconds: float, say: Callable[[str], None] = lambda _: None) -> list[Json]:
+def benchmark_attention(
+    seconds: float, say: Callable[[str], None] = lambda _: None, precisions: Sequence[str] = tuple(PRECISIONS)
+) -> list[Json]:
     """Every shape, attention and precision, the long one in float32 only; memory: how far the resident peak rises."""
     rows = []
-    for name, attention, precision in product(SHAPES, ("softmax", "linear", "hyla"), PRECISIONS):
+    for name, attention, precision in product(SHAPES, ("softmax", "linear", "hyla"), precisions):
         if precision == "bf16" and name == "long":
             continue  # minutes for the definition on CPUs without bf16 instructions
         say(f"attention: {name} {attention} {precision}")

@@ -12,7 +12,7 @@ The limit is the time of the matrix products of the plain model's dense layers a
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -157,10 +157,12 @@ def collect_products(workload: Workload) -> Pass:
     return run
 
 
-def benchmark_steps(seconds: float, say: Callable[[str], None] = lambda _: None) -> list[Json]:
+def benchmark_steps(
+    seconds: float, say: Callable[[str], None] = lambda _: None, precisions: Sequence[str] = PRECISIONS
+) -> list[Json]:
     """Every workload, attention and precision."""
     rows = []
-    for name, attention, precision in product(WORKLOADS, ATTENTIONS, PRECISIONS):
+    for name, attention, precision in product(WORKLOADS, ATTENTIONS, precisions):
         say(f"step: {name} {attention} {precision}")
         torch._dynamo.reset()
         workload = make_workload(name, attention, precision)
