@@ -1,4 +1,4 @@
-"""Figures of docs/length_generalization.md and docs/theory_sequences.md, from finished runs and from constructed students.
+"""Figures of docs/length_generalization.md and docs/theory.md, from finished runs and from constructed students.
 
 python examples/sequence_figures.py length-generalization --scale paper --runs runs -o docs/images/length.svg
 python examples/sequence_figures.py theory -o docs/images/theory_sequences.svg
@@ -17,14 +17,14 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 
-from recombine.errors import InputError
 from recombine.models import SequenceModel, build_model
-from recombine.models.constructed import change_basis, forget_beyond
+from recombine.models.constructed_students import change_basis, forget_beyond
 from recombine.probe.identification import identify_run
 from recombine.recipes import EXPERIMENTS
+from recombine.recipes.experiment import find_runs, group_seeds
 from recombine.recipes.length_generalization import POOLS, STUDENTS, SUPPORTS
 from recombine.report.figures import LIGHT_PALETTE
-from recombine.store import Json, hash_config
+from recombine.store import Json
 from recombine.tasks import SequenceTeacher
 
 plt.rcParams |= {
@@ -38,16 +38,8 @@ plt.rcParams |= {
 
 def find_groups(name: str, scale: str, runs: Path) -> dict[str, list[Json]]:
     """What identification found in each finished run of an experiment, by label without the seed."""
-    groups: dict[str, list[Json]] = {}
-    for label, config in EXPERIMENTS[name].runs(scale).items():  # type: ignore[arg-type]
-        path = runs / f"{config.name}-{hash_config(config.as_dict())}"
-        if (path / "result.json").exists():
-            groups.setdefault(label.split(" / ")[0], []).append(identify_run(path))
-    if not groups:
-        raise InputError(
-            f"{runs} has no finished run of {name} at scale {scale}: expected `recombine reproduce {name}`"
-        )
-    return groups
+    found = find_runs(EXPERIMENTS[name], scale, runs)  # type: ignore[arg-type]
+    return group_seeds({label: identify_run(run.path) for label, run in found.items()})
 
 
 def curves(found: list[Json], *, ratio: bool) -> np.ndarray:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from recombine.models.transformer import Transformer, TransformerConfig
     from recombine.probe import Examination, examine, examine_activations, probe_run
     from recombine.run import RunConfig, benchmark, load_run, train_run
-    from recombine.tasks import FuzzyLogic, SRaven
+    from recombine.tasks import FuzzyLogic, GoalGrid, PreferenceGrid, SRaven
     from recombine.train import TrainingConfig
 
 # name -> module; imported on first use, so that `import recombine` costs next to nothing
@@ -24,9 +24,11 @@ _PUBLIC = {
     "Diagnosis": "diagnose",
     "Examination": "probe",
     "FuzzyLogic": "tasks",
+    "GoalGrid": "tasks",
     "HypernetworkAttention": "layers.hypernetwork_attention",
     "HypernetworkView": "layers.hypernetwork_view",
     "InputError": "errors",
+    "PreferenceGrid": "tasks",
     "RunConfig": "run",
     "SRaven": "tasks",
     "Score": "evaluate",
@@ -50,9 +52,11 @@ __all__ = [
     "Diagnosis",
     "Examination",
     "FuzzyLogic",
+    "GoalGrid",
     "HypernetworkAttention",
     "HypernetworkView",
     "InputError",
+    "PreferenceGrid",
     "RunConfig",
     "SRaven",
     "Score",

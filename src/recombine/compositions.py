@@ -117,17 +117,23 @@ def split_compositions(
     held_out: float,
     seed: int,
     unknown: Sequence[Composition] = (),
+    connected: bool = False,
 ) -> CompositionSplit:
     """Hold out a fraction (rounded down) of the compositions, so that training still covers every module.
 
     An order that leaves a module uncovered is redrawn, deterministically; a fraction that no order can cover is refused.
+    With `connected`, so is an order whose graph of co-occurring modules falls apart.
     """
     if not 0 < held_out < 1:
         raise InputError(f"held-out fraction is {held_out}: expected a number strictly between 0 and 1")
     num_held_out = int(held_out * len(compositions) + 1e-9)
     num_train = len(compositions) - num_held_out
     modules = sorted({module for composition in compositions for module in composition})
-    fewest = -(-len(modules) // max(len(set(composition)) for composition in compositions))
+    largest = max(len(set(composition)) for composition in compositions)
+    fewest = -(-len(modules) // largest)
+    if connected and largest > 1:
+        fewest = max(fewest, -(-(len(modules) - 1) // (largest - 1)))
+    what = "cover and connect" if connected else "cover"
     if num_held_out == 0:
         raise InputError(
             f"held-out fraction is {held_out} of {len(compositions)} compositions, which is none: "
@@ -136,12 +142,13 @@ def split_compositions(
     if num_train < fewest:
         raise InputError(
             f"held-out fraction is {held_out}, which leaves {num_train} training compositions: expected at least "
-            f"{fewest}, the fewest that can cover {len(modules)} modules"
+            f"{fewest}, the fewest that can {what} {len(modules)} modules"
         )
     for redraw in range(MAX_REDRAWS):
         ordered = order_by_hash(compositions, seed=seed, redraw=redraw)
         train = ordered[num_held_out:]
-        if min(count_coverage(train, modules).values()) > 0:
+        covered = min(count_coverage(train, modules).values()) > 0
+        if covered and (not connected or count_components(train, modules) == 1):
             return CompositionSplit(
                 train=tuple(sorted(train)),
                 ood=tuple(sorted(ordered[:num_held_out])),
@@ -150,7 +157,7 @@ def split_compositions(
             )
     raise InputError(
         f"held-out fraction is {held_out}, which leaves {num_train} training compositions: in {MAX_REDRAWS} draws none "
-        f"covered all {len(modules)} modules; expected a smaller fraction"
+        f"{'covered and connected' if connected else 'covered'} all {len(modules)} modules; expected a smaller fraction"
     )
 
 

@@ -28,6 +28,8 @@ METRIC_TITLES = {
     "feature_accuracy": "feature accuracy",
     "loss": "squared error",
     "loss_all_tokens": "squared error, all tokens",
+    "action_accuracy": "action accuracy",
+    "trajectory_accuracy": "trajectory accuracy",
 }
 
 Predictor = Callable[[Tensor], Tensor]

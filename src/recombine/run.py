@@ -35,6 +35,11 @@ class RunConfig:
     def name(self) -> str:
         return f"{self.task.name}-{self.model.label}".replace("_", "-")
 
+    def build_model(self) -> nn.Module:
+        """The model with its first parameters."""
+        seed = self.task.seed if self.training.model_seed is None else self.training.model_seed
+        return build_model(self.model, self.task, seed=seed)
+
     def as_dict(self) -> Json:
         return {
             "task": {"name": self.task.name, **asdict(self.task)},
@@ -92,8 +97,7 @@ def train_run(
     `compile` trains under `torch.compile`: the same up to rounding, hence no part of the configuration.
     """
     place = resolve_device(device)
-    # refuses bad sizes before anything is written
-    model = build_model(config.model, config.task, seed=_model_seed(config))
+    model = config.build_model()  # refuses bad sizes before anything is written
     run = RunDirectory.create(Path(out), config.name, config.as_dict())
     with run.lock():
         if run.finished:
@@ -114,10 +118,6 @@ def train_run(
         baselines = score_baselines(config.task, num_instances=evaluation_instances)
         run.write_json("result.json", {**summarise(config, model, scores, clock), "baselines": baselines})
     return run
-
-
-def _model_seed(config: RunConfig) -> int:
-    return config.task.seed if config.training.model_seed is None else config.training.model_seed
 
 
 def describe_split(task: Task) -> Json:
@@ -176,6 +176,6 @@ def load_run(path: Path | str, device: str = "auto") -> tuple[RunDirectory, RunC
     checkpoint = run.load_checkpoint(place)
     if checkpoint is None:
         raise InputError(f"{run.path} has no checkpoint yet: expected a run that has trained")
-    model = build_model(config.model, config.task, seed=_model_seed(config)).to(place)
+    model = config.build_model().to(place)
     load_model(model, checkpoint[0])
     return run, config, model.eval()

@@ -20,7 +20,7 @@ from recombine.train import Progress as TrainingProgress
 from recombine.train import Watcher
 
 SPLIT_LEGEND = "test: trained combinations, new instances · ood: unseen combinations of trained modules"
-UNKNOWN_LEGEND = "unknown: modules never trained"
+UNKNOWN_LEGEND = "unknown: modules never trained, or more at once than trained"
 
 
 @dataclass(frozen=True, kw_only=True)

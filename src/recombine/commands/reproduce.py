@@ -19,6 +19,7 @@ from recombine.errors import InputError, check_choice
 from recombine.evaluate import METRIC_TITLES, compare
 from recombine.probe import is_probed, probe_run
 from recombine.recipes import EXPERIMENTS, Experiment, Scale
+from recombine.report.drawings import DRAWINGS
 from recombine.report.html import write_report
 from recombine.run import train_run
 from recombine.store import Json, RunDirectory
@@ -43,41 +44,62 @@ class ReproduceOptions(Output):
     """Write an HTML report to this file."""
     probe: bool = True
     """For the report, look inside each run and say why it does or does not recombine."""
+    figures: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
+    """Write the experiment's own figures to this folder, if it has any."""
 
 
 def run(argv: list[str]) -> None:
     options = parse(ReproduceOptions, argv, prog="reproduce")
     if options.name == "list":
-        table = Table("experiment", "question")
-        for each in EXPERIMENTS.values():
-            table.add_row(each.name, each.question)
-        options.show({name: each.question for name, each in EXPERIMENTS.items()}, table)
+        list_experiments(options)
         return
     experiment = EXPERIMENTS[check_choice("experiment", options.name, EXPERIMENTS)]
-    runs = experiment.runs(options.scale)
-    results, paths = {}, []
-    for number, (label, config) in enumerate(runs.items(), start=1):
-        with progress_bar(f"{number}/{len(runs)} {label}", quiet=options.quiet or options.json) as watch:
-            directory = train_run(config, out=options.out, device=options.device, watch=watch)
-        results[label] = directory.read_json("result.json")
-        paths.append(directory.path)
-        if options.report is not None and options.probe:
-            look_inside(directory, options, label)
-    if options.report is not None:
-        write_report(paths, options.report, title=experiment.question)
-    value = {
+    if options.figures is not None:
+        check_choice("experiment with figures", experiment.name, DRAWINGS)
+    runs = train_all(experiment, options)
+    results = {label: run.read_json("result.json") for label, run in runs.items()}
+    paths = [run.path for run in runs.values()]
+    value: Json = {
         "experiment": experiment.name,
         "scale": options.scale,
         "runs": [str(path) for path in paths],
         "results": results,
     }
-    closing = [f"report: {options.report}"] if options.report is not None else []
-    if experiment.tables is not None:
-        audits = experiment.tables(dict(zip(runs, paths, strict=True)))
-        options.show(value | {"tables": audits_as_dict(audits)}, *map(audit_table, audits), *closing)
-        return
-    closing.insert(0, "intervals come from a bootstrap over combinations; differences are paired")
-    options.show(value, comparison_table(experiment, results, options.scale), *closing)
+    closing = []
+    if options.report is not None:
+        write_report(paths, options.report, title=experiment.question)
+        closing.append(f"report: {options.report}")
+    if experiment.tables is None:
+        closing.insert(0, "intervals come from a bootstrap over combinations; differences are paired")
+        tables: list[Table | str] = [comparison_table(experiment, results, options.scale)]
+    else:
+        options.say("reading the runs")
+        audits = experiment.tables(runs)
+        value["tables"] = audits_as_dict(audits)
+        tables = [experiment.question, *map(audit_table, audits)]
+    if options.figures is not None:
+        figures = DRAWINGS[experiment.name](runs, options.figures)
+        value["figures"] = [str(path) for path in figures]
+        closing += [f"figure: {path}" for path in figures]
+    options.show(value, *tables, *closing)
+
+
+def list_experiments(options: Output) -> None:
+    table = Table("experiment", "question")
+    for each in EXPERIMENTS.values():
+        table.add_row(each.name, each.question)
+    options.show({name: each.question for name, each in EXPERIMENTS.items()}, table)
+
+
+def train_all(experiment: Experiment, options: ReproduceOptions) -> dict[str, RunDirectory]:
+    """The runs of an experiment, by label; those that are finished stay as they are."""
+    configs, runs = experiment.runs(options.scale), {}
+    for number, (label, config) in enumerate(configs.items(), start=1):
+        with progress_bar(f"{number}/{len(configs)} {label}", quiet=options.quiet or options.json) as watch:
+            runs[label] = train_run(config, out=options.out, device=options.device, watch=watch)
+        if options.report is not None and options.probe:
+            look_inside(runs[label], options, label)
+    return runs
 
 
 def look_inside(run: RunDirectory, options: ReproduceOptions, label: str) -> None:

@@ -30,7 +30,7 @@ def run(argv: list[str]) -> None:
     batch = task.sample(options.split, options.index, batch_size=1)
     if options.image is not None:
         task.draw(batch, 0, options.image)
-    composition = tuple(batch.latents[0].tolist())
+    composition = task.split.compositions(options.split)[batch.composition[0]]
     value = {
         "task": task.name,
         "split": options.split,

@@ -10,6 +10,7 @@ Hypernetwork" (Schug et al.). All have the same parameters, but for the one matr
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import torch
@@ -20,6 +21,7 @@ from torch.nn import functional
 from recombine.errors import InputError, check_choice, check_positive
 from recombine.kernels import CodeMap, Normalisation, ValueNetwork, attend
 from recombine.layers.initialise import lecun_linear, lecun_normal_
+from recombine.layers.isolated import attend_isolated
 
 AttentionName = Literal[
     "softmax",
@@ -109,6 +111,7 @@ class Attention(nn.Module):
         causal: bool = False,
         rotate: Rotate | None = None,
         num_queries: int | None = None,
+        num_isolated: int = 0,
         code_map: CodeMap | None = None,
         return_codes: bool = True,
     ) -> tuple[Float[Tensor, "b q embedding"], Float[Tensor, "b h q k"] | None]:
@@ -116,7 +119,8 @@ class Attention(nn.Module):
 
         `bias` and `mask` (True = may attend) broadcast to (b, h, q, k); `causal` masks later keys. With `num_queries=n`
         only the last n tokens of `x` are queries: the last block of a model computes no more than is read from it, and
-        `bias` and `mask` are those of these n queries. `rotate` receives and returns queries and keys (see
+        `bias` and `mask` are those of these n queries. The last `num_isolated` tokens are seen by nobody but themselves (see
+        `isolated`). `rotate` receives and returns queries and keys (see
         `position.Rotary`); `code_map` is the kernel's hook on the codes. Without `return_codes` the codes are None, and a
         fused kernel may be used.
         """
@@ -124,7 +128,7 @@ class Attention(nn.Module):
         if rotate is not None:
             q, k = rotate(q, k)
         normalisation, value_network = ATTENTIONS[self.attention]
-        heads, codes = attend(
+        heads, codes = (partial(attend_isolated, num_isolated=num_isolated) if num_isolated else attend)(
             q,
             k,
             v,

@@ -8,14 +8,28 @@ from torch import nn
 from recombine.models.base import ModelConfig
 from recombine.models.causal_attention import CausalAttention, CausalAttentionConfig
 from recombine.models.deep_set import DeepSet, DeepSetConfig
+from recombine.models.hypernetwork import Hypernetwork, HypernetworkConfig
+from recombine.models.hypernetwork_transformer import HypernetworkTransformer, HypernetworkTransformerConfig
+from recombine.models.mlp import MLPConfig, MultilayerPerceptron
 from recombine.models.recurrent import RecurrentConfig, RecurrentNetwork, StateSpaceConfig, StateSpaceModel
 from recombine.models.sequence_model import SequenceModel
+from recombine.models.task_transformer import TaskTransformer, TaskTransformerConfig
 from recombine.models.transformer import Transformer, TransformerConfig, count_parameters
 from recombine.tasks.base import Task
 
 MODELS: dict[str, type[ModelConfig]] = {
     config.kind: config
-    for config in (TransformerConfig, DeepSetConfig, CausalAttentionConfig, StateSpaceConfig, RecurrentConfig)
+    for config in (
+        TransformerConfig,
+        MLPConfig,
+        TaskTransformerConfig,
+        HypernetworkConfig,
+        HypernetworkTransformerConfig,
+        DeepSetConfig,
+        CausalAttentionConfig,
+        StateSpaceConfig,
+        RecurrentConfig,
+    )
 }
 
 
@@ -32,12 +46,20 @@ __all__ = [
     "CausalAttentionConfig",
     "DeepSet",
     "DeepSetConfig",
+    "Hypernetwork",
+    "HypernetworkConfig",
+    "HypernetworkTransformer",
+    "HypernetworkTransformerConfig",
+    "MLPConfig",
     "ModelConfig",
+    "MultilayerPerceptron",
     "RecurrentConfig",
     "RecurrentNetwork",
     "SequenceModel",
     "StateSpaceConfig",
     "StateSpaceModel",
+    "TaskTransformer",
+    "TaskTransformerConfig",
     "Transformer",
     "TransformerConfig",
     "build_model",

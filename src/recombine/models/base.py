@@ -1,10 +1,13 @@
-"""What the configuration of a model is: a frozen dataclass that builds the model for a task."""
+"""What the configuration of a model is: a frozen dataclass that builds the model for a task.
+
+A model names the places where probes find something: `probe_sites`, a tuple of `Site`. Of other models they see the children.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal, NamedTuple
 
 from torch import nn
 
@@ -25,3 +28,12 @@ class ModelConfig(ABC):
     @abstractmethod
     def build(self, task: Task) -> nn.Module:
         """The model with its first parameters, from inputs of the task to predictions."""
+
+
+class Site(NamedTuple):
+    """A place to look inside a model: what the submodule at `path` returns, or what it is given."""
+
+    name: str
+    path: str
+    side: Literal["output", "input"] = "output"
+    token: Literal["last", "mean"] = "last"  # the last, or the mean over all

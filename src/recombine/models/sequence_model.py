@@ -13,14 +13,14 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import get_args
+from typing import ClassVar, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from recombine.errors import InputError, check_choice, check_positive
-from recombine.models.base import ModelConfig
+from recombine.models.base import ModelConfig, Site
 from recombine.tasks.base import Task
 from recombine.tasks.sequence_functions import WEIGHT_DEVIATION, Readout
 
@@ -61,6 +61,8 @@ class SequenceModelConfig(ModelConfig):
 
 class SequenceModel(nn.Module):
     """Outputs (b, t, output_dim) for tokens (b, t, input_dim); behind them the hidden states, if `with_thoughts`."""
+
+    probe_sites: ClassVar[tuple[Site, ...]] = (Site("hidden", "readout", "input"),)
 
     def __init__(self, config: SequenceModelConfig, *, input_dim: int, output_dim: int) -> None:
         super().__init__()

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from recombine.errors import check_choice, check_positive
 from recombine.layers import ATTENTIONS, FEEDFORWARDS, Attention, AttentionName, RelativeBias, Rotary, build_feedforward
 from recombine.layers.initialise import lecun_linear
-from recombine.models.base import ModelConfig
+from recombine.models.base import ModelConfig, Site
 from recombine.tasks.base import Task
 
 Position = Literal["relative", "rotary", "none"]
@@ -61,25 +61,27 @@ class TransformerConfig(ModelConfig):
     def label(self) -> str:
         return self.attention
 
-    def build(self, task: Task) -> Transformer:
+    def build(self, task: Task) -> nn.Module:
         return Transformer(
             self,
             input_dim=task.input_dim,
             output_dim=task.output_dim,
             sequence_length=task.sequence_length,
             num_read=task.num_read,
+            num_isolated=task.num_read if task.isolated_queries else 0,
         )
 
 
 class Block(nn.Module):
     """Attention, then a feed-forward network, each added to the residual stream."""
 
-    def __init__(self, config: TransformerConfig, sequence_length: int) -> None:
+    def __init__(self, config: TransformerConfig, sequence_length: int, num_isolated: int = 0) -> None:
         super().__init__()
         size = config.embedding_dim
         self.attention_norm = nn.LayerNorm(size, eps=1e-6)
         self.attention = Attention(size, num_heads=config.num_heads, kqv_dim=config.kqv_dim, attention=config.attention)
-        self.bias = self.rotary = None
+        self.bias: RelativeBias | None = None
+        self.rotary: nn.Module | None = None
         if config.position == "relative":
             self.bias = RelativeBias(config.num_heads, num_buckets=sequence_length, max_distance=sequence_length)
         elif config.position == "rotary":
@@ -87,6 +89,7 @@ class Block(nn.Module):
         self.feedforward_norm = nn.LayerNorm(size, eps=1e-6)
         self.feedforward = build_feedforward(config.feedforward, size, config.mlp_dim)
         self.causal = config.causal
+        self.num_isolated = num_isolated
 
     def forward(
         self, x: Float[Tensor, "b k d"], num_queries: int, code_map: CodeMap | None, return_codes: bool
@@ -97,6 +100,7 @@ class Block(nn.Module):
             rotate=self.rotary,
             causal=self.causal,
             num_queries=num_queries,
+            num_isolated=self.num_isolated,
             code_map=code_map,
             return_codes=return_codes,
         )
@@ -105,18 +109,33 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Tokens in, predictions for the last `num_read` tokens out."""
+    """Tokens in, predictions for the last `num_read` tokens out; the last `num_isolated` do not see one another."""
 
     def __init__(
-        self, config: TransformerConfig, *, input_dim: int, output_dim: int, sequence_length: int, num_read: int
+        self,
+        config: TransformerConfig,
+        *,
+        input_dim: int,
+        output_dim: int,
+        sequence_length: int,
+        num_read: int,
+        num_isolated: int = 0,
     ) -> None:
         super().__init__()
         self.config = config
         self.num_read = num_read
-        self.embed = lecun_linear(input_dim, config.embedding_dim)
-        self.blocks = nn.ModuleList(Block(config, sequence_length) for _ in range(config.num_layers))
+        self.embed: nn.Module = lecun_linear(input_dim, config.embedding_dim)
+        self.blocks = nn.ModuleList(Block(config, sequence_length, num_isolated) for _ in range(config.num_layers))
         self.output_norm = nn.LayerNorm(config.embedding_dim, eps=1e-6)
         self.output = lecun_linear(config.embedding_dim, output_dim)
+
+    @property
+    def probe_sites(self) -> tuple[Site, ...]:
+        """The residual stream behind each block, and what each feed-forward network sends into its last matrix."""
+        residual = [Site(f"residual.{i}", f"blocks.{i}") for i in range(len(self.blocks))]
+        hidden = [Site(f"hidden.{i}", f"blocks.{i}.feedforward.output", "input") for i in range(len(self.blocks))]
+        paths = dict(self.named_modules())
+        return tuple(site for site in residual + hidden if site.path in paths)
 
     def forward(
         self,

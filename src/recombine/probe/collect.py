@@ -14,27 +14,18 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from recombine.errors import InputError, check_positive
-from recombine.models import SequenceModel, Transformer
+from recombine.models.base import Site
 from recombine.probe.observations import Observations, find_fault
 from recombine.probe.readings import Reading
 from recombine.tasks import Batch, SplitName
 
 CHUNK_SIZE = 250  # rows whose codes of all layers are in memory at once
-
-
-class Site(NamedTuple):
-    """A place to look: what a submodule returns, or what it is given."""
-
-    name: str
-    path: str
-    side: Literal["output", "input"] = "output"
 
 
 def has_codes(model: nn.Module) -> bool:
@@ -48,7 +39,7 @@ def can_intervene(model: nn.Module) -> bool:
 
 
 def find_sites(model: nn.Module, names: Sequence[str] | None = None) -> tuple[Site, ...]:
-    """The sites of a model: the named submodules, or those of a model of ours, or else the model's children."""
+    """The sites of a model: the named submodules, or those it names itself (`probe_sites`), or else its children."""
     paths = dict(model.named_modules())
     if names is not None:
         for name in names:
@@ -56,13 +47,8 @@ def find_sites(model: nn.Module, names: Sequence[str] | None = None) -> tuple[Si
                 choices = ", ".join(path for path in paths if path)
                 raise InputError(f"the model has no submodule {name!r}: expected some of {choices}")
         return tuple(Site(name, name) for name in names)
-    if isinstance(model, SequenceModel):
-        return (Site("hidden", "readout", "input"),)
-    if not isinstance(model, Transformer):
-        return tuple(Site(name, name) for name, _ in model.named_children())
-    residual = [Site(f"residual.{i}", f"blocks.{i}") for i in range(len(model.blocks))]
-    hidden = [Site(f"hidden.{i}", f"blocks.{i}.feedforward.output", "input") for i in range(len(model.blocks))]
-    return tuple(site for site in residual + hidden if site.path in paths)
+    own: Sequence[Site] | None = getattr(model, "probe_sites", None)
+    return tuple(Site(name, name) for name, _ in model.named_children()) if own is None else tuple(own)
 
 
 def collect(
@@ -148,8 +134,9 @@ def _watch(module: nn.Module, site: Site, seen: dict[str, list[Tensor]]) -> Iter
         value = given if site.side == "input" else returned
         value = value[0] if isinstance(value, tuple | list) and value else value
         if isinstance(value, Tensor) and value.ndim >= 2:
-            last = value[:, -1] if value.ndim == 3 else value
-            seen.setdefault(site.name, []).append(last.flatten(1).float().cpu())
+            if value.ndim == 3:
+                value = value.mean(dim=1) if site.token == "mean" else value[:, -1]
+            seen.setdefault(site.name, []).append(value.flatten(1).float().cpu())
 
     handle = module.register_forward_hook(note)
     try:

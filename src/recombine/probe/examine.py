@@ -20,7 +20,6 @@ import torch
 from torch import nn
 
 from recombine.errors import InputError
-from recombine.models import build_model
 from recombine.probe.ablate import measure_ablations
 from recombine.probe.collect import can_intervene, collect, has_codes
 from recombine.probe.decode import MAX_FITTING_ROWS, decode
@@ -153,11 +152,10 @@ def probe_run(
 ) -> Json:
     """Examine a trained run beside its untrained self, and leave `probe.json` and `probe.npz` in its directory."""
     run, config, model = load_run(path, device)
-    seed = config.task.seed if config.training.model_seed is None else config.training.model_seed
     found = examine(
         model,
         config.task,
-        untrained=build_model(config.model, config.task, seed=seed),
+        untrained=config.build_model(),
         num_instances=num_instances,
         num_pictured=num_pictured,
         tsne=tsne,

@@ -23,10 +23,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from scipy.optimize import linear_sum_assignment
 
 from recombine.errors import InputError, check_positive
-from recombine.models import SequenceModel, build_model
+from recombine.models import SequenceModel
 from recombine.probe.collect import evaluating
 from recombine.probe.linear import decide, fit_ridge
 from recombine.run import load_run, resolve_device
@@ -73,8 +72,7 @@ def identify_run(path: Path | str, *, num_sequences: int = 2_000, device: str = 
             return found
     if not isinstance(config.task, SequenceTeacher) or not isinstance(model, SequenceModel):
         raise InputError(f"{run.path} has no teacher to compare with: expected a run of sequence-teacher")
-    seed = config.task.seed if config.training.model_seed is None else config.training.model_seed
-    untrained = build_model(config.model, config.task, seed=seed).to(resolve_device(device)).eval()
+    untrained = config.build_model().to(resolve_device(device)).eval()
     assert isinstance(untrained, SequenceModel)
     found = {"version": VERSION, "num_sequences": num_sequences}
     for name, each in (("trained", model), ("untrained", untrained)):
@@ -114,6 +112,8 @@ def match_units(
     student: Float[np.ndarray, "rows units"], teacher: Float[np.ndarray, "rows units"]
 ) -> Int[np.ndarray, " units"]:
     """For each unit of the teacher the student's unit that takes its place, so that squared distances are least."""
+    from scipy.optimize import linear_sum_assignment
+
     squares = np.square(teacher).sum(axis=0)[:, None] + np.square(student).sum(axis=0)
     _, order = linear_sum_assignment(squares - 2 * teacher.T @ student)
     return order

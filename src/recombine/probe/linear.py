@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from jaxtyping import Float
-from scipy.optimize import minimize
 
 MAX_ITERATIONS = 100
 TOLERANCE = 1e-3  # of the gradient of the mean loss: scores do not change in the third digit
@@ -37,6 +36,8 @@ def fit_logistic_path(
     x: Float[np.ndarray, "rows features"], y: Float[np.ndarray, "rows modules"], strengths: Sequence[float]
 ) -> Iterator[Weights]:
     """Weights and biases for one strength after another, each search starting where the last one ended."""
+    from scipy.optimize import minimize
+
     num_rows, num_features = x.shape
     variance, axes = np.linalg.eigh((x.T @ x).astype(np.float64) / num_rows)
     weights = np.zeros((num_features + 1, y.shape[1]))

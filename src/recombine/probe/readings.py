@@ -126,6 +126,32 @@ class SRavenReading(Reading):
         return one_hot(batch.info["rules"][:, -1], len(self.modules)).float()
 
 
+class StrengthReading(Reading):
+    """Tasks that mix modules, more of some and less of others."""
+
+    labels = "the strength of each module in the task"
+
+    def label(self, batch: Batch) -> Float[Tensor, "rows modules"]:
+        return batch.info["strengths"][:, list(self.modules)]
+
+
+class FirstStepReading(Reading):
+    """Episodes, read at their first step: the last one may be empty. Models that take each step alone notice nothing."""
+
+    instances = "the first step of each episode, in place of all its steps"
+
+    def batches(self, split: SplitName, num_instances: int, device: torch.device | str) -> Iterator[Batch]:
+        for batch in super().batches(split, num_instances, device):
+            inputs, targets, optimal = (
+                each[:, :1].expand_as(each) for each in (batch.inputs, batch.targets, batch.info["optimal"])
+            )
+            yield replace(batch, inputs=inputs, targets=targets, info={**batch.info, "optimal": optimal})
+
+
+class PreferenceGridReading(FirstStepReading, StrengthReading):
+    """Mixtures of preferences at the first step."""
+
+
 class SequenceTeacherReading(Reading):
     """The last token of the longest sequences of each split: linear identification of the teacher's hidden state."""
 
@@ -151,6 +177,10 @@ class SequenceTeacherReading(Reading):
 READINGS: dict[str, type[Reading]] = {
     "fuzzy_logic": FuzzyLogicReading,
     "sraven": SRavenReading,
+    "hyperteacher": StrengthReading,
+    "in_context": StrengthReading,
+    "preference_grid": PreferenceGridReading,
+    "goal_grid": FirstStepReading,
     "sequence_teacher": SequenceTeacherReading,
 }
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from recombine.errors import check_choice
-from recombine.recipes import attention_as_hypernetwork, length_generalization
+from recombine.recipes import attention_as_hypernetwork, in_context, length_generalization, scale, scale_grids
 from recombine.recipes.experiment import SCALES, Experiment, Scale
 from recombine.run import RunConfig
 
-PAPERS = (attention_as_hypernetwork, length_generalization)
+PAPERS = (attention_as_hypernetwork, in_context, scale, scale_grids, length_generalization)
 EXPERIMENTS: dict[str, Experiment] = {each.name: each for paper in PAPERS for each in paper.EXPERIMENTS}
 DEFAULTS: dict[str, Callable[[Scale], dict[str, RunConfig]]] = {
     name: run for paper in PAPERS for name, run in paper.DEFAULTS.items()

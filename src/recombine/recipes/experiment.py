@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, TypeVar, get_args
 
+from recombine.errors import InputError
 from recombine.run import RunConfig
+from recombine.store import RunDirectory, hash_config
 from recombine.tasks.base import Audit
 
 Scale = Literal["tiny", "small", "paper"]
 SCALES: tuple[Scale, ...] = get_args(Scale)
+SEED = " / seed "  # between the label of what is compared and the number of its seed
+Runs = Mapping[str, RunDirectory]  # finished, by label
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,5 +30,36 @@ class Experiment:
     metric: str
     published: dict[str, tuple[float, float]] = field(default_factory=dict)  # label -> (value, standard error)
     published_scale: Scale | None = None  # the only scale whose task is the paper's, if not all are
-    # label -> run directory, in place of the comparison of one score
-    tables: Callable[[Mapping[str, Path]], list[Audit]] | None = None
+    # in place of the comparison of one score
+    tables: Callable[[Runs], list[Audit]] | None = None
+
+
+def over_seeds(runs: Mapping[str, RunConfig], seeds: Iterable[int]) -> dict[str, RunConfig]:
+    """Every run once a seed, which is that of its task, its split and its first parameters."""
+    return {
+        f"{label}{SEED}{seed}": replace(run, task=replace(run.task, seed=seed))
+        for label, run in runs.items()
+        for seed in seeds
+    }
+
+
+def group_seeds(runs: Mapping[str, Value]) -> dict[str, list[Value]]:
+    """The inverse: what there is of every seed, by label without the seed."""
+    groups: dict[str, list[Value]] = {}
+    for label, value in runs.items():
+        groups.setdefault(label.partition(SEED)[0], []).append(value)
+    return groups
+
+
+def find_runs(experiment: Experiment, scale: Scale, out: Path | str) -> dict[str, RunDirectory]:
+    """Those runs of an experiment that a folder holds, finished; by label."""
+    paths = {
+        label: Path(out) / f"{run.name}-{hash_config(run.as_dict())}" for label, run in experiment.runs(scale).items()
+    }
+    found = {label: RunDirectory.open(path) for label, path in paths.items() if (path / "result.json").exists()}
+    if not found:
+        raise InputError(
+            f"{out} has no finished run of {experiment.name} at scale {scale}: "
+            f"expected `recombine reproduce {experiment.name}`"
+        )
+    return found

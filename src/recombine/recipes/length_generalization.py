@@ -14,14 +14,8 @@ from dataclasses import replace
 from typing import Any
 
 from recombine.models import CausalAttentionConfig, DeepSetConfig, ModelConfig, RecurrentConfig, StateSpaceConfig
-from recombine.recipes.experiment import Experiment, Scale
-from recombine.recipes.length_tables import (
-    capacity_tables,
-    composition_tables,
-    diversity_tables,
-    length_tables,
-    realisability_tables,
-)
+from recombine.recipes.experiment import Experiment, Scale, over_seeds
+from recombine.recipes.length_tables import capacity_tables, composition_tables, length_tables
 from recombine.run import RunConfig
 from recombine.tasks import SequenceTeacher
 from recombine.train import TrainingConfig
@@ -58,70 +52,55 @@ DEFAULTS: dict[str, Callable[[Scale], dict[str, RunConfig]]] = {
 }
 
 
-def seeds(scale: Scale) -> range:
-    return range(1 if scale == "tiny" else 3)
+def over_three_seeds(scale: Scale, runs: dict[str, RunConfig]) -> dict[str, RunConfig]:
+    return over_seeds(runs, range(1 if scale == "tiny" else 3))
 
 
 def limited_capacity(scale: Scale) -> dict[str, RunConfig]:
     """The paper's main experiment; attention with softmax as well."""
-    runs = {}
-    for seed in seeds(scale):
-        for student in STUDENTS:
-            runs[f"{student} / seed {seed}"] = sequence_teacher(scale, student, seed=seed)
-        softmax = sequence_teacher(
-            scale, "attention", model={"attention": "softmax"}, teacher_attention="softmax", seed=seed
-        )
-        runs[f"attention, softmax / seed {seed}"] = softmax
-    return runs
+    runs = {student: sequence_teacher(scale, student) for student in STUDENTS}
+    softmax = sequence_teacher(scale, "attention", model={"attention": "softmax"}, teacher_attention="softmax")
+    return over_three_seeds(scale, {**runs, "attention, softmax": softmax})
 
 
 def higher_capacity(scale: Scale) -> dict[str, RunConfig]:
     """Teacher and student with an MLP as readout, without and with supervision of the hidden states."""
-    runs = {}
-    for seed in seeds(scale):
-        for student in STUDENTS:
-            for name, weight in (("outputs only", 0.0), ("chain of thought", 1.0)):
-                runs[f"{student}, {name} / seed {seed}"] = sequence_teacher(
-                    scale,
-                    student,
-                    model={"readout": "mlp"},
-                    teacher_readout="mlp",
-                    chain_of_thought=weight,
-                    seed=seed,
-                )
-    return runs
+    runs = {
+        f"{student}, {name}": sequence_teacher(
+            scale, student, model={"readout": "mlp"}, teacher_readout="mlp", chain_of_thought=weight
+        )
+        for student in STUDENTS
+        for name, weight in (("outputs only", 0.0), ("chain of thought", 1.0))
+    }
+    return over_three_seeds(scale, runs)
 
 
 def corners(scale: Scale) -> dict[str, RunConfig]:
     """The compositional split."""
-    return {
-        f"{student} / seed {seed}": sequence_teacher(scale, student, held_out="corners", seed=seed)
-        for seed in seeds(scale)
-        for student in STUDENTS
-    }
+    runs = {student: sequence_teacher(scale, student, held_out="corners") for student in STUDENTS}
+    return over_three_seeds(scale, runs)
 
 
 def diversity(scale: Scale) -> dict[str, RunConfig]:
     """Training tokens from narrower intervals, or from few distinct sequences; held-out sequences stay the same."""
     runs = {}
-    for seed in seeds(scale)[:1]:
-        for student in ("deep_set", "attention"):
-            for support in SUPPORTS:
-                run = sequence_teacher(scale, student, support=support, seed=seed)
-                runs[f"{student}, tokens from an interval of {support:g} / seed {seed}"] = run
-            for size in POOLS:
-                run = sequence_teacher(scale, student, num_sequences=size, seed=seed)
-                runs[f"{student}, {size} sequences / seed {seed}"] = run
-    return runs
+    for student in ("deep_set", "attention"):
+        for support in SUPPORTS:
+            name = f"{student}, tokens from an interval of {support:g}"
+            runs[name] = sequence_teacher(scale, student, support=support)
+        for size in POOLS:
+            runs[f"{student}, {size} sequences"] = sequence_teacher(scale, student, num_sequences=size)
+    return over_seeds(runs, [0])
 
 
 def realisability(scale: Scale) -> dict[str, RunConfig]:
     """Every student with every teacher, and with one that multiplies over the prefix where a deep set adds."""
-    return {
-        f"{student}, taught by {teacher} / seed 0": sequence_teacher(scale, student, teacher=teacher)
+    runs = {
+        f"{student}, taught by {teacher}": sequence_teacher(scale, student, teacher=teacher)
         for student in STUDENTS
         for teacher in (*STUDENTS, "product")
     }
+    return over_seeds(runs, [0])
 
 
 EXPERIMENTS = (
@@ -155,7 +134,7 @@ EXPERIMENTS = (
         runs=diversity,
         split="ood",
         metric="r2",
-        tables=diversity_tables,
+        tables=capacity_tables,
     ),
     Experiment(
         name="length-realisability",
@@ -163,6 +142,6 @@ EXPERIMENTS = (
         runs=realisability,
         split="ood",
         metric="r2",
-        tables=realisability_tables,
+        tables=capacity_tables,
     ),
 )

@@ -1,16 +1,17 @@
 """Tables of the experiments on sequence teachers: loss against length, linear identification, over seeds.
 
-A label is "what / seed n": rows with the same `what` are one line of a table, the mean over seeds with its range.
+Runs that differ in their seed alone are one line of a table, the mean over seeds with its range.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from statistics import fmean
 
-from recombine.store import Json, RunDirectory
+from recombine.probe.identification import identify_run
+from recombine.recipes.experiment import Runs, group_seeds
+from recombine.store import Json
 from recombine.tasks.base import Audit
 
 LENGTHS = (10, 20, 50, 100)
@@ -20,8 +21,6 @@ PUBLISHED_R2 = "0.96 … 0.99"
 RATIO_NOTE = "ratio: to the squared error of the best constant of that position; 1 is no better than the constant"
 WORST_NOTE = "worst two: share of the error at the last T that two outputs make"
 SEED_NOTE = "mean over seeds, with the lowest and the highest"
-
-Runs = Mapping[str, Path]
 
 
 def length_tables(runs: Runs) -> list[Audit]:
@@ -40,23 +39,11 @@ def capacity_tables(runs: Runs) -> list[Audit]:
     return [loss_table(groups), ratio_table(groups), identification_table(groups)]
 
 
-def realisability_tables(runs: Runs) -> list[Audit]:
-    """The same again."""
-    return capacity_tables(runs)
-
-
-def diversity_tables(runs: Runs) -> list[Audit]:
-    """The same again, one line a training distribution."""
-    return capacity_tables(runs)
-
-
 def composition_tables(runs: Runs) -> list[Audit]:
     """Scores on the training distribution and on the corners, both at the last token."""
-    groups: dict[str, list[Json]] = {}
-    for label, path in runs.items():
-        groups.setdefault(label.split(" / ")[0], []).append(RunDirectory.open(path).read_json("result.json")["scores"])
+    scores_of = {label: run.read_json("result.json")["scores"] for label, run in runs.items()}
     rows = []
-    for label, each in groups.items():
+    for label, each in group_seeds(scores_of).items():
         cells = [label.replace("_", " ")]
         for split in ("test", "ood"):
             cells.append(spread([scores[split]["loss"]["value"] for scores in each]))
@@ -74,12 +61,7 @@ def composition_tables(runs: Runs) -> list[Audit]:
 
 def identify_groups(runs: Runs) -> dict[str, list[Json]]:
     """What identification found in each run, by label without the seed."""
-    from recombine.probe.identification import identify_run  # brings scipy, which training does without
-
-    groups: dict[str, list[Json]] = {}
-    for label, path in runs.items():
-        groups.setdefault(label.split(" / ")[0], []).append(identify_run(path, num_sequences=NUM_SEQUENCES))
-    return groups
+    return group_seeds({label: identify_run(run.path, num_sequences=NUM_SEQUENCES) for label, run in runs.items()})
 
 
 def loss_table(groups: Mapping[str, Sequence[Json]], *, published: str | None = None) -> Audit:

@@ -4,9 +4,29 @@ from __future__ import annotations
 
 from recombine.tasks.base import Batch, Ratio, SplitName, Stream, Task
 from recombine.tasks.fuzzy_logic import FuzzyLogic
+from recombine.tasks.goal_grid import GoalGrid
+from recombine.tasks.hyperteacher import Hyperteacher
+from recombine.tasks.in_context import InContext
+from recombine.tasks.preference_grid import PreferenceGrid
 from recombine.tasks.sequence_teacher import SequenceTeacher
 from recombine.tasks.sraven import SRaven
 
-TASKS: dict[str, type[Task]] = {task.name: task for task in (FuzzyLogic, SRaven, SequenceTeacher)}
+TASKS: dict[str, type[Task]] = {
+    task.name: task for task in (FuzzyLogic, SRaven, InContext, Hyperteacher, PreferenceGrid, GoalGrid, SequenceTeacher)
+}
 
-__all__ = ["TASKS", "Batch", "FuzzyLogic", "Ratio", "SRaven", "SequenceTeacher", "SplitName", "Stream", "Task"]
+__all__ = [
+    "TASKS",
+    "Batch",
+    "FuzzyLogic",
+    "GoalGrid",
+    "Hyperteacher",
+    "InContext",
+    "PreferenceGrid",
+    "Ratio",
+    "SRaven",
+    "SequenceTeacher",
+    "SplitName",
+    "Stream",
+    "Task",
+]

@@ -29,7 +29,10 @@ SplitName = Literal["train", "test", "ood", "unknown"]
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of a task; `latents` holds the modules that made each row, `info["composition"]` its composition's number."""
+    """Rows of a task; `latents` holds the modules that made each row, `info["composition"]` its composition's number.
+
+    Where compositions differ in size, the shorter ones are filled up with -1.
+    """
 
     inputs: Tensor
     targets: Tensor
@@ -62,6 +65,20 @@ class Audit:
     note: str = ""
 
 
+def measure_r2(error: Float[Tensor, rows * outputs], variance: Float[Tensor, rows * _]) -> dict[str, Ratio]:
+    """R² as the mean over rows and outputs of 1 - error² / variance, and pooled, 1 - sum error² / sum variance.
+
+    An output that hardly varies can outweigh hundreds of others in the mean; it cannot in the pooled one.
+    """
+    variance = variance.clamp_min(1e-12).expand_as(error).reshape(len(error), -1)
+    error = error.reshape(len(error), -1)
+    total = variance.sum(dim=1)
+    return {
+        "r2": Ratio((1 - error / variance).mean(dim=1), torch.ones_like(total)),
+        "r2_pooled": Ratio(total - error.sum(dim=1), total),
+    }
+
+
 @dataclass(frozen=True, kw_only=True)
 class Task(ABC):
     """One task family at one setting. The dataclass is the configuration; derived values are properties."""
@@ -70,6 +87,9 @@ class Task(ABC):
     summary: ClassVar[str]
     splits: ClassVar[tuple[SplitName, ...]] = ("train", "test", "ood")
     evaluation_instances: ClassVar[int] = 16_000  # a split, in a final evaluation
+    isolated_queries: ClassVar[bool] = (
+        False  # whether the tokens that are read see the rest and themselves, not one another
+    )
 
     seed: int = 0
     """Of the split of compositions, of every stream and of the model's first parameters."""
@@ -83,6 +103,11 @@ class Task(ABC):
     @abstractmethod
     def input_dim(self) -> int:
         """Features of an input token."""
+
+    @property
+    def encoding_dim(self) -> int:
+        """How many features, first in each token and the same in all tokens of a row, tell which task it is."""
+        return 0
 
     @property
     @abstractmethod
@@ -164,10 +189,13 @@ class Task(ABC):
     def draw_compositions(
         self, split: SplitName, stream: Stream
     ) -> tuple[Int[Tensor, " rows"], Int[Tensor, "rows size"]]:
-        """A uniformly random composition for each row: its number, and its modules."""
+        """A uniformly random composition for each row: its number, and its modules, then -1 up to the largest."""
         table = self._composition_tables.get((split, stream.device))
         if table is None:
-            table = torch.tensor(self.split.compositions(split), device=stream.device)
+            compositions = self.split.compositions(split)
+            size = max(map(len, compositions))
+            filled = [(*composition, *[-1] * (size - len(composition))) for composition in compositions]
+            table = torch.tensor(filled, device=stream.device)
             self._composition_tables[split, stream.device] = table
         number = stream.integers(len(table), 1)[:, 0]
         return number, table[number]

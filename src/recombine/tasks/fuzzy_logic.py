@@ -25,7 +25,7 @@ from torch import Tensor
 
 from recombine.compositions import Composition, CompositionSplit, all_sets, split_compositions
 from recombine.errors import InputError, check_choice, check_positive
-from recombine.tasks.base import Batch, Ratio, SplitName, Stream, Task
+from recombine.tasks.base import Batch, Ratio, SplitName, Stream, Task, measure_r2
 
 Fixed = Literal["nothing", "context", "query"]
 MAX_ORACLE_COMPOSITIONS = 200_000
@@ -123,19 +123,10 @@ class FuzzyLogic(Task):
         return (self.read(predictions) - batch.targets).square().mean()
 
     def metrics(self, predictions: Tensor, batch: Batch) -> dict[str, Ratio]:
-        """R² as published, the mean over instances of 1 - error² / variance, and pooled, 1 - sum error² / sum variance.
-
-        The variance is that of the sequence's own targets. The published mean is heavy-tailed: a sequence whose targets
-        happen to vary little can outweigh hundreds of others. The pooled one is not.
-        """
+        """R² as published, the mean over instances, and pooled; the variance is that of the sequence's own targets."""
         targets = batch.targets.double()
         values = torch.cat([batch.inputs[:, :-1, -1].double(), targets[:, None]], dim=1)
-        variance = values.var(dim=1, correction=0).clamp_min(1e-12)
-        error = (self.read(predictions).double() - targets).square()
-        return {
-            "r2": Ratio(1 - error / variance, torch.ones_like(variance)),
-            "r2_pooled": Ratio(variance - error, variance),
-        }
+        return measure_r2((self.read(predictions).double() - targets).square(), values.var(dim=1, correction=0))
 
     def read(self, predictions: Tensor) -> Float[Tensor, " batch"]:
         """The query's prediction, from one number a row or one a token."""

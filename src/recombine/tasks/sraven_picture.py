@@ -72,7 +72,6 @@ def draw_puzzle(
     caption: str = "",
 ) -> None:
     """Write a drawing as PNG or SVG; with a solution, answers that fit stand beside the puzzle, the likeliest first."""
-    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     path = Path(path)
@@ -93,6 +92,13 @@ def draw_puzzle(
         _draw_answers(axes, solution, grid[-1, -1].tolist(), grid_size, num_values)
     _draw_key(axes, num_features, num_values, grid_size)
     axes.text(grid_size + 0.44, -0.17, caption, ha="left", va="top", fontsize=9, color=INK, linespacing=1.7)
+    save_figure(figure, path)
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """Write a figure as its path ends, all of it or nothing, the same bytes each time."""
+    from matplotlib import rc_context
+
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with rc_context({"svg.hashsalt": "recombine"}):

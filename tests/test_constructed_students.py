@@ -12,7 +12,7 @@ from recombine.models import (
     StateSpaceConfig,
     build_model,
 )
-from recombine.models.constructed import change_basis, forget_beyond
+from recombine.models.constructed_students import change_basis, forget_beyond
 from recombine.probe.identification import identify
 from recombine.tasks import SequenceTeacher
 

@@ -1,0 +1,83 @@
+"""How long a batch of episodes takes to make, as a share of the training step that it is for.
+
+    python benchmarks/grid_generators.py [--json] [--threads N]
+
+A batch is 128 episodes, each with its expert's values or shortest way; the step is that of the paper's MLP, 2 x 1024: the
+batch, forward, backward, AdamW. Times are the best of a few repeats, since other work on the
+machine only slows; the rounds of the one alternate with those of the other. `one by one` makes the preference grid's
+episodes in a Python loop, as a measure of what the batched expert saves; it first checks that they are the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import time
+from collections.abc import Callable
+
+import torch
+
+from recombine.models import MLPConfig, build_model
+from recombine.tasks import Batch, GoalGrid, PreferenceGrid, Task
+from recombine.train import Trainer, TrainingConfig
+
+BATCH_SIZE = 128
+ALLOWED_SHARE = 0.1
+
+
+def prepare_step(task: Task) -> Callable[[], object]:
+    """A training step of the paper's MLP."""
+    model = build_model(MLPConfig(num_layers=2, hidden_dim=1024), task, seed=0)
+    return Trainer(model, task, TrainingConfig(batch_size=BATCH_SIZE, learning_rate=1e-4), "cpu").advance
+
+
+def sample_one_by_one(task: PreferenceGrid) -> list[Batch]:
+    rows = (range(row, row + 1) for row in range(BATCH_SIZE))
+    return [task.sample("train", 0, batch_size=BATCH_SIZE, rows=each) for each in rows]
+
+
+def measure(functions: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+    """The least seconds of each."""
+    seconds = dict.fromkeys(functions, float("inf"))
+    for _, name in itertools.product(range(repeats), functions):
+        start = time.perf_counter()
+        functions[name]()
+        seconds[name] = min(seconds[name], time.perf_counter() - start)
+    return seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Time to make a batch of episodes, beside a training step.")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    parser.add_argument("--repeats", type=int, default=20, help="the best of this many is reported")
+    parser.add_argument("--threads", type=int, default=1)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    result: dict[str, object] = {"benchmark": "grid_generators", "num_threads": torch.get_num_threads()}
+    shares = {}
+    for task in (PreferenceGrid(), GoalGrid()):
+        functions = {
+            "batch": lambda task=task: task.sample("train", 1, batch_size=BATCH_SIZE),
+            "step": prepare_step(task),
+        }
+        seconds = measure(functions, arguments.repeats)
+        shares[task.name] = seconds["batch"] / seconds["step"]
+        result[task.name] = {name: 1e3 * each for name, each in seconds.items()}
+    grid = PreferenceGrid()
+    singles = torch.cat([batch.inputs for batch in sample_one_by_one(grid)])
+    assert torch.equal(singles, grid.sample("train", 0, batch_size=BATCH_SIZE).inputs)
+    slow = measure({"one by one": lambda: sample_one_by_one(grid)}, 2)["one by one"]
+    result |= {"shares": shares, "allowed": ALLOWED_SHARE, "milliseconds_one_by_one": 1e3 * slow}
+    if arguments.json:
+        print(json.dumps(result))
+        return
+    print(f"{BATCH_SIZE} episodes, MLP of 2 x 1024, {result['num_threads']} threads")
+    for name, share in shares.items():
+        batch, step = (result[name][key] for key in ("batch", "step"))  # type: ignore[index]
+        print(f"{name:<17}{batch:8.2f} ms a batch{step:10.1f} ms a step{share:8.1%}   (allowed {ALLOWED_SHARE:.0%})")
+    print(f"preference_grid, one episode at a time {1e3 * slow:.0f} ms a batch")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""Networks built by hand instead of trained: what the theory says exists (docs/theory.md).
+
+`build_modular_attention`: linear attention with one head for each module computes sum_m z_m Theta_m x, exactly. The token of
+the task is the query and holds z; head m asks for z_m, the token of x answers with 1, and the value network of the head is
+Theta_m.
+
+`build_modular_mlp`: a multilayer perceptron on (z, x) that computes relu(sum_m z_m (x Theta_m + b_m)) Omega to any precision
+(Scale leads to compositional generalization, arXiv 2507.07207: neurons linear in the number of modules). Products come
+from squares, 2 a b = (a + b)² - a² - b², and a square from straight lines between n knots a unit, where it is too large by
+at most 1 / (4 n²). One hidden layer holds all M I + M + I squares; the second is the teacher's own. All squares have
+their knots in the same places, so that the errors of a module that does not act cancel: (0 + x)² - x² is exactly 0.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from recombine.errors import InputError, check_positive
+from recombine.layers.attention import Attention
+from recombine.models.mlp import MultilayerPerceptron
+from recombine.tasks.modular_teacher import ModularTeacher
+
+
+def build_modular_attention(theta: Float[Tensor, "modules x y"]) -> Attention:
+    """Linear attention from tokens (z, x, 1) to x . sum_m z_m Theta_m, in the first features of its output.
+
+    The token of the task is (z, 0, 0) and that of the input (0, x, 1). One feature of a head is its question: the scores are
+    z_m / sqrt(d), so the values are Theta_m sqrt(d).
+    """
+    num_modules, x_dim, y_dim = theta.shape
+    head_dim = max(x_dim, y_dim)
+    size = num_modules + x_dim + 1
+    if y_dim > size:
+        raise InputError(f"{y_dim} outputs from tokens of {size} features: expected no more than fit into a token")
+    layer = Attention(size, num_heads=num_modules, kqv_dim=num_modules * head_dim, attention="linear").to(theta.dtype)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.zero_()
+        query, key, value = layer.qkv_weight.unflatten(0, (3, num_modules, head_dim))
+        output = layer.output.weight.unflatten(1, (num_modules, head_dim))
+        for module in range(num_modules):
+            query[module, 0, module] = 1
+            key[module, 0, -1] = 1
+            value[module, :y_dim, num_modules:-1] = theta[module].T * head_dim**0.5
+            output[:y_dim, module, :y_dim] = torch.eye(y_dim, dtype=theta.dtype)
+    return layer
+
+
+def build_modular_mlp(teacher: ModularTeacher, *, num_knots: int, z_limit: float = 1.0) -> MultilayerPerceptron:
+    """The teacher of one hidden layer as a plain network on (z, x), for 0 <= z <= z_limit and |x| <= 1; n = num_knots."""
+    check_positive(num_knots=num_knots)
+    if len(teacher.weights) != 1:
+        raise InputError(f"the teacher has {len(teacher.weights)} hidden layers: expected 1")
+    theta, bias = teacher.weights[0].double(), teacher.biases[0].double()
+    num_modules, x_dim, hidden_dim = theta.shape
+    eye = torch.eye(num_modules + x_dim, dtype=torch.float64)
+    sums = (eye[:num_modules, None] + eye[None, num_modules:]).flatten(0, 1)
+    squares = (  # what to square, as functions of (z, x); what the squares add to the second layer; their range
+        (sums, theta.flatten(0, 1) / 2, -1.0, 1 + z_limit),
+        (eye[:num_modules], -theta.sum(dim=1) / 2, 0.0, z_limit),
+        (eye[num_modules:], -theta.sum(dim=0) / 2, -1.0, 1.0),
+    )
+    # the biases need z itself, which is relu(z)
+    weights, shifts, effects = [eye[:num_modules]], [torch.zeros(num_modules, dtype=torch.float64)], [bias]
+    constant = torch.zeros(hidden_dim, dtype=torch.float64)
+    for arguments, uses, low, high in squares:
+        knots, slopes = _interpolate_square(low, high, num_knots)
+        weights.append(arguments.repeat_interleave(len(knots), dim=0))
+        shifts.append(-knots.repeat(len(arguments)))
+        effects.append((uses[:, None] * slopes[:, None]).flatten(0, 1))
+        constant += low**2 * uses.sum(dim=0)
+
+    network = MultilayerPerceptron(len(eye), [len(torch.cat(shifts)), hidden_dim], teacher.readout.shape[1]).double()
+    first, second, output = network.dense_layers
+    with torch.no_grad():
+        first.weight.copy_(torch.cat(weights))
+        first.bias.copy_(torch.cat(shifts))
+        second.weight.copy_(torch.cat(effects).T)
+        second.bias.copy_(constant)
+        output.weight.copy_(teacher.readout.T)
+        output.bias.zero_()
+    return network
+
+
+def _interpolate_square(
+    low: float, high: float, num_knots: int
+) -> tuple[Float[Tensor, " knots"], Float[Tensor, " knots"]]:
+    """Knots and changes of slope of t² = low² + sum_j slope_j relu(t - knot_j), exact wherever n t is a whole number."""
+    num_pieces = math.ceil((high - low) * num_knots - 1e-9)
+    knots = low + torch.arange(num_pieces, dtype=torch.float64) / num_knots
+    slopes = torch.full_like(knots, 2 / num_knots)
+    slopes[0] = 2 * low + 1 / num_knots
+    return knots, slopes
+
+
+def count_neurons(network: MultilayerPerceptron) -> int:
+    """Hidden neurons of all layers."""
+    return sum(layer.out_features for layer in network.dense_layers[:-1])

@@ -1,0 +1,78 @@
+"""A linear hypernetwork: the encoding of a task makes the weights, and only these meet the input (SC, arXiv 2507.07207).
+
+    W1, b1, W2, b2 = dense(layer_norm(code));   y = relu(x W1 + b1) W2 + b2
+
+If the code is linear in a teacher's modules this is the teacher's own form: modules that were learned apart add up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from recombine.errors import InputError, check_positive
+from recombine.layers.initialise import lecun_linear
+from recombine.models.base import ModelConfig, Site
+from recombine.tasks.base import Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class HypernetworkConfig(ModelConfig):
+    """Size of the network whose weights are made."""
+
+    kind: ClassVar[str] = "hypernetwork"
+
+    hidden_dim: int = 256
+    """Hidden features of the generated network."""
+
+    def __post_init__(self) -> None:
+        check_positive(hidden_dim=self.hidden_dim)
+
+    def build(self, task: Task) -> Hypernetwork:
+        return Hypernetwork(
+            require_encoding(task, self.kind), task.input_dim - task.encoding_dim, self.hidden_dim, task.output_dim
+        )
+
+
+def require_encoding(task: Task, kind: str) -> int:
+    """How many features tell the task; a task without them has nothing for such a model."""
+    if task.encoding_dim == 0:
+        raise InputError(
+            f"model {kind} on task {task.name}: expected a task whose inputs begin with its encoding, such as hyperteacher"
+        )
+    return task.encoding_dim
+
+
+class Hypernetwork(nn.Module):
+    """Tokens of a task's encoding and an input each; the encoding is read from the first token, as all have the same."""
+
+    probe_sites: ClassVar[tuple[Site, ...]] = (Site("code", "norm"), Site("hidden.0", "activation"))
+
+    def __init__(self, encoding_dim: int, x_dim: int, hidden_dim: int, output_dim: int) -> None:
+        super().__init__()
+        self.encoding_dim = encoding_dim
+        self.shapes = ((x_dim, hidden_dim), (1, hidden_dim), (hidden_dim, output_dim), (1, output_dim))
+        self.norm = nn.LayerNorm(encoding_dim, eps=1e-6)
+        self.generate = lecun_linear(encoding_dim, sum(rows * columns for rows, columns in self.shapes))
+        self.activation = nn.ReLU()
+        with torch.no_grad():
+            # a normalised code makes weights of variance 1 here: bring those of each matrix to 1 / fan_in
+            for matrix, (fan_in, _) in zip(self.generate.weight.split(self.sizes), self.shapes, strict=True):
+                matrix.mul_(fan_in**-0.5 if fan_in > 1 else 0.0)
+
+    @property
+    def sizes(self) -> list[int]:
+        return [rows * columns for rows, columns in self.shapes]
+
+    def forward(self, inputs: Float[Tensor, "b tokens features"]) -> Float[Tensor, "b tokens predictions"]:
+        code, x = inputs[:, 0, : self.encoding_dim], inputs[..., self.encoding_dim :]
+        made = self.generate(self.norm(code)).split(self.sizes, dim=-1)
+        first, first_bias, second, second_bias = (
+            part.unflatten(-1, shape) for part, shape in zip(made, self.shapes, strict=True)
+        )
+        hidden = self.activation(torch.baddbmm(first_bias, x, first))
+        return torch.baddbmm(second_bias, hidden, second)

@@ -1,0 +1,140 @@
+"""A transformer with a bottleneck between inferring a task and carrying it out (When can transformers compositionally
+generalize in-context?, arXiv 2407.12275).
+
+    code = dense(mean over examples of norm(trunk((x, y) of the examples)))
+    hypernetwork:  y = V relu(W x + b) + c   with (W, b) = code . H,  and H, V, c learned and the same for all tasks
+    mlp:           y = mlp(code, x)          two hidden layers
+
+The trunk is the transformer's own, on examples alone. A query x meets nothing but the network that the code generates, so all
+that the model can know of a task is the code. With `execution="mlp"` the bottleneck stays and the hypernetwork goes: the
+ablation that tells which of the two matters. The hypernetwork is linear and the readout V shared, as in the teacher; widths
+are our choice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from recombine.errors import InputError, check_choice, check_positive
+from recombine.layers.initialise import lecun_linear, lecun_normal_
+from recombine.models.base import Site
+from recombine.models.transformer import Block, TransformerConfig
+from recombine.tasks.base import Task
+
+Execution = Literal["hypernetwork", "mlp"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HypernetworkTransformerConfig(TransformerConfig):
+    """Sizes and choices: those of the trunk, the width of the bottleneck, and what follows it."""
+
+    kind: ClassVar[str] = "hypernetwork_transformer"
+
+    position: Literal["relative", "rotary", "none"] = "none"
+    """Of the trunk; examples have no order."""
+    code_dim: int = 6
+    """Features of the latent code, all that is known of a task."""
+    execution: Execution = "hypernetwork"
+    """What meets x: a network generated from the code, or an MLP that is given the code beside x."""
+    execution_dim: int = 32
+    """Hidden features of that network."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("execution", self.execution, get_args(Execution))
+        check_positive(code_dim=self.code_dim, execution_dim=self.execution_dim)
+
+    @property
+    def label(self) -> str:
+        return f"{self.attention}_bottleneck_{self.execution}"
+
+    def build(self, task: Task) -> nn.Module:
+        if not task.isolated_queries:
+            raise InputError(
+                f"task {task.name!r} asks a query that sees the examples: expected one whose queries are apart from them, "
+                "such as 'in_context'"
+            )
+        return HypernetworkTransformer(
+            self,
+            input_dim=task.input_dim,
+            output_dim=task.output_dim,
+            num_examples=task.sequence_length - task.num_read,
+        )
+
+
+class HypernetworkTransformer(nn.Module):
+    """Examples and queries in, predictions for the queries out; the code is the output of the submodule `code`."""
+
+    def __init__(
+        self, config: HypernetworkTransformerConfig, *, input_dim: int, output_dim: int, num_examples: int
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.num_examples, self.query_dim = num_examples, input_dim - output_dim
+        self.embed = lecun_linear(input_dim, config.embedding_dim)
+        self.blocks = nn.ModuleList(Block(config, num_examples) for _ in range(config.num_layers))
+        self.output_norm = nn.LayerNorm(config.embedding_dim, eps=1e-6)
+        self.code = lecun_linear(config.embedding_dim, config.code_dim)
+        execution = GeneratedNetwork if config.execution == "hypernetwork" else ConditionedMLP
+        self.execution = execution(config.code_dim, self.query_dim, config.execution_dim, output_dim)
+
+    @property
+    def probe_sites(self) -> tuple[Site, ...]:
+        """The residual stream behind each block, read as the code reads it, and the code."""
+        residual = [Site(f"residual.{i}", f"blocks.{i}", token="mean") for i in range(len(self.blocks))]
+        return (*residual, Site("code", "code"))
+
+    def forward(self, inputs: Float[Tensor, "b tokens features"]) -> Float[Tensor, "b queries output"]:
+        x = self.embed(inputs[:, : self.num_examples])
+        for block in self.blocks:
+            x, _ = block(x, x.shape[1], None, False)
+        code = self.code(self.output_norm(x).mean(dim=1))
+        return self.execution(code, inputs[:, self.num_examples :, : self.query_dim])
+
+
+class GeneratedNetwork(nn.Module):
+    """A linear hypernetwork: one hidden layer whose weights are linear in the code, and one readout for all codes."""
+
+    def __init__(self, code_dim: int, input_dim: int, hidden_dim: int, output_dim: int) -> None:
+        super().__init__()
+        # for codes of variance 1, the generated matrix has the variance of a plain layer's
+        self.weight = nn.Parameter(lecun_normal_(torch.empty(code_dim, hidden_dim, input_dim), code_dim * input_dim))
+        self.bias = nn.Parameter(torch.zeros(code_dim, hidden_dim))
+        self.readout = lecun_linear(hidden_dim, output_dim)
+
+    def generate(
+        self, code: Float[Tensor, "b code"]
+    ) -> tuple[Float[Tensor, "b hidden input"], Float[Tensor, "b hidden"]]:
+        """The hidden layer of each row's own network."""
+        return (code @ self.weight.flatten(1)).view(-1, *self.weight.shape[1:]), code @ self.bias
+
+    def forward(
+        self, code: Float[Tensor, "b code"], x: Float[Tensor, "b queries input"]
+    ) -> Float[Tensor, "b queries output"]:
+        weight, bias = self.generate(code)
+        return self.readout(torch.baddbmm(bias[:, None], x, weight.mT).relu())
+
+
+class ConditionedMLP(nn.Module):
+    """The code and x, side by side, into one network that is the same for all tasks."""
+
+    def __init__(self, code_dim: int, input_dim: int, hidden_dim: int, output_dim: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            lecun_linear(code_dim + input_dim, hidden_dim),
+            nn.ReLU(),
+            lecun_linear(hidden_dim, hidden_dim),
+            nn.ReLU(),
+            lecun_linear(hidden_dim, output_dim),
+        )
+
+    def forward(
+        self, code: Float[Tensor, "b code"], x: Float[Tensor, "b queries input"]
+    ) -> Float[Tensor, "b queries output"]:
+        repeated = code[:, None].expand(-1, x.shape[1], -1)
+        return self.layers(torch.cat([repeated, x], dim=-1))

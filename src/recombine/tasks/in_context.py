@@ -1,0 +1,255 @@
+"""Functions of a modular teacher, to be inferred in context (When can transformers compositionally generalize in-context?,
+arXiv 2407.12275).
+
+A task is a combination of K of M modules and a strength z_m in [0.5, 1) for each of its modules (0 for all others); with
+the frozen modules of `modular_teacher`,
+
+    y = relu(x . sum_m z_m Theta_m) . Omega,   x uniform in [-sqrt(3), sqrt(3)] (variance 1), no noise
+
+A sequence shows examples (x, y) of one task, then queries (x, 0), each to be answered from the examples alone: queries do
+not see one another. Training shows a *support* of combinations, and every other combination of K modules is held out:
+
+    connected      on a ring, neighbours sharing one module: 01 12 23 34 45 50 for pairs of 6, 012 234 450 for triples
+    disconnected   the same on each half of the modules: 01 12 20 and 34 45 53, or 012 and 345: halves that never meet
+    custom         any other, as written
+
+The *unstructured* control has as many tasks, but no two combinations share a module: each has K independent ones of its own.
+So nothing learned of one helps with another, and held-out combinations are made of weights that were never trained.
+The range of strengths and the control's own modules are our choice; the paper's text does not give them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar, Literal, get_args
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from recombine.compositions import Composition, CompositionSplit, all_sets
+from recombine.errors import InputError, check_choice, check_positive
+from recombine.tasks.base import Batch, Ratio, SplitName, Stream, Task, measure_r2
+from recombine.tasks.in_context_oracle import fit_latent
+from recombine.tasks.in_context_support import Support, choose_support
+from recombine.tasks.modular_teacher import ModularTeacher, apply_teacher, draw_teacher
+from recombine.tasks.strengths import HIGHEST_LEVEL, LOWEST_LEVEL, draw_levels
+
+Modules = Literal["shared", "own"]
+MAX_COMBINATIONS = 1_000
+LOWEST_STRENGTH = LOWEST_LEVEL / HIGHEST_LEVEL
+
+
+@dataclass(frozen=True, kw_only=True)
+class InContext(Task):
+    """Predict the outputs of a function made of a few modules, from examples of it."""
+
+    name: ClassVar[str] = "in_context"
+    summary: ClassVar[str] = "infer a mixture of teacher modules from examples of it (IC)"
+    isolated_queries: ClassVar[bool] = True
+    evaluation_instances: ClassVar[int] = 2_000
+
+    num_modules: int = 6
+    """Modules of the teacher."""
+    num_active: int = 2
+    """Modules that a task mixes."""
+    support: Support = "connected"
+    """Which combinations are trained: a ring, two halves that never meet, or those of --combinations."""
+    combinations: str = ""
+    """The training combinations of a custom support, such as "0-1 1-2 2-3"."""
+    modules: Modules = "shared"
+    """Shared by all combinations, or own ones for each: the unstructured control."""
+    num_examples: int = 48
+    """Examples that a sequence shows."""
+    num_queries: int = 16
+    """Queries a sequence, each answered apart from the others."""
+    input_size: int = 16
+    """Features of x."""
+    hidden_size: int = 16
+    """Hidden units of the teacher."""
+    output_size: int = 4
+    """Features of y."""
+
+    def __post_init__(self) -> None:
+        check_choice("modules", self.modules, get_args(Modules))
+        check_positive(num_examples=self.num_examples, num_queries=self.num_queries, input_size=self.input_size)
+        check_positive(hidden_size=self.hidden_size, output_size=self.output_size)
+        check_positive(num_modules=self.num_modules, num_active=self.num_active)
+        if self.num_active > self.num_modules:
+            raise InputError(f"num_active is {self.num_active}: expected at most num_modules = {self.num_modules}")
+        count = math.comb(self.num_modules, self.num_active)
+        if count > MAX_COMBINATIONS:
+            raise InputError(
+                f"{self.num_active} of {self.num_modules} modules make {count} combinations: expected at most "
+                f"{MAX_COMBINATIONS}, since the oracle tries each"
+            )
+        _ = self.split  # refuse a support that cannot exist before anything is built on it
+
+    @property
+    def input_dim(self) -> int:
+        return self.input_size + self.output_size
+
+    @property
+    def output_dim(self) -> int:
+        return self.output_size
+
+    @property
+    def sequence_length(self) -> int:
+        return self.num_examples + self.num_queries
+
+    @property
+    def num_read(self) -> int:
+        return self.num_queries
+
+    @cached_property
+    def split(self) -> CompositionSplit:
+        everything = all_sets(self.num_modules, self.num_active)
+        train = choose_support(
+            self.support, self.combinations, num_modules=self.num_modules, num_active=self.num_active
+        )
+        return CompositionSplit(train=train, ood=tuple(each for each in everything if each not in train))
+
+    @property
+    def latent_size(self) -> int:
+        """Modules that there are in all: M, or K for each combination."""
+        return self.num_modules if self.modules == "shared" else self.num_active * len(self.all_combinations)
+
+    @cached_property
+    def all_combinations(self) -> tuple[Composition, ...]:
+        """Trained ones first, so that the control's teacher starts with the modules that are trained."""
+        return self.split.train + self.split.ood
+
+    @cached_property
+    def teacher(self) -> ModularTeacher:
+        return draw_teacher(
+            self.name,
+            self.seed,
+            num_modules=self.latent_size,
+            input_dim=self.input_size,
+            hidden_dim=self.hidden_size,
+            output_dim=self.output_size,
+            distribution="normal",
+            weight_scale=1.0,
+            bias_range=(0.0, 0.0),
+        )
+
+    def sample(
+        self,
+        split: SplitName,
+        index: int,
+        *,
+        batch_size: int = 128,
+        rows: range | None = None,
+        device: torch.device | str = "cpu",
+    ) -> Batch:
+        """Batch `index` of a split; `info["strengths"]` holds each row's z, one number a module."""
+        stream = self.stream(split, index, range(batch_size) if rows is None else rows, device)
+        composition, modules = self.draw_compositions(split, stream)
+        strengths = draw_levels(stream, self.num_active, "continuous")
+        x = (2 * stream.uniform(self.sequence_length, self.input_size) - 1) * math.sqrt(3)
+        y = apply_teacher(self.teacher_on(device), self.place(split, composition, modules, strengths), x)
+        inputs = torch.cat([x, y], dim=-1)
+        inputs[:, self.num_examples :, self.input_size :] = 0
+        targets = y[:, self.num_examples :].contiguous()
+        latent = x.new_zeros(len(x), self.num_modules).scatter(1, modules, strengths)
+        return Batch(inputs, targets, modules, {"composition": composition, "strengths": latent})
+
+    def place(
+        self,
+        split: SplitName,
+        composition: Int[Tensor, " batch"],
+        modules: Int[Tensor, "batch active"],
+        strengths: Float[Tensor, "batch active"],
+    ) -> Float[Tensor, "batch latent"]:
+        """z of the teacher: the strengths where their modules are, 0 elsewhere."""
+        if self.modules == "own":
+            number = composition + (len(self.split.train) if split == "ood" else 0)
+            modules = number[:, None] * self.num_active + torch.arange(self.num_active, device=modules.device)
+        return strengths.new_zeros(len(strengths), self.latent_size).scatter(1, modules, strengths)
+
+    def teacher_on(self, device: torch.device | str) -> ModularTeacher:
+        place = torch.device(device)
+        if place not in self._teachers:
+            self._teachers[place] = self.teacher.to(place)
+        return self._teachers[place]
+
+    @cached_property
+    def _teachers(self) -> dict[torch.device, ModularTeacher]:
+        return {}
+
+    def loss(self, predictions: Tensor, batch: Batch) -> Float[Tensor, ""]:
+        """Squared error at the queries."""
+        return (self.read(predictions) - batch.targets).square().mean()
+
+    def metrics(self, predictions: Tensor, batch: Batch) -> dict[str, Ratio]:
+        """R² as a mean and pooled; the variance is that of an output over the sequence's own queries and examples."""
+        targets = batch.targets.double()
+        examples = batch.inputs[:, : self.num_examples, self.input_size :].double()
+        variance = torch.cat([examples, targets], dim=1).var(dim=1, correction=0)
+        return measure_r2((self.read(predictions).double() - targets).square().mean(dim=1), variance)
+
+    def read(self, predictions: Tensor) -> Float[Tensor, "batch queries output"]:
+        """The queries' predictions, from a model that answers at the queries or at every token."""
+        shape = tuple(predictions.shape)
+        expected = (self.num_queries, self.output_size)
+        if len(shape) != 3 or shape[2] != self.output_size or shape[1] not in (self.num_queries, self.sequence_length):
+            raise InputError(f"predictions have shape {shape}: expected (rows, {expected[0]}, {expected[1]})")
+        return predictions[:, -self.num_queries :]
+
+    def chance(self, batch: Batch) -> Float[Tensor, "batch queries output"]:
+        """The best constant: the mean target of training."""
+        return self.mean_target.to(batch.targets).expand_as(batch.targets)
+
+    @cached_property
+    def mean_target(self) -> Float[Tensor, " output"]:
+        """Mean of y over 4,096 training sequences of their own stream."""
+        stream = Stream(self.name, self.seed, "mean target", rows=range(4_096))
+        composition, modules = self.draw_compositions("train", stream)
+        strengths = draw_levels(stream, self.num_active, "continuous")
+        x = (2 * stream.uniform(16, self.input_size) - 1) * math.sqrt(3)
+        y = apply_teacher(self.teacher, self.place("train", composition, modules, strengths), x)
+        return y.double().mean(dim=(0, 1)).float()
+
+    def oracle(self, batch: Batch) -> Float[Tensor, "batch queries output"]:
+        """Whoever knows the modules: fit the strengths of every combination to the examples, and keep the best fit."""
+        return apply_teacher(
+            self.teacher_on(batch.inputs.device),
+            self.infer_latent(batch),
+            batch.inputs[:, self.num_examples :, : self.input_size],
+        )
+
+    def infer_latent(self, batch: Batch) -> Float[Tensor, "batch latent"]:
+        """z of each row, from its examples alone."""
+        combinations = self.all_combinations
+        if self.modules == "own":
+            firsts = range(0, self.latent_size, self.num_active)
+            combinations = tuple(tuple(range(first, first + self.num_active)) for first in firsts)
+        return fit_latent(
+            self.teacher_on(batch.inputs.device),
+            combinations,
+            batch.inputs[:, : self.num_examples, : self.input_size],
+            batch.inputs[:, : self.num_examples, self.input_size :],
+            bounds=(LOWEST_STRENGTH, 1.0),
+        )
+
+    def describe(self, composition: Composition) -> str:
+        return " + ".join(f"module {module}" for module in composition)
+
+    def render(self, batch: Batch, row: int) -> str:
+        strengths = batch.info["strengths"][row]
+        own = "" if self.modules == "shared" else " (modules of its own)"
+        mixed = " + ".join(f"{strengths[module]:.3f} · module {module}" for module in batch.latents[row].tolist())
+        lines = [f"task = {mixed}{own}"]
+        names = [*(f"x{i + 1}" for i in range(self.input_size)), *(f"y{i + 1}" for i in range(self.output_size))]
+        lines.append("".join(f"{name:>7}" for name in names))
+        lines += [
+            "".join(f"{value:7.2f}" for value in token) for token in batch.inputs[row, : self.num_examples].tolist()
+        ]
+        for token, answer in zip(
+            batch.inputs[row, self.num_examples :].tolist(), batch.targets[row].tolist(), strict=True
+        ):
+            x = "".join(f"{value:7.2f}" for value in token[: self.input_size])
+            lines.append(f"{x}{'?':>7}   (answer {' '.join(f'{value:.2f}' for value in answer)})")
+        return "\n".join(lines)

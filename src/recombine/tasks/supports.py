@@ -1,0 +1,150 @@
+"""Which compositions of at most K modules are trained: six supports of a task distribution (SC, arXiv 2507.07207).
+
+    random             a random part, drawn until every module occurs and the graph of co-occurring modules is connected
+    equal              the same, with each module in as many training compositions as any other, give or take one
+    disconnected       modules cut in two groups; compositions within a group are trained, those across are held out
+    non_compositional  every composition with one module is held out: it is never trained at all
+    popular_modules    trained: what has at least one of the first n modules, n as large as the fraction allows
+    unpopular_modules  trained: all compositions of a core of modules; of the other modules little, of the last one only one
+
+`disconnected` and `non_compositional` hold out what they must, whatever the fraction; the last two are topped up to it.
+What a support promises is not taken on trust: the certificate of the split counts it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Literal, get_args
+
+from recombine.compositions import (
+    MAX_REDRAWS,
+    Composition,
+    CompositionSplit,
+    all_sets,
+    count_components,
+    count_coverage,
+    order_by_hash,
+    split_compositions,
+)
+from recombine.errors import InputError, check_choice
+
+Support = Literal["random", "equal", "disconnected", "non_compositional", "popular_modules", "unpopular_modules"]
+
+
+def split_support(
+    support: Support,
+    *,
+    num_modules: int,
+    num_active: int,
+    held_out: float,
+    seed: int,
+    unknown: tuple[Composition, ...] = (),
+) -> CompositionSplit:
+    """All sets of 1 to `num_active` modules, trained or held out as the support says."""
+    check_choice("support", support, get_args(Support))
+    if not 2 <= num_active <= num_modules:
+        raise InputError(
+            f"num_active is {num_active} of {num_modules} modules: expected at least 2, to compose, and at most all"
+        )
+    compositions = all_sets(num_modules, range(1, num_active + 1))
+    drawn = split_compositions(compositions, held_out=held_out, seed=seed, connected=support in ("random", "equal"))
+    if support == "random":
+        train, redraws = set(drawn.train), drawn.redraws
+    elif support == "equal":
+        train, redraws = _balance(compositions, len(drawn.train), seed)
+    else:
+        train, redraws = SUPPORTS[support](compositions, num_modules, len(drawn.train), seed), 0
+    return CompositionSplit(
+        train=tuple(sorted(train)),
+        ood=tuple(sorted(set(compositions) - train)),
+        unknown=tuple(sorted(unknown)),
+        redraws=redraws,
+    )
+
+
+def _balance(compositions: tuple[Composition, ...], num_train: int, seed: int) -> tuple[set[Composition], int]:
+    """Start from a random part and exchange one module at a time, from the most used to the least used.
+
+    Such an exchange always exists while usage differs by more than one: if every training composition with the one module
+    had its counterpart with the other in training too, the other would be used as often.
+    """
+    modules = sorted({module for composition in compositions for module in composition})
+    for redraw in range(MAX_REDRAWS):
+        train = set(order_by_hash(compositions, seed=seed, redraw=redraw)[-num_train:])
+        usage = count_coverage(train, modules)
+        while max(usage.values()) > min(usage.values()) + 1:
+            most, least = max(modules, key=usage.__getitem__), min(modules, key=usage.__getitem__)
+            moves = {old: tuple(sorted({*old} - {most} | {least})) for old in train if most in old and least not in old}
+            old = order_by_hash([old for old, new in moves.items() if new not in train], seed=seed)[0]
+            train = train - {old} | {moves[old]}
+            usage[most] -= 1
+            usage[least] += 1
+        if min(usage.values()) > 0 and count_components(train, modules) == 1:
+            return train, redraw
+    raise InputError(
+        f"{num_train} training compositions of {len(modules)} modules: in {MAX_REDRAWS} draws none was balanced, "
+        "covered and connected; expected a smaller held-out fraction"
+    )
+
+
+def _disconnected(
+    compositions: tuple[Composition, ...], num_modules: int, num_train: int, seed: int
+) -> set[Composition]:
+    if num_modules < 4:
+        raise InputError(f"support disconnected of {num_modules} modules: expected at least 4, two in each group")
+    order = [module for (module,) in order_by_hash(((module,) for module in range(num_modules)), seed=seed)]
+    group = set(order[: num_modules // 2])
+    return {each for each in compositions if group.issuperset(each) or group.isdisjoint(each)}
+
+
+def _non_compositional(
+    compositions: tuple[Composition, ...], num_modules: int, num_train: int, seed: int
+) -> set[Composition]:
+    ((left_out,), *_) = order_by_hash(((module,) for module in range(num_modules)), seed=seed)
+    return {composition for composition in compositions if left_out not in composition}
+
+
+def _popular_modules(
+    compositions: tuple[Composition, ...], num_modules: int, num_train: int, seed: int
+) -> set[Composition]:
+    sizes = {n: [each for each in compositions if each[0] < n] for n in range(1, num_modules)}
+    fitting = [each for each in sizes.values() if len(each) <= num_train]
+    if not fitting:
+        raise InputError(
+            f"support popular_modules with {num_train} training compositions: expected at least {len(sizes[1])}, "
+            "those with the first module; hold out a smaller fraction"
+        )
+    return _top_up(set(fitting[-1]), compositions, num_train, seed)
+
+
+def _unpopular_modules(
+    compositions: tuple[Composition, ...], num_modules: int, num_train: int, seed: int
+) -> set[Composition]:
+    def count(size: int) -> int:
+        return sum(each[-1] < size for each in compositions) + num_modules - size
+
+    core = max((size for size in range(2, num_modules) if count(size) <= num_train), default=0)
+    if core == 0 or count(core) > num_train:
+        raise InputError(
+            f"support unpopular_modules with {num_train} training compositions of {num_modules} modules: expected at "
+            f"least {count(2)}, a core of two modules and one link to each other; hold out a smaller fraction"
+        )
+    train = {each for each in compositions if each[-1] < core}
+    for module in range(core, num_modules):
+        links = [each for each in compositions if len(each) > 1 and each[-1] == module and each[-2] < core]
+        train.add(order_by_hash(links, seed=seed)[0])
+    return _top_up(train, (each for each in compositions if each[-1] < num_modules - 1), num_train, seed)
+
+
+def _top_up(train: set[Composition], pool: Iterable[Composition], num_train: int, seed: int) -> set[Composition]:
+    """Fill up to the number of training compositions, in the order of the hash."""
+    more = order_by_hash((each for each in pool if each not in train), seed=seed)
+    return train | set(more[: num_train - len(train)])
+
+
+SUPPORTS: dict[str, Callable[[tuple[Composition, ...], int, int, int], set[Composition]]] = {
+    "disconnected": _disconnected,
+    "non_compositional": _non_compositional,
+    "popular_modules": _popular_modules,
+    "unpopular_modules": _unpopular_modules,
+}

@@ -1,0 +1,134 @@
+"""The encodings of a task: injective, at the borders of intervals too, and as linear as each should be."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recombine.compositions import all_sets
+from recombine.errors import InputError
+from recombine.tasks.encodings import (
+    draw_interval_order,
+    draw_invertible,
+    draw_rotation,
+    encode_tokens,
+    find_intervals,
+    measure_linearity,
+    shuffle_intervals,
+)
+
+NUM_MODULES = 6
+
+
+def all_discrete_latents() -> tuple[torch.Tensor, torch.Tensor]:
+    """Every set of up to 3 of 6 modules at every level, and its modules filled up with -1."""
+    strengths, modules = [], []
+    for composition in all_sets(NUM_MODULES, (1, 2, 3)):
+        for levels in itertools.product(range(5, 11), repeat=len(composition)):
+            row = torch.zeros(NUM_MODULES)
+            row[list(composition)] = torch.tensor(levels) / 10
+            strengths.append(row)
+            modules.append((*composition, *[-1] * (3 - len(composition))))
+    return torch.stack(strengths), torch.tensor(modules)
+
+
+Z, MODULES = all_discrete_latents()
+
+
+def encode(name: str) -> torch.Tensor:
+    return {
+        "orthogonal": lambda: Z @ draw_rotation("test", size=NUM_MODULES),
+        "tokens": lambda: encode_tokens(Z, MODULES, 4),
+        "invertible": lambda: draw_invertible("test", size=NUM_MODULES).forward(Z),
+        "interval_shuffle": lambda: shuffle_intervals(Z, draw_interval_order("test")),
+    }[name]()
+
+
+@pytest.mark.parametrize("name", ["orthogonal", "tokens", "invertible", "interval_shuffle"])
+def test_encodings_tell_all_discrete_latents_apart(name):
+    codes = encode(name)
+    assert len(Z) == 6 * 6 + 15 * 6**2 + 20 * 6**3
+    nearest = torch.cdist(codes.double(), codes.double()).fill_diagonal_(1).min()
+    assert nearest > 1e-3
+    assert torch.isfinite(codes).all()
+
+
+def test_the_rotation_is_one():
+    rotation = draw_rotation("test", size=16)
+    torch.testing.assert_close(rotation @ rotation.T, torch.eye(16), atol=1e-6, rtol=0)
+    assert (rotation - torch.eye(16)).abs().max() > 0.3
+    assert not torch.equal(rotation, draw_rotation("other", size=16))
+
+
+def test_tokens_are_numbers_and_levels():
+    z = torch.tensor([[0.0, 0.7, 0.0, 1.0]])
+    assert encode_tokens(z, torch.tensor([[1, 3, -1]]), 4).tolist() == [[1, 7, 3, 10, 0, 0, 0, 0]]
+
+
+def test_every_tenth_opens_its_own_interval():
+    tenths = torch.tensor([k / 10 for k in range(11)])
+    interval, offset = find_intervals(tenths)
+    assert interval.tolist() == list(range(11))
+    assert offset.max() < 1e-5
+    just_below = find_intervals(tenths[1:] - 1e-4)
+    assert just_below[0].tolist() == list(range(10))
+    assert just_below[1].min() > 0.99
+
+
+def test_the_shuffle_moves_whole_intervals_and_keeps_one():
+    order = torch.tensor([3, 1, 0, 2, 4, 9, 8, 7, 6, 5])
+    z = torch.tensor([0.0, 0.05, 0.5, 0.58, 0.7, 0.9, 0.97, 1.0])
+    expected = torch.tensor([0.3, 0.35, 0.9, 0.98, 0.7, 0.5, 0.57, 1.0])
+    torch.testing.assert_close(shuffle_intervals(z, order), expected, atol=1e-6, rtol=0)
+
+
+@given(st.lists(st.floats(0, 1, width=32), min_size=2, max_size=2, unique=True))
+def test_the_shuffle_is_injective_on_numbers_that_differ(pair):
+    first, second = torch.tensor(pair, dtype=torch.float64)
+    if abs(first - second) > 1e-5:
+        order = draw_interval_order("test")
+        assert abs(shuffle_intervals(first, order) - shuffle_intervals(second, order)) > 1e-6
+
+
+def test_couplings_can_be_undone_and_change_everything():
+    network = draw_invertible("test", size=8)
+    z = torch.rand(200, 8, dtype=torch.float64)
+    network = type(network)(network.order, *(getattr(network, name).double() for name in PARTS))
+    torch.testing.assert_close(network.inverse(network.forward(z)), z, atol=1e-9, rtol=0)
+
+
+PARTS = ("hidden", "biases", "scale", "shift")
+
+
+def test_couplings_mix_every_module_into_every_feature():
+    network = draw_invertible("test", size=8)
+    z = torch.rand(50, 8)
+    jacobian = torch.func.vmap(torch.func.jacrev(lambda row: network.forward(row[None])[0]))(z)
+    strength = jacobian.abs().mean(dim=0)
+    assert strength.min() > 0.03 * strength.mean()
+    # not affine: the derivative depends on where one stands
+    assert (jacobian.std(dim=0) / strength).mean() > 0.3
+
+
+def test_how_linearly_strengths_can_be_read():
+    order = torch.randperm(len(Z), generator=torch.Generator().manual_seed(0))
+    linear = {
+        name: measure_linearity(codes[order], Z[order], len(Z) // 2)[0]
+        for name, codes in [("identity", Z), *((name, encode(name)) for name in ("orthogonal", "tokens", "invertible"))]
+    }
+    assert min(linear["identity"], linear["orthogonal"]) > 0.999
+    assert max(linear["tokens"], linear["invertible"]) < 0.9
+
+
+def test_linearity_of_other_rows():
+    codes = torch.cat([Z, Z.square(), torch.zeros_like(Z)])
+    inside, outside = measure_linearity(codes, Z.repeat(3, 1), len(Z))
+    assert inside < 1
+    assert outside < 0.1
+
+
+def test_odd_sizes_have_no_halves():
+    with pytest.raises(InputError, match="encoding invertible of 7 modules: expected an even number"):
+        draw_invertible("test", size=7)

@@ -1,0 +1,254 @@
+"""The goal grid: mazes, shortest ways, instructions, splits, scores, pictures."""
+
+import json
+from collections import deque
+from dataclasses import replace
+
+import pytest
+import torch
+
+from recombine.cli import run
+from recombine.errors import InputError
+from recombine.evaluate import score_references
+from recombine.models import MODELS, build_model
+from recombine.recipes import default_run
+from recombine.tasks.goal_grid import INTERACTIONS, OBJECTS, QUADRANTS, GoalGrid
+from recombine.tasks.goal_mazes import FAR
+from recombine.tasks.grid_map import MOVES
+from recombine.tasks.imitation import ENDED
+
+TASK = GoalGrid()
+SMALL = GoalGrid(grid_size=7, horizon=9, num_distractors=3, num_mazes=3, num_objects=4, num_interactions=2)
+
+
+def search(maze, start: int) -> dict[int, int]:
+    """Steps to every cell that can be reached, by breadth-first search."""
+    size, steps, waiting = len(maze), {start: 0}, deque([start])
+    while waiting:
+        cell = waiting.popleft()
+        for down, right in MOVES.values():
+            row, column = cell // size + down, cell % size + right
+            if 0 <= row < size and 0 <= column < size and not maze[row][column] and row * size + column not in steps:
+                steps[row * size + column] = steps[cell] + 1
+                waiting.append(row * size + column)
+    return steps
+
+
+@pytest.mark.parametrize("task", [TASK, SMALL, GoalGrid(grid_size=5, horizon=4, seed=3)])
+def test_ways_are_shortest(task):
+    for number, maze in enumerate(task.mazes.tolist()):
+        for cell in range(task.grid_size**2):
+            steps = search(maze, cell) if not maze[cell // task.grid_size][cell % task.grid_size] else {}
+            expected = [steps.get(other, FAR) for other in range(task.grid_size**2)]
+            assert task.ways.distance[number, cell].tolist() == expected
+
+
+def test_mazes_hang_together_and_differ():
+    for seed in range(5):
+        mazes = GoalGrid(seed=seed).mazes
+        assert len({tuple(maze.flatten().tolist()) for maze in mazes}) == 5
+        for maze in mazes:
+            assert len(search(maze.tolist(), 0)) == int((~maze).sum())
+    assert torch.equal(GoalGrid(num_mazes=3).mazes, TASK.mazes[:3])
+
+
+@pytest.mark.parametrize(
+    "task", [TASK, SMALL, replace(SMALL, decoy=False), GoalGrid(grid_size=5, horizon=3, num_distractors=8)]
+)
+def test_every_episode_reaches_its_goal_by_a_shortest_way(task):
+    batch = task.sample("ood", 1, batch_size=60)
+    for row in range(60):
+        quadrant, interaction, number, kind = (batch.latents[row] - torch.tensor(task.offsets)).tolist()
+        maze, goal = task.mazes[number].tolist(), batch.info["objects"][row, 0].item()
+        steps = search(maze, goal)
+        actions = [action for action in batch.targets[row].tolist() if action != ENDED]
+        cells = batch.info["cells"][row].tolist()
+        assert 1 <= steps[cells[0]] == len(actions) - 1 < task.horizon
+        assert actions[-1] == len(MOVES) + interaction
+        assert cells[len(actions) - 1] == goal
+        for step, action in enumerate(actions):
+            optimal = batch.info["optimal"][row, step].nonzero()[:, 0].tolist()
+            assert action == optimal[0]
+            if step == len(actions) - 1:
+                assert optimal == [action]
+                continue
+            nearer = [
+                move
+                for move, (down, right) in enumerate(MOVES.values())
+                if comes_nearer(steps, cells[step], down, right, task)
+            ]
+            assert optimal == nearer
+            down, right = list(MOVES.values())[action]
+            assert cells[step + 1] == cells[step] + down * task.grid_size + right
+        check_objects(task, batch, row, quadrant, maze, kind)
+
+
+def comes_nearer(steps, cell, down, right, task):
+    row, column = cell // task.grid_size + down, cell % task.grid_size + right
+    inside = 0 <= row < task.grid_size and 0 <= column < task.grid_size
+    return inside and steps.get(row * task.grid_size + column, FAR) == steps[cell] - 1
+
+
+def check_objects(task, batch, row, quadrant, maze, kind):
+    """The goal is the only object of its kind in its quadrant; a decoy lies elsewhere; no two things share a cell."""
+    cells, kinds = batch.info["objects"][row].tolist(), batch.info["kinds"][row].tolist()
+    middle = task.grid_size // 2
+    where = [2 * (cell // task.grid_size > middle) + (cell % task.grid_size > middle) for cell in cells]
+    assert not any(maze[cell // task.grid_size][cell % task.grid_size] for cell in cells)
+    assert len({*cells, batch.info["cells"][row, 0].item()}) == len(cells) + 1 == task.num_distractors + 2
+    named = [number for number, each in enumerate(zip(where, kinds, strict=True)) if each == (quadrant, kind)]
+    assert named == [0]
+    assert kinds.count(kind) >= 2 if task.decoy else kinds.count(kind) == 1
+
+
+@pytest.mark.parametrize("task", [SMALL, replace(SMALL, show_walls=False, encoding="parts")])
+def test_tokens_of_an_episode(task):
+    """The code of the goal, a plane for each kind, the agent, the walls where they are shown; mean square 1."""
+    batch = task.sample("test", 2, batch_size=10)
+    for row in range(10):
+        goal = tuple((batch.latents[row] - torch.tensor(task.offsets)).tolist())
+        for step in range(task.horizon):
+            token = batch.inputs[row, step]
+            if batch.targets[row, step] == ENDED:
+                assert not token.any()
+                continue
+            planes = torch.zeros(task.num_objects + 1 + task.show_walls, task.grid_size**2)
+            planes[batch.info["kinds"][row], batch.info["objects"][row]] = 1
+            planes[task.num_objects, batch.info["cells"][row, step]] = 1
+            if task.show_walls:
+                planes[-1] = task.mazes[goal[2]].flatten()
+            assert torch.equal(token[: task.encoding_dim], task.encodings[goal])
+            expected = planes.flatten() / planes.square().mean().sqrt()
+            assert torch.allclose(token[task.encoding_dim :], expected, atol=1e-3)
+    assert batch.inputs.shape == (10, task.sequence_length, task.input_dim)
+
+
+def test_sizes_and_splits():
+    certificate = TASK.split.certificate
+    assert (certificate.num_train, certificate.num_ood, certificate.overlap) == (375, 125, 0)
+    assert len(certificate.coverage) == 4 + 5 + 5 + 5
+    assert certificate.connected
+    assert certificate.min_coverage > 0
+    assert (TASK.num_actions, TASK.sequence_length) == (9, 20)
+
+
+def test_instructions():
+    """Twelve words each, all different; each part is said by its own words."""
+    goals = [*TASK.split.train, *TASK.split.ood]
+    sentences = [TASK.describe(goal) for goal in goals]
+    assert len(set(sentences)) == 500
+    assert {len(sentence.split()) for sentence in sentences} == {12}
+    assert TASK.describe((3, 4 + 1, 9 + 2, 14 + 1)) == "in maze three go to the lower right and push the book"
+    assert [TASK.describe((module,)) for module in (0, 4, 9, 18)] == [
+        QUADRANTS[0],
+        INTERACTIONS[0],
+        "maze one",
+        OBJECTS[4],
+    ]
+    assert TASK.encoding_dim == 12 * len({word for sentence in sentences for word in sentence.split()})
+
+
+def test_encodings_tell_goals_apart_and_only_the_arbitrary_one_hides_their_parts():
+    for encoding, shared in (("instruction", True), ("parts", True), ("arbitrary", False)):
+        codes = replace(TASK, encoding=encoding).encodings
+        assert len(codes.flatten(0, 3).unique(dim=0)) == 500
+        one, same_object = codes[0, 0, 0, 0], codes[3, 4, 4, 0]
+        assert bool(one @ same_object > one @ codes[3, 4, 4, 1]) == shared
+
+
+def test_golden_episode():
+    """The first training episode may never change."""
+    batch = TASK.sample("train", 0, batch_size=1)
+    assert batch.latents.tolist() == [[3, 8, 9, 17]]
+    assert batch.targets.tolist() == [[3, 8, *[ENDED] * 18]]
+    assert batch.info["objects"].tolist() == [[94, 114, 50, 61, 3]]
+    assert batch.info["kinds"].tolist() == [[3, 3, 4, 1, 1]]
+
+
+def test_rows_are_independent_of_the_batch_they_are_made_in():
+    whole = SMALL.sample("ood", 5, batch_size=64)
+    part = SMALL.sample("ood", 5, batch_size=64, rows=range(17, 40))
+    assert torch.equal(part.inputs, whole.inputs[17:40])
+    assert torch.equal(part.targets, whole.targets[17:40])
+
+
+def test_things_lie_everywhere_alike():
+    """Each free cell that may hold a goal, a start or a distractor does so about as often as any other."""
+    task = GoalGrid(
+        grid_size=5, horizon=20, num_mazes=1, num_interactions=1, num_objects=2, decoy=False, num_distractors=1
+    )
+    batches = [task.sample("train", index, batch_size=5_000) for index in range(2)]
+    free = int((~task.mazes).sum())
+    quadrant = torch.cat([batch.latents[:, 0] for batch in batches])
+    objects = torch.cat([batch.info["objects"] for batch in batches])
+    for number in quadrant.unique().tolist():
+        count = objects[quadrant == number, 0].bincount()
+        assert (count > 0).sum() == (task.quadrants[number] & ~task.mazes[0].flatten()).sum()
+        assert count[count > 0].min() / count.max() > 0.8
+    inside = task.quadrants[quadrant].gather(1, objects[:, 1:])[:, 0].double().mean()
+    size = (task.quadrants[quadrant] & ~task.mazes[0].flatten()).sum(dim=1).double().mean()
+    # one of the quadrant's cells is the goal's, and the agent has one of the others
+    assert inside.item() == pytest.approx((size.item() - 1) / (free - 1), abs=0.02)
+
+
+def test_chance_and_ceiling():
+    references = score_references(SMALL, num_instances=1_000)
+    for split in ("test", "ood"):
+        assert all(metric["ceiling"] == 1 for metric in references[split].values())
+        assert 0.15 < references[split]["action_accuracy"]["chance"] < 0.45
+        assert references[split]["trajectory_accuracy"]["chance"] == 0
+
+
+@pytest.mark.parametrize("model", ["mlp", "task_transformer", "hypernetwork"])
+def test_every_model_acts(model):
+    config = default_run("goal_grid", "tiny", model)
+    batch = config.task.sample("train", 0, batch_size=3)
+    predictions = build_model(MODELS[model](), config.task, seed=0)(batch.inputs)
+    assert config.task.loss(predictions, batch).isfinite()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"grid_size": 8}, "grid_size is 8: expected an odd number"),
+        ({"grid_size": 3}, "grid_size is 3: expected 5 to 25"),
+        ({"num_mazes": 10}, "num_mazes is 10: expected 1 to 9"),
+        ({"num_objects": 1}, "num_objects is 1: expected 2 to 9"),
+        ({"num_interactions": 0}, "num_interactions is 0: expected 1 to 9"),
+        ({"num_distractors": 0}, "num_distractors is 0: expected 1 to 8"),
+        ({"horizon": 1}, "horizon is 1: expected 2 to 121"),
+        ({"encoding": "poem"}, "unknown encoding 'poem': expected one of instruction, parts, arbitrary"),
+        ({"held_out": 0.999}, "held-out fraction is 0.999"),
+    ],
+)
+def test_bad_settings(settings, message, unchecked):
+    with pytest.raises(InputError, match=message):
+        replace(TASK, **settings)
+
+
+def test_too_few_mazes(monkeypatch):
+    monkeypatch.setattr("recombine.tasks.goal_mazes.MAX_REDRAWS", 3)
+    with pytest.raises(InputError, match="fewer than 5 mazes of that size were found"):
+        GoalGrid(grid_size=5)
+
+
+def test_show_writes_and_draws(capsys, tmp_path):
+    assert run(["show", "goal-grid", "--index", "3", "--image", str(tmp_path / "a.svg")]) == 0
+    text = capsys.readouterr().out
+    batch = TASK.sample("ood", 3, batch_size=1)
+    assert text.startswith(TASK.describe(tuple(batch.latents[0].tolist())))
+    assert text.count("@") == 2
+    steps = text.split("the expert")[1].replace(",", " ").split()
+    counted = sum(int(word[:-1]) - 1 if word[:-1].isdigit() else 1 for word in steps)
+    assert counted == int((batch.targets != ENDED).sum())
+    assert (tmp_path / "a.svg").read_text().startswith("<?xml")
+
+
+def test_training_from_the_command_line_learns(tmp_path, capsys):
+    flags = ["--scale", "tiny", "--steps", "150", "--evaluation-instances", "1000", "--out", str(tmp_path), "--json"]
+    assert run(["train", "goal-grid", *flags]) == 0
+    scores = json.loads(capsys.readouterr().out)["scores"]
+    for split in ("test", "ood"):
+        accuracy = scores[split]["action_accuracy"]
+        assert accuracy["value"] > accuracy["chance"] + 0.3
+        assert accuracy["ceiling"] == 1

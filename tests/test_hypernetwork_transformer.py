@@ -1,0 +1,119 @@
+"""The bottleneck: all that a prediction knows of the examples is the code, and x meets only the generated network."""
+
+import pytest
+import torch
+from torch import nn
+
+from recombine.errors import InputError
+from recombine.models import HypernetworkTransformerConfig, build_model
+from recombine.models.hypernetwork_transformer import GeneratedNetwork
+from recombine.probe.collect import collect
+from recombine.probe.readings import read_task
+from recombine.run import RunConfig
+from recombine.tasks import FuzzyLogic, InContext
+from recombine.train import TrainingConfig
+
+TASK = InContext(input_size=4, hidden_size=8, num_examples=7, num_queries=3)
+SIZES = {"num_layers": 2, "embedding_dim": 16, "kqv_dim": 8, "mlp_dim": 16, "num_heads": 2, "execution_dim": 12}
+
+
+def build(execution="hypernetwork", attention="softmax"):
+    return build_model(HypernetworkTransformerConfig(execution=execution, attention=attention, **SIZES), TASK, seed=0)
+
+
+def test_generated_weights_by_hand():
+    """The network of a code is the code's mixture of learned layers, weight by weight, as in the teacher."""
+    network = GeneratedNetwork(2, 3, 5, 4)
+    nn.init.normal_(network.bias)
+    code, x = torch.randn(2, 2), torch.randn(2, 6, 3)
+    for row in range(2):
+        weight = code[row, 0] * network.weight[0] + code[row, 1] * network.weight[1]
+        bias = code[row, 0] * network.bias[0] + code[row, 1] * network.bias[1]
+        expected = torch.relu(x[row] @ weight.T + bias) @ network.readout.weight.T + network.readout.bias
+        torch.testing.assert_close(network(code, x)[row], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_generated_network_can_be_the_teacher():
+    """With the teacher's modules as weights and z as code, predictions are the targets: nothing more is needed."""
+    batch = TASK.sample("ood", 0, batch_size=20)
+    network = GeneratedNetwork(6, 4, 8, 4)
+    with torch.no_grad():
+        network.weight.copy_(TASK.teacher.weights[0].mT)
+        network.readout.weight.copy_(TASK.teacher.readout.T)
+    predictions = network(batch.info["strengths"], batch.inputs[:, 7:, :4])
+    torch.testing.assert_close(predictions, batch.targets, atol=1e-5, rtol=1e-5)
+
+
+def test_a_generated_network_starts_at_the_scale_of_a_plain_one():
+    torch.manual_seed(0)
+    weight, bias = GeneratedNetwork(6, 8, 256, 4).generate(torch.randn(200, 6))
+    assert weight.var().item() == pytest.approx(1 / 8, rel=0.1)
+    assert (bias == 0).all()
+
+
+@pytest.mark.parametrize("execution", ["hypernetwork", "mlp"])
+@pytest.mark.parametrize("attention", ["softmax", "linear", "hyla"])
+def test_everything_about_the_examples_passes_through_the_code(execution, attention):
+    model = build(execution, attention)
+    inputs = TASK.sample("test", 0, batch_size=4).inputs
+    code = torch.randn(4, 6)
+    with torch.no_grad():
+        free = model(inputs)
+        handle = model.code.register_forward_hook(lambda *_: code)
+        fixed, other = model(inputs), model(torch.cat([torch.randn(4, 7, 8), inputs[:, 7:]], dim=1))
+        handle.remove()
+    assert free.shape == (4, 3, 4)
+    assert not torch.allclose(free, fixed)
+    assert torch.equal(fixed, other)
+
+
+def test_queries_do_not_touch_the_code_nor_one_another():
+    model = build()
+    inputs = TASK.sample("test", 0, batch_size=4).inputs.requires_grad_()
+    (gradient,) = torch.autograd.grad(model(inputs)[:, 1].sum(), inputs)
+    seen = gradient.abs().sum(dim=(0, 2)) > 0
+    assert seen.tolist() == [True] * 7 + [False, True, False]
+    seen_codes = []
+    model.code.register_forward_hook(lambda _, __, out: seen_codes.append(out))
+    model(inputs)
+    model(torch.cat([inputs[:, :7], torch.randn(4, 3, 8)], dim=1))
+    assert torch.equal(*seen_codes)
+
+
+def test_the_order_of_examples_does_not_matter():
+    model = build()
+    inputs = TASK.sample("test", 0, batch_size=4).inputs
+    shuffled = inputs[:, [3, 1, 6, 0, 2, 5, 4, 7, 8, 9]]
+    torch.testing.assert_close(model(inputs), model(shuffled), atol=1e-5, rtol=1e-5)
+
+
+def test_probes_read_what_the_code_reads():
+    model = build()
+    seen = collect(model, read_task(TASK), num_instances=20)
+    assert list(seen.activations) == ["residual.0", "residual.1", "code"]
+    batch = TASK.sample("ood", 0, batch_size=1_000, rows=range(20))
+    with torch.no_grad():
+        x = model.embed(batch.inputs[:, :7])
+        x, _ = model.blocks[0](x, 7, None, False)
+    torch.testing.assert_close(
+        torch.from_numpy(seen.activations["residual.0"][20:]), x.mean(dim=1), atol=1e-5, rtol=1e-5
+    )
+    assert seen.activations["code"].shape == (40, 6)
+    torch.testing.assert_close(torch.from_numpy(seen.labels[20:]), batch.info["strengths"])
+
+
+def test_configurations_survive_their_json():
+    for execution in ("hypernetwork", "mlp"):
+        model = HypernetworkTransformerConfig(execution=execution, **SIZES)
+        run = RunConfig(task=TASK, model=model, training=TrainingConfig())
+        assert RunConfig.from_dict(run.as_dict()) == run
+        assert execution in run.name
+
+
+def test_bad_choices(unchecked):
+    with pytest.raises(InputError, match="unknown execution 'film': expected one of hypernetwork, mlp"):
+        HypernetworkTransformerConfig(execution="film")
+    with pytest.raises(InputError, match="code_dim is 0"):
+        HypernetworkTransformerConfig(code_dim=0)
+    with pytest.raises(InputError, match="task 'fuzzy_logic' asks a query that sees the examples"):
+        HypernetworkTransformerConfig().build(FuzzyLogic())

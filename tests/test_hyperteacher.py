@@ -1,0 +1,229 @@
+"""Hyperteacher: the definition, latents, splits, encodings, scores, models on it, and the command line."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from recombine.cli import run as run_verb
+from recombine.errors import InputError
+from recombine.tasks import Hyperteacher
+from recombine.tasks.base import Stream
+
+TASK = Hyperteacher()
+SMALL = Hyperteacher(num_modules=6, num_active=2, x_dim=3, teacher_dim=5, y_dim=4, num_samples=4)
+ENCODINGS = ("identity", "orthogonal", "tokens", "invertible", "interval_shuffle", "few_shot")
+COLUMNS = ("inputs", "targets", "latents")
+
+
+def naive_output(task: Hyperteacher, strengths: list[float], x: list[float]) -> list[float]:
+    """The definition, one number at a time."""
+    for weights, biases in zip(task.teacher.weights, task.teacher.biases, strict=True):
+        hidden = []
+        for unit in range(weights.shape[2]):
+            total = 0.0
+            for module, strength in enumerate(strengths):
+                scaled = strength / math.sqrt(task.num_active)
+                total += scaled * biases[module, unit].item()
+                total += sum(scaled * weights[module, i, unit].item() * x[i] for i in range(len(x)))
+            hidden.append(max(total, 0.0))
+        x = hidden
+    return [sum(x[i] * task.teacher.readout[i, out].item() for i in range(len(x))) for out in range(task.output_dim)]
+
+
+@pytest.mark.parametrize("num_layers", [1, 2])
+@pytest.mark.parametrize("split", ["train", "ood", "unknown"])
+def test_batches_follow_the_definition(split, num_layers):
+    task = replace(SMALL, teacher_layers=num_layers)
+    batch = task.sample(split, 2, batch_size=5)
+    assert batch.inputs.shape == (5, 4, 6 + 3)
+    for row in range(5):
+        strengths = batch.info["strengths"][row].tolist()
+        modules = [module for module in batch.latents[row].tolist() if module >= 0]
+        assert tuple(modules) == task.split.compositions(split)[batch.composition[row]]
+        assert [m for m, strength in enumerate(strengths) if strength > 0] == modules
+        for sample in range(4):
+            assert torch.equal(batch.inputs[row, sample, :6], batch.info["strengths"][row])
+            expected = naive_output(task, strengths, batch.inputs[row, sample, 6:].tolist())
+            assert batch.targets[row, sample].tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_sizes_and_counts_of_the_paper():
+    assert (TASK.input_dim, TASK.output_dim, TASK.sequence_length, TASK.num_read) == (32, 16, 16, 16)
+    certificate = TASK.split.certificate
+    assert (certificate.num_train, certificate.num_ood, certificate.num_unknown) == (522, 174, 1820)
+    assert TASK.teacher.weights[0].shape == (16, 16, 16)
+    assert TASK.teacher.weights[0].var().item() == pytest.approx(math.sqrt(3) / 16, rel=0.05)
+
+
+def test_latents_have_the_values_they_should():
+    for latents, allowed in {"discrete": {5, 6, 7, 8, 9, 10}, "k_hot": {10}}.items():
+        strengths = replace(TASK, latents=latents).sample("test", 0, batch_size=500).info["strengths"]
+        active = strengths[strengths > 0]
+        assert {round(10 * value) for value in active.tolist()} == allowed
+        torch.testing.assert_close(active * 10, (active * 10).round(), atol=1e-5, rtol=0)
+    strengths = replace(TASK, latents="continuous").sample("test", 0, batch_size=500).info["strengths"]
+    active = strengths[strengths > 0]
+    assert 0.5 <= active.min() < 0.51 < 0.99 < active.max() < 1
+    assert len(active.unique()) > 900
+
+
+def test_compositions_are_drawn_uniformly():
+    batch = SMALL.sample("test", 0, batch_size=6_000)
+    counts = batch.composition.bincount(minlength=len(SMALL.split.train))
+    expected = 6_000 / len(SMALL.split.train)
+    assert ((counts - expected).square() / expected).sum() < 2 * len(SMALL.split.train) + 20
+
+
+def test_unknown_tasks_mix_more_modules():
+    assert {len(each) for each in replace(TASK, num_extra=2, num_modules=8).split.unknown} == {4, 5}
+    assert not replace(TASK, num_extra=0).split.unknown
+    assert not Hyperteacher(num_modules=4, num_active=4).split.unknown
+    batch = TASK.sample("unknown", 0)
+    assert ((batch.info["strengths"] > 0).sum(dim=1) == 4).all()
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_every_encoding_makes_a_batch_of_the_same_tasks(encoding):
+    task = replace(SMALL, encoding=encoding, num_shots=7)
+    batch, plain = task.sample("ood", 1, batch_size=9), SMALL.sample("ood", 1, batch_size=9)
+    assert batch.inputs.shape == (9, 4, task.input_dim)
+    assert torch.equal(batch.targets, plain.targets)
+    code = batch.inputs[..., : task.encoding_dim]
+    assert torch.equal(code, code[:, :1].expand_as(code))
+    assert (encoding == "identity") == torch.equal(code, plain.inputs[..., :6])
+    torch.testing.assert_close(task.oracle(batch), batch.targets)
+
+
+def test_few_shots_are_examples_of_the_task_and_not_its_questions():
+    task = replace(SMALL, encoding="few_shot", num_shots=7)
+    batch = task.sample("test", 0, batch_size=9)
+    shots = batch.inputs[:, 0, : task.encoding_dim].view(9, 7, 3 + 4)
+    torch.testing.assert_close(task.apply(batch.info["strengths"], shots[..., :3]), shots[..., 3:])
+    questions = batch.inputs[..., task.encoding_dim :]
+    assert not (shots[:, :, None, :3] == questions[:, None]).all(dim=-1).any()
+
+
+@pytest.mark.parametrize("split", ["train", "test", "ood", "unknown"])
+def test_a_batch_is_a_pure_function(split):
+    first, again = TASK.sample(split, 21), Hyperteacher().sample(split, 21)
+    assert all(torch.equal(getattr(first, name), getattr(again, name)) for name in COLUMNS)
+    assert not torch.equal(first.inputs, TASK.sample(split, 22).inputs)
+    assert not torch.equal(first.inputs, TASK.sample(split, 21 + 16).inputs)
+
+
+@pytest.mark.parametrize("encoding", ["identity", "few_shot"])
+def test_batches_made_ahead_are_those_made_alone(encoding):
+    ahead, alone = (replace(SMALL, encoding=encoding, train_samples=2) for _ in range(2))
+    for index in (0, 1, 15, 16, 40, 3):
+        batch = ahead.sample("train", index, batch_size=64)
+        parts = [alone.sample("train", index, batch_size=64, rows=range(r, r + 16)) for r in range(0, 64, 16)]
+        for name in COLUMNS:
+            torch.testing.assert_close(torch.cat([getattr(part, name) for part in parts]), getattr(batch, name))
+        assert torch.equal(torch.cat([part.composition for part in parts]), batch.composition)
+    assert ahead.sample("train", 0).inputs.shape[1] == 2
+    assert ahead.sample("test", 0).inputs.shape[1] == 4
+
+
+def test_no_instance_is_shared_between_splits_or_batches():
+    seen = {}
+    for split in TASK.splits:
+        for index in range(18):
+            for row in TASK.sample(split, index, batch_size=32).inputs[:, 0, 16:18].tolist():
+                assert seen.setdefault(tuple(row), (split, index)) == (split, index)
+
+
+def test_scores_by_hand():
+    batch = SMALL.sample("test", 0, batch_size=50)
+    prediction = batch.targets + 0.1
+    y = batch.targets.double()
+    variance = ((y - y.mean(1, keepdim=True)) ** 2).mean(1, keepdim=True).clamp_min(1e-12).expand_as(y)
+    values = {
+        name: (ratio.numerator.sum() / ratio.denominator.sum()).item()
+        for name, ratio in SMALL.metrics(prediction, batch).items()
+    }
+    assert values["r2"] == pytest.approx((1 - 0.01 / variance).mean().item(), rel=1e-4)
+    assert values["r2_pooled"] == pytest.approx(1 - 0.01 * variance.numel() / variance.sum().item(), rel=1e-4)
+    assert SMALL.loss(prediction, batch) == pytest.approx(0.01, abs=1e-6)
+
+
+def test_chance_is_the_best_constant_and_the_oracle_is_perfect():
+    batch = TASK.sample("test", 0, batch_size=2_000)
+    best = batch.targets.flatten(0, 1).var(dim=0, correction=0).mean()
+    assert best <= TASK.loss(TASK.chance(batch), batch) < 1.02 * best
+    for split in ("test", "ood", "unknown"):
+        batch = TASK.sample(split, 0)
+        assert torch.equal(TASK.oracle(batch), batch.targets)
+
+
+def test_the_mean_target_is_that_of_training():
+    stream = Stream("another", rows=range(20_000))
+    _, modules = TASK.draw_compositions("train", stream)
+    y = TASK.apply(TASK.draw_strengths(modules, stream), stream.uniform(1, 16) * 2 - 1)
+    assert (y.mean(dim=(0, 1)) - TASK.mean_target).abs().max() < 0.05
+
+
+def test_predictions_must_have_every_output():
+    batch = SMALL.sample("test", 0, batch_size=7)
+    assert torch.equal(SMALL.read(batch.targets.flatten(1), batch), batch.targets)
+    with pytest.raises(InputError, match=r"predictions have shape \(7, 4\): expected \(7, 4, 4\)"):
+        SMALL.loss(torch.zeros(7, 4), batch)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_modules": 0}, "num_modules is 0"),
+        ({"num_active": 17}, "num_active is 17 of 16 modules"),
+        ({"num_samples": 1}, "num_samples is 1"),
+        ({"train_samples": -1}, "train_samples is -1"),
+        ({"num_extra": -1}, "num_extra is -1"),
+        ({"encoding": "few_shot", "num_shots": 0}, "num_shots is 0: encoding few_shot expected at least 1"),
+        ({"encoding": "tokens", "latents": "continuous"}, "tokens of continuous latents"),
+        ({"encoding": "invertible", "num_modules": 15}, "invertible of 15 modules: expected an even number"),
+        ({"num_modules": 40, "num_active": 7}, "make 100146723 compositions"),
+        ({"held_out": 0.999}, "held-out fraction is 0.999"),
+        ({"encoding": "morse"}, "unknown encoding 'morse': expected one of identity, orthogonal"),
+        ({"latents": "complex"}, "unknown latents 'complex'"),
+    ],
+)
+def test_bad_settings(settings, message, unchecked):
+    with pytest.raises(InputError, match=message):
+        Hyperteacher(**settings)
+
+
+def test_an_empty_split_says_so():
+    with pytest.raises(InputError, match="split 'unknown' is empty"):
+        replace(SMALL, num_extra=0).sample("unknown", 0)
+
+
+def test_the_audit_tells_linear_encodings_from_others():
+    (audit,) = SMALL.audits(400)
+    linear = {row[0]: row[2] for row in audit.rows}
+    assert set(linear) == set(ENCODINGS)
+    assert min(linear["identity"], linear["orthogonal"]) > 0.95
+    assert max(linear["tokens"], linear["invertible"], linear["interval_shuffle"]) < 0.95
+    odd = replace(SMALL, num_modules=5, latents="continuous").audits(400)[0]
+    assert {row[0] for row in odd.rows} == set(ENCODINGS) - {"tokens", "invertible"}
+
+
+def test_words():
+    assert SMALL.describe((0, 4, -1)) == "module 0 + module 4"
+    text = SMALL.render(SMALL.sample("ood", 0, batch_size=1), 0)
+    assert "× module" in text
+    assert "→" in text
+    shots = replace(TASK, encoding="few_shot")
+    assert "1600 numbers in all" in shots.render(shots.sample("ood", 0, batch_size=1), 0)
+
+
+def test_the_command_line_shows_and_checks(capsys):
+    flags = ["--num-modules", "6", "--support", "non_compositional", "--num-instances", "200"]
+    assert run_verb(["check", "hyperteacher", *flags]) == 0
+    out = capsys.readouterr().out
+    assert "NO, at least 0 times" in out
+    assert "how linearly" in out
+    assert run_verb(["show", "hyperteacher", "--encoding", "tokens", "--split", "unknown"]) == 0
+    assert "module" in capsys.readouterr().out
+    assert run_verb(["show", "hyperteacher", "--num-active", "20"]) == 2
+    assert "num_active is 20 of 16 modules" in capsys.readouterr().err

@@ -1,0 +1,221 @@
+"""In-context functions of a modular teacher: the definition, the supports, the control, the scores, the oracle."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recombine.cli import run as run_verb
+from recombine.errors import InputError
+from recombine.tasks import InContext
+
+TASK = InContext(input_size=4, hidden_size=8, num_examples=12, num_queries=3)
+CONTROL = InContext(input_size=4, hidden_size=8, num_examples=12, num_queries=3, modules="own")
+
+
+def words(compositions):
+    return " ".join("".join(map(str, each)) for each in compositions)
+
+
+def value(ratio):
+    return (ratio.numerator.sum() / ratio.denominator.sum()).item()
+
+
+def naive_teacher(teacher, modules, strengths, x):
+    """The definition, one module at a time."""
+    weight = sum(z * teacher.weights[0][m] for m, z in zip(modules, strengths, strict=True))
+    return (x @ weight).clamp_min(0) @ teacher.readout
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    num_active=st.integers(2, 3),
+    input_size=st.integers(1, 5),
+    hidden_size=st.integers(1, 6),
+    output_size=st.integers(1, 3),
+    seed=st.integers(0, 1000),
+)
+def test_batches_follow_the_definition(num_active, input_size, hidden_size, output_size, seed):
+    sizes = {"input_size": input_size, "hidden_size": hidden_size, "output_size": output_size}
+    task = InContext(num_active=num_active, num_examples=5, num_queries=2, seed=seed, **sizes)
+    for split in task.splits:
+        batch = task.sample(split, 0, batch_size=3)
+        for row in range(3):
+            modules = batch.latents[row].tolist()
+            assert tuple(modules) == task.split.compositions(split)[batch.composition[row]]
+            strengths = batch.info["strengths"][row]
+            assert set(strengths.nonzero()[:, 0].tolist()) == set(modules)
+            assert (strengths[modules] >= 0.5).all()
+            assert (strengths[modules] < 1).all()
+            x, y = batch.inputs[row].split([input_size, output_size], dim=-1)
+            expected = naive_teacher(task.teacher, modules, strengths[modules], x)
+            torch.testing.assert_close(y[:5], expected[:5], atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(batch.targets[row], expected[5:], atol=1e-5, rtol=1e-5)
+            assert (y[5:] == 0).all()
+            assert x.abs().max() <= math.sqrt(3)
+
+
+def test_supports_of_the_papers():
+    assert words(TASK.split.train) == "01 05 12 23 34 45"
+    assert words(InContext(num_active=3).split.train) == "012 045 234"
+    assert words(InContext(support="disconnected").split.train) == "01 02 12 34 35 45"
+    assert words(InContext(support="disconnected", num_active=3).split.train) == "012 345"
+    assert len(TASK.split.ood) == 9
+    assert len(InContext(num_active=3).split.ood) == 17
+
+
+@pytest.mark.parametrize(
+    ("given_settings", "num_components", "min_coverage"),
+    [
+        ({}, 1, 2),
+        ({"num_active": 3}, 1, 1),
+        ({"num_modules": 8, "num_active": 3}, 1, 1),
+        ({"support": "disconnected"}, 2, 2),
+        ({"support": "disconnected", "num_active": 3}, 2, 1),
+        ({"support": "custom", "combinations": "0-1 2-3 4-5"}, 3, 1),
+        ({"support": "custom", "combinations": "5-0,0-1,0-2,0-3,0-4"}, 1, 1),
+    ],
+)
+def test_certificates(given_settings, num_components, min_coverage):
+    certificate = InContext(**given_settings).split.certificate
+    assert certificate.num_components == num_components
+    assert certificate.min_coverage == min_coverage
+    assert certificate.overlap == 0
+
+
+def test_combinations_of_the_control_share_no_module():
+    """Each combination has its own weights: the tasks 0+1 and 1+2 have none in common, as those with shared modules do."""
+    assert CONTROL.latent_size == 2 * 15
+    assert len(CONTROL.split.train) == len(TASK.split.train)
+    used: dict[int, tuple[str, int]] = {}
+    for split in ("test", "ood"):
+        for number, combination in enumerate(CONTROL.split.compositions(split)):
+            place = CONTROL.place(
+                split, torch.tensor([number]), torch.tensor([combination]), torch.tensor([[0.5, 0.7]])
+            )
+            for module in place[0].nonzero()[:, 0].tolist():
+                assert used.setdefault(module, (split, number)) == (split, number)
+    assert len(used) == 30
+    batch = CONTROL.sample("ood", 0, batch_size=4)
+    latent = CONTROL.place("ood", batch.composition, batch.latents, batch.info["strengths"].gather(1, batch.latents))
+    x = batch.inputs[0, 12:, :4]
+    modules = latent[0].nonzero()[:, 0].tolist()
+    expected = naive_teacher(CONTROL.teacher, modules, latent[0, modules], x)
+    torch.testing.assert_close(batch.targets[0], expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("split", ["train", "test", "ood"])
+def test_a_batch_is_a_pure_function(split):
+    first, again = (
+        TASK.sample(split, 5),
+        InContext(input_size=4, hidden_size=8, num_examples=12, num_queries=3).sample(split, 5),
+    )
+    assert torch.equal(first.inputs, again.inputs)
+    assert torch.equal(first.targets, again.targets)
+    assert not torch.equal(first.inputs, TASK.sample(split, 6).inputs)
+
+
+def test_splits_and_seeds_share_nothing():
+    firsts = [TASK.sample(split, 0).inputs[:, 0, :4] for split in TASK.splits]
+    assert len(torch.cat(firsts).unique(dim=0)) == 3 * 128
+    other = InContext(seed=1)
+    assert not torch.equal(other.teacher.weights[0], InContext().teacher.weights[0])
+
+
+def test_a_rank_makes_its_own_rows():
+    whole = TASK.sample("train", 3, batch_size=64)
+    parts = [TASK.sample("train", 3, batch_size=64, rows=range(r * 16, r * 16 + 16)) for r in range(4)]
+    torch.testing.assert_close(torch.cat([part.inputs for part in parts]), whole.inputs)
+    assert torch.equal(torch.cat([part.latents for part in parts]), whole.latents)
+
+
+def test_scores_by_hand():
+    batch = TASK.sample("test", 0, batch_size=50)
+    prediction = batch.targets + 0.1
+    outputs = torch.cat([batch.inputs[:, :12, 4:], batch.targets], dim=1).double()
+    variance = ((outputs - outputs.mean(1, keepdim=True)) ** 2).mean(1)
+    metrics = TASK.metrics(prediction, batch)
+    assert value(metrics["r2"]) == pytest.approx((1 - 0.01 / variance).mean().item(), abs=1e-4)
+    assert value(metrics["r2_pooled"]) == pytest.approx(1 - 50 * 4 * 0.01 / variance.sum().item(), abs=1e-5)
+    assert TASK.loss(prediction, batch) == pytest.approx(0.01, abs=1e-6)
+    everywhere = torch.cat([torch.zeros(50, 12, 4), prediction], dim=1)
+    assert torch.equal(TASK.read(everywhere), prediction)
+    with pytest.raises(InputError, match=r"predictions have shape \(50, 2, 4\): expected \(rows, 3, 4\)"):
+        TASK.loss(prediction[:, :2], batch)
+
+
+def test_the_best_constant_is_the_mean_of_training():
+    batch = TASK.sample("train", 0, batch_size=4_000)
+    error = TASK.loss(TASK.chance(batch), batch)
+    best = (batch.targets - batch.targets.mean(dim=(0, 1))).square().mean()
+    assert best <= error < 1.01 * best
+
+
+@pytest.mark.parametrize("task", [TASK, CONTROL, InContext(num_active=3, input_size=4, support="disconnected")])
+@pytest.mark.parametrize("split", ["test", "ood"])
+def test_the_oracle_finds_the_task_from_examples_alone(task, split):
+    batch = task.sample(split, 0, batch_size=100)
+    assert value(task.metrics(task.oracle(batch), batch)["r2_pooled"]) > 0.999
+    if task.modules == "shared":
+        found = task.infer_latent(batch)
+        assert ((found - batch.info["strengths"]).abs().amax(dim=1) < 1e-2).float().mean() > 0.97
+
+
+def test_the_oracle_looks_at_the_context():
+    batch = TASK.sample("ood", 0, batch_size=50)
+    batch.inputs[:, :12, 4:] = batch.inputs[:, :12, 4:].roll(1, dims=0)
+    assert value(TASK.metrics(TASK.oracle(batch), batch)["r2_pooled"]) < 0.5
+
+
+@pytest.mark.parametrize(
+    ("given_settings", "message"),
+    [
+        ({"num_active": 7}, "num_active is 7: expected at most num_modules = 6"),
+        ({"num_active": 0}, "num_active is 0"),
+        ({"num_active": 1}, "does not close: expected at least 2 modules"),
+        ({"num_modules": 7, "num_active": 3}, "a ring of 7 modules in combinations of 3 does not close"),
+        ({"num_modules": 3}, "holds nothing out: expected more modules"),
+        ({"num_modules": 5, "support": "disconnected"}, "num_modules is 5: expected an even number of at least 4"),
+        ({"num_active": 4, "support": "disconnected"}, "num_modules is 6: expected an even number of at least 8"),
+        ({"num_modules": 40, "num_active": 3}, "make 9880 combinations: expected at most 1000"),
+        ({"support": "custom"}, "expected combinations for 'custom', and only there"),
+        ({"combinations": "0-1"}, "expected combinations for 'custom', and only there"),
+        ({"support": "custom", "combinations": "0-6"}, "combination '0-6': expected 2 different modules of 0 to 5"),
+        ({"support": "custom", "combinations": "0-1-2"}, "combination '0-1-2': expected 2 different modules"),
+        ({"support": "custom", "combinations": "1-1"}, "combination '1-1': expected 2 different modules"),
+        ({"support": "custom", "combinations": "0-a"}, "combination '0-a': expected 2 different modules"),
+        ({"support": "custom", "combinations": "0-1 1-0"}, "combination '1-0' is there twice"),
+        ({"support": "custom", "combinations": "0-1 2-3"}, "leave out module 4"),
+        ({"num_examples": 0}, "num_examples is 0"),
+        ({"hidden_size": 0}, "hidden_size is 0"),
+    ],
+)
+def test_bad_settings(given_settings, message):
+    with pytest.raises(InputError, match=message):
+        InContext(**given_settings)
+
+
+def test_a_custom_support_of_everything_holds_nothing_out():
+    with pytest.raises(InputError, match="holds nothing out"):
+        InContext(num_modules=3, support="custom", combinations="0-1 1-2 0-2")
+
+
+def test_unknown_choices(unchecked):
+    with pytest.raises(InputError, match="unknown support 'star': expected one of connected, disconnected, custom"):
+        InContext(support="star")
+    with pytest.raises(InputError, match="unknown modules 'none': expected one of shared, own"):
+        InContext(modules="none")
+
+
+def test_the_command_line_shows_and_checks_it(capsys):
+    assert run_verb(["show", "in-context", "--input-size", "2", "--num-examples", "3", "--num-queries", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert "· module" in shown
+    assert "(answer" in shown
+    flags = ["--support", "custom", "--combinations", "0-1 2-3 4-5", "--num-instances", "0"]
+    assert run_verb(["check", "in-context", *flags]) == 0
+    assert "NO, 3 component(s)" in capsys.readouterr().out
+    assert run_verb(["check", "in-context", "--num-active", "9"]) == 2
+    assert "num_active is 9" in capsys.readouterr().err

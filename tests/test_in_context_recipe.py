@@ -1,0 +1,201 @@
+"""Claims, decodability and gradients of the in-context experiment; and the experiment itself, as a user runs it."""
+
+import json
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from recombine.cli import run as run_verb
+from recombine.models import TransformerConfig, build_model
+from recombine.probe.decodability import measure_decodability
+from recombine.probe.gradients import combination_gradients, measure_gradients, track_gradients
+from recombine.recipes import EXPERIMENTS, in_context, in_context_claims
+from recombine.recipes.experiment import SEED
+from recombine.recipes.in_context_claims import CLAIMS, Outcome, tabulate_claims, tabulate_variants
+from recombine.run import train_run
+from recombine.tasks import InContext
+from recombine.train import TrainingConfig
+
+TASK = InContext(input_size=3, hidden_size=4, num_examples=6, num_queries=2, output_size=2)
+SMALL = TransformerConfig(
+    attention="softmax", num_layers=1, embedding_dim=8, kqv_dim=8, mlp_dim=8, num_heads=2, position="none"
+)
+
+
+class Shift(nn.Module):
+    """Predicts a constant: its gradient is twice the error, the same for all combinations whose means agree."""
+
+    def __init__(self, task, *, where=None):
+        super().__init__()
+        self.task, self.where = task, where
+        self.shift = nn.Parameter(torch.tensor(100.0))
+
+    def forward(self, inputs):
+        return self.shift.expand(len(inputs), self.task.num_queries, self.task.output_size)
+
+
+def test_gradients_that_agree_have_no_variance():
+    """Far from every target, all combinations pull a constant the same way."""
+    found = measure_gradients(Shift(TASK), TASK, num_instances=600)
+    assert found["variance_share"] == pytest.approx(0, abs=1e-3)
+    assert found["transfer"] == pytest.approx(1, abs=1e-2)
+
+
+class Table(nn.Module):
+    """One constant for each training combination, which it knows from the strengths hidden in the first example."""
+
+    def __init__(self, task):
+        super().__init__()
+        self.task = task
+        self.values = nn.Parameter(torch.full((len(task.split.train),), 100.0))
+
+    def forward(self, inputs):
+        number = inputs[:, 0, 0].long()
+        return self.values[number][:, None, None].expand(-1, self.task.num_queries, self.task.output_size)
+
+
+def test_gradients_that_have_nothing_in_common_are_all_variance(monkeypatch):
+    sample = InContext.sample
+
+    def sample_with_number(self, *arguments, **choices):
+        batch = sample(self, *arguments, **choices)
+        batch.inputs[:, 0, 0] = batch.composition % 6
+        return batch
+
+    monkeypatch.setattr(InContext, "sample", sample_with_number)
+    assert measure_gradients(Table(TASK), TASK, num_instances=600)["variance_share"] == pytest.approx(1, abs=1e-6)
+
+
+def test_a_combinations_gradient_is_that_of_its_rows():
+    model = build_model(SMALL, TASK, seed=0)
+    gradients = combination_gradients(model, TASK, "test", 60, 0)
+    batch = TASK.sample("test", 10**6, batch_size=60)
+    rows = batch.composition == 2
+    loss = (model(batch.inputs[rows]) - batch.targets[rows]).square().mean()
+    expected = torch.cat([each.flatten() for each in torch.autograd.grad(loss, list(model.parameters()))])
+    torch.testing.assert_close(gradients[2].float(), expected, atol=1e-5, rtol=1e-4)
+    assert len(gradients) == 6
+
+
+def small_run(**training):
+    run = in_context.build_run("tiny", SMALL)
+    return replace(run, task=TASK, training=TrainingConfig(batch_size=8, **{"steps": 20, **training}))
+
+
+def test_the_twin_of_a_run_is_the_run(tmp_path):
+    """What is measured at the last step is what the saved run has there."""
+    config = small_run()
+    rows = track_gradients(config, num_points=3)
+    assert [row["step"] for row in rows] == [1, 4, 20]
+    run = train_run(config, out=tmp_path, device="cpu", evaluation_instances=50)
+    model = build_model(config.model, config.task, seed=0)
+    tensors, _ = run.load_checkpoint()
+    model.load_state_dict({name.removeprefix("model/"): each for name, each in tensors.items() if "model/" in name})
+    again = measure_gradients(model, TASK, index=2)
+    assert again == pytest.approx({name: rows[-1][name] for name in again}, rel=1e-4)
+
+
+def test_decodability_is_measured_once(tmp_path):
+    run = train_run(small_run(), out=tmp_path, device="cpu", evaluation_instances=50)
+    found = measure_decodability(run.path, num_instances=200, device="cpu")
+    assert list(found["sites"]) == ["residual.0"]
+    assert set(found["sites"]["residual.0"]) == {"id", "ood", "untrained"}
+    (run.path / "decodability.json").write_text(json.dumps({"kept": True}))
+    assert measure_decodability(run.path) == {"kept": True}
+
+
+def outcome(**values):
+    base = {"id": 0.99, "ood": 0.7, "decodable_id": 0.9, "decodable_ood": 0.8, "untrained_ood": 0.1, "minutes": 1.0}
+    return Outcome(**{**base, **values})
+
+
+def outcomes_as_claimed(seeds=2):
+    return {
+        "connected / vanilla / softmax": [outcome()] * seeds,
+        "connected / bottleneck / softmax": [outcome(ood=0.95)] * seeds,
+        "control / vanilla / softmax": [outcome(ood=0.1)] * seeds,
+        "control / bottleneck / softmax": [outcome(ood=0.1)] * seeds,
+    }
+
+
+def test_a_world_as_the_paper_says_shows_every_claim():
+    rows = tabulate_claims(outcomes_as_claimed()).rows
+    assert [row[1] for row in rows] == ["seen"] * 6 == ["seen"] * len(CLAIMS)
+
+
+@pytest.mark.parametrize(
+    ("number", "variant", "changed"),
+    [
+        (0, "connected / vanilla / softmax", {"id": 0.8}),
+        (1, "connected / vanilla / softmax", {"ood": 0.95}),
+        (2, "connected / bottleneck / softmax", {"ood": 0.85}),
+        (3, "connected / vanilla / softmax", {"decodable_ood": 0.4}),
+        (3, "connected / vanilla / softmax", {"untrained_ood": 0.75}),
+        (4, "connected / bottleneck / softmax", {"decodable_ood": 0.4}),
+        (5, "control / bottleneck / softmax", {"ood": 0.3}),
+    ],
+)
+def test_one_seed_that_says_otherwise_is_enough(number, variant, changed):
+    world = outcomes_as_claimed()
+    world[variant] = [world[variant][0], replace(world[variant][1], **changed)]
+    verdicts = [row[1] for row in tabulate_claims(world).rows]
+    assert verdicts[number] == "not seen (1 of 2 seeds)"
+
+
+def test_claims_without_their_runs_are_left_out():
+    world = {name: each for name, each in outcomes_as_claimed().items() if "control" not in name}
+    assert len(tabulate_claims(world).rows) == 5
+    assert tabulate_variants(world).rows[0][1] == "0.990 ± 0.000"
+
+
+@pytest.mark.parametrize("scale", ["tiny", "small", "paper"])
+def test_every_comparison_is_there_at_every_scale(scale):
+    runs = in_context.in_context(scale)
+    num_runs = 5 * in_context.NUM_SEEDS[scale] + 6 * in_context.NUM_SIDE_SEEDS[scale]
+    assert len(runs) == len({json.dumps(run.as_dict(), sort_keys=True) for run in runs.values()}) == num_runs
+    for claim in CLAIMS:
+        assert all(f"{variant} / seed 0" in runs for variant in claim.variants)
+
+
+def test_the_experiment_from_the_command_line(tmp_path, capsys, monkeypatch):
+    """A miniature of every run; then once more, from what the first left behind."""
+
+    def miniature(scale):
+        needed = {variant for claim in CLAIMS for variant in claim.variants}
+        runs = in_context.in_context("tiny").items()
+        chosen = {label: run for label, run in runs if label.partition(SEED)[0] in needed}
+        return {
+            label: replace(
+                run,
+                task=replace(TASK, support=run.task.support, modules=run.task.modules),
+                model=replace(run.model, num_layers=1, embedding_dim=8, kqv_dim=8, mlp_dim=8, num_heads=2),
+                training=TrainingConfig(steps=20, batch_size=8),
+            )
+            for label, run in chosen.items()
+        }
+
+    monkeypatch.setattr(InContext, "evaluation_instances", 50)
+    quick = {"measure_decodability": {"num_instances": 100}, "track_run": {"num_points": 3}}
+    for name, choices in quick.items():
+        monkeypatch.setattr(in_context_claims, name, partial(getattr(in_context_claims, name), **choices))
+    monkeypatch.setitem(EXPERIMENTS, "in-context", replace(EXPERIMENTS["in-context"], runs=miniature))
+    flags = ["reproduce", "in-context", "--scale", "tiny", "--out", str(tmp_path / "runs"), "--device", "cpu"]
+    assert run_verb([*flags, "--quiet", "--figures", str(tmp_path / "figures")]) == 0
+    printed = capsys.readouterr().out
+    assert "claims of the paper" in printed
+    assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == [
+        "in_context_gradients.png",
+        "in_context_scores.png",
+    ]
+    assert run_verb([*flags, "--json"]) == 0
+    value = json.loads(capsys.readouterr().out)
+    assert len(value["tables"]["claims of the paper"]) == 6
+    assert len(value["tables"]["gradients between combinations"]) > 4
+
+
+def test_figures_of_an_experiment_without_any(capsys):
+    assert run_verb(["reproduce", "sraven", "--figures", "somewhere"]) == 2
+    assert "unknown experiment with figures 'sraven': expected one of in-context" in capsys.readouterr().err

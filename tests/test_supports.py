@@ -1,0 +1,132 @@
+"""The six supports: their counts, what they promise, and what cannot exist."""
+
+from math import comb
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recombine.compositions import all_sets
+from recombine.errors import InputError
+from recombine.tasks.supports import split_support
+
+PAPER = {"num_modules": 16, "num_active": 3, "held_out": 0.25, "seed": 0}
+
+
+@pytest.mark.parametrize(
+    ("support", "num_train", "num_held_out", "covered", "connected"),
+    [
+        ("random", 522, 174, True, True),
+        ("equal", 522, 174, True, True),
+        ("disconnected", 184, 512, True, False),
+        ("non_compositional", 575, 121, False, False),
+        ("popular_modules", 522, 174, True, True),
+        ("unpopular_modules", 522, 174, True, True),
+    ],
+)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_counts_and_promises_at_the_papers_size(support, num_train, num_held_out, covered, connected, seed):
+    split = split_support(support, **{**PAPER, "seed": seed})
+    certificate = split.certificate
+    assert (certificate.num_train, certificate.num_ood) == (num_train, num_held_out)
+    assert certificate.num_train + certificate.num_ood == 696
+    assert certificate.overlap == 0
+    assert set(split.train + split.ood) == set(all_sets(16, (1, 2, 3)))
+    assert (certificate.min_coverage > 0, certificate.connected) == (covered, connected)
+    assert set(certificate.coverage) == set(range(16))
+
+
+def test_the_seed_decides_and_nothing_else():
+    for support in ("random", "equal", "disconnected", "non_compositional", "popular_modules", "unpopular_modules"):
+        first, again = (split_support(support, **PAPER) for _ in range(2))
+        other = split_support(support, **{**PAPER, "seed": 3})
+        assert first == again
+        assert first.certificate.sha256 != other.certificate.sha256
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    num_modules=st.integers(4, 9), num_active=st.integers(2, 3), held_out=st.floats(0.1, 0.6), seed=st.integers(0, 99)
+)
+def test_equal_balances_usage_to_within_one(num_modules, num_active, held_out, seed):
+    split = split_support("equal", num_modules=num_modules, num_active=num_active, held_out=held_out, seed=seed)
+    random = split_support("random", num_modules=num_modules, num_active=num_active, held_out=held_out, seed=seed)
+    usage = split.certificate.coverage.values()
+    assert max(usage) - min(usage) <= 1
+    assert len(split.train) == len(random.train)
+    assert sorted(map(len, split.train + split.ood)) == sorted(map(len, random.train + random.ood))
+    assert split.certificate.connected
+    assert random.certificate.connected
+
+
+def test_equal_changes_something():
+    usage = split_support("random", **PAPER).certificate.coverage.values()
+    assert max(usage) - min(usage) > 1
+
+
+def test_disconnected_trains_within_two_groups_of_equal_size():
+    split = split_support("disconnected", **PAPER)
+    assert split.certificate.num_components == 2
+    group = {module for composition in split.train if 0 in composition for module in composition}
+    assert len(group) == 8
+    assert all(group.issuperset(each) or group.isdisjoint(each) for each in split.train)
+    assert all(group & {*each} and {*each} - group for each in split.ood)
+
+
+def test_non_compositional_leaves_out_one_module():
+    split = split_support("non_compositional", **PAPER)
+    (left_out,) = [module for module, count in split.certificate.coverage.items() if count == 0]
+    assert all(left_out in composition for composition in split.ood)
+    assert len(split.ood) == 1 + 15 + comb(15, 2)
+
+
+def test_popular_modules_train_whatever_has_one_of_the_first_six():
+    split = split_support("popular_modules", **PAPER)
+    popular = [each for each in split.train if each[0] < 6]
+    assert len(popular) == 521
+    assert all(each[0] >= 6 for each in split.ood)
+
+
+def test_unpopular_modules_have_a_core_of_fourteen_and_one_lone_link():
+    split = split_support("unpopular_modules", **PAPER)
+    assert set(all_sets(14, (1, 2, 3))) <= set(split.train)
+    coverage = split.certificate.coverage
+    assert coverage[15] == 1
+    assert 1 < coverage[14] < min(coverage[module] for module in range(14))
+
+
+def test_more_modules_at_once_are_kept_apart():
+    split = split_support("random", **PAPER, unknown=all_sets(16, 4))
+    assert split.certificate.num_unknown == 1820
+    assert split.certificate.overlap == 0
+
+
+@pytest.mark.parametrize(
+    ("support", "change", "message"),
+    [
+        ("circle", {}, "unknown support 'circle': expected one of random, equal"),
+        ("random", {"num_active": 17}, "num_active is 17 of 16 modules"),
+        ("random", {"num_active": 1}, "expected at least 2, to compose"),
+        ("random", {"held_out": 0.99}, "expected at least 8, the fewest that can cover and connect 16 modules"),
+        ("equal", {"held_out": 0.0}, "held-out fraction is 0.0"),
+        ("disconnected", {"num_modules": 3}, "disconnected of 3 modules: expected at least 4"),
+        ("popular_modules", {"held_out": 0.9}, "70 training compositions: expected at least 121"),
+        ("unpopular_modules", {"held_out": 0.98}, "14 training compositions of 16 modules: expected at least 17"),
+    ],
+)
+def test_what_cannot_exist_is_refused(support, change, message, unchecked):
+    with pytest.raises(InputError, match=message):
+        split_support(support, **{**PAPER, **change})
+
+
+def test_a_fraction_that_no_draw_connects(monkeypatch):
+    monkeypatch.setattr("recombine.compositions.MAX_REDRAWS", 3)
+    with pytest.raises(InputError, match="in 3 draws none covered and connected all 16 modules"):
+        split_support("random", **{**PAPER, "held_out": 0.985})
+
+
+def test_a_balance_that_no_draw_finds(monkeypatch):
+    monkeypatch.setattr("recombine.tasks.supports.count_components", lambda *_: 2)
+    monkeypatch.setattr("recombine.tasks.supports.MAX_REDRAWS", 2)
+    with pytest.raises(InputError, match="in 2 draws none was balanced"):
+        split_support("equal", **PAPER)

@@ -1,0 +1,152 @@
+"""Models that are told their task: the perceptron, the hypernetwork, and the transformer with the task as first token."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from recombine.errors import InputError
+from recombine.models import (
+    MODELS,
+    HypernetworkConfig,
+    MLPConfig,
+    TaskTransformerConfig,
+    build_model,
+    count_parameters,
+)
+from recombine.probe import collect, decode, read_task
+from recombine.tasks import FuzzyLogic, Hyperteacher
+from recombine.train import Trainer, TrainingConfig
+
+TASK = Hyperteacher(num_modules=6, num_active=2, x_dim=3, teacher_dim=5, y_dim=4, num_samples=5)
+CONFIGS = {
+    "mlp": MLPConfig(num_layers=2, hidden_dim=32),
+    "hypernetwork": HypernetworkConfig(hidden_dim=16),
+    "task_transformer": TaskTransformerConfig(num_layers=2, embedding_dim=16, kqv_dim=16, mlp_dim=32),
+}
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_every_output_of_every_sample_is_predicted(kind):
+    model = build_model(CONFIGS[kind], TASK, seed=0)
+    batch = TASK.sample("train", 0, batch_size=7)
+    predictions = model(batch.inputs)
+    assert predictions.shape == batch.targets.shape
+    TASK.loss(predictions, batch).backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    assert MODELS[kind] is type(CONFIGS[kind])
+    again = build_model(CONFIGS[kind], TASK, seed=0)
+    assert torch.equal(again(batch.inputs), predictions)
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_later_samples_are_not_seen(kind):
+    """A prediction may use the task and its own input; the transformer's also earlier ones, none later ones."""
+    model = build_model(CONFIGS[kind], TASK, seed=0)
+    inputs = TASK.sample("train", 0, batch_size=2).inputs.requires_grad_()
+    model(inputs)[:, 2].sum().backward()
+    x_gradient = inputs.grad[..., TASK.encoding_dim :].abs().amax(dim=(0, 2))
+    assert (x_gradient[3:] == 0).all()
+    assert x_gradient[2] > 0
+    assert (x_gradient[:2] > 0).all() == (kind == "task_transformer")
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_training_lowers_the_loss(kind):
+    training = TrainingConfig(steps=80, warmup_steps=10, learning_rate=3e-3)
+    trainer = Trainer(build_model(CONFIGS[kind], TASK, seed=0), TASK, training, "cpu")
+    losses = [trainer.advance().item() for _ in range(80)]
+    assert sum(losses[-10:]) < 0.6 * sum(losses[:10])
+
+
+def test_the_papers_perceptron():
+    model = build_model(MLPConfig(), Hyperteacher(), seed=0)
+    assert count_parameters(model) == 32 * 1024 + 3 * 1024**2 + 1024 * 16 + 4 * 1024 + 16
+    assert [layer.out_features for layer in model.dense_layers] == [1024, 1024, 1024, 1024, 16]
+    for layer in model.dense_layers:
+        assert layer.weight.var().item() == pytest.approx(1 / layer.in_features, rel=0.05)
+
+
+def test_the_perceptron_is_the_plain_definition():
+    model = build_model(CONFIGS["mlp"], TASK, seed=0)
+    x = TASK.sample("test", 0, batch_size=3).inputs
+    first, second, output = model.dense_layers
+    expected = output((second((first(x)).relu())).relu())
+    torch.testing.assert_close(model(x), expected)
+
+
+def test_the_hypernetwork_applies_what_it_generates():
+    model = build_model(CONFIGS["hypernetwork"], TASK, seed=0)
+    inputs = TASK.sample("test", 0, batch_size=3).inputs
+    predictions = model(inputs)
+    for row in range(3):
+        made = model.generate(model.norm(inputs[row, 0, :6]))
+        w1, b1, w2, b2 = made.split([3 * 16, 16, 16 * 4, 4])
+        expected = (inputs[row, :, 6:] @ w1.view(3, 16) + b1).relu() @ w2.view(16, 4) + b2
+        torch.testing.assert_close(predictions[row], expected)
+
+
+def test_generated_weights_start_at_the_size_of_trained_ones():
+    task = Hyperteacher()
+    model = build_model(HypernetworkConfig(hidden_dim=64), task, seed=0)
+    made = model.generate(model.norm(task.sample("test", 0).inputs[:, 0, :16]))
+    w1, b1, w2, b2 = made.split(model.sizes, dim=-1)
+    assert w1.var().item() == pytest.approx(1 / 16, rel=0.2)
+    assert w2.var().item() == pytest.approx(1 / 64, rel=0.2)
+    assert b1.abs().max() == b2.abs().max() == 0
+
+
+def test_queries_are_normalised_only_if_asked_for():
+    config = CONFIGS["task_transformer"]
+    plain = replace(config, normalise_queries=False)
+    x = TASK.sample("test", 0, batch_size=3).inputs
+    normalised, other = (build_model(each, TASK, seed=0) for each in (config, plain))
+    assert count_parameters(normalised) - count_parameters(other) == 2 * 2 * 4  # layers, queries and keys, head_dim
+    scaled = build_model(config, TASK, seed=0)
+    for model in (scaled, other):
+        before = model(x)
+        with torch.no_grad():
+            for block in model.blocks:
+                block.attention.qkv_weight[:32] *= 100
+        # the norm takes the size out of queries and keys again
+        assert torch.allclose(model(x), before, atol=1e-3) == (model is scaled)
+
+
+@pytest.mark.parametrize("kind", ["hypernetwork", "task_transformer"])
+def test_a_task_that_is_not_told_is_refused(kind):
+    with pytest.raises(InputError, match=f"model {kind} on task fuzzy_logic: expected a task whose inputs begin"):
+        build_model(CONFIGS[kind], FuzzyLogic(), seed=0)
+
+
+def test_sizes_must_be_positive():
+    for config, sizes in ((MLPConfig, {"num_layers": 0}), (HypernetworkConfig, {"hidden_dim": 0})):
+        with pytest.raises(InputError, match="is 0: expected a whole number"):
+            config(**sizes)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sites"),
+    [
+        ("mlp", {"hidden.0", "hidden.1"}),
+        ("hypernetwork", {"code", "hidden.0"}),
+        ("task_transformer", {"codes.0", "codes.1", "residual.0", "residual.1", "hidden.0", "hidden.1"}),
+    ],
+)
+def test_strengths_are_decoded_from_every_layer(kind, sites):
+    model = build_model(CONFIGS[kind], TASK, seed=0)
+    observations = collect(model, read_task(TASK), num_instances=400)
+    assert set(observations.activations) == sites
+    assert not observations.binary
+    assert observations.labels.shape == (800, 6)
+    decoders = decode(observations, controlled=False)
+    assert {"r2"} <= set(next(iter(decoders.values()))["ood"])
+    if kind == "hypernetwork":
+        assert decoders["code"]["ood"]["r2"] > 0.8  # a normalised code is nearly z
+
+
+def test_the_sites_of_a_perceptron_are_behind_its_relus():
+    model = build_model(CONFIGS["mlp"], TASK, seed=0)
+    observations = collect(model, read_task(TASK), num_instances=10)
+    inputs = TASK.sample("test", 0, batch_size=1_000, rows=range(10)).inputs[:, -1]
+    expected = model.dense_layers[0](inputs).relu().detach().numpy()
+    assert observations.activations["hidden.0"][:10] == pytest.approx(expected, abs=1e-6)
