@@ -122,6 +122,7 @@ def test_bench_measures_and_draws(small, tmp_path, capsys):
     [
         (["everything"], "unknown part 'everything': expected one of steps, attention, growth, memory, generators"),
         (["--precisions", "int8"], "unknown precision 'int8': expected one of float32, bf16"),
+        (["--workloads", "chess"], "unknown workload 'chess': expected one of fuzzy_logic, sraven, language"),
         (["--seconds", "0"], "seconds is 0.0: expected a positive number"),
         (["--threads", "0"], "threads is 0: expected a whole number of at least 1"),
     ],

@@ -19,6 +19,7 @@ from recombine.kernels import cpu
 from recombine.precision import Precision
 from recombine.speed import PARTS, describe_machine
 from recombine.speed.chart import write_charts
+from recombine.speed.steps import WORKLOADS
 from recombine.store import Json
 
 
@@ -30,6 +31,8 @@ class BenchOptions(Output):
     """Some of steps, attention, growth, memory, generators; all of them if none is named."""
     precisions: tuple[str, ...] = ("float32", "bf16")
     """Of steps and attention: float32, bf16. On CPUs without bf16 instructions the latter takes many minutes."""
+    workloads: tuple[str, ...] = ()
+    """Of steps: some of fuzzy_logic, sraven, language; all of them if none is named."""
     seconds: float = 3.0
     """For each case: more seconds, more rounds."""
     threads: int | None = None
@@ -46,6 +49,8 @@ def run(argv: list[str]) -> None:
         check_choice("part", part, PARTS)
     for precision in options.precisions:
         check_choice("precision", precision, get_args(Precision))
+    for workload in options.workloads:
+        check_choice("workload", workload, WORKLOADS)
     if options.seconds <= 0:
         raise InputError(f"seconds is {options.seconds}: expected a positive number")
     if options.threads is not None:
@@ -57,6 +62,7 @@ def run(argv: list[str]) -> None:
     result: Json = {"machine": describe_machine()}
     for part in options.parts or PARTS:
         choice = {"precisions": options.precisions} if part in ("steps", "attention") else {}
+        choice |= {"workloads": options.workloads} if part == "steps" else {}
         result[part] = PARTS[part](options.seconds, say, **choice)
     if options.out is not None:
         earlier = json.loads(options.out.read_text()) if options.out.exists() else {}

@@ -55,9 +55,11 @@ def draw_steps(result: Json) -> Figure:
             axes.annotate(
                 f"{row['times_plain']:.1f}×",
                 (at + 0.2, rates["recombine"]),
-                xytext=(0, 2),
+                xytext=(0, -10),
                 textcoords="offset points",
                 ha="center",
+                fontsize=8,
+                color="white",
             )
         axes.set_xticks(range(len(COLOURS)), [NAMES[name] for name in COLOURS])
         axes.set_title(WORKLOAD_NAMES[workload])
@@ -118,10 +120,13 @@ def draw_memory(result: Json) -> Figure:
 
 
 def _logarithmic(axes: Axes, sizes: list[int]) -> None:
+    from matplotlib.ticker import LogLocator
+
     axes.set(xscale="log", yscale="log")
     ticks = sorted(set(sizes))
     axes.set_xticks(ticks, [str(tick) for tick in ticks], rotation=45 if len(ticks) > 5 else 0)
     axes.minorticks_off()
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter("{x:g}")
 
 

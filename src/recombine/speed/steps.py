@@ -158,11 +158,14 @@ def collect_products(workload: Workload) -> Pass:
 
 
 def benchmark_steps(
-    seconds: float, say: Callable[[str], None] = lambda _: None, precisions: Sequence[str] = PRECISIONS
+    seconds: float,
+    say: Callable[[str], None] = lambda _: None,
+    precisions: Sequence[str] = PRECISIONS,
+    workloads: Sequence[str] | None = None,
 ) -> list[Json]:
     """Every workload, attention and precision."""
     rows = []
-    for name, attention, precision in product(WORKLOADS, ATTENTIONS, precisions):
+    for name, attention, precision in product(workloads or WORKLOADS, ATTENTIONS, precisions):
         say(f"step: {name} {attention} {precision}")
         torch._dynamo.reset()
         workload = make_workload(name, attention, precision)
