@@ -49,10 +49,10 @@ def curves(found: list[Json], *, ratio: bool) -> np.ndarray:
 
 
 def draw_lengths(axis: Axes, values: np.ndarray, color: str, label: str, style: str = "-") -> None:
-    """The geometric mean over seeds, in a band from the lowest to the highest."""
+    """A line for each seed: their mean would hide that some succeed and some fail."""
     lengths = np.arange(1, values.shape[1] + 1)
-    axis.plot(lengths, np.exp(np.log(values).mean(axis=0)), style, color=color, label=label, linewidth=1.6)
-    axis.fill_between(lengths, values.min(axis=0), values.max(axis=0), color=color, alpha=0.15, linewidth=0)
+    for number, each in enumerate(values):
+        axis.plot(lengths, each, style, color=color, label=None if number else label, linewidth=1.1, alpha=0.85)
 
 
 def finish(axis: Axes, title: str, y: str) -> None:
