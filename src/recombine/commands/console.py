@@ -41,7 +41,7 @@ class Output:
             return
         console = Console()
         for table in tables:
-            console.print(table, highlight=False)
+            console.print(table, highlight=False, soft_wrap=isinstance(table, str))  # never break a path
 
     def say(self, message: str) -> None:
         """A remark for people, on standard error."""
