@@ -17,9 +17,8 @@ from recombine.commands.console import Output
 from recombine.errors import InputError, check_choice, check_positive
 from recombine.kernels import cpu
 from recombine.precision import Precision
-from recombine.speed import PARTS, describe_machine
+from recombine.speed import PARTS, describe_machine, steps
 from recombine.speed.chart import write_charts
-from recombine.speed.steps import WORKLOADS
 from recombine.store import Json
 
 
@@ -50,7 +49,7 @@ def run(argv: list[str]) -> None:
     for precision in options.precisions:
         check_choice("precision", precision, get_args(Precision))
     for workload in options.workloads:
-        check_choice("workload", workload, WORKLOADS)
+        check_choice("workload", workload, steps.WORKLOADS)
     if options.seconds <= 0:
         raise InputError(f"seconds is {options.seconds}: expected a positive number")
     if options.threads is not None:

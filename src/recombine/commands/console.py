@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -41,12 +42,20 @@ class Output:
             return
         console = Console()
         for table in tables:
-            console.print(table, highlight=False, soft_wrap=isinstance(table, str))  # never break a path
+            console.print(_wrap(table, console.width), highlight=False, soft_wrap=isinstance(table, str))
 
     def say(self, message: str) -> None:
         """A remark for people, on standard error."""
         if not self.quiet:
             print(message, file=sys.stderr)
+
+
+def _wrap(shown: Table | str, width: int) -> Table | str:
+    """Text in lines of the console's width, but paths whole."""
+    if not isinstance(shown, str):
+        return shown
+    lines = (textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False) for line in shown.split("\n"))
+    return "\n".join(lines)
 
 
 def score_table(scores: Json, title: str | None = None) -> Table:
