@@ -4,11 +4,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from jaxtyping import config, install_import_hook
 
 from browser import BROWSER, Browser
 
 install_import_hook("recombine", "beartype.beartype")
+
+# how long an example takes says more about the machine than about the code
+settings.register_profile("recombine", deadline=None)
+settings.load_profile("recombine")
 
 
 @pytest.fixture
