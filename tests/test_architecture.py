@@ -25,6 +25,7 @@ ROOMS = (
     "store",
     "train",
     "run",
+    "engines",
     "probe",
     "diagnose",
     "recipes",

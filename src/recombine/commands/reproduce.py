@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +18,12 @@ from recombine.commands.console import Output, format_number, format_score, prog
 from recombine.diagnose import diagnose_run
 from recombine.errors import InputError, check_choice
 from recombine.evaluate import METRIC_TITLES, compare
+from recombine.engines import train_runs
 from recombine.probe import is_probed, probe_run
 from recombine.recipes import EXPERIMENTS, Experiment, Scale
 from recombine.report.drawings import DRAWINGS
 from recombine.report.html import write_report
-from recombine.run import train_run
+from recombine.run import RunConfig, train_run
 from recombine.store import Json, RunDirectory
 
 NUM_PROBED = 600  # instances a split; `recombine probe RUN` takes more, and more time
@@ -38,6 +40,8 @@ class ReproduceOptions(Output):
     """Size of the experiment: tiny takes minutes, paper the paper's budget."""
     out: Path = Path("runs")
     """Folder for run directories."""
+    jobs: int = 1
+    """Runs to train at the same time; cores are shared out among them. Small models gain most."""
     device: str = "auto"
     """auto, cpu, cuda, ..."""
     report: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
@@ -94,12 +98,25 @@ def list_experiments(options: Output) -> None:
 def train_all(experiment: Experiment, options: ReproduceOptions) -> dict[str, RunDirectory]:
     """The runs of an experiment, by label; those that are finished stay as they are."""
     configs, runs = experiment.runs(options.scale), {}
+    if options.jobs != 1:
+        train_at_once(configs, options)
     for number, (label, config) in enumerate(configs.items(), start=1):
         with progress_bar(f"{number}/{len(configs)} {label}", quiet=options.quiet or options.json) as watch:
             runs[label] = train_run(config, out=options.out, device=options.device, watch=watch)
         if options.report is not None and options.probe:
             look_inside(runs[label], options, label)
     return runs
+
+
+def train_at_once(configs: dict[str, RunConfig], options: ReproduceOptions) -> None:
+    """Several at a time, with a line for each that ends."""
+    numbers = itertools.count(1)
+
+    def done(label: str, run: RunDirectory) -> None:
+        minutes = run.read_json("result.json")["seconds"] / 60
+        options.say(f"{next(numbers)}/{len(configs)} {label}: {minutes:.1f} min")
+
+    train_runs(configs, jobs=options.jobs, out=options.out, device=options.device, done=done)
 
 
 def look_inside(run: RunDirectory, options: ReproduceOptions, label: str) -> None:

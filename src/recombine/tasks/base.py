@@ -226,9 +226,9 @@ class Stream:
         first, last = self.rows.start * width, self.rows.stop * width
         counter = torch.arange(first, last, dtype=torch.int64, device=self.device)
         mixed = counter.mul_(_signed(_GOLDEN)).add_(_signed(int.from_bytes(digest[:8], "little")))
-        mixed = (mixed ^ _shift_right(mixed, 30)).mul_(_signed(_MIX_1))
-        mixed = (mixed ^ _shift_right(mixed, 27)).mul_(_signed(_MIX_2))
-        return (mixed ^ _shift_right(mixed, 31)).view(len(self.rows), *shape)
+        mixed.bitwise_xor_(_shift_right(mixed, 30)).mul_(_signed(_MIX_1))
+        mixed.bitwise_xor_(_shift_right(mixed, 27)).mul_(_signed(_MIX_2))
+        return mixed.bitwise_xor_(_shift_right(mixed, 31)).view(len(self.rows), *shape)
 
     def uniform(self, *shape: int) -> Float[Tensor, "rows ..."]:
         """Uniform in [0, 1), multiples of 2^-24, float32."""
@@ -270,4 +270,4 @@ def _signed(value: int) -> int:
 
 def _shift_right(bits: Tensor, places: int) -> Tensor:
     """Logical shift: torch's own shift of int64 copies the sign."""
-    return (bits >> places) & ((1 << (64 - places)) - 1)
+    return (bits >> places).bitwise_and_((1 << (64 - places)) - 1)

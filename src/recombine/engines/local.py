@@ -1,0 +1,53 @@
+"""Several runs at once, each in a process of its own: small models leave most of a machine idle when they train one by one."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+
+import torch
+
+from recombine.errors import check_positive
+from recombine.run import RunConfig, train_run
+from recombine.store import RunDirectory
+
+
+def train_runs(
+    configs: Mapping[str, RunConfig],
+    *,
+    jobs: int,
+    out: Path | str = "runs",
+    device: str = "auto",
+    done: Callable[[str, RunDirectory], None] | None = None,
+) -> dict[str, RunDirectory]:
+    """Train labelled configurations, `jobs` at a time, as `train_run` would; cores are shared out evenly among them.
+
+    `done` is told of each as it ends. The first that fails stops those that have not begun, and its error is raised here.
+    """
+    check_positive(jobs=jobs)
+    context = multiprocessing.get_context("spawn")  # a forked process cannot use an accelerator
+    threads = max(1, (os.cpu_count() or 1) // jobs)
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin, initargs=(threads,)) as pool:
+        waiting = {pool.submit(_train, config, str(out), device): label for label, config in configs.items()}
+        try:
+            for future in as_completed(waiting):
+                run = RunDirectory.open(future.result())
+                if done is not None:
+                    done(waiting[future], run)
+            return {label: RunDirectory.open(future.result()) for future, label in waiting.items()}
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _begin(threads: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # stop without a traceback; checkpoints are kept
+    torch.set_num_threads(threads)
+
+
+def _train(config: RunConfig, out: str, device: str) -> Path:
+    return train_run(config, out=out, device=device).path

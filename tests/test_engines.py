@@ -1,0 +1,56 @@
+"""Several runs at a time: the same results as one by one, and errors that arrive."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from recombine.cli import run as run_verb
+from recombine.engines import train_runs
+from recombine.errors import InputError
+from recombine.models import MLPConfig
+from recombine.run import RunConfig, train_run
+from recombine.tasks import Hyperteacher
+from recombine.train import TrainingConfig
+
+CONFIG = RunConfig(
+    task=Hyperteacher(num_modules=4, num_active=2, support="random"),
+    model=MLPConfig(num_layers=1, hidden_dim=8),
+    training=TrainingConfig(steps=20, batch_size=8),
+)
+CONFIGS = {f"seed {seed}": replace(CONFIG, task=replace(CONFIG.task, seed=seed)) for seed in range(3)}
+
+
+def test_runs_at_once_equal_runs_one_by_one(tmp_path):
+    told = []
+    runs = train_runs(CONFIGS, jobs=2, out=tmp_path / "at once", done=lambda label, run: told.append((label, run.path)))
+    assert list(runs) == list(CONFIGS)  # in the order asked for, whichever ends first
+    assert sorted(told) == sorted((label, run.path) for label, run in runs.items())
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for label, config in CONFIGS.items():
+            alone = train_run(config, out=tmp_path / "alone")
+            assert alone.read_json("result.json")["scores"] == runs[label].read_json("result.json")["scores"]
+            ours, theirs = alone.load_checkpoint()[0], runs[label].load_checkpoint()[0]
+            assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_an_error_in_a_run_arrives(tmp_path):
+    with pytest.raises(InputError, match="device 'abacus' is not available"):
+        train_runs(CONFIGS, jobs=2, out=tmp_path, device="abacus")
+    with pytest.raises(InputError, match="jobs"):
+        train_runs(CONFIGS, jobs=0, out=tmp_path)
+
+
+def test_reproduce_at_once(tmp_path, capsys, monkeypatch):
+    from recombine.recipes import EXPERIMENTS
+
+    experiment = EXPERIMENTS["scale-width"]
+    monkeypatch.setitem(EXPERIMENTS, "scale-width", replace(experiment, runs=lambda scale: CONFIGS, tables=lambda runs: []))
+    assert run_verb(["reproduce", "scale-width", "--jobs", "2", "--out", str(tmp_path)]) == 0
+    shown = capsys.readouterr()
+    assert "3/3 seed" in shown.err
+    assert len(list(tmp_path.glob("*/result.json"))) == 3
