@@ -49,7 +49,9 @@ def test_reproduce_at_once(tmp_path, capsys, monkeypatch):
     from recombine.recipes import EXPERIMENTS
 
     experiment = EXPERIMENTS["scale-width"]
-    monkeypatch.setitem(EXPERIMENTS, "scale-width", replace(experiment, runs=lambda scale: CONFIGS, tables=lambda runs: []))
+    monkeypatch.setitem(
+        EXPERIMENTS, "scale-width", replace(experiment, runs=lambda scale: CONFIGS, tables=lambda runs: [])
+    )
     assert run_verb(["reproduce", "scale-width", "--jobs", "2", "--out", str(tmp_path)]) == 0
     shown = capsys.readouterr()
     assert "3/3 seed" in shown.err

@@ -16,9 +16,9 @@ from recombine.cli import parse
 from recombine.commands.check import audit_table, audits_as_dict
 from recombine.commands.console import Output, format_number, format_score, progress_bar
 from recombine.diagnose import diagnose_run
+from recombine.engines import train_runs
 from recombine.errors import InputError, check_choice
 from recombine.evaluate import METRIC_TITLES, compare
-from recombine.engines import train_runs
 from recombine.probe import is_probed, probe_run
 from recombine.recipes import EXPERIMENTS, Experiment, Scale
 from recombine.report.drawings import DRAWINGS

@@ -1,4 +1,4 @@
-"""Several runs at once, each in a process of its own: small models leave most of a machine idle when they train one by one."""
+"""Several runs at once, each in a process of its own: trained one by one, small models leave most of a machine idle."""
 
 from __future__ import annotations
 
