@@ -9,20 +9,21 @@ import torch
 from torch import nn
 
 from recombine.cli import run as run_verb
-from recombine.models import TransformerConfig, build_model
+from recombine.errors import InputError
+from recombine.models import HypernetworkTransformerConfig, TransformerConfig, build_model
 from recombine.probe.decodability import measure_decodability
+from recombine.probe.fitted_code import fit_code, measure_fitted_code
 from recombine.probe.gradients import combination_gradients, measure_gradients, track_gradients
 from recombine.recipes import EXPERIMENTS, in_context, in_context_claims
 from recombine.recipes.experiment import SEED
 from recombine.recipes.in_context_claims import CLAIMS, Outcome, tabulate_claims, tabulate_variants
-from recombine.run import train_run
+from recombine.run import load_run, train_run
 from recombine.tasks import InContext
 from recombine.train import TrainingConfig
 
 TASK = InContext(input_size=3, hidden_size=4, num_examples=6, num_queries=2, output_size=2)
-SMALL = TransformerConfig(
-    attention="softmax", num_layers=1, embedding_dim=8, kqv_dim=8, mlp_dim=8, num_heads=2, position="none"
-)
+SIZES = {"attention": "softmax", "num_layers": 1, "embedding_dim": 8, "kqv_dim": 8, "mlp_dim": 8, "num_heads": 2}
+SMALL = TransformerConfig(**SIZES, position="none")
 
 
 class Shift(nn.Module):
@@ -107,9 +108,41 @@ def test_decodability_is_measured_once(tmp_path):
     assert measure_decodability(run.path) == {"kept": True}
 
 
+def test_a_code_that_is_fitted_tells_execution_from_inference(tmp_path):
+    """The teacher's own modules behind an inference that knows nothing: the code can be fitted, not inferred."""
+    config = HypernetworkTransformerConfig(**SIZES, code_dim=6, execution_dim=TASK.hidden_size)
+    run = train_run(replace(small_run(steps=1), model=config), out=tmp_path, evaluation_instances=50)
+    _, _, model = load_run(run.path)
+    with torch.no_grad():
+        model.execution.weight.copy_(TASK.teacher.weights[0].transpose(1, 2))
+        model.execution.bias.zero_()
+        model.execution.readout.weight.copy_(TASK.teacher.readout.T)
+        model.execution.readout.bias.zero_()
+    batch = TASK.sample("ood", 0, batch_size=40)
+    before = {name: each.clone() for name, each in model.state_dict().items()}
+    with torch.no_grad():
+        answers = model.execution(fit_code(model, batch.inputs), model.queries(batch.inputs))
+    error = (answers - batch.targets).square().mean(dim=(1, 2)) / batch.targets.var()
+    assert error.median() < 1e-3  # six examples leave some codes open
+    assert (model(batch.inputs) - batch.targets).square().mean() / batch.targets.var() > 0.5
+    assert all(torch.equal(before[name], each) for name, each in model.state_dict().items())
+
+
+def test_a_fitted_code_is_measured_once_and_of_a_bottleneck_alone(tmp_path):
+    config = HypernetworkTransformerConfig(**SIZES, execution_dim=8)
+    run = train_run(replace(small_run(), model=config), out=tmp_path, evaluation_instances=50)
+    found = measure_fitted_code(run.path, num_instances=100)
+    assert found["fitted"]["ood"] > found["inferred"]["ood"]
+    (run.path / "fitted_code.json").write_text(json.dumps({"kept": True}))
+    assert measure_fitted_code(run.path) == {"kept": True}
+    vanilla = train_run(small_run(), out=tmp_path, evaluation_instances=50)
+    with pytest.raises(InputError, match="kind 'transformer': expected 'hypernetwork_transformer'"):
+        measure_fitted_code(vanilla.path)
+
+
 def outcome(**values):
-    base = {"id": 0.99, "ood": 0.7, "decodable_id": 0.9, "decodable_ood": 0.8, "untrained_ood": 0.1, "minutes": 1.0}
-    return Outcome(**{**base, **values})
+    base = {"id": 0.99, "ood": 0.7, "decodable_id": 0.9, "decodable_ood": 0.8, "untrained_ood": 0.1}
+    return Outcome(**{**base, "fitted_ood": None, "minutes": 1.0, **values})
 
 
 def outcomes_as_claimed(seeds=2):
@@ -178,7 +211,11 @@ def test_the_experiment_from_the_command_line(tmp_path, capsys, monkeypatch):
         }
 
     monkeypatch.setattr(InContext, "evaluation_instances", 50)
-    quick = {"measure_decodability": {"num_instances": 100}, "track_run": {"num_points": 3}}
+    quick = {
+        "measure_decodability": {"num_instances": 100},
+        "measure_fitted_code": {"num_instances": 50},
+        "track_run": {"num_points": 3},
+    }
     for name, choices in quick.items():
         monkeypatch.setattr(in_context_claims, name, partial(getattr(in_context_claims, name), **choices))
     monkeypatch.setitem(EXPERIMENTS, "in-context", replace(EXPERIMENTS["in-context"], runs=miniature))

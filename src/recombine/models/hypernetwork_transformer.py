@@ -90,11 +90,18 @@ class HypernetworkTransformer(nn.Module):
         return (*residual, Site("code", "code"))
 
     def forward(self, inputs: Float[Tensor, "b tokens features"]) -> Float[Tensor, "b queries output"]:
+        return self.execution(self.infer(inputs), self.queries(inputs))
+
+    def infer(self, inputs: Float[Tensor, "b tokens features"]) -> Float[Tensor, "b code"]:
+        """The code of the task that the examples show."""
         x = self.embed(inputs[:, : self.num_examples])
         for block in self.blocks:
             x, _ = block(x, x.shape[1], None, False)
-        code = self.code(self.output_norm(x).mean(dim=1))
-        return self.execution(code, inputs[:, self.num_examples :, : self.query_dim])
+        return self.code(self.output_norm(x).mean(dim=1))
+
+    def queries(self, inputs: Float[Tensor, "b tokens features"]) -> Float[Tensor, "b queries query"]:
+        """x of the queries."""
+        return inputs[:, self.num_examples :, : self.query_dim]
 
 
 class GeneratedNetwork(nn.Module):

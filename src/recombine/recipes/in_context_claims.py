@@ -11,11 +11,13 @@ A variant is "setting / model / trunk", as the recipe writes it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
 
+from recombine.models import HypernetworkTransformerConfig
 from recombine.probe.decodability import measure_decodability
+from recombine.probe.fitted_code import measure_fitted_code
 from recombine.probe.gradients import track_run
 from recombine.recipes.experiment import Runs, group_seeds
 from recombine.store import RunDirectory
@@ -34,6 +36,7 @@ class Outcome:
     decodable_id: float
     decodable_ood: float
     untrained_ood: float  # the best of the untrained network's layers
+    fitted_ood: float | None  # with the code fitted to the examples, of models that have a code
     minutes: float
 
     @property
@@ -123,27 +126,37 @@ def read_outcome(run: RunDirectory) -> Outcome:
     result = run.read_json("result.json")
     found = measure_decodability(run.path)
     best = found["sites"][found["best_site"]]
+    has_code = result["model"] == HypernetworkTransformerConfig.kind
     return Outcome(
         id=result["scores"]["test"][METRIC]["value"],
         ood=result["scores"]["ood"][METRIC]["value"],
         decodable_id=best["id"],
         decodable_ood=best["ood"],
         untrained_ood=max(site["untrained"]["ood"] for site in found["sites"].values()),
+        fitted_ood=measure_fitted_code(run.path)["fitted"]["ood"] if has_code else None,
         minutes=result["seconds"] / 60,
     )
 
 
 def tabulate_variants(outcomes: Outcomes) -> Audit:
-    columns = ("trained", "held out", "z trained", "z held out", "z untrained", "seeds", "minutes")
+    names = {
+        "trained": "id",
+        "held out": "ood",
+        "fitted code": "fitted_ood",
+        "z trained": "decodable_id",
+        "z held out": "decodable_ood",
+        "z untrained": "untrained_ood",
+    }
     rows: list[tuple[str | int | float, ...]] = []
     for variant, seeds in outcomes.items():
-        numbers = [
-            format_seeds([getattr(seed, name) for seed in seeds])
-            for name in ("id", "ood", "decodable_id", "decodable_ood", "untrained_ood")
-        ]
+        numbers = [format_seeds([getattr(seed, name) for seed in seeds]) for name in names.values()]
         rows.append((variant, *numbers, len(seeds), f"{mean(seed.minutes for seed in seeds):.1f}"))
-    note = "means over seeds, ± half the range; z: R² of ridge regression to the latent, best layer"
-    return Audit(title="R² (pooled) by setting, model, trunk", columns=("", *columns), rows=tuple(rows), note=note)
+    note = (
+        "means over seeds, ± half the range; fitted code: held out, the code fitted to the examples instead of inferred; "
+        "z: R² of ridge regression to the latent, best layer"
+    )
+    columns = ("", *names, "seeds", "minutes")
+    return Audit(title="R² (pooled) by setting, model, trunk", columns=columns, rows=tuple(rows), note=note)
 
 
 def tabulate_claims(outcomes: Outcomes) -> Audit:
@@ -173,6 +186,10 @@ def tabulate_gradients(runs: Runs) -> Audit:
     return Audit(title="gradients between combinations", columns=columns, rows=tuple(rows), note=note)
 
 
-def format_seeds(values: list[float]) -> str:
-    spread = f" ± {(max(values) - min(values)) / 2:.3f}" if len(values) > 1 else ""
-    return f"{mean(values):.3f}{spread}"
+def format_seeds(values: Sequence[float | None]) -> str:
+    """The mean, and half the range where there is more than one value; nothing where there is none to give."""
+    numbers = [value for value in values if value is not None]
+    if not numbers:
+        return ""
+    spread = f" ± {(max(numbers) - min(numbers)) / 2:.3f}" if len(numbers) > 1 else ""
+    return f"{mean(numbers):.3f}{spread}"
