@@ -11,11 +11,11 @@ from __future__ import annotations
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, wraps
 from pathlib import Path
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -25,6 +25,7 @@ from recombine.compositions import Composition, CompositionSplit
 from recombine.errors import InputError, check_choice
 
 SplitName = Literal["train", "test", "ood", "unknown"]
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -203,6 +204,20 @@ class Task(ABC):
     @cached_property
     def _composition_tables(self) -> dict[tuple[SplitName, torch.device], Tensor]:
         return {}
+
+
+def once_per_device(make: Callable[[Any, torch.device], Value]) -> Callable[[Any, torch.device | str], Value]:
+    """A method that keeps what it makes for each device: frozen weights move there once."""
+
+    @wraps(make)
+    def kept(self: Any, device: torch.device | str) -> Value:
+        place = torch.device(device)
+        values = vars(self).setdefault(f"{make.__name__} once", {})
+        if place not in values:
+            values[place] = make(self, place)
+        return values[place]
+
+    return kept
 
 
 _GOLDEN = 0x9E3779B97F4A7C15

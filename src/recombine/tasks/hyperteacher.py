@@ -22,7 +22,7 @@ from torch import Tensor
 
 from recombine.compositions import Composition, CompositionSplit, all_sets
 from recombine.errors import InputError, check_choice, check_positive
-from recombine.tasks.base import Audit, Batch, Ratio, SplitName, Stream, Task, measure_r2
+from recombine.tasks.base import Audit, Batch, Ratio, SplitName, Stream, Task, measure_r2, once_per_device
 from recombine.tasks.encodings import Encoding, build_encoder, draw_invertible, measure_linearity
 from recombine.tasks.modular_teacher import ModularTeacher, apply_teacher, draw_teacher
 from recombine.tasks.strengths import Latents, draw_strengths
@@ -197,10 +197,7 @@ class Hyperteacher(Task):
         self, strengths: Float[Tensor, "rows modules"], x: Float[Tensor, "rows samples x"]
     ) -> Float[Tensor, "rows samples y"]:
         """What the teacher makes of x."""
-        teacher = self._teachers.get(x.device)
-        if teacher is None:
-            teacher = self._teachers[x.device] = self.teacher.to(x.device)
-        return apply_teacher(teacher, strengths / math.sqrt(self.num_active), x)
+        return apply_teacher(self.teacher_on(x.device), strengths / math.sqrt(self.num_active), x)
 
     @cached_property
     def teacher(self) -> ModularTeacher:
@@ -214,9 +211,9 @@ class Hyperteacher(Task):
             num_layers=self.teacher_layers,
         )
 
-    @cached_property
-    def _teachers(self) -> dict[torch.device, ModularTeacher]:
-        return {}
+    @once_per_device
+    def teacher_on(self, device: torch.device) -> ModularTeacher:
+        return self.teacher.to(device)
 
     def encode(
         self, strengths: Float[Tensor, "rows modules"], modules: Int[Tensor, "rows active"]

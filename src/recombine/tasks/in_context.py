@@ -31,7 +31,7 @@ from torch import Tensor
 
 from recombine.compositions import Composition, CompositionSplit, all_sets
 from recombine.errors import InputError, check_choice, check_positive
-from recombine.tasks.base import Batch, Ratio, SplitName, Stream, Task, measure_r2
+from recombine.tasks.base import Batch, Ratio, SplitName, Stream, Task, measure_r2, once_per_device
 from recombine.tasks.in_context_oracle import fit_latent
 from recombine.tasks.in_context_support import Support, choose_support
 from recombine.tasks.modular_teacher import ModularTeacher, apply_teacher, draw_teacher
@@ -169,15 +169,9 @@ class InContext(Task):
             modules = number[:, None] * self.num_active + torch.arange(self.num_active, device=modules.device)
         return strengths.new_zeros(len(strengths), self.latent_size).scatter(1, modules, strengths)
 
-    def teacher_on(self, device: torch.device | str) -> ModularTeacher:
-        place = torch.device(device)
-        if place not in self._teachers:
-            self._teachers[place] = self.teacher.to(place)
-        return self._teachers[place]
-
-    @cached_property
-    def _teachers(self) -> dict[torch.device, ModularTeacher]:
-        return {}
+    @once_per_device
+    def teacher_on(self, device: torch.device) -> ModularTeacher:
+        return self.teacher.to(device)
 
     def loss(self, predictions: Tensor, batch: Batch) -> Float[Tensor, ""]:
         """Squared error at the queries."""

@@ -28,7 +28,7 @@ from torch.nn import functional
 
 from recombine.compositions import Composition, CompositionSplit
 from recombine.errors import InputError, check_choice, check_positive
-from recombine.tasks.base import Batch, Ratio, SplitName, Stream, Task
+from recombine.tasks.base import Batch, Ratio, SplitName, Stream, Task, once_per_device
 from recombine.tasks.sequence_functions import (
     AttentionWeights,
     Readout,
@@ -139,7 +139,7 @@ class SequenceTeacher(Task):
         stream = self.stream(split, index, range(batch_size) if rows is None else rows, device)
         if split == "train" and self.num_sequences is not None:
             number = stream.integers(self.num_sequences, 1)[:, 0]
-            x, composition, lengths = (each[number] for each in self._pool(self.num_sequences, stream.device))
+            x, composition, lengths = (each[number] for each in self._pool(stream.device))
         else:
             x, composition, lengths = self._draw(split, stream)
         if length is not None:
@@ -193,23 +193,15 @@ class SequenceTeacher(Task):
             return real.long() - 1  # module 0 at every token, -1 for padding
         return torch.tensor(self.split.compositions(split), device=real.device)[composition]
 
-    def _pool(self, size: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-        """The distinct training sequences, drawn once."""
-        if device not in self._pools:
-            stream = Stream(self.name, self.seed, "pool", rows=range(size), device=device)
-            self._pools[device] = self._draw("train", stream)
-        return self._pools[device]
-
-    @cached_property
-    def _pools(self) -> dict[torch.device, tuple[Tensor, Tensor, Tensor]]:
-        return {}
+    @once_per_device
+    def _pool(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+        """The distinct training sequences."""
+        rows = range(self.num_sequences or 0)
+        return self._draw("train", Stream(self.name, self.seed, "pool", rows=rows, device=device))
 
     def label(self, x: Float[Tensor, "b t tokens"]) -> tuple[Float[Tensor, "b t hidden"], Float[Tensor, "b t targets"]]:
         """The teacher's hidden states and outputs."""
-        weights = self._weights.get(x.device)
-        if weights is None:
-            weights = {part: each.to(x.device) for part, each in self.weights.items()}
-            self._weights[x.device] = weights
+        weights = self.weights_on(x.device)
         hidden = represent(self.teacher, weights, x, attention=self.teacher_attention)
         return hidden, read_out(weights, hidden)
 
@@ -225,9 +217,9 @@ class SequenceTeacher(Task):
             seed=self.seed,
         )
 
-    @cached_property
-    def _weights(self) -> dict[torch.device, Weights]:
-        return {}
+    @once_per_device
+    def weights_on(self, device: torch.device) -> Weights:
+        return {part: each.to(device) for part, each in self.weights.items()}
 
     def loss(self, predictions: Tensor, batch: Batch) -> Float[Tensor, ""]:
         """Mean squared error over real tokens; with chain of thought, that of the hidden states is added."""
