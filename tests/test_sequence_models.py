@@ -193,3 +193,12 @@ def test_labels_and_other_tasks():
     ]
     task = FuzzyLogic(num_examples=4)
     assert build(RecurrentConfig(), task)(task.sample("train", 0, batch_size=3).inputs).shape == (3, 4, 1)
+
+
+@pytest.mark.parametrize("config", [StateSpaceConfig(), RecurrentConfig()], ids=lambda each: each.kind)
+def test_students_start_as_rotations(config):
+    """As teachers are: no change of basis makes a reflection of a rotation."""
+    for seed in range(6):
+        recurrence = build_model(config, SequenceTeacher(teacher=config.kind), seed=seed).recurrence.detach().double()
+        torch.testing.assert_close(recurrence @ recurrence.T, torch.eye(20, dtype=torch.float64), atol=1e-5, rtol=0)
+        assert torch.linalg.det(recurrence) == pytest.approx(1, abs=1e-4)

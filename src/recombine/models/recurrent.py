@@ -66,7 +66,7 @@ class StateSpaceModel(SequenceModel):
         size = config.hidden_dim
         self.input = normal_parameter(size, input_dim)
         if config.recurrence == "dense":
-            self.recurrence = nn.Parameter(nn.init.orthogonal_(torch.empty(size, size)))
+            self.recurrence = rotation_parameter(size)
         else:
             self.log_radius = nn.Parameter(torch.zeros(size // 2))
             self.angle = nn.Parameter(torch.rand(size // 2) * torch.pi)
@@ -90,7 +90,7 @@ class RecurrentNetwork(SequenceModel):
     def __init__(self, config: RecurrentConfig, *, input_dim: int, output_dim: int) -> None:
         super().__init__(config, input_dim=input_dim, output_dim=output_dim)
         self.input = normal_parameter(config.hidden_dim, input_dim)
-        self.recurrence = nn.Parameter(nn.init.orthogonal_(torch.empty(config.hidden_dim, config.hidden_dim)))
+        self.recurrence = rotation_parameter(config.hidden_dim)
 
     def represent(self, inputs: Float[Tensor, "b t features"]) -> Float[Tensor, "b t hidden"]:
         transition = self.recurrence.T
@@ -98,6 +98,16 @@ class RecurrentNetwork(SequenceModel):
         for driven in (inputs @ self.input.T).unbind(dim=1):
             hidden.append(torch.sigmoid(torch.addmm(driven, hidden[-1], transition) if hidden else driven))
         return torch.stack(hidden, dim=1)
+
+
+def rotation_parameter(size: int) -> nn.Parameter:
+    """A random rotation, of determinant 1 as the teacher's.
+
+    No change of basis alters the sign of a determinant: a student that starts as a reflection must first make Λ singular.
+    """
+    matrix = nn.init.orthogonal_(torch.empty(size, size))
+    matrix[:, 0] *= torch.linalg.det(matrix).sign()
+    return nn.Parameter(matrix)
 
 
 def scan_dense(matrix: Float[Tensor, "n n"], driven: Float[Tensor, "b t n"]) -> Float[Tensor, "b t n"]:
