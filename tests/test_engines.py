@@ -1,6 +1,10 @@
 """Several runs at a time: the same results as one by one, and errors that arrive."""
 
+import subprocess
+import sys
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +14,7 @@ from recombine.engines import train_runs
 from recombine.errors import InputError
 from recombine.models import MLPConfig
 from recombine.run import RunConfig, train_run
+from recombine.store import RunDirectory
 from recombine.tasks import Hyperteacher
 from recombine.train import TrainingConfig
 
@@ -43,6 +48,43 @@ def test_an_error_in_a_run_arrives(tmp_path):
         train_runs(CONFIGS, jobs=2, out=tmp_path, device="abacus")
     with pytest.raises(InputError, match="jobs"):
         train_runs(CONFIGS, jobs=0, out=tmp_path)
+
+
+def test_workers_end_with_their_parent(tmp_path):
+    """Killed without warning: the lock of each run is free again, and its checkpoint is there to resume from."""
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from dataclasses import replace\n"
+        "from test_engines import CONFIGS, train_runs\n"
+        "if __name__ == '__main__':\n"
+        "    long = {label: replace(each, training=replace(each.training, steps=10**6)) for label, each in CONFIGS.items()}\n"
+        "    train_runs(long, jobs=2, out=sys.argv[2])\n"
+    )
+    script = tmp_path / "script.py"
+    script.write_text(code)
+    parent = subprocess.Popen([sys.executable, script, Path(__file__).parent, tmp_path / "runs"])
+    try:
+        wait_until(lambda: len(list(tmp_path.glob("runs/*/metrics.jsonl"))) == 2)
+    finally:
+        parent.kill()
+        parent.wait()
+    runs = [RunDirectory.open(path.parent) for path in tmp_path.glob("runs/*/metrics.jsonl")]
+    wait_until(lambda: all(map(is_free, runs)))
+
+
+def is_free(run):
+    try:
+        with run.lock():
+            return True
+    except InputError:
+        return False
+
+
+def wait_until(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.05)
 
 
 def test_reproduce_at_once(tmp_path, capsys, monkeypatch):

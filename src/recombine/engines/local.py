@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
@@ -46,7 +47,16 @@ def train_runs(
 
 def _begin(threads: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # stop without a traceback; checkpoints are kept
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
+
+
+def _end_with_parent() -> None:
+    """However the parent ends: a worker that stayed behind would hold the lock of its run."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _train(config: RunConfig, out: str, device: str) -> Path:
