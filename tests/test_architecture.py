@@ -34,6 +34,7 @@ ROOMS = (
     "report",
     "cli",
     "commands",
+    "__main__",
 )
 
 

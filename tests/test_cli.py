@@ -236,3 +236,8 @@ def test_no_arguments_and_version(capsys):
         run_verb(["train"])
     assert stop.value.code == 2
     assert "TASK is one of fuzzy-logic" in capsys.readouterr().out
+
+
+def test_the_package_runs_as_a_module():
+    shown = subprocess.run([sys.executable, "-m", "recombine", "--version"], capture_output=True, text=True, check=True)
+    assert shown.stdout.startswith("recombine ")

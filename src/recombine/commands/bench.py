@@ -26,11 +26,11 @@ from recombine.store import Json
 class BenchOptions(Output):
     """What to measure."""
 
-    parts: tyro.conf.Positional[tuple[str, ...]] = ()
+    parts: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[PART ...]")] = ()
     """Some of steps, attention, growth, memory, generators; all of them if none is named."""
-    precisions: tuple[str, ...] = ("float32", "bf16")
+    precisions: Annotated[tuple[str, ...], tyro.conf.arg(metavar="PRECISION ...")] = ("float32", "bf16")
     """Of steps and attention: float32, bf16. On CPUs without bf16 instructions the latter takes many minutes."""
-    workloads: tuple[str, ...] = ()
+    workloads: Annotated[tuple[str, ...], tyro.conf.arg(metavar="WORKLOAD ...")] = ()
     """Of steps: some of fuzzy_logic, sraven, language; all of them if none is named."""
     seconds: float = 3.0
     """For each case: more seconds, more rounds."""
