@@ -116,7 +116,7 @@ def _score_trace(run: ReportRun, number: int, metric: str) -> Figure:
 def loss_figure(runs: Sequence[ReportRun]) -> Figure:
     """Training loss over steps, both as written during training."""
     traces = [_curve_trace(run, run.loss_curve()) for run in runs]
-    return make_figure(traces, height=320, x_title="step", y={"type": "log", "tickformat": "~g"})
+    return make_figure(traces, height=320, x_title="step", y={"type": "log", "tickformat": "~g", "dtick": "D2"})
 
 
 def curve_figure(runs: Sequence[ReportRun], split: str, metric: str) -> Figure:
