@@ -235,4 +235,7 @@ def test_the_experiment_from_the_command_line(tmp_path, capsys, monkeypatch):
 
 def test_figures_of_an_experiment_without_any(capsys):
     assert run_verb(["reproduce", "sraven", "--figures", "somewhere"]) == 2
-    assert "unknown experiment with figures 'sraven': expected one of in-context" in capsys.readouterr().err
+    assert (
+        "unknown experiment with figures 'sraven': expected one of in-context, scale-decodability"
+        in capsys.readouterr().err
+    )

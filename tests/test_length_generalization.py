@@ -2,12 +2,14 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from recombine.cli import run as run_verb
 from recombine.recipes import EXPERIMENTS, default_run, length_generalization
 from recombine.recipes.length_tables import format_r2, spread
+from recombine.report.drawings import DRAWINGS
 from recombine.tasks import SequenceTeacher
 from recombine.train import TrainingConfig
 
@@ -64,8 +66,13 @@ def test_reproduce_ends_with_tables(name, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("recombine.tasks.sequence_teacher.NUM_MEAN_SEQUENCES", 512)
     monkeypatch.setattr("recombine.recipes.length_tables.NUM_SEQUENCES", 50)
     arguments = ["reproduce", name, "--scale", "tiny", "--out", str(tmp_path)]
-    assert run_verb([*arguments, "--json"]) == 0
-    tables = json.loads(capsys.readouterr().out)["tables"]
+    figures = ["--figures", str(tmp_path / "figures")] if name in DRAWINGS else []
+    assert run_verb([*arguments, *figures, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    tables = shown["tables"]
+    for figure in shown.get("figures", []):
+        assert Path(figure).read_bytes().startswith(b"\x89PNG")
+    assert len(shown.get("figures", [])) == (0 if name == "length-composition" else 1)
     assert all(len(rows) == 2 for rows in tables.values())
     if name == "length-generalization":
         loss, ratio, identified = tables.values()

@@ -8,6 +8,7 @@ import pytest
 from recombine.cli import run as run_verb
 from recombine.recipes import EXPERIMENTS, default_run, scale
 from recombine.recipes.scale_tables import compare_seeds, correlate_decodability
+from recombine.report.scale import draw_scale
 from recombine.run import train_run
 
 
@@ -76,6 +77,17 @@ def test_decodability_is_measured_once_and_correlated(runs, monkeypatch):
     assert all(row[1] == 4 and -1 <= row[2] <= 1 for row in correlations.rows)
     monkeypatch.setattr("recombine.probe.decodability.decode_sites", None)  # all are measured already
     assert correlate_decodability(runs)[0].rows == decodability.rows
+
+
+def test_the_figure_of_all_runs(runs, tmp_path):
+    """Four panels; a line for each split of a curve, a point a run of the last."""
+    correlate_decodability(runs)
+    labels = {"width 8": "4 compositions", "width 32": "random"}
+    others = {
+        label.replace(old, new): run for label, run in runs.items() for old, new in labels.items() if old in label
+    }
+    (path,) = draw_scale(runs | others, tmp_path)
+    assert path.read_bytes().startswith(b"\x89PNG")
 
 
 def test_reproduce_prints_the_tables(tmp_path, monkeypatch, capsys):

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Literal, TypeVar, get_args
 
-from recombine.errors import InputError
 from recombine.run import RunConfig
-from recombine.store import RunDirectory, hash_config
+from recombine.store import RunDirectory
 from recombine.tasks.base import Audit
 
 Scale = Literal["tiny", "small", "paper"]
@@ -49,17 +47,3 @@ def group_seeds(runs: Mapping[str, Value]) -> dict[str, list[Value]]:
     for label, value in runs.items():
         groups.setdefault(label.partition(SEED)[0], []).append(value)
     return groups
-
-
-def find_runs(experiment: Experiment, scale: Scale, out: Path | str) -> dict[str, RunDirectory]:
-    """Those runs of an experiment that a folder holds, finished; by label."""
-    paths = {
-        label: Path(out) / f"{run.name}-{hash_config(run.as_dict())}" for label, run in experiment.runs(scale).items()
-    }
-    found = {label: RunDirectory.open(path) for label, path in paths.items() if (path / "result.json").exists()}
-    if not found:
-        raise InputError(
-            f"{out} has no finished run of {experiment.name} at scale {scale}: "
-            f"expected `recombine reproduce {experiment.name}`"
-        )
-    return found

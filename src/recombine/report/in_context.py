@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,8 +11,9 @@ import numpy as np
 from recombine.probe.decodability import FILE as DECODABILITY_FILE
 from recombine.probe.gradients import FILE as GRADIENTS_FILE
 from recombine.recipes.experiment import Runs, group_seeds
+from recombine.report.canvas import canvas
 from recombine.report.figures import LIGHT_PALETTE
-from recombine.store import Json, RunDirectory, write_whole
+from recombine.store import Json, RunDirectory
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,28 +29,16 @@ CURVES = {
 
 
 def draw_in_context(runs: Runs, folder: Path) -> list[Path]:
-    """Write the figures as PNG files; returns their paths."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
     variants = group_seeds(runs)
-    with rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
-        pictures = {
-            "in_context_scores": Figure(figsize=(7.5, 3), layout="constrained"),
-            "in_context_gradients": Figure(figsize=(7.5, 3), layout="constrained"),
-        }
-        left, right = pictures["in_context_scores"].subplots(1, 2)
+    paths = [folder / "in_context_scores.png", folder / "in_context_gradients.png"]
+    with canvas(paths[0], 7.5, 3) as figure:
+        left, right = figure.subplots(1, 2)
         _draw_curves(left, variants)
         _draw_layers(right, variants)
-        left, right = pictures["in_context_gradients"].subplots(1, 2)
+    with canvas(paths[1], 7.5, 3) as figure:
+        left, right = figure.subplots(1, 2)
         _draw_gradients(left, variants, "variance_share", "variance between combinations\n/ mean squared gradient")
         _draw_gradients(right, variants, "transfer", "cosine with the gradient\nof held-out combinations")
-        paths = []
-        for name, figure in pictures.items():
-            content = io.BytesIO()
-            figure.savefig(content, format="png", dpi=160)
-            paths.append(folder / f"{name}.png")
-            write_whole(paths[-1], content.getvalue())
     return paths
 
 
@@ -68,7 +56,7 @@ def _draw_curves(axes: Axes, variants: Variants) -> None:
             if split == "ood":
                 axes.fill_between(steps, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.15, linewidth=0)
     axes.set(xlabel="step", ylabel="R² (pooled)", ylim=(0, 1.02), title="held out (solid), trained (dotted)")
-    axes.legend(frameon=False, loc="lower right", fontsize="small")
+    axes.legend(loc="lower right")
 
 
 def _draw_layers(axes: Axes, variants: Variants) -> None:
@@ -103,4 +91,4 @@ def _draw_gradients(axes: Axes, variants: Variants, key: str, title: str) -> Non
         axes.plot([row["step"] for row in rows], values, "o-", color=LIGHT_PALETTE[number], label=name)
     axes.axhline(0, color="#c9cecd", linewidth=1, zorder=0)
     axes.set(xscale="log", xlabel="step", ylabel=title)
-    axes.legend(frameon=False, fontsize="small")
+    axes.legend()

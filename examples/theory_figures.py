@@ -1,0 +1,103 @@
+"""The figures of docs/theory.md: constructed networks and students, no training.
+
+python examples/theory_figures.py docs/images
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+
+from recombine.models import SequenceModel, build_model
+from recombine.models.constructed_network import build_modular_mlp, count_neurons
+from recombine.models.constructed_students import change_basis, forget_beyond
+from recombine.recipes.length_generalization import STUDENTS
+from recombine.report.canvas import canvas
+from recombine.report.figures import LIGHT_PALETTE
+from recombine.tasks import Hyperteacher, SequenceTeacher
+
+MODULES = (4, 8, 16, 24, 32, 48, 64)
+KNOTS = (1, 2, 4, 8, 16, 32, 64)
+BLUE, ORANGE = LIGHT_PALETTE[:2]
+LENGTHS = range(1, 101)
+
+
+def build(num_modules: int, num_knots: int) -> tuple[int, float]:
+    """Neurons of the construction, and its error on held-out compositions as a share of the outputs' deviation."""
+    task = Hyperteacher(num_modules=num_modules, num_active=3, num_extra=0)
+    network = build_modular_mlp(task.teacher, num_knots=num_knots)
+    batch = task.sample("ood", 0, batch_size=64)
+    z, x = batch.info["strengths"], batch.inputs[..., task.encoding_dim :]
+    with torch.no_grad():
+        error = network(torch.cat([(z / task.num_active**0.5)[:, None].expand(-1, x.shape[1], -1), x], dim=-1).double())
+        error -= batch.targets
+    return count_neurons(network), (error.square().mean().sqrt() / batch.targets.std()).item()
+
+
+def draw_neurons(path: Path) -> None:
+    """Neurons grow with the number of modules, the error falls with the square of the number of knots."""
+    over_modules = {num_modules: build(num_modules, 8) for num_modules in MODULES}
+    over_knots = {num_knots: build(16, num_knots) for num_knots in KNOTS}
+    print("modules, neurons, error:", [(m, *each) for m, each in over_modules.items()])
+    print("knots, neurons, error:", [(n, *each) for n, each in over_knots.items()])
+    with canvas(path, 11, 3.4) as figure:
+        left, middle, right = figure.subplots(1, 3)
+        left.plot(MODULES, [neurons for neurons, _ in over_modules.values()], "o-", color=BLUE)
+        left.set(xlabel="modules M", ylabel="hidden neurons", title="neurons, 8 knots a unit", xlim=0, ylim=0)
+        middle.plot(MODULES, [error for _, error in over_modules.values()], "o-", color=BLUE)
+        middle.set(xlabel="modules M", ylabel="error / standard deviation", title="error, 8 knots a unit")
+        middle.set(xlim=0, ylim=(0, 0.01))
+        errors = [error for _, error in over_knots.values()]
+        right.loglog(KNOTS, errors, "o-", color=BLUE, label="constructed network")
+        guide = [errors[2] * (KNOTS[2] / n) ** 2 for n in KNOTS]
+        right.loglog(KNOTS, guide, "--", color=ORANGE, label="slope −2")
+        right.set(xlabel="knots a unit", ylabel="error / standard deviation", title="error, M = 16")
+        right.legend()
+
+
+def copy_teacher(name: str) -> tuple[SequenceTeacher, SequenceModel]:
+    task = SequenceTeacher(teacher=name)  # type: ignore[arg-type]
+    model = build_model(STUDENTS[name], task, seed=0)
+    assert isinstance(model, SequenceModel)
+    model.load_state_dict(task.weights)
+    return task, model.double()
+
+
+@torch.no_grad()
+def draw_sequences(path: Path) -> None:
+    """Left: what a change of basis does to outputs. Right: a deep set that forgets beyond ten tokens."""
+    generator = torch.Generator().manual_seed(0)
+    rotation = torch.linalg.qr(torch.randn(20, 20, generator=generator, dtype=torch.float64))[0]
+    permutation = torch.eye(20, dtype=torch.float64)[torch.randperm(20, generator=generator)]
+    bases = [(name, "rotation", rotation) for name in ("deep_set", "ssm", "rnn")]
+    bases.append(("rnn", "permutation", permutation))
+    with canvas(path, 8.5, 3.2) as figure:
+        left, right = figure.subplots(1, 2)
+        for colour, (name, kind, basis) in zip(LIGHT_PALETTE, bases, strict=False):
+            task, model = copy_teacher(name)
+            x = task.sample("ood", 0, batch_size=200, length=100).inputs.double()
+            change = (change_basis(model, basis)(x) - model(x)).abs().mean(dim=(0, 2)).clamp_min(1e-18)
+            left.plot(LENGTHS, change, color=colour, label=f"{name.replace('_', ' ')}, {kind}")
+        left.set(title="hidden states in another basis", ylabel="mean change of the outputs", yscale="log")
+        task, model = copy_teacher("deep_set")
+        inputs = task.sample("ood", 0, batch_size=500, length=100).inputs.double()
+        targets = model(inputs)
+        error = (forget_beyond(model, 10)(inputs) - targets).square().mean(dim=(0, 2))  # type: ignore[arg-type]
+        constant = (targets.mean(dim=0) - targets).square().mean(dim=(0, 2))
+        right.plot(LENGTHS, error, color=BLUE, label="deep set that cuts sums off at 10")
+        right.plot(LENGTHS, constant, color="0.5", label="best constant")
+        right.set(title="no error where trained, large beyond", ylabel="squared error")
+        right.set_yscale("symlog", linthresh=1e-6)
+        for axes in (left, right):
+            axes.axvline(10, color="0.6", linewidth=0.8, linestyle=":")
+            axes.set(xlabel="tokens T", xscale="log")
+            axes.set_xticks((1, 2, 5, 10, 20, 50, 100), ("1", "2", "5", "10", "20", "50", "100"))
+            axes.minorticks_off()
+        left.legend(loc="center right")
+        right.legend(loc="center left")
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    draw_neurons(folder / "theory_neurons.png")
+    draw_sequences(folder / "theory_sequences.png")
