@@ -28,7 +28,7 @@ from torch.nn import functional
 
 from recombine.compositions import Composition, CompositionSplit
 from recombine.errors import InputError, check_choice, check_positive
-from recombine.tasks.base import Batch, Ratio, SplitName, Stream, Task, once_per_device
+from recombine.tasks.base import Audit, Batch, Ratio, SplitName, Stream, Task, once_per_device
 from recombine.tasks.sequence_functions import (
     AttentionWeights,
     Readout,
@@ -41,6 +41,7 @@ from recombine.tasks.sequence_functions import (
 
 HeldOut = Literal["lengths", "corners"]
 NUM_CORNERS = 64
+NUM_STILLEST = 5
 NUM_MEAN_SEQUENCES = 4_096
 
 
@@ -285,6 +286,23 @@ class SequenceTeacher(Task):
     def oracle(self, batch: Batch) -> Float[Tensor, "b t targets"]:
         """The teacher itself."""
         return batch.targets
+
+    def audits(self, num_instances: int) -> list[Audit]:
+        """Outputs that the teacher's sigmoids hold still in training: there, training does not say what comes later."""
+        deviations = []
+        for split in ("test", "ood"):
+            batch = self.sample(split, 0, batch_size=num_instances)
+            deviations.append(batch.targets[mark_real(batch.inputs, batch.info["length"])].std(dim=0))
+        trained, held_out = deviations
+        stillest = trained.argsort()[:NUM_STILLEST].tolist()
+        return [
+            Audit(
+                title="outputs of the teacher that vary least in training",
+                columns=("output", "deviation, trained", "deviation, held out"),
+                rows=tuple((number, trained[number].item(), held_out[number].item()) for number in stillest),
+                note=f"the median output deviates by {trained.median():.3f} in training; what stands still is not learned",
+            )
+        ]
 
     def describe(self, composition: Composition) -> str:
         if self.held_out == "lengths":
