@@ -16,7 +16,7 @@ from recombine.models import MLPConfig
 from recombine.run import RunConfig, train_run
 from recombine.store import RunDirectory
 from recombine.tasks import Hyperteacher
-from recombine.train import TrainingConfig
+from recombine.train import DivergedError, TrainingConfig
 
 CONFIG = RunConfig(
     task=Hyperteacher(num_modules=4, num_active=2, support="random"),
@@ -50,8 +50,17 @@ def test_an_error_in_a_run_arrives(tmp_path):
         train_runs(CONFIGS, jobs=0, out=tmp_path)
 
 
+def test_one_that_fails_stops_the_others(tmp_path):
+    bad = {"bad": replace(CONFIG, training=replace(CONFIG.training, learning_rate=1e30))}
+    good = {label: replace(each, training=replace(each.training, steps=10**6)) for label, each in CONFIGS.items()}
+    with pytest.raises(DivergedError, match="training diverged"):
+        train_runs(bad | good, jobs=2, out=tmp_path)  # would take hours
+    runs = [RunDirectory.open(path.parent) for path in tmp_path.glob("*/config.json")]
+    wait_until(lambda: all(map(is_free, runs)))
+
+
 def test_workers_end_with_their_parent(tmp_path):
-    """Killed without warning: the lock of each run is free again, and its checkpoint is there to resume from."""
+    """Killed without warning: the lock of each run is free again."""
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from dataclasses import replace\n"

@@ -110,6 +110,12 @@ def test_configurations_survive_their_json():
         assert execution in run.name
 
 
+def test_the_code_has_a_feature_for_each_module():
+    task = InContext(num_modules=10, input_size=3, num_examples=7)
+    assert HypernetworkTransformerConfig(**SIZES).build(task).code.out_features == 10
+    assert HypernetworkTransformerConfig(**SIZES, code_dim=4).build(task).code.out_features == 4
+
+
 def test_bad_choices(unchecked):
     with pytest.raises(InputError, match="unknown execution 'film': expected one of hypernetwork, mlp"):
         HypernetworkTransformerConfig(execution="film")

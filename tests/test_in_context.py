@@ -86,23 +86,21 @@ def test_certificates(given_settings, num_components, min_coverage):
 
 
 def test_combinations_of_the_control_share_no_module():
-    """Each combination has its own weights: the tasks 0+1 and 1+2 have none in common, as those with shared modules do."""
+    """Each combination has its own weights, and the certificate says that held-out ones are made of untrained modules."""
     assert CONTROL.latent_size == 2 * 15
     assert len(CONTROL.split.train) == len(TASK.split.train)
-    used: dict[int, tuple[str, int]] = {}
-    for split in ("test", "ood"):
-        for number, combination in enumerate(CONTROL.split.compositions(split)):
-            place = CONTROL.place(
-                split, torch.tensor([number]), torch.tensor([combination]), torch.tensor([[0.5, 0.7]])
-            )
-            for module in place[0].nonzero()[:, 0].tolist():
-                assert used.setdefault(module, (split, number)) == (split, number)
-    assert len(used) == 30
+    used = [module for combination in CONTROL.all_combinations for module in combination]
+    assert sorted(used) == list(range(30))
+    certificate = CONTROL.split.certificate
+    assert certificate.min_coverage == 0
+    assert not certificate.connected
+    assert certificate.sha256 != TASK.split.certificate.sha256
     batch = CONTROL.sample("ood", 0, batch_size=4)
-    latent = CONTROL.place("ood", batch.composition, batch.latents, batch.info["strengths"].gather(1, batch.latents))
-    x = batch.inputs[0, 12:, :4]
+    latent = batch.info["strengths"]
     modules = latent[0].nonzero()[:, 0].tolist()
-    expected = naive_teacher(CONTROL.teacher, modules, latent[0, modules], x)
+    assert modules == batch.latents[0].tolist()
+    assert min(modules) >= 12  # those below are trained
+    expected = naive_teacher(CONTROL.teacher, modules, latent[0, modules], batch.inputs[0, 12:, :4])
     torch.testing.assert_close(batch.targets[0], expected, atol=1e-5, rtol=1e-5)
 
 
@@ -213,7 +211,11 @@ def test_the_command_line_shows_and_checks_it(capsys):
     assert run_verb(["show", "in-context", "--input-size", "2", "--num-examples", "3", "--num-queries", "1"]) == 0
     shown = capsys.readouterr().out
     assert "· module" in shown
-    assert "(answer" in shown
+    assert "more" not in shown  # all of it is shown
+    assert run_verb(["show", "in-context"]) == 0
+    shown = capsys.readouterr().out
+    assert "… 40 more" in shown
+    assert max(map(len, shown.splitlines())) <= 80
     flags = ["--support", "custom", "--combinations", "0-1 2-3 4-5", "--num-instances", "0"]
     assert run_verb(["check", "in-context", *flags]) == 0
     assert "NO, 3 component(s)" in capsys.readouterr().out

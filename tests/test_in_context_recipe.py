@@ -29,9 +29,9 @@ SMALL = TransformerConfig(**SIZES, position="none")
 class Shift(nn.Module):
     """Predicts a constant: its gradient is twice the error, the same for all combinations whose means agree."""
 
-    def __init__(self, task, *, where=None):
+    def __init__(self, task):
         super().__init__()
-        self.task, self.where = task, where
+        self.task = task
         self.shift = nn.Parameter(torch.tensor(100.0))
 
     def forward(self, inputs):
@@ -165,10 +165,12 @@ def test_a_world_as_the_paper_says_shows_every_claim():
         (0, "connected / vanilla / softmax", {"id": 0.8}),
         (1, "connected / vanilla / softmax", {"ood": 0.95}),
         (2, "connected / bottleneck / softmax", {"ood": 0.85}),
+        (2, "connected / vanilla / softmax", {"ood": 0.96}),
         (3, "connected / vanilla / softmax", {"decodable_ood": 0.4}),
         (3, "connected / vanilla / softmax", {"untrained_ood": 0.75}),
         (4, "connected / bottleneck / softmax", {"decodable_ood": 0.4}),
         (5, "control / bottleneck / softmax", {"ood": 0.3}),
+        (5, "connected / vanilla / softmax", {"ood": 0.9}),
     ],
 )
 def test_one_seed_that_says_otherwise_is_enough(number, variant, changed):

@@ -27,22 +27,33 @@ def train_runs(
 ) -> dict[str, RunDirectory]:
     """Train labelled configurations, `jobs` at a time, as `train_run` would; cores are shared out evenly among them.
 
-    `done` is told of each as it ends. The first that fails stops those that have not begun, and its error is raised here.
+    `done` is told of each as it ends. The first that fails stops all others, which keep their checkpoints, and its error is
+    raised here.
     """
     check_positive(jobs=jobs)
     context = multiprocessing.get_context("spawn")  # a forked process cannot use an accelerator
-    threads = max(1, (os.cpu_count() or 1) // jobs)
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin, initargs=(threads,)) as pool:
+    threads = max(1, count_cores() // jobs)
+    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin, initargs=(threads,))
+    try:
         waiting = {pool.submit(_train, config, str(out), device): label for label, config in configs.items()}
-        try:
-            for future in as_completed(waiting):
-                run = RunDirectory.open(future.result())
-                if done is not None:
-                    done(waiting[future], run)
-            return {label: RunDirectory.open(future.result()) for future, label in waiting.items()}
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+        for future in as_completed(waiting):
+            run = RunDirectory.open(future.result())
+            if done is not None:
+                done(waiting[future], run)
+        runs = {label: RunDirectory.open(future.result()) for future, label in waiting.items()}
+    except BaseException:
+        workers = list((pool._processes or {}).values())  # there is no public way to stop those that are at work
+        pool.shutdown(wait=False, cancel_futures=True)
+        for worker in workers:
+            worker.terminate()
+        raise
+    pool.shutdown()
+    return runs
+
+
+def count_cores() -> int:
+    """Those that this process may use, which a scheduler may have made fewer than there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _begin(threads: int) -> None:

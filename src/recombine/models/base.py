@@ -11,6 +11,7 @@ from typing import ClassVar, Literal, NamedTuple
 
 from torch import nn
 
+from recombine.errors import InputError
 from recombine.tasks.base import Task
 
 
@@ -28,6 +29,12 @@ class ModelConfig(ABC):
     @abstractmethod
     def build(self, task: Task) -> nn.Module:
         """The model with its first parameters, from inputs of the task to predictions."""
+
+
+def require_causal(task: Task, causal: bool) -> None:
+    """Refuse a model that could read an answer from a later token."""
+    if task.betrays_answers and not causal:
+        raise InputError(f"task {task.name!r} shows in later steps what was done in earlier ones: expected causal=True")
 
 
 class Site(NamedTuple):

@@ -37,8 +37,8 @@ class HypernetworkTransformerConfig(TransformerConfig):
 
     position: Literal["relative", "rotary", "none"] = "none"
     """Of the trunk; examples have no order."""
-    code_dim: int = 6
-    """Features of the latent code, all that is known of a task."""
+    code_dim: int | None = None
+    """Features of the latent code, all that is known of a task; without a number, one for each module of the task."""
     execution: Execution = "hypernetwork"
     """What meets x: a network generated from the code, or an MLP that is given the code beside x."""
     execution_dim: int = 32
@@ -47,7 +47,9 @@ class HypernetworkTransformerConfig(TransformerConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("execution", self.execution, get_args(Execution))
-        check_positive(code_dim=self.code_dim, execution_dim=self.execution_dim)
+        check_positive(execution_dim=self.execution_dim)
+        if self.code_dim is not None:
+            check_positive(code_dim=self.code_dim)
 
     @property
     def label(self) -> str:
@@ -59,8 +61,12 @@ class HypernetworkTransformerConfig(TransformerConfig):
                 f"task {task.name!r} asks a query that sees the examples: expected one whose queries are apart from them, "
                 "such as 'in_context'"
             )
+        code_dim = getattr(task, "num_modules", None) if self.code_dim is None else self.code_dim
+        if code_dim is None:
+            raise InputError(f"task {task.name!r} has no number of modules: expected a code_dim")
         return HypernetworkTransformer(
             self,
+            code_dim=code_dim,
             input_dim=task.input_dim,
             output_dim=task.output_dim,
             num_examples=task.sequence_length - task.num_read,
@@ -71,7 +77,13 @@ class HypernetworkTransformer(nn.Module):
     """Examples and queries in, predictions for the queries out; the code is the output of the submodule `code`."""
 
     def __init__(
-        self, config: HypernetworkTransformerConfig, *, input_dim: int, output_dim: int, num_examples: int
+        self,
+        config: HypernetworkTransformerConfig,
+        *,
+        code_dim: int,
+        input_dim: int,
+        output_dim: int,
+        num_examples: int,
     ) -> None:
         super().__init__()
         self.config = config
@@ -79,9 +91,9 @@ class HypernetworkTransformer(nn.Module):
         self.embed = lecun_linear(input_dim, config.embedding_dim)
         self.blocks = nn.ModuleList(Block(config, num_examples) for _ in range(config.num_layers))
         self.output_norm = nn.LayerNorm(config.embedding_dim, eps=1e-6)
-        self.code = lecun_linear(config.embedding_dim, config.code_dim)
+        self.code = lecun_linear(config.embedding_dim, code_dim)
         execution = GeneratedNetwork if config.execution == "hypernetwork" else ConditionedMLP
-        self.execution = execution(config.code_dim, self.query_dim, config.execution_dim, output_dim)
+        self.execution = execution(code_dim, self.query_dim, config.execution_dim, output_dim)
 
     @property
     def probe_sites(self) -> tuple[Site, ...]:

@@ -13,8 +13,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from recombine.errors import InputError
 from recombine.layers import AttentionName
 from recombine.layers.initialise import lecun_linear
+from recombine.models.base import require_causal
 from recombine.models.hypernetwork import require_encoding
 from recombine.models.transformer import Block, Position, Transformer, TransformerConfig
 from recombine.tasks.base import Task
@@ -50,6 +52,13 @@ class TaskTransformerConfig(TransformerConfig):
         return f"task-{self.attention}"
 
     def build(self, task: Task) -> TaskTransformer:
+        require_causal(task, self.causal)
+        train_samples = getattr(task, "train_samples", None)
+        if train_samples not in (None, task.sequence_length):
+            raise InputError(
+                f"train_samples is {train_samples}: expected none, or {task.sequence_length} as in evaluation, "
+                f"because {self.kind} has positions"
+            )
         return TaskTransformer(
             self,
             encoding_dim=require_encoding(task, self.kind),

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from recombine.errors import check_choice, check_positive
 from recombine.layers import ATTENTIONS, FEEDFORWARDS, Attention, AttentionName, RelativeBias, Rotary, build_feedforward
 from recombine.layers.initialise import lecun_linear
-from recombine.models.base import ModelConfig, Site
+from recombine.models.base import ModelConfig, Site, require_causal
 from recombine.tasks.base import Task
 
 Position = Literal["relative", "rotary", "none"]
@@ -62,6 +62,7 @@ class TransformerConfig(ModelConfig):
         return self.attention
 
     def build(self, task: Task) -> nn.Module:
+        require_causal(task, self.causal)
         return Transformer(
             self,
             input_dim=task.input_dim,

@@ -1,8 +1,10 @@
 """How well the strengths of modules can be read from each layer of a run: ridge regression, fitted on trained combinations.
 
-The quick part of `probe_run` for many runs at once: no pictures, no interventions. It leaves `decodability.json`:
+The quick part of `probe_run` for many runs at once: no pictures, no interventions. A module that no training combination has
+cannot be learned by a decoder either, and is left out; R² is 0 where held-out combinations have no other.
+It leaves `decodability.json`:
 
-    sites       {site: {id, ood, untrained: {id, ood}}}   R² pooled over modules, of the run and of its untrained self
+    sites       {site: {id, ood, untrained: {id, ood}}}   R² pooled over trained modules, of the run and its untrained self
     best_site   where training combinations left out of the fit are read best; chosen without looking at id or ood
 """
 

@@ -17,6 +17,7 @@ Training is a pure function of its configuration, so `track_gradients` trains a 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -24,7 +25,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from recombine.errors import check_positive
-from recombine.run import RunConfig
+from recombine.run import RunConfig, resolve_device
 from recombine.store import Json, RunDirectory
 from recombine.tasks import SplitName, Task
 from recombine.train import Trainer
@@ -61,8 +62,15 @@ def combination_gradients(
     gradients = []
     for number in range(len(task.split.compositions(split))):
         rows = batch.composition == number
-        error = (model(batch.inputs[rows]).float() - batch.targets[rows]).square().mean()
-        found = torch.autograd.grad(error, parameters, allow_unused=True)
+        part = replace(
+            batch,
+            inputs=batch.inputs[rows],
+            targets=batch.targets[rows],
+            latents=batch.latents[rows],
+            info={name: each[rows] for name, each in batch.info.items()},
+        )
+        loss = task.loss(model(part.inputs).float(), part)
+        found = torch.autograd.grad(loss, parameters, allow_unused=True)
         pairs = zip(parameters, found, strict=True)
         gradients.append(torch.cat([torch.zeros_like(p).flatten() if g is None else g.flatten() for p, g in pairs]))
     return torch.stack(gradients).double()
@@ -84,10 +92,11 @@ def track_gradients(
     return rows
 
 
-def track_run(path: Path | str, *, steps: int | None = None, num_points: int = 12) -> list[Json]:
+def track_run(path: Path | str, *, steps: int | None = None, num_points: int = 12, device: str = "auto") -> list[Json]:
     """The rows of `gradients.json` of a run, measured if it is not there yet."""
     run = RunDirectory.open(path)
     if not (run.path / FILE).exists():
         config = RunConfig.from_dict(run.config)
-        run.write_json(FILE, {"rows": track_gradients(config, steps=steps, num_points=num_points)})
+        rows = track_gradients(config, steps=steps, num_points=num_points, device=resolve_device(device))
+        run.write_json(FILE, {"rows": rows})
     return run.read_json(FILE)["rows"]

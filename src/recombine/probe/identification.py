@@ -17,7 +17,7 @@ last token of a sequence of length t: numbers by position are numbers by length.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +26,7 @@ from jaxtyping import Float, Int
 
 from recombine.errors import InputError, check_positive
 from recombine.models import SequenceModel
+from recombine.models.recurrent import RecurrentNetwork
 from recombine.probe.collect import evaluating
 from recombine.probe.linear import decide, fit_ridge
 from recombine.run import load_run, resolve_device
@@ -33,7 +34,7 @@ from recombine.store import Json
 from recombine.tasks import Batch, SequenceTeacher, SplitName
 
 FILE = "identification.json"
-VERSION = 2
+VERSION = 3
 RIDGE_STRENGTH = 1e8  # as good as none: it only keeps collinear units solvable
 FIRST_BATCH = 10_000  # of the streams, far behind the batches that scores are made of
 BATCH_SIZE = 500
@@ -45,6 +46,9 @@ Hidden = Float[np.ndarray, "rows t units"]
 class Identification:
     """By position (1 first): squared error of student and best constant, and R² of the hidden states by kind of map.
 
+    The constant is the mean output of each position of the sequences that are scored, estimated on others of their kind: it
+    knows where tokens come from, however narrow the student's training was.
+
     `worst_share` is the part of the student's error that is made by its two worst outputs: near 1 where single sigmoids
     got stuck in saturation and all the others are right.
     """
@@ -55,12 +59,7 @@ class Identification:
     r2: dict[str, list[float]]
 
     def as_dict(self) -> Json:
-        return {
-            "loss": self.loss,
-            "worst_share": self.worst_share,
-            "constant_loss": self.constant_loss,
-            "r2": self.r2,
-        }
+        return asdict(self)
 
 
 def identify_run(path: Path | str, *, num_sequences: int = 2_000, device: str = "auto") -> Json:
@@ -97,13 +96,13 @@ def identify(model: SequenceModel, task: SequenceTeacher, *, num_sequences: int 
         weights = fit_ridge(refitted_on["student"][:, t], refitted_on["teacher"][:, t], strength=RIDGE_STRENGTH)
         refitted[:, t] = decide(student[:, t], weights)
     r2["refit"] = _score(refitted, teacher)
-    if task.teacher == "rnn" and student.shape == teacher.shape:
+    if task.teacher == "rnn" and isinstance(model, RecurrentNetwork) and student.shape == teacher.shape:
         r2["permutation"] = _score(student[:, :, match_units(flat["student"], flat["teacher"])], teacher)
     errors = scored_on["errors"].mean(axis=0)
     return Identification(
         loss=errors.mean(axis=1).tolist(),
         worst_share=(np.sort(errors)[:, -2:].sum(axis=1) / np.maximum(errors.sum(axis=1), 1e-300)).tolist(),
-        constant_loss=scored_on["constant_errors"].mean(axis=(0, 2)).tolist(),
+        constant_loss=np.square(scored_on["targets"] - refitted_on["targets"].mean(axis=0)).mean(axis=(0, 2)).tolist(),
         r2=r2,
     )
 
@@ -135,14 +134,15 @@ def _collect(
 
 
 def _observe(model: SequenceModel, task: SequenceTeacher, batch: Batch) -> dict[str, torch.Tensor]:
+    model.check_inputs(batch.inputs)
     with evaluating(model):
         hidden = model.represent(batch.inputs)
-        outputs = model.readout(hidden)
+        outputs, _ = task.read(model.readout(hidden), batch)
         return {
             "student": hidden,
             "teacher": batch.info["hidden"],
+            "targets": batch.targets,
             "errors": (outputs - batch.targets).square(),
-            "constant_errors": (task.chance(batch) - batch.targets).square(),
         }
 
 

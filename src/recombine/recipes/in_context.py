@@ -69,7 +69,7 @@ def build_run(scale: Scale, model: ModelConfig) -> RunConfig:
         task=build_task(scale),
         model=model,
         training=TrainingConfig(
-            steps={"tiny": 600, "small": 8_000, "paper": 100_000}[scale],
+            steps={"tiny": 600, "small": 6_000, "paper": 100_000}[scale],
             batch_size=128 if scale == "paper" else 64,
             learning_rate=1e-3 if scale == "paper" else 2e-3,
             weight_decay=0.01,

@@ -1,13 +1,14 @@
 """Tables of the experiments on sequence teachers: loss against length, linear identification, over seeds.
 
-Runs that differ in their seed alone are one line of a table, the mean over seeds with its range.
+Runs that differ in their seed alone are one line of a table, the median over seeds with its range: single seeds may be off by
+orders of magnitude, and would be all that a mean shows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from statistics import fmean
+from statistics import median
 
 from recombine.probe.identification import identify_run
 from recombine.recipes.experiment import Runs, group_seeds
@@ -20,7 +21,7 @@ PUBLISHED_LOSS = "1e-7 … 1e-4"
 PUBLISHED_R2 = "0.96 … 0.99"
 RATIO_NOTE = "ratio: to the squared error of the best constant of that position; 1 is no better than the constant"
 WORST_NOTE = "worst two: share of the error at the last T that two outputs make"
-SEED_NOTE = "mean over seeds, with the lowest and the highest"
+SEED_NOTE = "median over seeds, with the lowest and the highest"
 
 
 def length_tables(runs: Runs) -> list[Audit]:
@@ -75,7 +76,7 @@ def ratio_table(groups: Mapping[str, Sequence[Json]]) -> Audit:
         return found["trained"]["loss"][length - 1] / found["trained"]["constant_loss"][length - 1]
 
     table = _by_length("as a ratio to the best constant", groups, ratio, None, note=f"{RATIO_NOTE}; {WORST_NOTE}")
-    worst = [fmean(found["trained"]["worst_share"][LENGTHS[-1] - 1] for found in each) for each in groups.values()]
+    worst = [median(found["trained"]["worst_share"][LENGTHS[-1] - 1] for found in each) for each in groups.values()]
     return replace(
         table,
         columns=(*table.columns, "worst two"),
@@ -115,12 +116,14 @@ def identification_table(groups: Mapping[str, Sequence[Json]], *, published: str
         title="R² of the teacher's hidden states from the student's, before → after training",
         columns=("", *columns, *(() if published is None else ("paper",))),
         rows=tuple(rows),
-        note="transfer: map fitted at trained lengths; refit: at T itself; permutation: units in another order, no map",
+        note="medians; transfer: map fitted at trained lengths; refit: at T itself; permutation: units in another order, no map",
     )
 
 
 def _before_after(found: Sequence[Json], kind: str, length: int) -> str:
-    before, after = (fmean(each[state]["r2"][kind][length - 1] for each in found) for state in ("untrained", "trained"))
+    before, after = (
+        median(each[state]["r2"][kind][length - 1] for each in found) for state in ("untrained", "trained")
+    )
     return f"{format_r2(before)} → {format_r2(after)}"
 
 
@@ -130,6 +133,6 @@ def format_r2(value: float) -> str:
 
 
 def spread(values: Sequence[float]) -> str:
-    """The mean, and the range where there is more than one value."""
-    mean = f"{fmean(values):.1e}"
-    return mean if len(values) == 1 else f"{mean} ({min(values):.0e} … {max(values):.0e})"
+    """The median, and the range where there is more than one value."""
+    middle = f"{median(values):.1e}"
+    return middle if len(values) == 1 else f"{middle} ({min(values):.0e} … {max(values):.0e})"

@@ -66,9 +66,7 @@ def models(scale: Scale) -> dict[str, RunConfig]:
     return {
         "mlp": base,
         "hypernetwork": replace(base, model=HypernetworkConfig(hidden_dim=64)),
-        "task_transformer": change(
-            replace(base, model=transformer, training=training), num_samples=8, train_samples=None
-        ),
+        "task_transformer": change(replace(base, model=transformer, training=training), train_samples=None),
     }
 
 

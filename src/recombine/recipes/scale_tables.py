@@ -68,7 +68,10 @@ def correlate_decodability(runs: Runs) -> list[Audit]:
     )
     columns = ("", "R² held out", *(f"{site} {side}" for site in sites for side in ("id", "ood")))
     table = Audit(
-        title="how well the strengths of modules can be read from each layer", columns=columns, rows=rows, note="R²"
+        title="how well the strengths of modules can be read from each layer",
+        columns=columns,
+        rows=rows,
+        note="R², pooled over the modules that are trained",
     )
     return [table, _correlate(found, sites)]
 

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 Settings = Mapping[str, Sequence[RunDirectory]]  # runs of each seed, by label without the seed
 BLUE, ORANGE, GREY = *LIGHT_PALETTE[:2], "#8a8a8a"
 SPLITS = {"ood": (BLUE, "held-out compositions"), "test": (GREY, "trained compositions")}
-SITE = "hidden.1"  # the layer whose decodability is drawn
 
 
 def draw_scale(runs: Runs, folder: Path) -> list[Path]:
@@ -78,9 +77,10 @@ def _draw_decodability(axes: Axes, runs: Runs) -> None:
     for run in {run.path: run for run in runs.values()}.values():
         certificate = run.read_json("split.json")["certificate"]
         fair = certificate["connected"] and certificate["covered"]
-        decodable = run.read_json(DECODABILITY_FILE)["sites"][SITE]["ood"]
+        sites = run.read_json(DECODABILITY_FILE)["sites"]
+        decodable = sites[max(sites)]["ood"]  # hidden.0, hidden.1, ...
         colour, marker = (BLUE, "o") if fair else (ORANGE, "x")
         axes.plot(decodable, _read_score(run, "ood"), marker, color=colour, markersize=5, label=names.pop(fair, None))
-    axes.set(xlabel="R² of the modules read from the last hidden layer, held out", ylabel="R² pooled, held out")
+    axes.set(xlabel="R² of trained modules, read from the last hidden layer, held out", ylabel="R² pooled, held out")
     axes.set_title("decodability")
     axes.legend()

@@ -88,9 +88,10 @@ class Task(ABC):
     summary: ClassVar[str]
     splits: ClassVar[tuple[SplitName, ...]] = ("train", "test", "ood")
     evaluation_instances: ClassVar[int] = 16_000  # a split, in a final evaluation
-    isolated_queries: ClassVar[bool] = (
-        False  # whether the tokens that are read see the rest and themselves, not one another
-    )
+    # whether the tokens that are read see the rest and themselves, not one another
+    isolated_queries: ClassVar[bool] = False
+    # whether later tokens betray the answers to earlier ones, so that only causal models are asked the question
+    betrays_answers: ClassVar[bool] = False
 
     seed: int = 0
     """Of the split of compositions, of every stream and of the model's first parameters."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -43,6 +43,8 @@ class Episodes(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class ImitationTask(Task):
     """A task whose targets are an expert's actions; `info["optimal"]` of a batch holds all optimal ones."""
+
+    betrays_answers: ClassVar[bool] = True
 
     horizon: int = 8
     """Most steps of an episode."""

@@ -14,7 +14,8 @@ not see one another. Training shows a *support* of combinations, and every other
     custom         any other, as written
 
 The *unstructured* control has as many tasks, but no two combinations share a module: each has K independent ones of its own.
-So nothing learned of one helps with another, and held-out combinations are made of weights that were never trained.
+So nothing learned of one helps with another, and held-out combinations are made of weights that were never trained; modules
+are numbered through, so that the split's certificate says so.
 The range of strengths and the control's own modules are our choice; the paper's text does not give them.
 """
 
@@ -39,6 +40,7 @@ from recombine.tasks.strengths import HIGHEST_LEVEL, LOWEST_LEVEL, draw_levels
 
 Modules = Literal["shared", "own"]
 MAX_COMBINATIONS = 1_000
+NUM_SHOWN_FEATURES, NUM_SHOWN_EXAMPLES, NUM_SHOWN_QUERIES = 6, 8, 3
 LOWEST_STRENGTH = LOWEST_LEVEL / HIGHEST_LEVEL
 
 
@@ -109,6 +111,10 @@ class InContext(Task):
         train = choose_support(
             self.support, self.combinations, num_modules=self.num_modules, num_active=self.num_active
         )
+        if self.modules == "own":
+            size = self.num_active
+            own = tuple(tuple(range(first, first + size)) for first in range(0, size * len(everything), size))
+            return CompositionSplit(train=own[: len(train)], ood=own[len(train) :])
         return CompositionSplit(train=train, ood=tuple(each for each in everything if each not in train))
 
     @property
@@ -116,9 +122,8 @@ class InContext(Task):
         """Modules that there are in all: M, or K for each combination."""
         return self.num_modules if self.modules == "shared" else self.num_active * len(self.all_combinations)
 
-    @cached_property
+    @property
     def all_combinations(self) -> tuple[Composition, ...]:
-        """Trained ones first, so that the control's teacher starts with the modules that are trained."""
         return self.split.train + self.split.ood
 
     @cached_property
@@ -149,24 +154,17 @@ class InContext(Task):
         composition, modules = self.draw_compositions(split, stream)
         strengths = draw_levels(stream, self.num_active, "continuous")
         x = (2 * stream.uniform(self.sequence_length, self.input_size) - 1) * math.sqrt(3)
-        y = apply_teacher(self.teacher_on(device), self.place(split, composition, modules, strengths), x)
+        latent = self.place(modules, strengths)
+        y = apply_teacher(self.teacher_on(device), latent, x)
         inputs = torch.cat([x, y], dim=-1)
         inputs[:, self.num_examples :, self.input_size :] = 0
         targets = y[:, self.num_examples :].contiguous()
-        latent = x.new_zeros(len(x), self.num_modules).scatter(1, modules, strengths)
         return Batch(inputs, targets, modules, {"composition": composition, "strengths": latent})
 
     def place(
-        self,
-        split: SplitName,
-        composition: Int[Tensor, " batch"],
-        modules: Int[Tensor, "batch active"],
-        strengths: Float[Tensor, "batch active"],
+        self, modules: Int[Tensor, "batch active"], strengths: Float[Tensor, "batch active"]
     ) -> Float[Tensor, "batch latent"]:
         """z of the teacher: the strengths where their modules are, 0 elsewhere."""
-        if self.modules == "own":
-            number = composition + (len(self.split.train) if split == "ood" else 0)
-            modules = number[:, None] * self.num_active + torch.arange(self.num_active, device=modules.device)
         return strengths.new_zeros(len(strengths), self.latent_size).scatter(1, modules, strengths)
 
     @once_per_device
@@ -200,10 +198,10 @@ class InContext(Task):
     def mean_target(self) -> Float[Tensor, " output"]:
         """Mean of y over 4,096 training sequences of their own stream."""
         stream = Stream(self.name, self.seed, "mean target", rows=range(4_096))
-        composition, modules = self.draw_compositions("train", stream)
+        _, modules = self.draw_compositions("train", stream)
         strengths = draw_levels(stream, self.num_active, "continuous")
         x = (2 * stream.uniform(16, self.input_size) - 1) * math.sqrt(3)
-        y = apply_teacher(self.teacher, self.place("train", composition, modules, strengths), x)
+        y = apply_teacher(self.teacher, self.place(modules, strengths), x)
         return y.double().mean(dim=(0, 1)).float()
 
     def oracle(self, batch: Batch) -> Float[Tensor, "batch queries output"]:
@@ -216,13 +214,9 @@ class InContext(Task):
 
     def infer_latent(self, batch: Batch) -> Float[Tensor, "batch latent"]:
         """z of each row, from its examples alone."""
-        combinations = self.all_combinations
-        if self.modules == "own":
-            firsts = range(0, self.latent_size, self.num_active)
-            combinations = tuple(tuple(range(first, first + self.num_active)) for first in firsts)
         return fit_latent(
             self.teacher_on(batch.inputs.device),
-            combinations,
+            self.all_combinations,
             batch.inputs[:, : self.num_examples, : self.input_size],
             batch.inputs[:, : self.num_examples, self.input_size :],
             bounds=(LOWEST_STRENGTH, 1.0),
@@ -232,18 +226,22 @@ class InContext(Task):
         return " + ".join(f"module {module}" for module in composition)
 
     def render(self, batch: Batch, row: int) -> str:
+        """The mixture, then the first examples and queries, with the first features of x."""
         strengths = batch.info["strengths"][row]
-        own = "" if self.modules == "shared" else " (modules of its own)"
         mixed = " + ".join(f"{strengths[module]:.3f} · module {module}" for module in batch.latents[row].tolist())
-        lines = [f"task = {mixed}{own}"]
-        names = [*(f"x{i + 1}" for i in range(self.input_size)), *(f"y{i + 1}" for i in range(self.output_size))]
-        lines.append("".join(f"{name:>7}" for name in names))
-        lines += [
-            "".join(f"{value:7.2f}" for value in token) for token in batch.inputs[row, : self.num_examples].tolist()
-        ]
-        for token, answer in zip(
-            batch.inputs[row, self.num_examples :].tolist(), batch.targets[row].tolist(), strict=True
-        ):
-            x = "".join(f"{value:7.2f}" for value in token[: self.input_size])
-            lines.append(f"{x}{'?':>7}   (answer {' '.join(f'{value:.2f}' for value in answer)})")
-        return "\n".join(lines)
+        cut = " …" if self.input_size > NUM_SHOWN_FEATURES else ""
+        lines = [f"task = {mixed}", "examples"]
+        examples, queries = batch.inputs[row].split((self.num_examples, self.num_queries))
+        for token in examples[:NUM_SHOWN_EXAMPLES]:
+            x, y = token.split((self.input_size, self.output_size))
+            lines.append(f"  x {_show(x[:NUM_SHOWN_FEATURES])}{cut}   y {_show(y)}")
+        lines.append(f"  … {self.num_examples - NUM_SHOWN_EXAMPLES} more" if len(examples) > NUM_SHOWN_EXAMPLES else "")
+        lines.append("queries, each answered apart from the others")
+        for token, answer in zip(queries[:NUM_SHOWN_QUERIES], batch.targets[row], strict=False):
+            lines.append(f"  x {_show(token[: min(NUM_SHOWN_FEATURES, self.input_size)])}{cut}   y {_show(answer)}")
+        lines.append(f"  … {self.num_queries - NUM_SHOWN_QUERIES} more" if len(queries) > NUM_SHOWN_QUERIES else "")
+        return "\n".join(line for line in lines if line)
+
+
+def _show(values: Float[Tensor, " features"]) -> str:
+    return " ".join(f"{value:5.2f}" for value in values.tolist())
