@@ -116,7 +116,7 @@ def identification_table(groups: Mapping[str, Sequence[Json]], *, published: str
         title="R² of the teacher's hidden states from the student's, before → after training",
         columns=("", *columns, *(() if published is None else ("paper",))),
         rows=tuple(rows),
-        note="medians; transfer: map fitted at trained lengths; refit: at T itself; permutation: units in another order, no map",
+        note="medians; transfer: fitted at trained lengths; refit: at T itself; permutation: units in another order, no map",
     )
 
 
