@@ -1,5 +1,7 @@
 """Linear identification: what it finds in students that are the teacher up to a known map, and what it refuses."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -131,3 +133,24 @@ def test_the_probe_reads_the_same_hidden_states():
     short, long = (task.sample(split, 0, batch_size=1_000, length=n) for split, n in (("test", 10), ("ood", 30)))
     np.testing.assert_allclose(seen.labels[:300], short.info["hidden"][:300, -1], atol=1e-5)
     np.testing.assert_allclose(seen.labels[300:], long.info["hidden"][:300, -1], atol=1e-5)
+
+
+def test_a_student_of_other_sizes_is_refused():
+    task = SequenceTeacher(longest=20)
+    for other in (replace(task, token_dim=3), replace(task, target_dim=3)):
+        with pytest.raises(InputError, match="expected"):
+            identify(DeepSetConfig().build(other), task, num_sequences=10)
+
+
+def test_the_constant_knows_where_tokens_come_from():
+    """A student trained on narrow tokens is held against the constant of the tokens that it is scored on."""
+    wide, narrow = SequenceTeacher(longest=20), SequenceTeacher(longest=20, support=0.02)
+    model = DeepSetConfig().build(wide)
+    expected, found = (identify(model, task, num_sequences=600).constant_loss for task in (wide, narrow))
+    assert found == pytest.approx(expected, rel=0.15)
+
+
+def test_lengths_beyond_those_of_the_task():
+    task = SequenceTeacher(longest=20)
+    found = identify(DeepSetConfig().build(task), replace(task, longest=150), num_sequences=20)
+    assert len(found.loss) == 150

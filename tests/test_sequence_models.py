@@ -188,7 +188,7 @@ def test_labels_and_other_tasks():
         "softmax-attention",
         "linear-attention",
         "relu-attention",
-        "sigmoid-attention",
+        "sigmoid-attention-positions",
         "deep_set-mlp",
     ]
     task = FuzzyLogic(num_examples=4)

@@ -249,7 +249,8 @@ def test_one_length_for_all_rows():
         ({"teacher_dim": 0}, "teacher_dim is 0"),
         ({"num_sequences": 0}, "num_sequences is 0"),
         ({"support": 0.0}, "support is 0.0: expected a width above 0"),
-        ({"chain_of_thought": -1.0}, "chain_of_thought is -1.0: expected a weight of at least 0"),
+        ({"chain_of_thought": -1.0}, "chain_of_thought is -1.0: expected a finite weight of at least 0"),
+        ({"chain_of_thought": math.inf}, "chain_of_thought is inf: expected a finite weight"),
     ],
 )
 def test_bad_settings(wrong, message, unchecked):
@@ -268,7 +269,7 @@ def test_words():
     text = TASK.render(batch, 0)
     length = batch.info["length"].item()
     assert text.startswith(f"{length} tokens, labelled by a teacher of class deep_set")
-    assert len(text.splitlines()) == length + 1
+    assert len(text.splitlines()) == 14  # the first and the last ones
     corners = SequenceTeacher(held_out="corners", token_dim=3, max_length=3)
     assert corners.describe((0, 3, 4)) == "features −+−"
     assert corners.describe(tuple(range(6))) == "every feature low and high, in turn"
@@ -291,3 +292,18 @@ def test_the_audit_finds_outputs_that_stand_still():
         assert deviation == pytest.approx(torch.cat(outputs).std().item(), rel=1e-4)
     assert trained < 0.1 * held_out
     assert [row[1] for row in audit.rows] == sorted(row[1] for row in audit.rows)
+
+
+def test_a_long_sequence_is_cut_in_the_middle():
+    task = SequenceTeacher()
+    lines = task.render(task.sample("ood", 0, batch_size=1), 0).splitlines()
+    assert len(lines) == 1 + 10 + 1 + 2
+    assert "…" in lines[11]
+    short = task.render(task.sample("test", 0, batch_size=1, length=4), 0).splitlines()
+    assert len(short) == 1 + 4
+
+
+@pytest.mark.parametrize("shape", [(2, 0, 20), (2, 3, 19), (3, 20)])
+def test_tokens_of_another_shape_have_no_label(shape, unchecked):
+    with pytest.raises(InputError, match=r"expected \(rows, tokens, 20\)"):
+        SequenceTeacher(teacher="rnn").label(torch.zeros(shape))

@@ -9,6 +9,7 @@ import contextlib
 import importlib
 import io
 import logging
+import re
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -105,7 +106,7 @@ def _first_message(box: str) -> str:
             break
         if not is_rule:
             lines.append(text)
-    return " ".join(lines)
+    return re.sub(r"^Error parsing [\w.-]+: ", "", " ".join(lines))
 
 
 def split_task(argv: Sequence[str], *, prog: str) -> tuple[type[Task], list[str]]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, make_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import tyro
 
 from recombine.cli import parse, split_task
 from recombine.commands.console import Output, progress_bar, score_table
-from recombine.recipes import Scale, default_run
+from recombine.recipes import DEFAULTS, Scale, default_run
 from recombine.run import RunConfig, train_run
 
 
@@ -59,12 +59,16 @@ def run(argv: list[str]) -> None:
 
 def parse_run(task: str, flags: list[str]) -> tuple[TrainOptions, RunConfig]:
     """Task, model and training from flat flags, starting from the defaults of the scale."""
-    default = default_run(task, _find(flags, "--scale") or "paper", _find(flags, "--model"))
+    default_scale: Any = _find(flags, "--scale") or "paper"
+    default = default_run(task, default_scale, _find(flags, "--model"))
     flat = tyro.conf.OmitArgPrefixes
+    named = Annotated[str | None, tyro.conf.arg(metavar="{" + ",".join(DEFAULTS[task](default_scale)) + "}")]
+    of_task = make_dataclass("TrainOptions", [("model", named, None)], bases=(TrainOptions,), frozen=True, kw_only=True)
+    of_task.__doc__ = TrainOptions.__doc__
     owner = make_dataclass(
         "options",
         [
-            ("output", flat[TrainOptions], TrainOptions()),
+            ("output", flat[of_task], of_task()),
             ("task", flat[type(default.task)], default.task),
             ("model", flat[type(default.model)], default.model),
             ("training", flat[type(default.training)], default.training),

@@ -42,7 +42,8 @@ class CausalAttentionConfig(SequenceModelConfig):
 
     @property
     def label(self) -> str:
-        return f"{self.attention}-{super().label}"
+        positions = "" if self.position == "none" else "-positions"
+        return f"{self.attention}-{super().label}{positions}"
 
     def assemble(self, task: Task) -> CausalAttention:
         return CausalAttention(

@@ -7,7 +7,8 @@
   sigmoid, that is, for permutations.
 - `forget_beyond`: a deep set whose readout first cuts sums off at T. As features lie in (0, 1), no sum of T tokens is ever
   cut: the student has no error up to length T, whatever the data, and knows nothing of longer sequences. min(h, T) =
-  T - relu(T - h) is one more layer of the readout: higher capacity is all it takes.
+  T - relu(T - h) is one more layer of the readout: higher capacity is all it takes. (A layer of ReLU; the MLP readouts that
+  `length-capacity` trains have sigmoids, which can come close to it, not equal it.)
 """
 
 from __future__ import annotations

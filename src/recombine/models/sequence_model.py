@@ -10,7 +10,7 @@ returns its hidden states behind its outputs.
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import ClassVar, get_args
@@ -59,7 +59,7 @@ class SequenceModelConfig(ModelConfig):
         """The model for a task."""
 
 
-class SequenceModel(nn.Module):
+class SequenceModel(nn.Module, ABC):
     """Outputs (b, t, output_dim) for tokens (b, t, input_dim); behind them the hidden states, if `with_thoughts`."""
 
     probe_sites: ClassVar[tuple[Site, ...]] = (Site("hidden", "readout", "input"),)

@@ -9,6 +9,7 @@ hidden states come with every batch. What is held out:
 - `corners`: all sequences have 10 tokens. In training Σ_t x_t stays in [0.25 T, 0.75 T] on the first half of the features
   (by rejection); in `ood` each feature takes all its tokens from [0, 0.25] or all from [0.75, 1]. Module 2i is "feature i
   is low", 2i + 1 "feature i is high": training mixes them over time, a held-out corner has one of both for each feature.
+  Of all corners of the cube 64 are drawn, which is our choice.
 
 Shorter rows are padded with zeros at the end. Padding never enters a loss or a score, and causal models never see it.
 Scores are those of the last token: as functions are causal, that is the score at exactly this length. The constant that a
@@ -17,6 +18,7 @@ ratio compares with knows the position: for each position the mean output over t
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Literal, get_args
@@ -42,6 +44,7 @@ from recombine.tasks.sequence_functions import (
 HeldOut = Literal["lengths", "corners"]
 NUM_CORNERS = 64
 NUM_STILLEST = 5
+NUM_SHOWN = 12  # tokens
 NUM_MEAN_SEQUENCES = 4_096
 
 
@@ -68,11 +71,11 @@ class SequenceTeacher(Task):
     target_dim: int = 20
     """Features of an output."""
     min_length: int = 2
-    """Fewest tokens of a training sequence."""
+    """Fewest tokens of a training sequence, where lengths are held out."""
     max_length: int = 10
-    """Most tokens of a training sequence."""
+    """Most tokens of a training sequence; where corners are held out, the tokens of every sequence."""
     longest: int = 100
-    """Most tokens of a held-out sequence."""
+    """Most tokens of a held-out sequence, where lengths are held out."""
     support: float = 1.0
     """Width of the interval around 0.5 that training tokens come from; held-out tokens come from all of [0, 1]."""
     num_sequences: int | None = None
@@ -89,14 +92,14 @@ class SequenceTeacher(Task):
         check_positive(min_length=self.min_length, max_length=self.max_length, longest=self.longest)
         if self.num_sequences is not None:
             check_positive(num_sequences=self.num_sequences)
-        if self.min_length > self.max_length:
+        if self.held_out == "lengths" and self.min_length > self.max_length:
             raise InputError(f"min_length is {self.min_length}: expected at most max_length = {self.max_length}")
         if self.held_out == "lengths" and self.longest <= self.max_length:
             raise InputError(f"longest is {self.longest}: expected more than max_length = {self.max_length}")
         if not 0 < self.support <= 1:
             raise InputError(f"support is {self.support}: expected a width above 0 and at most 1")
-        if not self.chain_of_thought >= 0:
-            raise InputError(f"chain_of_thought is {self.chain_of_thought}: expected a weight of at least 0")
+        if not 0 <= self.chain_of_thought < math.inf:
+            raise InputError(f"chain_of_thought is {self.chain_of_thought}: expected a finite weight of at least 0")
 
     @property
     def input_dim(self) -> int:
@@ -202,6 +205,10 @@ class SequenceTeacher(Task):
 
     def label(self, x: Float[Tensor, "b t tokens"]) -> tuple[Float[Tensor, "b t hidden"], Float[Tensor, "b t targets"]]:
         """The teacher's hidden states and outputs."""
+        if x.ndim != 3 or x.shape[1] == 0 or x.shape[2] != self.token_dim:
+            raise InputError(
+                f"tokens have shape {tuple(x.shape)}: expected (rows, tokens, {self.token_dim}) with at least one token"
+            )
         weights = self.weights_on(x.device)
         hidden = represent(self.teacher, weights, x, attention=self.teacher_attention)
         return hidden, read_out(weights, hidden)
@@ -289,19 +296,22 @@ class SequenceTeacher(Task):
 
     def audits(self, num_instances: int) -> list[Audit]:
         """Outputs that the teacher's sigmoids hold still in training: there, training does not say what comes later."""
-        deviations = []
+        values = {}
         for split in ("test", "ood"):
             batch = self.sample(split, 0, batch_size=num_instances)
-            deviations.append(batch.targets[mark_real(batch.inputs, batch.info["length"])].std(dim=0))
-        trained, held_out = deviations
+            real = mark_real(batch.inputs, batch.info["length"])
+            values[split] = batch.targets[real], batch.info["hidden"][real]
+        trained, held_out = (outputs.std(dim=0) for outputs, _ in values.values())
         stillest = trained.argsort()[:NUM_STILLEST].tolist()
+        larger = values["test"][1].var(dim=0).mean() / trained.square().mean()
+        note = (
+            f"the median output deviates by {trained.median():.3f} in training; what stands still is not learned; "
+            f"the variance of hidden states is {larger:,.0f} times that of outputs, to which chain of thought adds it"
+        )
+        rows = tuple((number, trained[number].item(), held_out[number].item()) for number in stillest)
+        columns = ("output", "deviation, trained", "deviation, held out")
         return [
-            Audit(
-                title="outputs of the teacher that vary least in training",
-                columns=("output", "deviation, trained", "deviation, held out"),
-                rows=tuple((number, trained[number].item(), held_out[number].item()) for number in stillest),
-                note=f"the median output deviates by {trained.median():.3f} in training; what stands still is not learned",
-            )
+            Audit(title="outputs of the teacher that vary least in training", columns=columns, rows=rows, note=note)
         ]
 
     def describe(self, composition: Composition) -> str:
@@ -314,7 +324,10 @@ class SequenceTeacher(Task):
     def render(self, batch: Batch, row: int) -> str:
         length = int(batch.info["length"][row])
         lines = [f"{self.describe(tuple(batch.latents[row].tolist()))}, labelled by a teacher of class {self.teacher}"]
-        for t in range(length):
+        shown = range(length) if length <= NUM_SHOWN else [*range(NUM_SHOWN - 2), *range(length - 2, length)]
+        for t in shown:
+            if t == length - 2 and length > NUM_SHOWN:
+                lines.append("   …")
             x, y = (_shorten(each[row, t].tolist()) for each in (batch.inputs, batch.targets))
             lines.append(f"{t + 1:>4}  x {x}   y {y}")
         return "\n".join(lines)
