@@ -78,7 +78,7 @@ def run(argv: list[str]) -> None:
         tables: list[Table | str] = [comparison_table(experiment, results, options.scale)]
     else:
         options.say("reading the runs")
-        audits = experiment.tables(runs)
+        audits = experiment.tables(runs, options.device)
         value["tables"] = audits_as_dict(audits)
         tables = [experiment.question, *map(audit_table, audits)]
     if options.figures is not None:

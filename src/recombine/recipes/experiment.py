@@ -28,8 +28,8 @@ class Experiment:
     metric: str
     published: dict[str, tuple[float, float]] = field(default_factory=dict)  # label -> (value, standard error)
     published_scale: Scale | None = None  # the only scale whose task is the paper's, if not all are
-    # in place of the comparison of one score
-    tables: Callable[[Runs], list[Audit]] | None = None
+    # in place of the comparison of one score; what needs a network runs on the device that is named
+    tables: Callable[[Runs, str], list[Audit]] | None = None
 
 
 def over_seeds(runs: Mapping[str, RunConfig], seeds: Iterable[int]) -> dict[str, RunConfig]:

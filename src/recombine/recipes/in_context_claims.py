@@ -116,15 +116,15 @@ def is_decodable(outcome: Outcome) -> bool:
     return outcome.decodable_ood >= DECODABLE and outcome.decodable_ood >= outcome.untrained_ood + MARGIN
 
 
-def conclude(runs: Runs) -> list[Audit]:
+def conclude(runs: Runs, device: str = "auto") -> list[Audit]:
     """The table of variants, the table of claims, and the gradients of the first seed."""
-    outcomes = group_seeds({label: read_outcome(run) for label, run in runs.items()})
-    return [tabulate_variants(outcomes), tabulate_claims(outcomes), tabulate_gradients(runs)]
+    outcomes = group_seeds({label: read_outcome(run, device) for label, run in runs.items()})
+    return [tabulate_variants(outcomes), tabulate_claims(outcomes), tabulate_gradients(runs, device)]
 
 
-def read_outcome(run: RunDirectory) -> Outcome:
+def read_outcome(run: RunDirectory, device: str) -> Outcome:
     result = run.read_json("result.json")
-    found = measure_decodability(run.path)
+    found = measure_decodability(run.path, device=device)
     best = found["sites"][found["best_site"]]
     has_code = result["model"] == HypernetworkTransformerConfig.kind
     return Outcome(
@@ -133,7 +133,7 @@ def read_outcome(run: RunDirectory) -> Outcome:
         decodable_id=best["id"],
         decodable_ood=best["ood"],
         untrained_ood=max(site["untrained"]["ood"] for site in found["sites"].values()),
-        fitted_ood=measure_fitted_code(run.path)["fitted"]["ood"] if has_code else None,
+        fitted_ood=measure_fitted_code(run.path, device=device)["fitted"]["ood"] if has_code else None,
         minutes=result["seconds"] / 60,
     )
 
@@ -172,11 +172,13 @@ def tabulate_claims(outcomes: Outcomes) -> Audit:
     return Audit(title="claims of the paper", columns=("claim", "verdict", "numbers", "of"), rows=tuple(rows))
 
 
-def tabulate_gradients(runs: Runs) -> Audit:
+def tabulate_gradients(runs: Runs, device: str) -> Audit:
     """Variance of gradients between combinations along the training of the first seed."""
     variants = group_seeds(runs)
     tracked = {
-        variant: track_run(variants[variant][0].path) for variant in (VANILLA, BOTTLENECK) if variant in variants
+        variant: track_run(variants[variant][0].path, device=device)
+        for variant in (VANILLA, BOTTLENECK)
+        if variant in variants
     }
     rows: list[tuple[str | int | float, ...]] = []
     for label, points in tracked.items():

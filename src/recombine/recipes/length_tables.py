@@ -24,9 +24,9 @@ WORST_NOTE = "worst two: share of the error at the last T that two outputs make"
 SEED_NOTE = "median over seeds, with the lowest and the highest"
 
 
-def length_tables(runs: Runs) -> list[Audit]:
+def length_tables(runs: Runs, device: str = "auto") -> list[Audit]:
     """Loss and its ratio to the constant at each length, then identification before and after training."""
-    groups = identify_groups(runs)
+    groups = identify_groups(runs, device)
     return [
         loss_table(groups, published=PUBLISHED_LOSS),
         ratio_table(groups),
@@ -34,13 +34,13 @@ def length_tables(runs: Runs) -> list[Audit]:
     ]
 
 
-def capacity_tables(runs: Runs) -> list[Audit]:
+def capacity_tables(runs: Runs, device: str = "auto") -> list[Audit]:
     """The same, where the paper gives no figures."""
-    groups = identify_groups(runs)
+    groups = identify_groups(runs, device)
     return [loss_table(groups), ratio_table(groups), identification_table(groups)]
 
 
-def composition_tables(runs: Runs) -> list[Audit]:
+def composition_tables(runs: Runs, device: str = "auto") -> list[Audit]:
     """Scores on the training distribution and on the corners, both at the last token."""
     scores_of = {label: run.read_json("result.json")["scores"] for label, run in runs.items()}
     rows = []
@@ -60,9 +60,10 @@ def composition_tables(runs: Runs) -> list[Audit]:
     ]
 
 
-def identify_groups(runs: Runs) -> dict[str, list[Json]]:
+def identify_groups(runs: Runs, device: str) -> dict[str, list[Json]]:
     """What identification found in each run, by label without the seed."""
-    return group_seeds({label: identify_run(run.path, num_sequences=NUM_SEQUENCES) for label, run in runs.items()})
+    found = {label: identify_run(run.path, num_sequences=NUM_SEQUENCES, device=device) for label, run in runs.items()}
+    return group_seeds(found)
 
 
 def loss_table(groups: Mapping[str, Sequence[Json]], *, published: str | None = None) -> Audit:

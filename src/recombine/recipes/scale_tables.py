@@ -21,7 +21,7 @@ NUM_INSTANCES = 4_000  # a split, to read strengths from
 SPLITS = {"test": "R² trained", "ood": "R² held out", "unknown": "R² more at once"}
 
 
-def compare_seeds(runs: Runs) -> list[Audit]:
+def compare_seeds(runs: Runs, device: str = "auto") -> list[Audit]:
     """Mean and standard error over seeds, a row for each setting."""
     rows = []
     for setting, seeds in group_seeds(runs).items():
@@ -58,9 +58,9 @@ def compare_seeds(runs: Runs) -> list[Audit]:
     return [Audit(title="means over seeds", columns=columns, rows=tuple(rows), note=note)]
 
 
-def correlate_decodability(runs: Runs) -> list[Audit]:
+def correlate_decodability(runs: Runs, device: str = "auto") -> list[Audit]:
     """Each run's decodability beside its score, and their correlation."""
-    found = {label: _decodability(run) for label, run in runs.items()}
+    found = {label: _decodability(run, device) for label, run in runs.items()}
     sites = list(dict.fromkeys(site for each in found.values() for site in each["sites"]))
     rows = tuple(
         (label, each["score"], *(value for site in sites for value in each["sites"].get(site, (math.nan, math.nan))))
@@ -97,9 +97,9 @@ def _correlate(found: Mapping[str, Json], sites: list[str]) -> Audit:
     )
 
 
-def _decodability(run: RunDirectory) -> Json:
+def _decodability(run: RunDirectory, device: str) -> Json:
     """The score of a run, and for each layer the decodability ID and OOD."""
-    found = measure_decodability(run.path, num_instances=NUM_INSTANCES)
+    found = measure_decodability(run.path, num_instances=NUM_INSTANCES, device=device)
     sites = {site: (each["id"], each["ood"]) for site, each in found["sites"].items()}
     return {"score": _score(run.read_json("result.json"), "ood"), "sites": sites}
 
