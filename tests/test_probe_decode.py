@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from recombine.errors import InputError
-from recombine.probe.decode import deal_labels, decode, score_presence, score_values, standardise
+from recombine.probe.decode import MAX_DEVIATIONS, deal_labels, decode, score_presence, score_values, standardise
 from recombine.probe.linear import balance_classes, decide, fit_logistic, fit_logistic_path, fit_ridge
 from recombine.probe.observations import Observations
 
@@ -204,3 +204,13 @@ def test_too_few_compositions_to_leave_any_out():
     assert found["id"]["f1"] > 0.9
     without_ood = replace(planted, split=np.where(planted.split == "ood", "id", planted.split))
     assert "ood" not in decode(without_ood)["codes.0"]
+
+
+def test_a_unit_that_hardly_fires_does_not_drown_the_others():
+    values = np.zeros((300, 2), np.float32)
+    values[:, 0] = np.random.default_rng(0).normal(size=300)
+    values[0, 1] = 1e-3  # once in the rows to fit on
+    values[200:, 1] = 1.0
+    scaled = standardise(values, np.arange(200))
+    assert np.abs(scaled[:, 1]).max() == MAX_DEVIATIONS
+    np.testing.assert_allclose(scaled[:200, 0].std(), 1, rtol=1e-5)

@@ -77,8 +77,8 @@ def test_decodability_is_measured_once_and_correlated(runs, monkeypatch):
     assert {row[0] for row in correlations.rows} == {"hidden.0", "hidden.1"}
     held_out = [each.read_json("decodability.json")["sites"]["hidden.1"]["ood"] for each in runs.values()]
     scores = [each.read_json("result.json")["scores"]["ood"]["r2_pooled"]["value"] for each in runs.values()]
-    row = next(row for row in correlations.rows if row[0] == "hidden.1")
-    assert row[1:3] == (4, pytest.approx(np.corrcoef(held_out, scores)[0, 1]))
+    row = next(row for row in correlations.rows if row[:2] == ("hidden.1", "all"))
+    assert row[2:4] == (4, pytest.approx(np.corrcoef(held_out, scores)[0, 1]))
     monkeypatch.setattr("recombine.probe.decodability.decode_sites", None)  # all are measured already
     assert correlate_decodability(runs)[0].rows == decodability.rows
 

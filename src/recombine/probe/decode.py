@@ -36,6 +36,7 @@ from recombine.probe.observations import Observations
 LOGISTIC_STRENGTHS = (1e-3, 1e-1, 10.0)  # from strong regularisation to weak
 RIDGE_STRENGTHS = (1e-4, 1e-2, 1.0)
 NUM_FOLDS = 3
+MAX_DEVIATIONS = 10.0  # of a standardised feature
 MAX_FITTING_ROWS = 4_000  # more would hardly move a linear decoder
 MAX_SELECTION_ROWS = 2_000  # of these, to choose the strength on
 
@@ -127,10 +128,15 @@ def _score_modules(
 
 
 def standardise(values: Float[np.ndarray, "rows features"], fitted: Int[np.ndarray, " fitted"]) -> np.ndarray:
-    """Mean 0 and deviation 1 on the fitting rows; a feature that does not vary there becomes 0."""
+    """Mean 0 and deviation 1 on the fitting rows; a feature that does not vary there becomes 0.
+
+    One that hardly varies there, such as a unit that fires once, may lie hundreds of deviations off elsewhere and drown all
+    others: values are cut off at MAX_DEVIATIONS.
+    """
     mean, deviation = values[fitted].mean(axis=0), values[fitted].std(axis=0)
     varies = deviation > 1e-6 * (np.abs(mean) + 1e-12)
-    return np.where(varies, (values - mean) / np.where(varies, deviation, 1), 0).astype(np.float32)
+    scaled = np.where(varies, (values - mean) / np.where(varies, deviation, 1), 0)
+    return scaled.clip(-MAX_DEVIATIONS, MAX_DEVIATIONS).astype(np.float32)
 
 
 def choose_strength(

@@ -77,31 +77,37 @@ def correlate_decodability(runs: Runs, device: str = "auto") -> list[Audit]:
 
 
 def _correlate(found: Mapping[str, Json], sites: list[str]) -> Audit:
+    """Over all runs, and over those whose training compositions cover all modules and connect them."""
     from scipy.stats import pearsonr, spearmanr
 
     rows = []
     for site in sites:
-        pairs = {
-            label: (each["sites"][site][1], each["score"]) for label, each in found.items() if site in each["sites"]
-        }
-        distinct = list(dict.fromkeys(pairs.values()))  # one run may have several labels
-        if len(distinct) < 3:
-            continue
-        decodable, scores = zip(*distinct, strict=True)
-        pearson, spearman = pearsonr(decodable, scores), spearmanr(decodable, scores)
-        rows.append((site, len(distinct), float(pearson[0]), float(spearman[0]), float(spearman[1])))
+        for which in ("all", "covered and connected"):
+            pairs = [
+                (each["sites"][site][1], each["score"])
+                for each in found.values()
+                if site in each["sites"] and (which == "all" or each["fair"])
+            ]
+            distinct = list(dict.fromkeys(pairs))  # one run may have several labels
+            if len(distinct) < 3:
+                continue
+            decodable, scores = zip(*distinct, strict=True)
+            pearson, spearman = pearsonr(decodable, scores), spearmanr(decodable, scores)
+            rows.append((site, which, len(distinct), float(pearson[0]), float(spearman[0]), float(spearman[1])))
     return Audit(
         title="decodability on held-out compositions and score on them, over runs",
-        columns=("layer", "runs", "Pearson", "Spearman", "p (Spearman)"),
+        columns=("layer", "training compositions", "runs", "Pearson", "Spearman", "p (Spearman)"),
         rows=tuple(rows),
     )
 
 
 def _decodability(run: RunDirectory, device: str) -> Json:
-    """The score of a run, and for each layer the decodability ID and OOD."""
+    """The score of a run, whether its split is fair, and for each layer the decodability ID and OOD."""
     found = measure_decodability(run.path, num_instances=NUM_INSTANCES, device=device)
     sites = {site: (each["id"], each["ood"]) for site, each in found["sites"].items()}
-    return {"score": _score(run.read_json("result.json"), "ood"), "sites": sites}
+    certificate = run.read_json("split.json")["certificate"]
+    fair = certificate["covered"] and certificate["connected"]
+    return {"score": _score(run.read_json("result.json"), "ood"), "fair": fair, "sites": sites}
 
 
 def _score(result: Json, split: str, metric: str = METRIC) -> float:

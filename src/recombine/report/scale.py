@@ -34,6 +34,9 @@ def draw_scale(runs: Runs, folder: Path) -> list[Path]:
         (width, composition), (support, decodability) = figure.subplots(2, 2)
         _draw_curve(width, widths, lambda run: _read_config(run).model.hidden_dim)
         width.set(xscale="log", xlabel="width", title="width")
+        sizes = [_read_config(seeds[0]).model.hidden_dim for seeds in widths.values()]
+        width.set_xticks(sizes, map(str, sizes))
+        width.minorticks_off()
         _draw_curve(composition, compositions, lambda run: len(_read_config(run).task.split.train))
         composition.set(xlabel="training compositions", title="training compositions")
         composition.legend(loc="lower right")
@@ -81,6 +84,6 @@ def _draw_decodability(axes: Axes, runs: Runs) -> None:
         decodable = sites[max(sites)]["ood"]  # hidden.0, hidden.1, ...
         colour, marker = (BLUE, "o") if fair else (ORANGE, "x")
         axes.plot(decodable, _read_score(run, "ood"), marker, color=colour, markersize=5, label=names.pop(fair, None))
-    axes.set(xlabel="R² of trained modules, read from the last hidden layer, held out", ylabel="R² pooled, held out")
+    axes.set(xlabel="R² of modules, last hidden layer, held out", ylabel="R² pooled, held out")
     axes.set_title("decodability")
     axes.legend()
