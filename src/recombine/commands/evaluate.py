@@ -11,6 +11,7 @@ from recombine.cli import parse
 from recombine.commands.console import Output, score_table
 from recombine.evaluate import score, scores_as_dict
 from recombine.run import load_run, resolve_device
+from recombine.store import Json
 from recombine.tasks import SplitName
 
 
@@ -38,8 +39,9 @@ def run(argv: list[str]) -> None:
         num_instances=options.num_instances,
         device=resolve_device(options.device),
     )
-    value = {"run": str(directory.path)}
+    value: Json = {"run": str(directory.path)}
     if directory.finished:
         value |= directory.read_json("result.json")
-    value |= {"scores": scores_as_dict(scores)}  # type: ignore[dict-item]
-    options.show(value, score_table(value["scores"], config.name))  # type: ignore[arg-type]
+    value |= {"scores": scores_as_dict(scores)}
+    covered = config.task.split.certificate.min_coverage > 0
+    options.show(value, score_table(value["scores"], config.name, covered=covered))

@@ -53,7 +53,8 @@ def run(argv: list[str]) -> None:
         f"{config.name}  {result['steps']} steps  {result['seconds']:.0f} s  {result['steps_per_second']:.1f} steps/s"
     )
     if not options.quiet:
-        options.show(result, score_table(result["scores"], title))
+        covered = config.task.split.certificate.min_coverage > 0
+        options.show(result, score_table(result["scores"], title, covered=covered))
     print(directory.path)
 
 
