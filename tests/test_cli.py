@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from recombine.cli import run as run_verb
+from recombine.commands.console import score_table, split_legend
 
 TINY = ["--num-examples", "4", "--embedding-dim", "16", "--kqv-dim", "8", "--mlp-dim", "16", "--num-heads", "4"]
 TRAIN = ["train", "fuzzy-logic", *TINY, "--steps", "30", "--batch-size", "8", "--evaluation-instances", "100"]
@@ -82,6 +83,34 @@ def test_tasks_show_check(capsys):
     assert value["references"]["ood"]["r2"]["ceiling"] == 1
     assert run_verb(["check", "fuzzy-logic", "--num-instances", "0"]) == 0
     assert value["certificate"]["sha256"] in capsys.readouterr().out.replace("│", "").replace("\n", "").replace(" ", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "caption", "row"),
+    [
+        (["fuzzy-logic"], "ood: unseen combinations of trained modules", "6"),
+        (["hyperteacher"], "ood: unseen combinations of trained modules", "1820"),
+        (
+            ["hyperteacher", "--support", "non_compositional"],
+            "ood: unseen combinations, with modules never trained",
+            "1820",
+        ),
+    ],
+)
+def test_check_says_what_its_splits_are(arguments, caption, row, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    assert run_verb(["check", *arguments, "--num-instances", "50"]) == 0
+    words = " ".join(capsys.readouterr().out.replace("│", "").split())
+    assert f"{caption} unknown: modules never trained, or more at once than trained" in words
+    assert f"compositions with unknown modules or more at once {row} " in words
+
+
+def test_a_table_claims_of_held_out_combinations_only_what_is_known():
+    scores = {split: {} for split in ("test", "ood")}
+    legends = [split_legend(scores, covered) for covered in (True, False, None)]
+    assert ["of trained modules" in legend for legend in legends] == [True, False, False]
+    assert [score_table(scores, covered=covered).caption for covered in (True, False, None)] == legends
+    assert score_table(scores).caption == legends[-1]
 
 
 def test_export(tmp_path, capsys):

@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 from recombine.compositions import all_sets
 from recombine.errors import InputError
 from recombine.tasks.encodings import (
+    check_encoding,
     draw_interval_order,
     draw_invertible,
     draw_rotation,
+    encode_strengths,
     encode_tokens,
     find_intervals,
     measure_linearity,
@@ -53,6 +55,15 @@ def test_encodings_tell_all_discrete_latents_apart(name):
     nearest = torch.cdist(codes.double(), codes.double()).fill_diagonal_(1).min()
     assert nearest > 1e-3
     assert torch.isfinite(codes).all()
+
+
+@pytest.mark.parametrize("name", ["orthogonal", "tokens", "invertible", "interval_shuffle"])
+def test_strengths_are_encoded_by_name_and_key(name):
+    codes = encode_strengths(name, "test", strengths=Z, modules=MODULES, num_slots=4)
+    assert torch.equal(codes, encode(name))
+    other = encode_strengths(name, "other", strengths=Z, modules=MODULES, num_slots=4)
+    assert torch.equal(codes, other) == (name == "tokens")
+    assert encode_strengths("identity", "test", strengths=Z, modules=MODULES, num_slots=4) is Z
 
 
 def test_the_rotation_is_one():
@@ -127,6 +138,15 @@ def test_linearity_of_other_rows():
     inside, outside = measure_linearity(codes, Z.repeat(3, 1), len(Z))
     assert inside < 1
     assert outside < 0.1
+
+
+def test_encodings_that_do_not_fit_are_refused():
+    with pytest.raises(InputError, match="tokens of continuous latents: expected discrete or k_hot"):
+        check_encoding("tokens", latents="continuous", num_modules=6)
+    with pytest.raises(InputError, match="encoding invertible of 7 modules: expected an even number"):
+        check_encoding("invertible", latents="discrete", num_modules=7)
+    check_encoding("tokens", latents="discrete", num_modules=7)
+    check_encoding("invertible", latents="continuous", num_modules=6)
 
 
 def test_odd_sizes_have_no_halves():

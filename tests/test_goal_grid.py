@@ -148,6 +148,16 @@ def test_instructions():
     assert TASK.encoding_dim == 12 * len({word for sentence in sentences for word in sentence.split()})
 
 
+def test_letters_of_the_map_tell_objects_apart():
+    assert len({name[0] for name in OBJECTS}) == len(OBJECTS)
+    task = GoalGrid(num_objects=9, num_distractors=8)
+    batch = task.sample("ood", 0, batch_size=1)
+    _, lines = task.render(batch, 0).split("\n\n")[:2]
+    letters = [char for char in lines if char.isalpha()]
+    kinds = [next(name for name in OBJECTS if name[0] == letter.lower()) for letter in letters]
+    assert sorted(kinds) == sorted(OBJECTS[kind] for kind in batch.info["kinds"][0].tolist())
+
+
 def test_encodings_tell_goals_apart_and_only_the_arbitrary_one_hides_their_parts():
     for encoding, shared in (("instruction", True), ("parts", True), ("arbitrary", False)):
         codes = replace(TASK, encoding=encoding).encodings

@@ -8,8 +8,11 @@ import torch
 
 from recombine.cli import run as run_verb
 from recombine.errors import InputError
+from recombine.evaluate import BATCH_SIZE, score
+from recombine.models import HypernetworkConfig, build_model
 from recombine.tasks import Hyperteacher
 from recombine.tasks.base import Stream
+from recombine.train import Trainer, TrainingConfig
 
 TASK = Hyperteacher()
 SMALL = Hyperteacher(num_modules=6, num_active=2, x_dim=3, teacher_dim=5, y_dim=4, num_samples=4)
@@ -113,6 +116,35 @@ def test_a_batch_is_a_pure_function(split):
     assert not torch.equal(first.inputs, TASK.sample(split, 21 + 16).inputs)
 
 
+def test_a_batch_is_its_takers_own():
+    """What is done to a batch is not done to the same batch, taken again."""
+    task = replace(SMALL)
+    plain = task.sample("train", 3, batch_size=2)
+    mine = task.sample("train", 3, batch_size=2)
+    mine.inputs.requires_grad_()
+    mine.info["extra"] = mine.latents
+    for column in (mine.inputs.detach(), mine.targets, mine.latents, mine.composition, mine.info["strengths"]):
+        column.zero_()
+    again = task.sample("train", 3, batch_size=2)
+    assert not again.inputs.requires_grad
+    assert all(torch.equal(getattr(again, name), getattr(plain, name)) for name in COLUMNS)
+    assert again.info.keys() == {"composition", "strengths"}
+    assert all(torch.equal(again.info[name], plain.info[name]) for name in again.info)
+
+
+@pytest.mark.parametrize("encoding", ["orthogonal", "few_shot"])
+def test_training_goes_on_after_a_score_on_its_own_batches(encoding):
+    """A score runs in inference mode; what it makes ahead must not stay there."""
+    task = replace(SMALL, encoding=encoding)
+    model = build_model(HypernetworkConfig(hidden_dim=4), task, seed=0)
+    score(model, task, splits=("train", "test"), num_instances=BATCH_SIZE, references=False)
+    losses = [
+        Trainer(model, each, TrainingConfig(batch_size=BATCH_SIZE, learning_rate=1e-9), "cpu").advance()
+        for each in (task, replace(task))
+    ]
+    assert losses[0] == losses[1]
+
+
 @pytest.mark.parametrize("encoding", ["identity", "few_shot"])
 def test_batches_made_ahead_are_those_made_alone(encoding):
     ahead, alone = (replace(SMALL, encoding=encoding, train_samples=2) for _ in range(2))
@@ -177,12 +209,14 @@ def test_predictions_must_have_every_output():
         ({"num_modules": 0}, "num_modules is 0"),
         ({"num_active": 17}, "num_active is 17 of 16 modules"),
         ({"num_samples": 1}, "num_samples is 1"),
+        ({"num_samples": 0}, "num_samples is 0"),
         ({"train_samples": -1}, "train_samples is -1"),
+        ({"train_samples": 0}, "train_samples is 0: expected a whole number of at least 1"),
         ({"num_extra": -1}, "num_extra is -1"),
         ({"encoding": "few_shot", "num_shots": 0}, "num_shots is 0: encoding few_shot expected at least 1"),
         ({"encoding": "tokens", "latents": "continuous"}, "tokens of continuous latents"),
         ({"encoding": "invertible", "num_modules": 15}, "invertible of 15 modules: expected an even number"),
-        ({"num_modules": 40, "num_active": 7}, "make 100146723 compositions"),
+        ({"num_modules": 40, "num_active": 7}, "40 modules in sets of up to 8 make 760098 compositions or more"),
         ({"held_out": 0.999}, "held-out fraction is 0.999"),
         ({"encoding": "morse"}, "unknown encoding 'morse': expected one of identity, orthogonal"),
         ({"latents": "complex"}, "unknown latents 'complex'"),
@@ -213,8 +247,27 @@ def test_words():
     text = SMALL.render(SMALL.sample("ood", 0, batch_size=1), 0)
     assert "× module" in text
     assert "→" in text
+    assert text.endswith("\n… 2 more")
     shots = replace(TASK, encoding="few_shot")
-    assert "1600 numbers in all" in shots.render(shots.sample("ood", 0, batch_size=1), 0)
+    assert "… 1600 numbers in all" in shots.render(shots.sample("ood", 0, batch_size=1), 0)
+
+
+def test_an_instance_fits_a_narrow_console_and_says_what_it_leaves_out():
+    for task, num_numbers in ((TASK, 16), (replace(TASK, encoding="few_shot"), 32), (replace(TASK, x_dim=8), 16)):
+        batch = task.sample("ood", 0, batch_size=1)
+        first, told, *lines = task.render(batch, 0).splitlines()
+        assert max(map(len, (first, told, *lines))) <= 72
+        samples = next(number for number, line in enumerate(lines) if line.startswith("x1"))
+        code = [float(word) for line in lines[:samples] if "…" not in line for word in line.split()]
+        assert code == pytest.approx(batch.inputs[0, 0, :num_numbers].tolist(), abs=0.006)
+        for number, line in enumerate(lines[samples:-1]):
+            name, *numbers = line.split()
+            column = batch.targets[0, number // 2] if name == "→" else batch.inputs[0, number // 2, task.encoding_dim :]
+            assert numbers[8:] == (["…"] if len(column) > 8 else [])
+            assert [float(word) for word in numbers[:8]] == pytest.approx(column[:8].tolist(), abs=0.006)
+        assert lines[-1] == "… 14 more"
+    whole = replace(TASK, num_samples=2)
+    assert "more" not in whole.render(whole.sample("ood", 0, batch_size=1), 0)
 
 
 def test_the_command_line_shows_and_checks(capsys):

@@ -1,11 +1,13 @@
 """The preference grid: an expert that an independent solver confirms, observations, splits, scores, pictures."""
 
+import itertools
 import json
 from dataclasses import replace
 from functools import cache
 
 import pytest
 import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from torch.nn.functional import one_hot
 
 from recombine.cli import run
@@ -14,6 +16,7 @@ from recombine.evaluate import score_references
 from recombine.models import MODELS, build_model
 from recombine.probe.readings import read_task
 from recombine.recipes import default_run
+from recombine.tasks import GoalGrid
 from recombine.tasks.imitation import ENDED
 from recombine.tasks.preference_grid import ACTIONS, LAYOUT, PreferenceGrid
 
@@ -257,6 +260,7 @@ def test_every_model_acts(model):
         ({"encoding": "tokens", "latents": "continuous"}, "expected discrete or k_hot"),
         ({"support": "none"}, "unknown support 'none'"),
         ({"held_out": 0.999}, "held-out fraction is 0.999"),
+        ({"num_modules": 40, "num_active": 7}, "make 760098 compositions or more: expected at most 200000"),
     ],
 )
 def test_bad_settings(settings, message, unchecked):
@@ -285,6 +289,33 @@ def test_show_writes_and_draws(capsys, tmp_path):
     many = PreferenceGrid(num_features=40, num_objects=8)
     for index in range(5):
         many.draw(many.sample("ood", index, batch_size=1), 0, tmp_path / "d.svg")
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        TASK,
+        PreferenceGrid(num_objects=7),
+        PreferenceGrid(num_objects=10),
+        GoalGrid(),
+        GoalGrid(grid_size=5, num_distractors=8, num_objects=9),
+        GoalGrid(grid_size=21, num_mazes=1, num_distractors=8, num_objects=9),
+    ],
+)
+def test_nothing_in_the_key_of_a_picture_overlaps_or_is_cut(task, monkeypatch):
+    figures = []
+    monkeypatch.setattr("recombine.tasks.grid_picture.save_figure", lambda figure, _: figures.append(figure))
+    for index in range(3):
+        task.draw(task.sample("ood", index, batch_size=1), 0, "a.png")
+        renderer = FigureCanvasAgg(figures[-1]).get_renderer()
+        (axes,) = figures[-1].axes
+        boxes = [each.get_window_extent(renderer) for each in (*axes.texts, *axes.lines[-2:])]
+        assert not any(first.overlaps(second) for first, second in itertools.combinations(boxes, 2))
+        assert all(figures[-1].bbox.contains(*corner) for box in boxes for corner in (box.p0, box.p1))
+        assert axes.get_aspect() == 1
+        (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
+        width, height = figures[-1].get_size_inches()
+        assert width / (right - left) == pytest.approx(height / (top - bottom))
 
 
 def test_training_from_the_command_line_learns(tmp_path, capsys):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recombine.compositions import all_sets
+from recombine.compositions import all_sets, order_by_hash
 from recombine.errors import InputError
 from recombine.tasks.supports import split_support
 
@@ -54,7 +54,9 @@ def test_equal_balances_usage_to_within_one(num_modules, num_active, held_out, s
     usage = split.certificate.coverage.values()
     assert max(usage) - min(usage) <= 1
     assert len(split.train) == len(random.train)
-    assert sorted(map(len, split.train + split.ood)) == sorted(map(len, random.train + random.ood))
+    everything = all_sets(num_modules, range(1, num_active + 1))
+    start = order_by_hash(everything, seed=seed, redraw=split.redraws)[-len(split.train) :]
+    assert sorted(map(len, split.train)) == sorted(map(len, start))  # modules are exchanged, never dropped
     assert split.certificate.connected
     assert random.certificate.connected
 
@@ -80,6 +82,26 @@ def test_non_compositional_leaves_out_one_module():
     assert len(split.ood) == 1 + 15 + comb(15, 2)
 
 
+@pytest.mark.parametrize("support", ["disconnected", "non_compositional"])
+def test_what_must_be_held_out_is_so_whatever_the_fraction(support):
+    splits = [split_support(support, **{**PAPER, "held_out": held_out}) for held_out in (0.25, 0.0, 0.1, 0.995, 1.0)]
+    assert all(split == splits[0] for split in splits)
+
+
+@pytest.mark.parametrize("support", ["popular_modules", "unpopular_modules"])
+def test_the_others_hold_out_as_many_as_a_random_support(support):
+    for held_out in (0.2, 0.333, 0.5, 0.8):
+        split, random = (split_support(each, **{**PAPER, "held_out": held_out}) for each in (support, "random"))
+        assert len(split.train) == len(random.train)
+
+
+def test_unpopular_modules_hold_out_the_last_module_even_if_that_is_more():
+    split = split_support("unpopular_modules", **{**PAPER, "held_out": 0.1})
+    assert set(all_sets(15, (1, 2, 3))) < set(split.train)
+    assert (len(split.train), len(split.ood)) == (575 + 1, 120)
+    assert len(split_support("popular_modules", **{**PAPER, "held_out": 0.1}).train) == 627
+
+
 def test_popular_modules_train_whatever_has_one_of_the_first_six():
     split = split_support("popular_modules", **PAPER)
     popular = [each for each in split.train if each[0] < 6]
@@ -96,9 +118,11 @@ def test_unpopular_modules_have_a_core_of_fourteen_and_one_lone_link():
 
 
 def test_more_modules_at_once_are_kept_apart():
-    split = split_support("random", **PAPER, unknown=all_sets(16, 4))
-    assert split.certificate.num_unknown == 1820
+    split = split_support("random", **PAPER, most_active=4)
+    assert split.unknown == all_sets(16, 4)
     assert split.certificate.overlap == 0
+    assert split.train == split_support("random", **PAPER).train
+    assert not split_support("random", **PAPER, most_active=3).unknown
 
 
 @pytest.mark.parametrize(
@@ -109,7 +133,27 @@ def test_more_modules_at_once_are_kept_apart():
         ("random", {"num_active": 1}, "expected at least 2, to compose"),
         ("random", {"held_out": 0.99}, "expected at least 8, the fewest that can cover and connect 16 modules"),
         ("equal", {"held_out": 0.0}, "held-out fraction is 0.0"),
+        (
+            "random",
+            {"num_modules": 40, "num_active": 7},
+            "40 modules in sets of up to 7 make 760098 compositions or more",
+        ),
+        (
+            "equal",
+            {"num_modules": 20, "most_active": 9},
+            "20 modules in sets of up to 9 make 263949 compositions or more",
+        ),
+        ("disconnected", {"num_modules": 10**6, "num_active": 10**5}, "expected at most 200000; take fewer modules"),
         ("disconnected", {"num_modules": 3}, "disconnected of 3 modules: expected at least 4"),
+        (
+            "popular_modules",
+            {"held_out": 0.0},
+            "held-out fraction is 0.0 of 696 compositions: expected at least 0.00144",
+        ),
+        ("popular_modules", {"held_out": 1.0}, "held-out fraction is 1.0 of 696 compositions"),
+        ("unpopular_modules", {"held_out": 0.001}, "held-out fraction is 0.001 of 696 compositions"),
+        ("popular_modules", {"held_out": 0.995}, "4 training compositions: expected at least 121"),
+        ("unpopular_modules", {"held_out": 0.995}, "4 training compositions of 16 modules: expected at least 17"),
         ("popular_modules", {"held_out": 0.9}, "70 training compositions: expected at least 121"),
         ("unpopular_modules", {"held_out": 0.98}, "14 training compositions of 16 modules: expected at least 17"),
     ],

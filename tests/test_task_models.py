@@ -11,11 +11,12 @@ from recombine.models import (
     HypernetworkConfig,
     MLPConfig,
     TaskTransformerConfig,
+    TransformerConfig,
     build_model,
     count_parameters,
 )
 from recombine.probe import collect, decode, read_task
-from recombine.tasks import FuzzyLogic, Hyperteacher
+from recombine.tasks import FuzzyLogic, GoalGrid, Hyperteacher, PreferenceGrid
 from recombine.train import Trainer, TrainingConfig
 
 TASK = Hyperteacher(num_modules=6, num_active=2, x_dim=3, teacher_dim=5, y_dim=4, num_samples=5)
@@ -43,7 +44,7 @@ def test_every_output_of_every_sample_is_predicted(kind):
 def test_later_samples_are_not_seen(kind):
     """A prediction may use the task and its own input; the transformer's also earlier ones, none later ones."""
     model = build_model(CONFIGS[kind], TASK, seed=0)
-    inputs = TASK.sample("train", 0, batch_size=2).inputs.requires_grad_()
+    inputs = TASK.sample("train", 0, batch_size=2).inputs.clone().requires_grad_()
     model(inputs)[:, 2].sum().backward()
     x_gradient = inputs.grad[..., TASK.encoding_dim :].abs().amax(dim=(0, 2))
     assert (x_gradient[3:] == 0).all()
@@ -94,6 +95,17 @@ def test_generated_weights_start_at_the_size_of_trained_ones():
     assert w1.var().item() == pytest.approx(1 / 16, rel=0.2)
     assert w2.var().item() == pytest.approx(1 / 64, rel=0.2)
     assert b1.abs().max() == b2.abs().max() == 0
+
+
+@pytest.mark.parametrize(("x_dim", "hidden_dim"), [(1, 8), (3, 1)])
+def test_a_matrix_with_one_row_is_no_bias(x_dim, hidden_dim):
+    task = replace(TASK, x_dim=x_dim)
+    model = build_model(HypernetworkConfig(hidden_dim=hidden_dim), task, seed=0)
+    batch = task.sample("train", 0)
+    made = model.generate(model.norm(batch.inputs[:, 0, :6])).split(model.sizes, dim=-1)
+    assert [bool(part.any()) for part in made] == [True, False, True, False]
+    task.loss(model(batch.inputs), batch).backward()
+    assert all(part.any() for part in model.generate.weight.grad.split(model.sizes))
 
 
 def test_queries_are_normalised_only_if_asked_for():
@@ -150,3 +162,20 @@ def test_the_sites_of_a_perceptron_are_behind_its_relus():
     inputs = TASK.sample("test", 0, batch_size=1_000, rows=range(10)).inputs[:, -1]
     expected = model.dense_layers[0](inputs).relu().detach().numpy()
     assert observations.activations["hidden.0"][:10] == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("task", [PreferenceGrid(), GoalGrid()], ids=lambda task: task.name)
+def test_only_causal_models_act(task):
+    """The next observation betrays the last action."""
+    for config in (TaskTransformerConfig(causal=False), TransformerConfig()):
+        with pytest.raises(
+            InputError, match="shows in later steps what was done in earlier ones: expected causal=True"
+        ):
+            config.build(task)
+    TaskTransformerConfig(num_layers=1, embedding_dim=8, kqv_dim=8, mlp_dim=8).build(task)
+
+
+def test_a_transformer_sees_as_many_inputs_in_training_as_later():
+    task = Hyperteacher(train_samples=2)
+    with pytest.raises(InputError, match="train_samples is 2: expected none, or 16 as in evaluation"):
+        TaskTransformerConfig().build(task)

@@ -33,7 +33,7 @@ def run(argv: list[str]) -> None:
         "references": references,
         "audits": audits_as_dict(audits),
     }
-    tables = [references_table(references)] if references else []
+    tables = [references_table(references, covered=bool(certificate["covered"]))] if references else []
     options.show(value, certificate_table(certificate), *tables, *map(audit_table, audits))
 
 
@@ -48,7 +48,7 @@ def certificate_table(certificate: Json) -> Table:
     rows = {
         "training compositions": certificate["num_train"],
         "held-out compositions": certificate["num_ood"],
-        "compositions of unknown modules": certificate["num_unknown"],
+        "compositions with unknown modules or more at once": certificate["num_unknown"],
         "every module covered in training": f"{covered}, at least {certificate['min_coverage']} times",
         "times covered, by module": " ".join(f"{module}:{count}" for module, count in coverage.items()),
         "co-occurrence graph connected": f"{connected}, {certificate['num_components']} component(s)",
@@ -76,10 +76,10 @@ def audit_table(audit: Audit) -> Table:
     return table
 
 
-def references_table(references: Json) -> Table:
+def references_table(references: Json, *, covered: bool) -> Table:
     """Chance and ceiling of each split and metric."""
     table = Table("split", "metric", title="between chance and ceiling", title_justify="left")
-    table.caption, table.caption_justify = split_legend(references), "left"
+    table.caption, table.caption_justify = split_legend(references, covered), "left"
     table.add_column("chance", justify="right")
     table.add_column("ceiling", justify="right")
     for split, metrics in references.items():

@@ -20,7 +20,12 @@ from recombine.store import Json
 from recombine.train import Progress as TrainingProgress
 from recombine.train import Watcher
 
-SPLIT_LEGEND = "test: trained combinations, new instances · ood: unseen combinations of trained modules"
+TEST_LEGEND = "test: trained combinations, new instances"
+OOD_LEGENDS = {
+    True: "ood: unseen combinations of trained modules",
+    False: "ood: unseen combinations, with modules never trained",
+    None: "ood: unseen combinations",
+}
 UNKNOWN_LEGEND = "unknown: modules never trained, or more at once than trained"
 
 
@@ -58,9 +63,9 @@ def _wrap(shown: Table | str, width: int) -> Table | str:
     return "\n".join(lines)
 
 
-def score_table(scores: Json, title: str | None = None) -> Table:
+def score_table(scores: Json, title: str | None = None, *, covered: bool | None = None) -> Table:
     """Scores of one run: a row for each split and metric."""
-    table = Table(title=title, title_justify="left", caption=split_legend(scores), caption_justify="left")
+    table = Table(title=title, title_justify="left", caption=split_legend(scores, covered), caption_justify="left")
     for name, justify in (("split", "left"), ("metric", "left"), ("score", "right"), ("95 % interval", "right")):
         table.add_column(name, justify=justify)  # type: ignore[arg-type]
     table.add_column("chance", justify="right")
@@ -71,9 +76,10 @@ def score_table(scores: Json, title: str | None = None) -> Table:
     return table
 
 
-def split_legend(scores: Json) -> str:
-    """What the splits in a table mean."""
-    return SPLIT_LEGEND + (f"\n{UNKNOWN_LEGEND}" if "unknown" in scores else "")
+def split_legend(scores: Json, covered: bool | None = None) -> str:
+    """What the splits in a table mean; `covered`, if known, is the certificate's word on every module being trained."""
+    legend = f"{TEST_LEGEND} · {OOD_LEGENDS[covered]}"
+    return f"{legend}\n{UNKNOWN_LEGEND}" if "unknown" in scores else legend
 
 
 def format_score(score: Json) -> list[str]:

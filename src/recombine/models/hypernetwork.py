@@ -60,9 +60,10 @@ class Hypernetwork(nn.Module):
         self.generate = lecun_linear(encoding_dim, sum(rows * columns for rows, columns in self.shapes))
         self.activation = nn.ReLU()
         with torch.no_grad():
-            # a normalised code makes weights of variance 1 here: bring those of each matrix to 1 / fan_in
-            for matrix, (fan_in, _) in zip(self.generate.weight.split(self.sizes), self.shapes, strict=True):
-                matrix.mul_(fan_in**-0.5 if fan_in > 1 else 0.0)
+            # a normalised code makes weights of variance 1 here: bring those of a matrix to 1 / fan_in, biases to 0
+            parts = zip(self.generate.weight.split(self.sizes), self.shapes, (False, True) * 2, strict=True)
+            for part, (fan_in, _), bias in parts:
+                part.mul_(0.0 if bias else fan_in**-0.5)
 
     @property
     def sizes(self) -> list[int]:

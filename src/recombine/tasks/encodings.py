@@ -26,6 +26,7 @@ from torch import Tensor
 from recombine.errors import InputError, check_positive
 from recombine.tasks.base import Stream
 from recombine.tasks.modular_teacher import draw_weights
+from recombine.tasks.strengths import Latents
 
 Encode = Callable[[Tensor, Tensor], Tensor]
 Encoding = Literal["identity", "orthogonal", "tokens", "invertible", "interval_shuffle", "few_shot"]
@@ -109,9 +110,7 @@ class InvertibleNetwork:
 
 def draw_invertible(*key: object, size: int) -> InvertibleNetwork:
     """A random invertible network of an even number of features."""
-    check_positive(size=size)
-    if size % 2:
-        raise InputError(f"encoding invertible of {size} modules: expected an even number, as couplings take halves")
+    _check_halves(size)
     stream = Stream(*key, "couplings", rows=range(NUM_COUPLINGS))
     half, gain = size // 2, COUPLING_GAIN**2
     return InvertibleNetwork(
@@ -121,6 +120,32 @@ def draw_invertible(*key: object, size: int) -> InvertibleNetwork:
         scale=draw_weights(stream, "normal", gain, COUPLING_DIM, half),
         shift=draw_weights(stream, "normal", gain, COUPLING_DIM, half),
     )
+
+
+def _check_halves(size: int) -> None:
+    check_positive(size=size)
+    if size % 2:
+        raise InputError(f"encoding invertible of {size} modules: expected an even number, as couplings take halves")
+
+
+def check_encoding(encoding: Encoding, *, latents: Latents, num_modules: int) -> None:
+    """Refuse an encoding that these latents or this number of modules do not have."""
+    if encoding == "tokens" and latents == "continuous":
+        raise InputError("encoding tokens of continuous latents: expected discrete or k_hot, as it tells tenths only")
+    if encoding == "invertible":
+        _check_halves(num_modules)
+
+
+def encode_strengths(
+    encoding: Encoding,
+    *key: object,
+    strengths: Float[Tensor, "rows modules"],
+    modules: Int[Tensor, "rows active"],
+    num_slots: int,
+) -> Float[Tensor, "rows features"]:
+    """The strengths of tasks as a network is told them; the key (task name, seed, ...) decides what is random."""
+    encode = build_encoder(encoding, *key, size=strengths.shape[1], num_slots=num_slots, device=strengths.device)
+    return encode(strengths, modules)
 
 
 @lru_cache(maxsize=32)

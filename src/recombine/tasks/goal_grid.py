@@ -38,7 +38,7 @@ Encoding = Literal["instruction", "parts", "arbitrary"]
 QUADRANTS = ("upper left", "upper right", "lower left", "lower right")
 INTERACTIONS = ("lift", "push", "paint", "clean", "hide", "ring", "measure", "turn", "wrap")
 NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-OBJECTS = ("lamp", "book", "drum", "plant", "kettle", "clock", "box", "globe", "chair")
+OBJECTS = ("lamp", "book", "drum", "plant", "kettle", "clock", "vase", "globe", "sofa")  # initials differ, for maps
 
 
 class Ways(NamedTuple):

@@ -22,7 +22,9 @@ FLOOR, WALL, SHADE = "#f6f4ef", "#39424e", "#fde8d7"
 GOOD, BAD, PLAIN = "#0f766e", "#be4b3b", "#8d97a3"
 EARLY, LATE = np.array([0.98, 0.73, 0.45]), np.array([0.60, 0.20, 0.03])  # of the steps
 SIDE, LARGEST = 5.4, 0.62  # inches of a map, and of a cell at most
+ROOMY = 0.49  # inches of a cell that disc and ring fit into; in smaller ones they shrink
 ASIDE = 0.16  # how far a step is drawn from the middle
+ROW, MARGIN = 0.85, 0.3  # cells from row to row of the key, and around everything
 
 
 class Mark(NamedTuple):
@@ -62,10 +64,12 @@ def draw_map(
     height, width = walls.shape
     inches = min(LARGEST, SIDE / height)
     key = 3.5 if any(mark.value is not None for mark in marks) else 2.4
-    right, top = width + key / inches, height + 0.6 / inches
-    figure = Figure(figsize=(inches * (right + 0.3), inches * (top + 0.3)), facecolor="white")
+    rows = _list_rows(marks)
+    signs = _place_signs(len(rows), height)
+    right, top, bottom = width + key / inches, height + 0.6 / inches, min(0, signs[-1] - 0.25) - MARGIN
+    figure = Figure(figsize=(inches * (right + MARGIN), inches * (top - bottom)), facecolor="white")
     axes = figure.add_axes((0, 0, 1, 1))
-    axes.set(xlim=(-0.3, right), ylim=(-0.3, top), aspect="equal")
+    axes.set(xlim=(-MARGIN, right), ylim=(bottom, top), aspect="equal")
     axes.axis("off")
     axes.text(0, height + 0.3, title, ha="left", va="bottom", fontsize=10.5, color=INK)
     for cell, wall in enumerate(walls.flatten().tolist()):
@@ -74,8 +78,10 @@ def draw_map(
     axes.plot([0, width, width, 0, 0], [0, 0, height, height, 0], color=WALL, linewidth=1.5, solid_joinstyle="miter")
     for mark in marks:
         _draw_object(axes, _centre(mark.cell, walls), 0.3, mark)
-    _draw_walk(axes, [_centre(cell, walls) for cell in walk])
-    _draw_key(axes, marks, width + 0.75, height, ending)
+    scale = min(1.0, inches / ROOMY)
+    _draw_walk(axes, [_centre(cell, walls) for cell in walk], scale)
+    _draw_key(axes, rows, width + 0.75, height)
+    _draw_signs(axes, signs, width + 0.75, ending, scale)
     save_figure(figure, path)
 
 
@@ -96,7 +102,7 @@ def _draw_object(axes: Any, centre: Any, radius: float, mark: Mark) -> None:
         axes.plot(*centre + np.array([0.12 * dot, 0]), "o", color="white", markersize=3, zorder=4)
 
 
-def _draw_walk(axes: Any, points: Sequence[Any]) -> None:
+def _draw_walk(axes: Any, points: Sequence[Any], scale: float) -> None:
     """The start as a disc, each step as a line with a head, the end as a ring."""
     steps = [(start, end) for start, end in itertools.pairwise(points) if (end != start).any()]  # none into a wall
     asides = [ASIDE * np.array([(end - start)[1], -(end - start)[0]]) for start, end in steps]
@@ -114,8 +120,8 @@ def _draw_walk(axes: Any, points: Sequence[Any]) -> None:
         across = 0.62 * np.array([ahead[1], -ahead[0]])
         head = np.array([middle + ahead, middle - ahead + across, middle - ahead - across])
         axes.fill(*head.T, facecolor=colour, edgecolor=colour, linewidth=1.2, joinstyle="round", zorder=5)
-    axes.plot(*points[0], "o", color=INK, markersize=13, markeredgecolor="white", zorder=6)
-    axes.plot(*points[-1], "o", color="none", markersize=23, markeredgecolor=INK, markeredgewidth=1.6, zorder=6)
+    axes.plot(*points[0], "o", color=INK, markersize=13 * scale, markeredgecolor="white", zorder=6)
+    axes.plot(*points[-1], "o", color="none", markersize=23 * scale, markeredgecolor=INK, markeredgewidth=1.6, zorder=6)
 
 
 def _turn(other: Any, own: Any) -> Any:
@@ -123,16 +129,25 @@ def _turn(other: Any, own: Any) -> Any:
     return other if abs(other @ own) < 1e-9 else 0 * own
 
 
-def _draw_key(axes: Any, marks: Sequence[Mark], left: float, height: int, ending: str) -> None:
-    """What each object is, with a bar for what it is worth, from the best to the worst; then the signs."""
+def _list_rows(marks: Sequence[Mark]) -> list[Mark]:
+    """What the key says: objects from the best to the worst, those that are worth nothing once for each kind."""
     rows = sorted(marks, key=lambda mark: -(mark.value or 0))
-    if not any(mark.value for mark in rows):
-        rows = list({mark.label: mark for mark in rows}.values())
+    return rows if any(mark.value for mark in rows) else list({mark.label: mark for mark in rows}.values())
+
+
+def _place_signs(num_rows: int, height: int) -> tuple[float, float]:
+    """How high the start and the end stand in the key: at the foot of the map, or below the last row."""
+    start = min(1.15, height - 0.6 - ROW * num_rows)
+    return start, start - 0.8
+
+
+def _draw_key(axes: Any, rows: Sequence[Mark], left: float, height: int) -> None:
+    """What each object is, with a bar for what it is worth."""
     longest = max([abs(mark.value) for mark in rows if mark.value is not None] or [1.0])
     valued = any(mark.value is not None for mark in rows)
     zero = left + 2.9
     for row, mark in enumerate(rows):
-        y = height - 0.5 - 0.85 * row
+        y = height - 0.5 - ROW * row
         _draw_object(axes, np.array([left, y]), 0.26, mark)
         axes.text(left + 0.5, y, mark.label, ha="left", va="center", fontsize=9, color=INK)
         if mark.value is not None:
@@ -141,8 +156,13 @@ def _draw_key(axes: Any, marks: Sequence[Mark], left: float, height: int, ending
             text = f"{mark.value:+.2f}".replace("-", "−")
             axes.text(left + 4.05, y, text, ha="left", va="center", fontsize=8, color=INK)
     if valued:
-        axes.plot([zero, zero], [height - 0.1, height - 0.9 - 0.85 * (len(rows) - 1)], color=FAINT, linewidth=0.8)
-    axes.plot(left, 1.15, "o", color=INK, markersize=13, markeredgecolor="white")
-    axes.text(left + 0.5, 1.15, "the agent starts", ha="left", va="center", fontsize=9, color=INK)
-    axes.plot(left, 0.35, "o", color="none", markersize=20, markeredgecolor=INK, markeredgewidth=1.6)
-    axes.text(left + 0.5, 0.35, ending, ha="left", va="center", fontsize=9, color=INK)
+        axes.plot([zero, zero], [height - 0.1, height - 0.9 - ROW * (len(rows) - 1)], color=FAINT, linewidth=0.8)
+
+
+def _draw_signs(axes: Any, signs: tuple[float, float], left: float, ending: str, scale: float) -> None:
+    """What disc and ring of the walk mean."""
+    start, end = signs
+    axes.plot(left, start, "o", color=INK, markersize=13 * scale, markeredgecolor="white")
+    axes.text(left + 0.5, start, "the agent starts", ha="left", va="center", fontsize=9, color=INK)
+    axes.plot(left, end, "o", color="none", markersize=20 * scale, markeredgecolor=INK, markeredgewidth=1.6)
+    axes.text(left + 0.5, end, ending, ha="left", va="center", fontsize=9, color=INK)

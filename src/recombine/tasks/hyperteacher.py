@@ -20,17 +20,17 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from recombine.compositions import Composition, CompositionSplit, all_sets
+from recombine.compositions import Composition, CompositionSplit
 from recombine.errors import InputError, check_choice, check_positive
 from recombine.tasks.base import Audit, Batch, Ratio, SplitName, Stream, Task, measure_r2, once_per_device
-from recombine.tasks.encodings import Encoding, build_encoder, draw_invertible, measure_linearity
+from recombine.tasks.encodings import Encoding, check_encoding, encode_strengths, measure_linearity
 from recombine.tasks.modular_teacher import ModularTeacher, apply_teacher, draw_teacher
 from recombine.tasks.strengths import Latents, draw_strengths
 from recombine.tasks.supports import Support, split_support
 
-MAX_COMPOSITIONS = 200_000
 BATCHES_A_KEY = 16  # consecutive batches that share a key of the stream, and can be made at once
 MAX_AHEAD = 2**20  # numbers that are made before they are used
+NUM_SHOWN_FEATURES, NUM_SHOWN_LINES, NUM_SHOWN_SAMPLES = 8, 4, 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class Hyperteacher(Task):
     support: Support = "random"
     """Which compositions are trained."""
     held_out: float = 0.25
-    """Fraction of the compositions never trained; disconnected and non_compositional hold out what they must."""
+    """Fraction never trained; disconnected, non_compositional and unpopular_modules hold out what they must."""
     num_extra: int = 1
     """Up to how many modules more than in training a task of the split unknown mixes; 0 for no such split."""
     num_samples: int = 16
@@ -77,31 +77,25 @@ class Hyperteacher(Task):
         sizes = {
             name: getattr(self, name) for name in ("num_modules", "x_dim", "teacher_dim", "y_dim", "teacher_layers")
         }
-        check_positive(**sizes, train_samples=self.train_samples or 1)
         if self.num_samples < 2:
             raise InputError(f"num_samples is {self.num_samples}: expected at least 2, to have a variance")
+        check_positive(**sizes, train_samples=self.num_train_samples)
         if self.num_extra < 0:
             raise InputError(f"num_extra is {self.num_extra}: expected 0 or more modules")
         if self.encoding == "few_shot" and self.num_shots < 1:
             raise InputError(f"num_shots is {self.num_shots}: encoding few_shot expected at least 1 example")
-        if self.encoding == "tokens" and self.latents == "continuous":
-            raise InputError(
-                "encoding tokens of continuous latents: expected discrete or k_hot, as it tells tenths only"
-            )
-        if self.encoding == "invertible":
-            draw_invertible(size=self.num_modules)  # refuses odd sizes
-        count = sum(math.comb(self.num_modules, size) for size in range(1, self.most_active + 1))
-        if count > MAX_COMPOSITIONS:
-            raise InputError(
-                f"{self.num_modules} modules in sets of up to {self.most_active} make {count} compositions: expected at "
-                f"most {MAX_COMPOSITIONS}; lower num_active or num_extra"
-            )
+        check_encoding(self.encoding, latents=self.latents, num_modules=self.num_modules)
         _ = self.split  # refuse what cannot be covered before anything is built on it
 
     @property
     def most_active(self) -> int:
         """Most modules that any task mixes, trained or not."""
         return min(self.num_active + self.num_extra, self.num_modules)
+
+    @property
+    def num_train_samples(self) -> int:
+        """Inputs x of each task in a training batch."""
+        return self.num_samples if self.train_samples is None else self.train_samples
 
     @property
     def encoding_dim(self) -> int:
@@ -127,14 +121,13 @@ class Hyperteacher(Task):
 
     @cached_property
     def split(self) -> CompositionSplit:
-        more = range(self.num_active + 1, self.most_active + 1)
         return split_support(
             self.support,
             num_modules=self.num_modules,
             num_active=self.num_active,
             held_out=self.held_out,
             seed=self.seed,
-            unknown=all_sets(self.num_modules, more) if more else (),
+            most_active=self.most_active,
         )
 
     def sample(
@@ -151,22 +144,27 @@ class Hyperteacher(Task):
         return self._make(split, index, batch_size, range(batch_size) if rows is None else rows, device)
 
     def _take_ahead(self, index: int, batch_size: int, device: torch.device | str) -> Batch:
-        """A training batch out of several made at once: of small batches the calls would cost more than the numbers."""
-        room = MAX_AHEAD // (batch_size * (self.train_samples or self.num_samples) * self.input_dim)
+        """A training batch out of several made at once: of small batches the calls would cost more than the numbers.
+
+        What is kept is copied, for a batch is its taker's own; and it is fit for training, whoever takes the first.
+        """
+        room = MAX_AHEAD // (batch_size * self.num_train_samples * self.input_dim)
         num_ahead = next(count for count in (16, 8, 4, 2, 1) if count <= max(room, 1))
         key = (index - index % num_ahead, batch_size, torch.device(device))
         if key not in self._ahead:
             self._ahead.clear()
-            made = self._make("train", key[0], batch_size, range(num_ahead * batch_size), device)
-            columns = (made.inputs, made.targets, made.latents, *made.info.values())
-            self._ahead[key] = [
-                Batch(inputs, targets, latents, dict(zip(made.info, info, strict=True)))
-                for inputs, targets, latents, *info in zip(*(each.split(batch_size) for each in columns), strict=True)
-            ]
-        return self._ahead[key][index - key[0]]
+            with torch.inference_mode(False):
+                self._ahead[key] = self._make("train", key[0], batch_size, range(num_ahead * batch_size), device)
+        made, first = self._ahead[key], (index - key[0]) * batch_size
+
+        def copy(column: Tensor) -> Tensor:
+            return column[first : first + batch_size].clone()
+
+        info = {name: copy(column) for name, column in made.info.items()}
+        return Batch(copy(made.inputs), copy(made.targets), copy(made.latents), info)
 
     @cached_property
-    def _ahead(self) -> dict[tuple[int, int, torch.device], list[Batch]]:
+    def _ahead(self) -> dict[tuple[int, int, torch.device], Batch]:
         return {}
 
     def _make(self, split: SplitName, index: int, batch_size: int, rows: range, device: torch.device | str) -> Batch:
@@ -176,7 +174,7 @@ class Hyperteacher(Task):
         stream = self.stream(split, index // BATCHES_A_KEY, rows, device)
         if not self.split.compositions(split):
             raise InputError(f"split {split!r} is empty: expected num_extra and modules left for it")
-        num_samples = (self.train_samples or self.num_samples) if split == "train" else self.num_samples
+        num_samples = self.num_train_samples if split == "train" else self.num_samples
         composition, modules = self.draw_compositions(split, stream)
         strengths = self.draw_strengths(modules, stream)
         x = stream.uniform(num_samples, self.x_dim).mul_(2).sub_(1)
@@ -185,7 +183,9 @@ class Hyperteacher(Task):
             shots = stream.uniform(self.num_shots, self.x_dim).mul_(2).sub_(1)
             code = torch.cat([shots, self.apply(strengths, shots)], dim=-1).flatten(1)
         else:
-            code = self.encode(strengths, modules)
+            code = encode_strengths(
+                self.encoding, self.name, self.seed, strengths=strengths, modules=modules, num_slots=self.most_active
+            )
         inputs = torch.cat([code[:, None].expand(-1, num_samples, -1), x], dim=-1)
         return Batch(inputs, y, modules, {"composition": composition, "strengths": strengths})
 
@@ -214,14 +214,6 @@ class Hyperteacher(Task):
     @once_per_device
     def teacher_on(self, device: torch.device) -> ModularTeacher:
         return self.teacher.to(device)
-
-    def encode(
-        self, strengths: Float[Tensor, "rows modules"], modules: Int[Tensor, "rows active"]
-    ) -> Float[Tensor, "rows encoding"]:
-        """The strengths as the network is told them; of few_shot there is no such function of them alone."""
-        sizes = {"size": self.num_modules, "num_slots": self.most_active}
-        encode = build_encoder(self.encoding, self.name, self.seed, **sizes, device=strengths.device)
-        return encode(strengths, modules)
 
     def loss(self, predictions: Tensor, batch: Batch) -> Float[Tensor, ""]:
         """Squared error."""
@@ -255,7 +247,10 @@ class Hyperteacher(Task):
         return self.apply(self.draw_strengths(modules, stream), x).double().mean(dim=(0, 1)).float()
 
     def oracle(self, batch: Batch) -> Float[Tensor, "batch samples y"]:
-        """The teacher itself: the encoding determines the strengths (of few_shot: given enough examples)."""
+        """The teacher itself, told the strengths, which the encoding determines.
+
+        Too few examples of few_shot leave them open: what can be reached then lies below this ceiling.
+        """
         return self.apply(batch.info["strengths"], batch.inputs[..., self.encoding_dim :])
 
     def audits(self, num_instances: int) -> list[Audit]:
@@ -287,10 +282,18 @@ class Hyperteacher(Task):
         mixed = " + ".join(f"{strength:.2f} × module {m}" for m, strength in enumerate(strengths) if strength)
         code = batch.inputs[row, 0, : self.encoding_dim].tolist()
         lines = [f"task = {mixed}", f"told as {self.encoding}:"]
-        lines += ["".join(f"{value:7.2f}" for value in code[i : i + 16]) for i in range(0, min(len(code), 64), 16)]
-        lines += [f"   ... {len(code)} numbers in all"] if len(code) > 64 else []
-        for sample in range(min(3, batch.targets.shape[1])):
-            x, y = batch.inputs[row, sample, self.encoding_dim :].tolist(), batch.targets[row, sample].tolist()
-            lines.append(f"x{sample + 1}" + "".join(f"{value:7.2f}" for value in x[:16]))
-            lines.append(" →" + "".join(f"{value:7.2f}" for value in y[:16]))
-        return "\n".join(lines)
+        shown = NUM_SHOWN_FEATURES * NUM_SHOWN_LINES
+        starts = range(0, min(len(code), shown), NUM_SHOWN_FEATURES)
+        lines += ["  " + _write_numbers(code[start : start + NUM_SHOWN_FEATURES]) for start in starts]
+        lines += [f"   … {len(code)} numbers in all"] if len(code) > shown else []
+        pairs = list(zip(batch.inputs[row, :, self.encoding_dim :].tolist(), batch.targets[row].tolist(), strict=True))
+        for number, (x, y) in enumerate(pairs[:NUM_SHOWN_SAMPLES], start=1):
+            lines += [f"x{number}{_write_numbers(x)}", f" →{_write_numbers(y)}"]
+        more = len(pairs) - NUM_SHOWN_SAMPLES
+        return "\n".join([*lines, f"… {more} more"] if more > 0 else lines)
+
+
+def _write_numbers(values: list[float]) -> str:
+    """The first few, and a sign where there are more."""
+    cut = " …" if len(values) > NUM_SHOWN_FEATURES else ""
+    return "".join(f"{value:7.2f}" for value in values[:NUM_SHOWN_FEATURES]) + cut

@@ -28,7 +28,7 @@ from torch import Tensor
 from recombine.compositions import Composition, CompositionSplit
 from recombine.errors import InputError, check_choice, check_positive
 from recombine.tasks.base import Audit, Batch, SplitName, Stream
-from recombine.tasks.encodings import build_encoder, draw_invertible
+from recombine.tasks.encodings import check_encoding, encode_strengths
 from recombine.tasks.grid_map import MOVES, observation_dim, observe, tabulate_moves
 from recombine.tasks.grid_picture import BAD, GOOD, Mark, draw_map, write_map
 from recombine.tasks.imitation import ENDED, ImitationTask
@@ -77,7 +77,7 @@ class PreferenceGrid(ImitationTask):
     expert: Expert = "remaining_steps"
     """Values for the steps that are left, or as published for the whole horizon at every step."""
     held_out: float = 0.25
-    """Fraction of the sets never trained; disconnected and non_compositional hold out what they must."""
+    """Fraction of the sets never trained; disconnected, non_compositional and unpopular_modules hold out what they must."""
 
     def __post_init__(self) -> None:
         check_positive(num_modules=self.num_modules, num_active=self.num_active, num_features=self.num_features)
@@ -85,12 +85,7 @@ class PreferenceGrid(ImitationTask):
         check_choice("latents", self.latents, get_args(Latents))
         check_choice("expert", self.expert, get_args(Expert))
         check_choice("encoding", self.encoding, get_args(GridEncoding))
-        if self.encoding == "tokens" and self.latents == "continuous":
-            raise InputError(
-                "encoding tokens of continuous latents: expected discrete or k_hot, as it tells tenths only"
-            )
-        if self.encoding == "invertible":
-            draw_invertible(size=self.num_modules)  # refuses odd sizes
+        check_encoding(self.encoding, latents=self.latents, num_modules=self.num_modules)
         room = min(MAX_OBJECTS, len(self.free) - 1)
         if self.num_objects > room:
             raise InputError(f"num_objects is {self.num_objects}: expected at most {room}")
@@ -184,9 +179,12 @@ class PreferenceGrid(ImitationTask):
         )
         free = self.free.to(stream.device)
         episodes, objects = episodes._replace(cells=free[episodes.cells]), free[objects]
+        code = encode_strengths(
+            self.encoding, self.name, self.seed, strengths=strengths, modules=modules, num_slots=self.num_active
+        )
         inputs = observe(
             episodes,
-            encoding=self.encode(strengths, modules),
+            encoding=code,
             objects=objects,
             kinds=kinds,
             num_kinds=self.num_features,
@@ -212,14 +210,6 @@ class PreferenceGrid(ImitationTask):
         weights = strengths.gather(1, chosen) * (modules >= 0)
         basis = self.basis.to(kinds.device)[chosen[..., None], kinds[:, None]]
         return (weights[..., None] * basis).sum(dim=1)
-
-    def encode(
-        self, strengths: Float[Tensor, "rows modules"], modules: Int[Tensor, "rows active"]
-    ) -> Float[Tensor, "rows encoding"]:
-        """The strengths as the network is told them."""
-        sizes = {"size": self.num_modules, "num_slots": self.num_active}
-        encode = build_encoder(self.encoding, self.name, self.seed, **sizes, device=strengths.device)
-        return encode(strengths, modules)
 
     def audits(self, num_instances: int) -> list[Audit]:
         """How often the two experts have a choice, and what the published one misses."""

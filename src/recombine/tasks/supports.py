@@ -7,12 +7,15 @@
     popular_modules    trained: what has at least one of the first n modules, n as large as the fraction allows
     unpopular_modules  trained: all compositions of a core of modules; of the other modules little, of the last one only one
 
-`disconnected` and `non_compositional` hold out what they must, whatever the fraction; the last two are topped up to it.
+`disconnected` and `non_compositional` hold out what they must, whatever the fraction. The last two are topped up to it;
+`unpopular_modules` holds out more where its last module, trained once, has more compositions than the fraction.
 What a support promises is not taken on trust: the certificate of the split counts it.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Iterable
 from typing import Literal, get_args
 
@@ -29,6 +32,7 @@ from recombine.compositions import (
 from recombine.errors import InputError, check_choice
 
 Support = Literal["random", "equal", "disconnected", "non_compositional", "popular_modules", "unpopular_modules"]
+MAX_COMPOSITIONS = 200_000
 
 
 def split_support(
@@ -38,26 +42,38 @@ def split_support(
     num_active: int,
     held_out: float,
     seed: int,
-    unknown: tuple[Composition, ...] = (),
+    most_active: int = 0,
 ) -> CompositionSplit:
-    """All sets of 1 to `num_active` modules, trained or held out as the support says."""
+    """All sets of 1 to `num_active` modules, trained or held out as the support says.
+
+    Larger sets, of up to `most_active`, are unknown.
+    """
     check_choice("support", support, get_args(Support))
     if not 2 <= num_active <= num_modules:
         raise InputError(
             f"num_active is {num_active} of {num_modules} modules: expected at least 2, to compose, and at most all"
         )
+    most = max(num_active, most_active)
+    counts = itertools.accumulate(math.comb(num_modules, size) for size in range(1, most + 1))
+    too_many = next((count for count in counts if count > MAX_COMPOSITIONS), None)
+    if too_many is not None:
+        raise InputError(
+            f"{num_modules} modules in sets of up to {most} make {too_many} compositions or more: expected at most "
+            f"{MAX_COMPOSITIONS}; take fewer modules, or fewer at once"
+        )
     compositions = all_sets(num_modules, range(1, num_active + 1))
-    drawn = split_compositions(compositions, held_out=held_out, seed=seed, connected=support in ("random", "equal"))
-    if support == "random":
-        train, redraws = set(drawn.train), drawn.redraws
-    elif support == "equal":
-        train, redraws = _balance(compositions, len(drawn.train), seed)
+    larger = range(num_active + 1, most + 1)
+    if support in SUPPORTS:
+        train, redraws = SUPPORTS[support](compositions, num_modules, held_out, seed), 0
     else:
-        train, redraws = SUPPORTS[support](compositions, num_modules, len(drawn.train), seed), 0
+        drawn = split_compositions(compositions, held_out=held_out, seed=seed, connected=True)
+        train, redraws = set(drawn.train), drawn.redraws
+    if support == "equal":
+        train, redraws = _balance(compositions, len(train), seed)
     return CompositionSplit(
         train=tuple(sorted(train)),
         ood=tuple(sorted(set(compositions) - train)),
-        unknown=tuple(sorted(unknown)),
+        unknown=tuple(sorted(all_sets(num_modules, larger))) if larger else (),
         redraws=redraws,
     )
 
@@ -87,8 +103,19 @@ def _balance(compositions: tuple[Composition, ...], num_train: int, seed: int) -
     )
 
 
+def _count_train(num_compositions: int, held_out: float) -> int:
+    """How many compositions the fraction leaves for training, rounded as `split_compositions` does."""
+    num_held_out = int(held_out * num_compositions + 1e-9) if 0 < held_out < 1 else 0
+    if num_held_out == 0:
+        raise InputError(
+            f"held-out fraction is {held_out} of {num_compositions} compositions: expected at least "
+            f"{1 / num_compositions:.3g}, to hold out one, and less than 1"
+        )
+    return num_compositions - num_held_out
+
+
 def _disconnected(
-    compositions: tuple[Composition, ...], num_modules: int, num_train: int, seed: int
+    compositions: tuple[Composition, ...], num_modules: int, held_out: float, seed: int
 ) -> set[Composition]:
     if num_modules < 4:
         raise InputError(f"support disconnected of {num_modules} modules: expected at least 4, two in each group")
@@ -98,15 +125,16 @@ def _disconnected(
 
 
 def _non_compositional(
-    compositions: tuple[Composition, ...], num_modules: int, num_train: int, seed: int
+    compositions: tuple[Composition, ...], num_modules: int, held_out: float, seed: int
 ) -> set[Composition]:
     ((left_out,), *_) = order_by_hash(((module,) for module in range(num_modules)), seed=seed)
     return {composition for composition in compositions if left_out not in composition}
 
 
 def _popular_modules(
-    compositions: tuple[Composition, ...], num_modules: int, num_train: int, seed: int
+    compositions: tuple[Composition, ...], num_modules: int, held_out: float, seed: int
 ) -> set[Composition]:
+    num_train = _count_train(len(compositions), held_out)
     sizes = {n: [each for each in compositions if each[0] < n] for n in range(1, num_modules)}
     fitting = [each for each in sizes.values() if len(each) <= num_train]
     if not fitting:
@@ -118,11 +146,12 @@ def _popular_modules(
 
 
 def _unpopular_modules(
-    compositions: tuple[Composition, ...], num_modules: int, num_train: int, seed: int
+    compositions: tuple[Composition, ...], num_modules: int, held_out: float, seed: int
 ) -> set[Composition]:
     def count(size: int) -> int:
         return sum(each[-1] < size for each in compositions) + num_modules - size
 
+    num_train = _count_train(len(compositions), held_out)
     core = max((size for size in range(2, num_modules) if count(size) <= num_train), default=0)
     if core == 0 or count(core) > num_train:
         raise InputError(
@@ -142,7 +171,7 @@ def _top_up(train: set[Composition], pool: Iterable[Composition], num_train: int
     return train | set(more[: num_train - len(train)])
 
 
-SUPPORTS: dict[str, Callable[[tuple[Composition, ...], int, int, int], set[Composition]]] = {
+SUPPORTS: dict[str, Callable[[tuple[Composition, ...], int, float, int], set[Composition]]] = {
     "disconnected": _disconnected,
     "non_compositional": _non_compositional,
     "popular_modules": _popular_modules,
