@@ -2,8 +2,8 @@
 
     python benchmarks/grid_generators.py [--json] [--threads N]
 
-A batch is 128 episodes, each with its expert's values or shortest way; the step is that of the paper's MLP, 2 x 1024: the
-batch, forward, backward, AdamW. Times are the best of a few repeats, since other work on the
+A batch is 128 episodes, each with its expert's values or shortest way; the step is that of `recombine train TASK` at each
+scale: the batch, forward, backward, AdamW. Times are the best of a few repeats, since other work on the
 machine only slows; the rounds of the one alternate with those of the other. `one by one` makes the preference grid's
 episodes in a Python loop, as a measure of what the batched expert saves; it first checks that they are the same.
 """
@@ -15,21 +15,17 @@ import itertools
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
-from recombine.models import MLPConfig, build_model
-from recombine.tasks import Batch, GoalGrid, PreferenceGrid, Task
-from recombine.train import Trainer, TrainingConfig
+from recombine.recipes import default_run
+from recombine.recipes.experiment import SCALES
+from recombine.tasks import Batch, PreferenceGrid
+from recombine.train import Trainer
 
 BATCH_SIZE = 128
 ALLOWED_SHARE = 0.1
-
-
-def prepare_step(task: Task) -> Callable[[], object]:
-    """A training step of the paper's MLP."""
-    model = build_model(MLPConfig(num_layers=2, hidden_dim=1024), task, seed=0)
-    return Trainer(model, task, TrainingConfig(batch_size=BATCH_SIZE, learning_rate=1e-4), "cpu").advance
 
 
 def sample_one_by_one(task: PreferenceGrid) -> list[Batch]:
@@ -55,27 +51,28 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     result: dict[str, object] = {"benchmark": "grid_generators", "num_threads": torch.get_num_threads()}
-    shares = {}
-    for task in (PreferenceGrid(), GoalGrid()):
+    rows = {}
+    for name, scale in itertools.product(("preference_grid", "goal_grid"), SCALES):
+        run = default_run(name, scale)
+        training = replace(run.training, batch_size=BATCH_SIZE)
         functions = {
-            "batch": lambda task=task: task.sample("train", 1, batch_size=BATCH_SIZE),
-            "step": prepare_step(task),
+            "batch": lambda task=run.task: task.sample("train", 1, batch_size=BATCH_SIZE),
+            "step": Trainer(run.build_model(), run.task, training, "cpu").advance,
         }
         seconds = measure(functions, arguments.repeats)
-        shares[task.name] = seconds["batch"] / seconds["step"]
-        result[task.name] = {name: 1e3 * each for name, each in seconds.items()}
+        milliseconds = {key: 1e3 * each for key, each in seconds.items()}
+        rows[f"{name}, {scale}"] = {**milliseconds, "share": seconds["batch"] / seconds["step"]}
     grid = PreferenceGrid()
     singles = torch.cat([batch.inputs for batch in sample_one_by_one(grid)])
     assert torch.equal(singles, grid.sample("train", 0, batch_size=BATCH_SIZE).inputs)
     slow = measure({"one by one": lambda: sample_one_by_one(grid)}, 2)["one by one"]
-    result |= {"shares": shares, "allowed": ALLOWED_SHARE, "milliseconds_one_by_one": 1e3 * slow}
+    result |= {"rows": rows, "allowed": ALLOWED_SHARE, "milliseconds_one_by_one": 1e3 * slow}
     if arguments.json:
         print(json.dumps(result))
         return
-    print(f"{BATCH_SIZE} episodes, MLP of 2 x 1024, {result['num_threads']} threads")
-    for name, share in shares.items():
-        batch, step = (result[name][key] for key in ("batch", "step"))  # type: ignore[index]
-        print(f"{name:<17}{batch:8.2f} ms a batch{step:10.1f} ms a step{share:8.1%}   (allowed {ALLOWED_SHARE:.0%})")
+    print(f"{BATCH_SIZE} episodes, {result['num_threads']} threads; allowed {ALLOWED_SHARE:.0%}")
+    for name, row in rows.items():
+        print(f"{name:<24}{row['batch']:8.2f} ms a batch{row['step']:10.1f} ms a step{row['share']:8.1%}")
     print(f"preference_grid, one episode at a time {1e3 * slow:.0f} ms a batch")
 
 
