@@ -106,7 +106,7 @@ def _first_message(box: str) -> str:
             break
         if not is_rule:
             lines.append(text)
-    return re.sub(r"^Error parsing [\w.-]+: ", "", " ".join(lines))
+    return re.sub(r"^Error parsing (?!--)[\w.-]+: ", "", " ".join(lines))
 
 
 def split_task(argv: Sequence[str], *, prog: str) -> tuple[type[Task], list[str]]:
