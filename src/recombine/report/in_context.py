@@ -56,7 +56,6 @@ def _draw_curves(axes: Axes, variants: Variants) -> None:
             if split == "ood":
                 axes.fill_between(steps, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.15, linewidth=0)
     axes.set(xlabel="step", ylabel="R² (pooled)", ylim=(0, 1.02), title="held out (solid), trained (dotted)")
-    axes.legend(loc="lower right")
 
 
 def _draw_layers(axes: Axes, variants: Variants) -> None:
@@ -73,7 +72,8 @@ def _draw_layers(axes: Axes, variants: Variants) -> None:
         axes.plot(names, untrained.mean(axis=0), "--", color=colour, linewidth=1)
     axes.axhline(0, color="#c9cecd", linewidth=1, zorder=0)
     axes.set(xlabel="residual stream behind layer", ylabel="R² of z, held out", ylim=(-0.5, 1.02))
-    axes.set_title("decodability of the latent (dashed: untrained)")
+    axes.set_title("decodability of z (dashed: untrained)")
+    axes.legend(loc="lower left")  # the colours of both panels
 
 
 def _layer_name(site: str) -> str:

@@ -146,25 +146,26 @@ class Hyperteacher(Task):
     def _take_ahead(self, index: int, batch_size: int, device: torch.device | str) -> Batch:
         """A training batch out of several made at once: of small batches the calls would cost more than the numbers.
 
-        What is kept is copied, for a batch is its taker's own; and it is fit for training, whoever takes the first.
+        Each is handed out once, for a batch is its taker's own; whoever wants it again has all of them made again, since a
+        product may differ in its last bits with the number of rows.
         """
         room = MAX_AHEAD // (batch_size * self.num_train_samples * self.input_dim)
         num_ahead = next(count for count in (16, 8, 4, 2, 1) if count <= max(room, 1))
         key = (index - index % num_ahead, batch_size, torch.device(device))
-        if key not in self._ahead:
-            self._ahead.clear()
-            with torch.inference_mode(False):
-                self._ahead[key] = self._make("train", key[0], batch_size, range(num_ahead * batch_size), device)
-        made, first = self._ahead[key], (index - key[0]) * batch_size
-
-        def copy(column: Tensor) -> Tensor:
-            return column[first : first + batch_size].clone()
-
-        info = {name: copy(column) for name, column in made.info.items()}
-        return Batch(copy(made.inputs), copy(made.targets), copy(made.latents), info)
+        with torch.inference_mode(False):  # fit for training, whoever takes the first
+            if index not in self._ahead.get(key, {}):
+                self._ahead.clear()
+                made = self._make("train", key[0], batch_size, range(num_ahead * batch_size), device)
+                columns = (made.inputs, made.targets, made.latents, *made.info.values())
+                parts = zip(*(each.split(batch_size) for each in columns), strict=True)
+                self._ahead[key] = {
+                    key[0] + number: Batch(inputs, targets, latents, dict(zip(made.info, info, strict=True)))
+                    for number, (inputs, targets, latents, *info) in enumerate(parts)
+                }
+            return self._ahead[key].pop(index)
 
     @cached_property
-    def _ahead(self) -> dict[tuple[int, int, torch.device], Batch]:
+    def _ahead(self) -> dict[tuple[int, int, torch.device], dict[int, Batch]]:
         return {}
 
     def _make(self, split: SplitName, index: int, batch_size: int, rows: range, device: torch.device | str) -> Batch:
