@@ -48,32 +48,31 @@ def draw_lengths(runs: Runs, folder: Path) -> list[Path]:
 
 
 def draw_capacity(runs: Runs, folder: Path) -> list[Path]:
-    """Ratio to the constant against length, without and with chain of thought."""
-    path, groups = folder / "length_capacity.png", read_found(runs)
-    with canvas(path, 11, 2.9) as figure:
-        every = figure.subplots(1, len(STUDENTS), sharey=True)
-        for axes, student in zip(every, STUDENTS, strict=True):
-            for colour, kind in zip(LIGHT_PALETTE, ("outputs only", "chain of thought"), strict=False):
-                if found := groups.get(f"{student}, {kind}"):
-                    _draw_seeds(axes, _read_ratios(found), colour, kind)
-            _finish(axes, student.replace("_", " "))
-            axes.axhline(1, color="0.6", linewidth=0.8)
-        every[0].set(ylabel="squared error / best constant", ylim=(None, 1e3))
-        every[0].legend()
-    return [path]
+    """Ratio to the constant against length, a panel for each class, without and with chain of thought."""
+    groups, kinds = read_found(runs), ("outputs only", "chain of thought")
+    panels = {student: {kind: groups.get(f"{student}, {kind}", ()) for kind in kinds} for student in STUDENTS}
+    return _draw_panels(panels, folder / "length_capacity.png")
 
 
 def draw_realisability(runs: Runs, folder: Path) -> list[Path]:
-    """Ratio to the constant against length, a panel for each teacher."""
-    path, groups = folder / "length_realisability.png", read_found(runs)
-    teachers = list(dict.fromkeys(label.rpartition(" ")[2] for label in groups))
+    """Ratio to the constant against length, a panel for each teacher, a line for each student."""
+    groups = read_found(runs)
+    teachers = dict.fromkeys(label.rpartition(" ")[2] for label in groups)
+    panels = {
+        f"teacher: {teacher}": {student: groups.get(f"{student}, taught by {teacher}", ()) for student in STUDENTS}
+        for teacher in teachers
+    }
+    return _draw_panels(panels, folder / "length_realisability.png")
+
+
+def _draw_panels(panels: Mapping[str, Found], path: Path) -> list[Path]:
     with canvas(path, 11, 2.9) as figure:
-        every = figure.subplots(1, len(teachers), sharey=True)
-        for axes, teacher in zip(every, teachers, strict=True):
-            for colour, student in zip(LIGHT_PALETTE, STUDENTS, strict=False):
-                if found := groups.get(f"{student}, taught by {teacher}"):
-                    _draw_seeds(axes, _read_ratios(found), colour, student.replace("_", " "))
-            _finish(axes, f"teacher: {teacher.replace('_', ' ')}")
+        every = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+        for axes, (title, lines) in zip(every, panels.items(), strict=True):
+            for colour, (label, found) in zip(LIGHT_PALETTE, lines.items(), strict=False):
+                if found:
+                    _draw_seeds(axes, _read_ratios(found), colour, label.replace("_", " "))
+            _finish(axes, title.replace("_", " "))
             axes.axhline(1, color="0.6", linewidth=0.8)
         every[0].set(ylabel="squared error / best constant", ylim=(None, 1e3))
         every[0].legend()
