@@ -101,7 +101,7 @@ def test_reproduce_at_once(tmp_path, capsys, monkeypatch):
 
     experiment = EXPERIMENTS["scale-width"]
     monkeypatch.setitem(
-        EXPERIMENTS, "scale-width", replace(experiment, runs=lambda scale: CONFIGS, tables=lambda runs: [])
+        EXPERIMENTS, "scale-width", replace(experiment, runs=lambda scale: CONFIGS, tables=lambda runs, device: [])
     )
     assert run_verb(["reproduce", "scale-width", "--jobs", "2", "--out", str(tmp_path)]) == 0
     shown = capsys.readouterr()
