@@ -33,7 +33,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 TRUNKS: tuple[AttentionName, ...] = ("softmax", "linear", "hyla")
 NUM_SEEDS: dict[Scale, int] = {"tiny": 1, "small": 3, "paper": 3}
-NUM_TRUNK_SEEDS: dict[Scale, int] = {"tiny": 1, "small": 1, "paper": 3}  # of the trunks that no claim is about
 
 
 def build_task(scale: Scale) -> InContext:
@@ -84,26 +83,25 @@ def defaults(scale: Scale) -> dict[str, RunConfig]:
     return {model.kind: build_run(scale, model) for model in (models["vanilla"], models["bottleneck"])}
 
 
-def list_variants(scale: Scale) -> Iterator[tuple[str, str, AttentionName, int]]:
-    """Setting, model, trunk and number of seeds of every comparison, the most important first."""
+def list_variants(scale: Scale) -> Iterator[tuple[str, str, AttentionName]]:
+    """Setting, model and trunk of every comparison, the most important first."""
     for model in build_models(scale):
-        yield "connected", model, "softmax", NUM_SEEDS[scale]
+        yield "connected", model, "softmax"
     for setting in ("control", "disconnected"):
         for model in ("vanilla", "bottleneck"):
-            yield setting, model, "softmax", NUM_SEEDS[scale]
+            yield setting, model, "softmax"
     for trunk in TRUNKS[1:]:
         for model in ("vanilla", "bottleneck"):
-            yield "connected", model, trunk, NUM_TRUNK_SEEDS[scale]
+            yield "connected", model, trunk
 
 
 def in_context(scale: Scale) -> dict[str, RunConfig]:
     """Every variant with every seed: another teacher, other sequences, other first parameters."""
     runs: dict[str, RunConfig] = {}
-    for setting, model, trunk, num_seeds in list_variants(scale):
+    for setting, model, trunk in list_variants(scale):
         run = build_run(scale, build_models(scale, trunk)[model])
-        run = replace(run, task=replace(run.task, **SETTINGS[setting]))
-        runs |= over_seeds({f"{setting} / {model} / {trunk}": run}, range(num_seeds))
-    return runs
+        runs[f"{setting} / {model} / {trunk}"] = replace(run, task=replace(run.task, **SETTINGS[setting]))
+    return over_seeds(runs, range(NUM_SEEDS[scale]))
 
 
 DEFAULTS: dict[str, Callable[[Scale], dict[str, RunConfig]]] = {"in_context": defaults}
