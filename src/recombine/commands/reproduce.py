@@ -34,8 +34,8 @@ NUM_PICTURED = 500  # points of a map
 class ReproduceOptions(Output):
     """Which experiment, and how large."""
 
-    name: tyro.conf.Positional[str]
-    """Experiment: one of those that `recombine reproduce list` prints."""
+    name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="EXPERIMENT")]
+    """One of those that `recombine reproduce list` prints."""
     scale: Scale = "small"
     """Size of the experiment: tiny takes minutes, paper the paper's budget."""
     out: Path = Path("runs")
