@@ -226,13 +226,13 @@ def test_diversity():
 
 
 def test_one_length_for_all_rows():
-    batch = TASK.sample("ood", 0, batch_size=5, length=13)
+    batch = TASK.sample_length("ood", 0, 13, batch_size=5)
     assert batch.inputs.shape == (5, 13, 3)
     assert [len(TASK.split.ood[i]) for i in batch.composition] == [13] * 5
     with pytest.raises(InputError, match="length is 0: expected 11 to 14, the lengths of 'ood'"):
-        TASK.sample("ood", 0, length=0)
+        TASK.sample_length("ood", 0, 0)
     with pytest.raises(InputError, match="length is 15: expected 11 to 14"):
-        TASK.sample("ood", 0, length=15)
+        TASK.sample_length("ood", 0, 15)
 
 
 @pytest.mark.parametrize(
@@ -299,7 +299,7 @@ def test_a_long_sequence_is_cut_in_the_middle():
     lines = task.render(task.sample("ood", 0, batch_size=1), 0).splitlines()
     assert len(lines) == 1 + 10 + 1 + 2
     assert "…" in lines[11]
-    short = task.render(task.sample("test", 0, batch_size=1, length=4), 0).splitlines()
+    short = task.render(task.sample_length("test", 0, 4, batch_size=1), 0).splitlines()
     assert len(short) == 1 + 4
 
 

@@ -22,6 +22,7 @@ from recombine.optim import Schedule, build_optimizer, learning_rate
 from recombine.precision import Precision, use_precision
 from recombine.store import Json, RunDirectory
 from recombine.tasks import Task
+from recombine.tasks.ahead import Ahead
 
 # Raise it when the same configuration gives other parameters than before: another order of batches, schedule or update.
 TRAINING_VERSION = 1
@@ -104,13 +105,14 @@ class Trainer:
         self.task = task
         self.config = config
         self.device = torch.device(device)
+        self.batches = Ahead(task, batch_size=config.batch_size, device=self.device)
         self.optimizer = build_optimizer(model, weight_decay=config.weight_decay, betas=(0.9, config.beta2))
         self.step = 0
 
     def advance(self) -> Tensor:
         """One optimizer step; returns its loss, still on the device."""
         config = self.config
-        batch = self.task.sample("train", self.step, batch_size=config.batch_size, device=self.device)
+        batch = self.batches.take(self.step)
         with use_precision(config.precision, self.device, compiled=self.forward is not self.model):
             predictions = self.forward(batch.inputs)
         loss = self.task.loss(predictions.float(), batch)

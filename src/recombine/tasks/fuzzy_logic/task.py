@@ -17,18 +17,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from recombine.compositions import Composition, CompositionSplit, all_sets, split_compositions
-from recombine.errors import InputError, check_choice, check_positive
+from recombine.errors import InputError, check_positive
 from recombine.tasks.base import Batch, Preset, Ratio, Scale, SplitName, Task, measure_r2
 from recombine.tasks.stream import Stream
 
-Fixed = Literal["nothing", "context", "query"]
 MAX_ORACLE_COMPOSITIONS = 200_000
 
 
@@ -111,31 +110,17 @@ class FuzzyLogic(Task):
             ),
         )
 
-    def sample(
-        self,
-        split: SplitName,
-        index: int,
-        *,
-        batch_size: int = 128,
-        rows: range | None = None,
-        device: torch.device | str = "cpu",
-        fixed: Fixed = "nothing",
-    ) -> Batch:
-        """Batch `index` of a split. `fixed` shares the context's inputs, or the query's, among all rows (for probing)."""
-        check_choice("fixed part", fixed, ("nothing", "context", "query"))
-        stream = self.stream(split, index, range(batch_size) if rows is None else rows, device)
-        if not self.split.compositions(split):
-            raise InputError(f"split {split!r} is empty: {self.num_variables} variables have too few unknown terms")
+    def make_batch(self, split: SplitName, stream: Stream) -> Batch:
+        """Examples (x, f(x)) as `inputs` (batch, token, variable and value), the last value hidden; `targets` (batch)."""
         composition, modules = self.draw_compositions(split, stream)
         x = stream.uniform(self.num_examples, self.num_variables)
-        if fixed != "nothing":
-            shared = Stream(*stream.key, "fixed", rows=range(1), device=device).uniform(*x.shape[1:])
-            where = slice(None, -1) if fixed == "context" else slice(-1, None)
-            x[:, where] = shared[:, where]
         y = evaluate_function(x, modules)
         inputs = torch.cat([x, y.unsqueeze(-1)], dim=-1)
         inputs[:, -1, -1] = 0
         return Batch(inputs, y[:, -1], modules, {"composition": composition})
+
+    def explain_empty(self, split: SplitName) -> str:
+        return f"{self.num_variables} variables have too few unknown terms"
 
     def loss(self, predictions: Tensor, batch: Batch) -> Float[Tensor, ""]:
         """Squared error at the query."""

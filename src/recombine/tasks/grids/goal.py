@@ -170,16 +170,8 @@ class GoalGrid(ImitationTask):
         where = f"in maze {NUMBERS[maze]} go to the {QUADRANTS[quadrant]}"
         return f"{where} and {INTERACTIONS[interaction]} the {OBJECTS[kind]}"
 
-    def sample(
-        self,
-        split: SplitName,
-        index: int,
-        *,
-        batch_size: int = 128,
-        rows: range | None = None,
-        device: torch.device | str = "cpu",
-    ) -> Batch:
-        """Batch `index` of a split, or only the given rows of it.
+    def make_batch(self, split: SplitName, stream: Stream) -> Batch:
+        """Episodes of the expert with goals of the split.
 
         - `inputs` (batch, step, feature): the code of the goal, then the observation;
         - `targets` (batch, step): the expert's actions, the four moves and then the interactions, ENDED after the end;
@@ -187,7 +179,6 @@ class GoalGrid(ImitationTask):
         - `info["kinds"]`, `info["objects"]` (batch, object): kinds and cells, the goal first, then the decoy if there is one;
         - `info["cells"]` (batch, step): the agent's; `info["optimal"]` (batch, step, action).
         """
-        stream = self.stream(split, index, range(batch_size) if rows is None else rows, device)
         composition, modules = self.draw_compositions(split, stream)
         quadrant, interaction, maze, kind = (modules - torch.tensor(self.offsets, device=stream.device)).unbind(dim=1)
         start, objects, kinds = self._place(stream, quadrant, maze, kind)

@@ -45,7 +45,7 @@ class Episodes(NamedTuple):
 class ImitationTask(Task):
     """A task whose targets are an expert's actions; `info["optimal"]` of a batch holds all optimal ones."""
 
-    betrays_answers: ClassVar[bool] = True
+    requires_causal_model: ClassVar[bool] = True
     models: ClassVar[tuple[str, ...]] = ("mlp", "task_transformer", "hypernetwork")
     metric_info: ClassVar[Mapping[str, Metric]] = METRICS | {
         "action_accuracy": Metric(title="action accuracy"),

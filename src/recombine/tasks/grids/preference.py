@@ -150,16 +150,8 @@ class PreferenceGrid(ImitationTask):
             seed=self.seed,
         )
 
-    def sample(
-        self,
-        split: SplitName,
-        index: int,
-        *,
-        batch_size: int = 128,
-        rows: range | None = None,
-        device: torch.device | str = "cpu",
-    ) -> Batch:
-        """Batch `index` of a split, or only the given rows of it.
+    def make_batch(self, split: SplitName, stream: Stream) -> Batch:
+        """Episodes of the expert with preferences of the split.
 
         - `inputs` (batch, step, feature): the encoding of the task, then the observation;
         - `targets` (batch, step): the expert's actions, numbered as in `ACTIONS`, ENDED after the end;
@@ -169,7 +161,6 @@ class PreferenceGrid(ImitationTask):
         - `info["cells"]` (batch, step): the agent's; `info["present"]` (batch, step, object): what is still there;
         - `info["optimal"]` (batch, step, action).
         """
-        stream = self.stream(split, index, range(batch_size) if rows is None else rows, device)
         composition, modules = self.draw_compositions(split, stream)
         strengths = draw_strengths(modules, stream, num_modules=self.num_modules, latents=self.latents)
         kinds = stream.integers(self.num_features, self.num_objects)

@@ -106,16 +106,8 @@ class SRaven(Task):
         multisets = all_multisets(len(RULES), self.num_features)
         return split_compositions(multisets, held_out=self.held_out, seed=self.seed)
 
-    def sample(
-        self,
-        split: SplitName,
-        index: int,
-        *,
-        batch_size: int = 128,
-        rows: range | None = None,
-        device: torch.device | str = "cpu",
-    ) -> Batch:
-        """Batch `index` of a split, or only the given rows of it.
+    def make_batch(self, split: SplitName, stream: Stream) -> Batch:
+        """Puzzles with rules of the split.
 
         - `inputs` (batch, token, value): one-hot, float32; the module's docstring has the order of the tokens;
         - `targets` (batch, position): the values of the last panel, in the order of the last column;
@@ -124,7 +116,6 @@ class SRaven(Task):
         - `info["permutations"]` (batch, column, position): the latent feature at each position of each column;
         - `info["grids"]` (batch, row, column, position): all values, those of the last panel included.
         """
-        stream = self.stream(split, index, range(batch_size) if rows is None else rows, device)
         composition, modules = self.draw_compositions(split, stream)
         puzzles = self._draw_puzzles(modules, stream)
         if self.unambiguous:
