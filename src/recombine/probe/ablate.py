@@ -19,7 +19,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from recombine.evaluate import NUM_RESAMPLES, CompositionSums
-from recombine.models.transformer import CodeMap
+from recombine.kernels import CodeMap
 from recombine.probe.collect import CHUNK_SIZE, evaluating
 from recombine.tasks import Batch, Ratio, Stream, Task
 

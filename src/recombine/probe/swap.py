@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from recombine.errors import InputError
 from recombine.evaluate import CompositionSums
-from recombine.models.transformer import CodeMap
+from recombine.kernels import CodeMap
 from recombine.probe.ablate import find_partners
 from recombine.probe.collect import CHUNK_SIZE, evaluating
 from recombine.probe.readings import FixedReading, Reading

@@ -66,7 +66,7 @@ def higher_capacity(scale: Scale) -> dict[str, RunConfig]:
 
 def corners(scale: Scale) -> dict[str, RunConfig]:
     """The compositional split."""
-    runs = {student: sequence_teacher(scale, student, held_out="corners") for student in STUDENTS}
+    runs = {student: sequence_teacher(scale, student, generalise_to="corners") for student in STUDENTS}
     return over_three_seeds(scale, runs)
 
 
