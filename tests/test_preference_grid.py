@@ -117,7 +117,7 @@ def test_what_objects_are_worth():
     assert abs(TASK.basis.std() - 1) < 0.2
 
 
-@pytest.mark.parametrize("task", [TASK, PUBLISHED, PreferenceGrid(encoding="tokens", num_features=3)])
+@pytest.mark.parametrize("task", [TASK, PUBLISHED, PreferenceGrid(encoding="active_tokens", num_features=3)])
 def test_tokens_of_an_episode(task):
     """The encoding, a plane for each kind, the agent, the walls, and the steps left; mean square 1."""
     batch = task.sample("test", 2, batch_size=20)
@@ -224,7 +224,9 @@ def test_chance_is_the_best_constant_and_the_expert_the_ceiling():
         assert references[split]["action_accuracy"]["chance"] == pytest.approx(max(constants).item(), abs=0.03)
 
 
-@pytest.mark.parametrize("encoding", ["identity", "orthogonal", "tokens", "invertible", "interval_shuffle"])
+@pytest.mark.parametrize(
+    "encoding", ["identity", "orthogonal", "tokens", "active_tokens", "invertible", "interval_shuffle"]
+)
 def test_encodings_tell_tasks_apart(encoding):
     task = PreferenceGrid(encoding=encoding)
     plain, coded = (each.sample("train", 0, batch_size=200) for each in (TASK, task))

@@ -32,13 +32,13 @@ from recombine.tasks.grids.expert import NOTHING, Expert, demonstrate
 from recombine.tasks.grids.imitation import ENDED, ImitationTask
 from recombine.tasks.grids.map import MOVES, observation_dim, observe, tabulate_moves
 from recombine.tasks.grids.picture import BAD, GOOD, Mark, draw_map, write_map
-from recombine.tasks.modular.encodings import check_encoding, encode_strengths
+from recombine.tasks.modular.encodings import check_encoding, count_features, encode_strengths
 from recombine.tasks.modular.strengths import Latents, draw_strengths
 from recombine.tasks.modular.supports import Support, split_support
 from recombine.tasks.modular.teacher import draw_weights
 from recombine.tasks.stream import Stream
 
-GridEncoding = Literal["identity", "orthogonal", "tokens", "invertible", "interval_shuffle"]
+GridEncoding = Literal["identity", "orthogonal", "tokens", "active_tokens", "invertible", "interval_shuffle"]
 ACTIONS = ("nothing", *MOVES)
 LAYOUT = """
 #######
@@ -70,7 +70,7 @@ class PreferenceGrid(ImitationTask):
     latents: Latents = "discrete"
     """Strengths of active preferences: 0.5, 0.6, ..., 1; or always 1; or anything from 0.5 to 1."""
     encoding: GridEncoding = "identity"
-    """How the network is told which task it is."""
+    """How the task is encoded in the inputs."""
     support: Support = "random"
     """Which sets of preferences are trained."""
     discount: float = 0.9
@@ -107,7 +107,7 @@ class PreferenceGrid(ImitationTask):
 
     @property
     def encoding_dim(self) -> int:
-        return 2 * self.num_active if self.encoding == "tokens" else self.num_modules
+        return count_features(self.encoding, num_modules=self.num_modules, num_slots=self.num_active)
 
     @property
     def input_dim(self) -> int:

@@ -1,13 +1,15 @@
-"""How a task is told to a network: six encodings of its strengths z, one for each module (SC, arXiv 2507.07207).
+"""How a task is encoded: seven codes of its strengths z, one for each of M modules (SC, arXiv 2507.07207).
 
     identity          z itself
     orthogonal        a random rotation of z
-    tokens            for each active module its number and floor(10 z), as plain numbers; (0, 0) fills what is left
+    tokens            for every module its number and floor(10 z) + M + 1, as plain numbers: 1, w_1, 2, w_2, ..., M, w_M
+    active_tokens     for each active module its number and floor(10 z); (0, 0) fills what is left. Our own, and harder:
+                      a module has no place of its own
     invertible        three affine couplings (Dinh et al. 2017), which mix the modules: b <- b exp(s(a)) + t(a)
     interval_shuffle  one permutation of the ten intervals [0, .1), ..., [.9, 1), in each entry; 1 stays 1
     few_shot          examples (x, y) of the task, flattened: made by the task itself, for it needs the teacher
 
-All but `few_shot` are injective: `tokens` on multiples of 0.1, the others everywhere. In float32, 0.7 is less than seven
+All but `few_shot` are injective: the tokens on multiples of 0.1, the others everywhere. In float32, 0.7 is less than seven
 tenths: the interval of a number is therefore found in float64, with a number so close below a border put on it.
 """
 
@@ -29,7 +31,7 @@ from recombine.tasks.modular.teacher import draw_weights
 from recombine.tasks.stream import Stream
 
 Encode = Callable[[Tensor, Tensor], Tensor]
-Encoding = Literal["identity", "orthogonal", "tokens", "invertible", "interval_shuffle", "few_shot"]
+Encoding = Literal["identity", "orthogonal", "tokens", "active_tokens", "invertible", "interval_shuffle", "few_shot"]
 
 NUM_INTERVALS = 10
 BORDER = 1e-6  # of an interval's width: what rounding to float32 can take from a multiple of 0.1, and hardly more
@@ -45,7 +47,15 @@ def find_intervals(z: Float[Tensor, "*shape"]) -> tuple[Int[Tensor, "*shape"], F
     return interval.long(), (scaled - interval).clamp_min(0)
 
 
-def encode_tokens(
+def encode_tokens(z: Float[Tensor, "rows modules"]) -> Float[Tensor, "rows features"]:
+    """Number and level of every module, interleaved; both as numbers of words, levels behind the modules."""
+    num_modules = z.shape[1]
+    level = find_intervals(z)[0] + (num_modules + 1)
+    number = torch.arange(1, num_modules + 1, device=z.device).expand_as(level)
+    return torch.stack([number, level], dim=-1).flatten(1).to(z.dtype)
+
+
+def encode_active_tokens(
     z: Float[Tensor, "rows modules"], modules: Int[Tensor, "rows active"], num_slots: int
 ) -> Float[Tensor, "rows features"]:
     """Number and level of each active module, interleaved; -1 in `modules` stands for none."""
@@ -130,10 +140,17 @@ def _check_halves(size: int) -> None:
 
 def check_encoding(encoding: Encoding, *, latents: Latents, num_modules: int) -> None:
     """Refuse an encoding that these latents or this number of modules do not have."""
-    if encoding == "tokens" and latents == "continuous":
-        raise InputError("encoding tokens of continuous latents: expected discrete or k_hot, as it tells tenths only")
+    if encoding in ("tokens", "active_tokens") and latents == "continuous":
+        raise InputError(
+            f"encoding {encoding} of continuous latents: expected discrete or k_hot, as it tells tenths only"
+        )
     if encoding == "invertible":
         _check_halves(num_modules)
+
+
+def count_features(encoding: Encoding, *, num_modules: int, num_slots: int) -> int:
+    """Features of a code that is made of the strengths alone."""
+    return {"tokens": 2 * num_modules, "active_tokens": 2 * num_slots}.get(encoding, num_modules)
 
 
 def encode_strengths(
@@ -143,7 +160,7 @@ def encode_strengths(
     modules: Int[Tensor, "rows active"],
     num_slots: int,
 ) -> Float[Tensor, "rows features"]:
-    """The strengths of tasks as a network is told them; the key (task name, seed, ...) decides what is random."""
+    """The codes of tasks with these strengths; the key (task name, seed, ...) decides what is random."""
     encode = build_encoder(encoding, *key, size=strengths.shape[1], num_slots=num_slots, device=strengths.device)
     return encode(strengths, modules)
 
@@ -162,7 +179,9 @@ def build_encoder(encoding: Encoding, *key: object, size: int, num_slots: int, d
         order = draw_interval_order(*key).to(device)
         return lambda z, _: shuffle_intervals(z, order)
     if encoding == "tokens":
-        return lambda z, modules: encode_tokens(z, modules, num_slots)
+        return lambda z, _: encode_tokens(z)
+    if encoding == "active_tokens":
+        return lambda z, modules: encode_active_tokens(z, modules, num_slots)
     return lambda z, _: z
 
 

@@ -32,7 +32,13 @@ from recombine.tasks.base import (
     Task,
     measure_r2,
 )
-from recombine.tasks.modular.encodings import Encoding, check_encoding, encode_strengths, measure_linearity
+from recombine.tasks.modular.encodings import (
+    Encoding,
+    check_encoding,
+    count_features,
+    encode_strengths,
+    measure_linearity,
+)
 from recombine.tasks.modular.strengths import Latents, draw_strengths
 from recombine.tasks.modular.supports import Support, split_support
 from recombine.tasks.modular.teacher import ModularTeacher, apply_teacher, draw_teacher
@@ -69,7 +75,7 @@ class Hyperteacher(Task):
     latents: Latents = "discrete"
     """Strengths of active modules: 0.5, 0.6, ..., 1; or always 1; or anything from 0.5 to 1."""
     encoding: Encoding = "identity"
-    """How the network is told which task it is."""
+    """How the task is encoded in the inputs."""
     num_shots: int = 50
     """Examples (x, y) that make up the encoding few_shot."""
     support: Support = "random"
@@ -138,9 +144,9 @@ class Hyperteacher(Task):
 
     @property
     def encoding_dim(self) -> int:
-        if self.encoding == "tokens":
-            return 2 * self.most_active
-        return self.num_shots * (self.x_dim + self.y_dim) if self.encoding == "few_shot" else self.num_modules
+        if self.encoding == "few_shot":
+            return self.num_shots * (self.x_dim + self.y_dim)
+        return count_features(self.encoding, num_modules=self.num_modules, num_slots=self.most_active)
 
     @property
     def input_dim(self) -> int:
@@ -294,7 +300,7 @@ class Hyperteacher(Task):
         strengths = batch.info["strengths"][row].tolist()
         mixed = " + ".join(f"{strength:.2f} × module {m}" for m, strength in enumerate(strengths) if strength)
         code = batch.inputs[row, 0, : self.encoding_dim].tolist()
-        lines = [f"task = {mixed}", f"told as {self.encoding}:"]
+        lines = [f"task = {mixed}", f"encoded as {self.encoding}:"]
         shown = NUM_SHOWN_FEATURES * NUM_SHOWN_LINES
         starts = range(0, min(len(code), shown), NUM_SHOWN_FEATURES)
         lines += ["  " + _write_numbers(code[start : start + NUM_SHOWN_FEATURES]) for start in starts]
