@@ -146,7 +146,6 @@ def test_couplings_mix_every_module_into_every_feature():
 
 
 def test_how_linearly_strengths_can_be_read():
-    names = ("orthogonal", "tokens", "active_tokens", "invertible")
     order = torch.randperm(len(Z), generator=torch.Generator().manual_seed(0))
     linear = {
         name: measure_linearity(codes[order], Z[order], len(Z) // 2)[0]
