@@ -190,7 +190,7 @@ def _measure(
 def _measure_model(predict: Predictor, task: Task, batch: Batch) -> dict[str, Ratio]:
     """The metrics of one batch, after checking what the model returned."""
     predictions = predict(batch.inputs)
-    expected = f"expected a tensor of numbers with {len(batch)} rows, one for each input"
+    expected = f"expected a tensor with {len(batch)} rows, one for each input"
     if isinstance(predictions, (tuple, list)):
         kinds = ", ".join(type(part).__name__ for part in predictions[:4])
         raise InputError(
