@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from recombine.errors import InputError, check_choice
-from recombine.evaluate import Scores, score, score_baselines, scores_as_dict
+from recombine.evaluate import Scores, describe_metrics, evaluate_predictor, score, scores_as_dict
 from recombine.models import MODELS, ModelConfig, build_model, count_parameters
 from recombine.registry import Code, describe_origin, find_model, find_task, match_classes, version_of
 from recombine.store import Json, RunDirectory, describe_environment
@@ -174,9 +174,8 @@ def train_run(
             clock = Clock(**{name: checkpoint[1].get(name, 0) for name in clock.state()})
         run.rewind_metrics(trainer.step)
         fit(trainer, run=run, clock=clock, watch=watch, **intervals(config.training.steps))
-        scores = score(model, config.task, num_instances=evaluation_instances, device=place)
-        baselines = score_baselines(config.task, num_instances=evaluation_instances)
-        run.write_json("result.json", {**summarise(config, model, scores, clock), "baselines": baselines})
+        found = evaluate_predictor(model, config.task, num_instances=evaluation_instances, device=place)
+        run.write_json("result.json", {**summarise(config, model, found.scores, clock), "baselines": found.baselines})
     return run
 
 
@@ -204,6 +203,7 @@ def summarise(config: RunConfig, model: nn.Module, scores: Scores, clock: Clock)
         "steps": config.training.steps,
         "seconds": round(clock.seconds, 3),
         "steps_per_second": round(clock.steps_per_second, 3),
+        "metrics": describe_metrics(config.task, scores.values()),
         "scores": scores_as_dict(scores),
         "composition_sums": {
             split: {name: each.sums for name, each in metrics.items()} for split, metrics in scores.items()

@@ -1,11 +1,11 @@
-"""What the verbs share: common flags, tables of scores, the progress bar."""
+"""What the commands share: common flags, tables of scores, the progress bar."""
 
 from __future__ import annotations
 
 import json
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -15,8 +15,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from recombine.evaluate import METRIC_TITLES
+from recombine.evaluate import MetricDict
 from recombine.store import Json
+from recombine.tasks.base import REFERENCES, Task
 from recombine.train import Progress as TrainingProgress
 from recombine.train import Watcher
 
@@ -27,6 +28,9 @@ OOD_LEGENDS = {
     None: "ood: unseen combinations",
 }
 UNKNOWN_LEGEND = "unknown: modules never trained, or more at once than trained"
+REFERENCE_LEGEND = (
+    "ceiling: the best possible score on the split; agnostic: the best without knowing which combinations it holds"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,32 +67,45 @@ def _wrap(shown: Table | str, width: int) -> Table | str:
     return "\n".join(lines)
 
 
-def score_table(scores: Json, title: str | None = None, *, covered: bool | None = None) -> Table:
-    """Scores of one run: a row for each split and metric."""
-    table = Table(title=title, title_justify="left", caption=split_legend(scores, covered), caption_justify="left")
-    for name, justify in (("split", "left"), ("metric", "left"), ("score", "right"), ("95 % interval", "right")):
-        table.add_column(name, justify=justify)  # type: ignore[arg-type]
-    table.add_column("chance", justify="right")
-    table.add_column("ceiling", justify="right")
-    for split, metrics in scores.items():
-        for metric, score in metrics.items():
-            table.add_row(split, METRIC_TITLES.get(metric, metric), *format_score(score))
+def score_table(
+    scores: Json,
+    title: str | None = None,
+    *,
+    covered: bool | None = None,
+    metrics: Mapping[str, MetricDict] | None = None,
+) -> Table:
+    """Scores of one run: a row for each split and metric. `metrics` is that of `result.json`."""
+    caption = f"{split_legend(scores, covered)}\n{REFERENCE_LEGEND}"
+    table = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
+    for name in ("split", "metric"):
+        table.add_column(name)
+    for name in ("score", "95 % interval", "chance", "ceiling", "agnostic"):
+        table.add_column(name, justify="right")
+    for split, values in scores.items():
+        for metric, score in values.items():
+            table.add_row(split, title_of(metric, metrics), *format_score(score))
     return table
 
 
+def title_of(metric: str, metrics: Mapping[str, MetricDict] | None) -> str:
+    """How a metric is shown; by its name where a result does not say."""
+    if metrics is None or metric not in metrics:
+        return Task.metric(metric).title
+    return metrics[metric]["title"]
+
+
 def split_legend(scores: Json, covered: bool | None = None) -> str:
-    """What the splits in a table mean; `covered`, if known, is the certificate's word on every module being trained."""
+    """What the splits in a table mean; `covered` says whether every module was trained, None if that is not known."""
     legend = f"{TEST_LEGEND} · {OOD_LEGENDS[covered]}"
     return f"{legend}\n{UNKNOWN_LEGEND}" if "unknown" in scores else legend
 
 
 def format_score(score: Json) -> list[str]:
-    """Value, interval, chance and ceiling as text."""
+    """Value, interval, chance, ceiling and agnostic optimum as text."""
     return [
         format_number(score["value"]),
         f"{format_number(score['low'])} … {format_number(score['high'])}",
-        format_number(score["chance"]),
-        format_number(score["ceiling"]),
+        *(format_number(score.get(name)) for name in REFERENCES),
     ]
 
 

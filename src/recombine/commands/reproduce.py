@@ -18,14 +18,14 @@ from recombine.commands.console import Output, format_number, format_score, prog
 from recombine.diagnose import diagnose_run
 from recombine.engines import train_runs
 from recombine.errors import InputError, check_choice
-from recombine.evaluate import METRIC_TITLES, compare
+from recombine.evaluate import compare
 from recombine.probe import is_probed, probe_run
 from recombine.recipes import EXPERIMENTS, Experiment
 from recombine.report.drawings import DRAWINGS
 from recombine.report.html import write_report
 from recombine.run import RunConfig, train_run
 from recombine.store import Json, RunDirectory
-from recombine.tasks.base import Scale
+from recombine.tasks.base import Scale, Task
 
 NUM_PROBED = 600  # instances a split; `recombine probe RUN` takes more, and more time
 NUM_PICTURED = 500  # points of a map
@@ -135,7 +135,7 @@ def look_inside(run: RunDirectory, options: ReproduceOptions, label: str) -> Non
 def comparison_table(experiment: Experiment, results: Json, scale: Scale) -> Table:
     """Ours beside the paper's, where the task is the same."""
     published = experiment.published if experiment.published_scale in (None, scale) else {}
-    metric = METRIC_TITLES.get(experiment.metric, experiment.metric)
+    metric = Task.metric(experiment.metric).title
     steps = " / ".join(dict.fromkeys(str(result["steps"]) for result in results.values()))
     where = f"on combinations never trained on ({experiment.split}) after {steps} steps"
     title = f"{experiment.question}\n{metric} {where}, with 95 % intervals"

@@ -11,8 +11,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from recombine.evaluate import METRIC_TITLES
 from recombine.report.runs import Curve, ReportRun
+from recombine.tasks.base import Task
 
 Figure = dict[str, Any]
 
@@ -43,7 +43,7 @@ ROWS = {
 
 
 def metric_title(metric: str) -> str:
-    return METRIC_TITLES.get(metric, metric.replace("_", " "))
+    return Task.metric(metric).title
 
 
 def split_title(split: str) -> str:

@@ -8,7 +8,7 @@ instance is written or drawn. Nothing outside its folder knows a family by name.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -27,6 +27,10 @@ SplitName = Literal["train", "test", "ood", "unknown"]
 Scale = Literal["tiny", "small", "paper"]
 SCALES: tuple[Scale, ...] = get_args(Scale)
 MAX_NUMBERS_AHEAD = 1 << 20  # of inputs, made before training uses them
+# scores that every result is compared with; see `Task.best_predictions`
+Reference = Literal["chance", "ceiling", "agnostic"]
+REFERENCES: tuple[Reference, ...] = get_args(Reference)
+MIN_VARIANCE = 1e-12  # of the targets that an R2 compares with
 
 
 class Ratio(NamedTuple):
@@ -81,7 +85,7 @@ def measure_r2(error: Float[Tensor, " rows *outputs"], variance: Float[Tensor, "
 
     An output that hardly varies can outweigh hundreds of others in the mean; it cannot in the pooled one.
     """
-    variance = variance.clamp_min(1e-12).expand_as(error).reshape(len(error), -1)
+    variance = variance.clamp_min(MIN_VARIANCE).expand_as(error).reshape(len(error), -1)
     error = error.reshape(len(error), -1)
     total = variance.sum(dim=1)
     return {
@@ -226,8 +230,30 @@ class Task(ABC):
         """Predictions of the best predictor that ignores the input."""
 
     @abstractmethod
-    def oracle(self, batch: Batch) -> Tensor:
-        """Predictions of the best predictor there is: what the input determines and no more."""
+    def best_predictions(self, batch: Batch, *, split: SplitName | None, metric: str) -> Tensor:
+        """Predictions with the best expected value of `metric`, given the inputs and which compositions are possible.
+
+        With `split`, which must be the split of the batch, the compositions of that split are equally likely. The score
+        of these predictions is the *ceiling*: no predictor exceeds it, up to the sampling error of finitely many
+        instances. Without, all compositions of the family are equally likely: the *agnostic* optimum, which a predictor
+        can reach without knowing what the split holds out. Where the exact optimum is not known, return predictions that
+        are at least as good, such as the targets, and say so in the docstring.
+        """
+
+    def reference_predictions(
+        self, batch: Batch, *, split: SplitName, metrics: Sequence[str]
+    ) -> dict[Reference, dict[str, Tensor]]:
+        """The predictions behind the reference scores of each metric.
+
+        Override it where metrics or priors can share work; the result must agree with `best_predictions`.
+        """
+        chance = self.chance(batch)
+        priors: dict[Reference, SplitName | None] = {"ceiling": split, "agnostic": None}
+        best: dict[Reference, dict[str, Tensor]] = {
+            name: {metric: self.best_predictions(batch, split=prior, metric=metric) for metric in metrics}
+            for name, prior in priors.items()
+        }
+        return {"chance": dict.fromkeys(metrics, chance), **best}
 
     @abstractmethod
     def describe(self, composition: Composition) -> str:
