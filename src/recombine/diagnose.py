@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from recombine.errors import InputError, check_choice
+from recombine.probe.runs import read_probe
 from recombine.store import Json, RunDirectory
 
 LEARNED = 0.8  # of the way from chance to ceiling, on trained compositions
@@ -214,7 +215,7 @@ def diagnose_run(path: Path | str) -> Diagnosis:
     if not run.finished:
         raise InputError(f"{run.path} has no result.json: expected a finished run")
     result, split = run.read_json("result.json"), run.read_json("split.json")
-    probe = run.read_json("probe.json") if (run.path / "probe.json").exists() else {}
+    probe = dict(read_probe(run) or {})  # none if it was trained further since
     found = diagnose(result["scores"], split["certificate"], read_decodability(probe))
     run.write_json("diagnosis.json", found.as_dict())
     return found

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from recombine.errors import InputError, check_choice, check_positive
 from recombine.tasks.base import Batch, Ratio, SplitName, Task
+from recombine.tasks.evaluation import evaluation_batches
 from recombine.tasks.stream import Stream
 
 NUM_RESAMPLES = 2_000
-BATCH_SIZE = 1_000  # part of the definition of the evaluation streams
 
 METRIC_TITLES = {
     "r2": "R²",
@@ -165,13 +165,6 @@ def _score_split(
             sums=tuple(map(tuple, sums["model"].totals[metric].tolist())),
         )
     return scores
-
-
-def evaluation_batches(task: Task, split: SplitName, num_instances: int, device: torch.device | str) -> Iterable[Batch]:
-    """The first `num_instances` rows of a split."""
-    for index, first in enumerate(range(0, num_instances, BATCH_SIZE)):
-        rows = range(min(BATCH_SIZE, num_instances - first))
-        yield task.sample(split, index, batch_size=BATCH_SIZE, rows=rows, device=device)
 
 
 def _predict(predict: Predictor, batch: Batch) -> Tensor:

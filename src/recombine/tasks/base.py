@@ -8,11 +8,11 @@ instance is written or drawn. Nothing outside its folder knows a family by name.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, wraps
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -21,6 +21,9 @@ from torch import Tensor
 from recombine.compositions import Composition, CompositionSplit
 from recombine.errors import InputError, check_choice
 from recombine.tasks.stream import Stream
+
+if TYPE_CHECKING:
+    from recombine.tasks.reading import Reading
 
 SplitName = Literal["train", "test", "ood", "unknown"]
 Scale = Literal["tiny", "small", "paper"]
@@ -47,6 +50,16 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.targets)
+
+    @classmethod
+    def join(cls, batches: Sequence[Batch]) -> Batch:
+        """The rows of several batches in one."""
+        return cls(
+            inputs=torch.cat([batch.inputs for batch in batches]),
+            targets=torch.cat([batch.targets for batch in batches]),
+            latents=torch.cat([batch.latents for batch in batches]),
+            info={name: torch.cat([batch.info[name] for batch in batches]) for name in batches[0].info},
+        )
 
 
 class Ratio(NamedTuple):
@@ -206,6 +219,12 @@ class Task(ABC):
     @abstractmethod
     def render(self, batch: Batch, row: int) -> str:
         """One row of a batch as text, for people."""
+
+    def reading(self) -> Reading:
+        """What a probe reads of this task."""
+        from recombine.tasks.reading import Reading  # which needs this class
+
+        return Reading(self)
 
     def baselines(self, batch: Batch) -> dict[str, Tensor]:
         """Predictions of simple strategies by name, for comparison."""

@@ -26,6 +26,7 @@ from torch import Tensor
 from recombine.compositions import Composition, CompositionSplit, all_sets, split_compositions
 from recombine.errors import InputError, check_choice, check_positive
 from recombine.tasks.base import Batch, Preset, Ratio, Scale, SplitName, Task, measure_r2
+from recombine.tasks.reading import Reading
 from recombine.tasks.stream import Stream
 
 Fixed = Literal["nothing", "context", "query"]
@@ -199,6 +200,11 @@ class FuzzyLogic(Task):
                 f"the exact oracle would enumerate {count} compositions: expected at most {MAX_ORACLE_COMPOSITIONS}"
             )
         return torch.tensor(all_sets(2**self.num_variables, self.num_terms), device=device)
+
+    def reading(self) -> Reading:
+        from recombine.tasks.fuzzy_logic.reading import FuzzyLogicReading
+
+        return FuzzyLogicReading(self)
 
     def describe(self, composition: Composition) -> str:
         def term(number: int) -> str:

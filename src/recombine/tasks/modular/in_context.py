@@ -37,6 +37,7 @@ from recombine.tasks.modular.in_context_oracle import fit_latent
 from recombine.tasks.modular.in_context_support import Support, choose_support
 from recombine.tasks.modular.strengths import HIGHEST_LEVEL, LOWEST_LEVEL, draw_levels
 from recombine.tasks.modular.teacher import ModularTeacher, apply_teacher, draw_teacher
+from recombine.tasks.reading import Reading
 from recombine.tasks.stream import Stream
 
 Modules = Literal["shared", "own"]
@@ -248,6 +249,11 @@ class InContext(Task):
             batch.inputs[:, : self.num_examples, self.input_size :],
             bounds=(LOWEST_STRENGTH, 1.0),
         )
+
+    def reading(self) -> Reading:
+        from recombine.tasks.modular.reading import InContextReading
+
+        return InContextReading(self)
 
     def describe(self, composition: Composition) -> str:
         return " + ".join(f"module {module}" for module in composition)
