@@ -8,9 +8,10 @@ import torch
 
 from recombine.cli import run as run_verb
 from recombine.errors import InputError
-from recombine.evaluate import BATCH_SIZE, score
+from recombine.evaluate import score
 from recombine.models import HypernetworkConfig, build_model
 from recombine.tasks import Hyperteacher
+from recombine.tasks.evaluation import BATCH_SIZE
 from recombine.tasks.stream import Stream
 from recombine.train import Trainer, TrainingConfig
 

@@ -14,7 +14,6 @@ from recombine.cli import run
 from recombine.errors import InputError
 from recombine.evaluate import score_references
 from recombine.models import MODELS, build_model
-from recombine.probe.readings import read_task
 from recombine.run import default_run
 from recombine.tasks import GoalGrid
 from recombine.tasks.grids.imitation import ENDED
@@ -342,7 +341,7 @@ def test_check_tells_what_the_published_expert_misses(capsys):
 
 def test_probes_read_the_first_step():
     """The last one may be empty."""
-    reading = read_task(TASK)
+    reading = TASK.reading()
     (batch,) = reading.batches("test", 50, "cpu")
     plain = TASK.sample("test", 0, batch_size=1_000, rows=range(50))
     assert torch.equal(batch.inputs[:, -1], plain.inputs[:, 0])

@@ -43,7 +43,7 @@ def run(argv: list[str]) -> None:
         raise InputError("expected a run directory or --activations FILE, one of the two; see recombine probe --help")
     say = (lambda _: None) if options.json else (lambda part: options.say(f"probe: {part}"))
     if options.activations is not None:
-        numbers = examine_activations(options.activations, tsne=options.tsne, say=say).numbers
+        numbers = dict(examine_activations(options.activations, tsne=options.tsne, say=say).numbers)
     else:
         assert options.run is not None
         numbers = probe_run(

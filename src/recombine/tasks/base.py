@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -22,6 +22,9 @@ from recombine.compositions import Composition, CompositionSplit
 from recombine.errors import InputError, check_choice
 from recombine.tasks.batch import Batch
 from recombine.tasks.stream import Stream
+
+if TYPE_CHECKING:
+    from recombine.tasks.reading import Reading
 
 SplitName = Literal["train", "test", "ood", "unknown"]
 Scale = Literal["tiny", "small", "paper"]
@@ -262,6 +265,12 @@ class Task(ABC):
     @abstractmethod
     def render(self, batch: Batch, row: int) -> str:
         """One row of a batch as text, for people."""
+
+    def reading(self) -> Reading:
+        """What a probe reads of this task."""
+        from recombine.tasks.reading import Reading  # which needs this class
+
+        return Reading(self)
 
     def baselines(self, batch: Batch) -> dict[str, Tensor]:
         """Predictions of simple strategies by name, for comparison."""

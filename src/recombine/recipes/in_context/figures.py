@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from recombine.drawing.canvas import canvas
-from recombine.probe.measures.decodability import FILE as DECODABILITY_FILE
-from recombine.probe.measures.gradients import FILE as GRADIENTS_FILE
+from recombine.probe.measures.decodability import DECODABILITY
+from recombine.probe.measures.gradients import GRADIENTS
 from recombine.recipes.experiment import Runs, group_seeds
 from recombine.report.figures import LIGHT_PALETTE
 from recombine.store import Json, RunDirectory
@@ -61,7 +61,7 @@ def _draw_curves(axes: Axes, variants: Variants) -> None:
 def _draw_layers(axes: Axes, variants: Variants) -> None:
     """Decodability of z on held-out combinations by layer; dashed, the untrained network's."""
     for number, (variant, name) in enumerate(CURVES.items()):
-        found = [run.read_json(DECODABILITY_FILE)["sites"] for run in variants.get(variant, [])]
+        found = [DECODABILITY.require(run)["sites"] for run in variants.get(variant, [])]
         if not found:
             continue
         names = [_layer_name(site) for site in found[0]]
@@ -83,10 +83,10 @@ def _layer_name(site: str) -> str:
 
 def _draw_gradients(axes: Axes, variants: Variants, key: str, title: str) -> None:
     for number, (variant, name) in enumerate(CURVES.items()):
-        seeds = [run for run in variants.get(variant, []) if (run.path / GRADIENTS_FILE).exists()]
+        seeds = [run for run in variants.get(variant, []) if GRADIENTS.read_current(run)]
         if not seeds:
             continue
-        rows: list[Json] = seeds[0].read_json(GRADIENTS_FILE)["rows"]
+        rows: list[Json] = GRADIENTS.require(seeds[0])["rows"]
         values = [row[key] for row in rows]
         axes.plot([row["step"] for row in rows], values, "o-", color=LIGHT_PALETTE[number], label=name)
     axes.axhline(0, color="#c9cecd", linewidth=1, zorder=0)

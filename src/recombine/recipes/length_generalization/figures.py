@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from recombine.drawing.canvas import canvas
-from recombine.probe.measures.identification import FILE as IDENTIFICATION_FILE
+from recombine.probe.measures.identification import IDENTIFICATION
 from recombine.recipes.experiment import Runs, group_seeds
 from recombine.recipes.length_generalization.runs import POOLS, STUDENTS, SUPPORTS
 from recombine.report.figures import LIGHT_PALETTE
@@ -25,7 +25,7 @@ LAST = 99  # position of the hundredth token
 
 
 def read_found(runs: Runs) -> Found:
-    return group_seeds({label: run.read_json(IDENTIFICATION_FILE) for label, run in runs.items()})
+    return group_seeds({label: IDENTIFICATION.require(run) for label, run in runs.items()})
 
 
 def draw_lengths(runs: Runs, folder: Path) -> list[Path]:

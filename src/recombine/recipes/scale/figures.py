@@ -8,7 +8,8 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 from recombine.drawing.canvas import canvas
-from recombine.probe.measures.decodability import FILE as DECODABILITY_FILE
+from recombine.probe.measures.decodability import DECODABILITY
+from recombine.probe.sites import last_site
 from recombine.recipes.experiment import Runs, group_seeds
 from recombine.recipes.scale.tables import METRIC
 from recombine.report.figures import LIGHT_PALETTE
@@ -80,8 +81,8 @@ def _draw_decodability(axes: Axes, runs: Runs) -> None:
     for run in {run.path: run for run in runs.values()}.values():
         certificate = run.read_json("split.json")["certificate"]
         fair = certificate["connected"] and certificate["covered"]
-        sites = run.read_json(DECODABILITY_FILE)["sites"]
-        decodable = sites[max(sites)]["ood"]  # hidden.0, hidden.1, ...
+        sites = DECODABILITY.require(run)["sites"]
+        decodable = sites[last_site(sites)]["ood"]  # hidden.0, hidden.1, ...
         colour, marker = (BLUE, "o") if fair else (ORANGE, "x")
         axes.plot(decodable, _read_score(run, "ood"), marker, color=colour, markersize=5, label=names.pop(fair, None))
     axes.set(xlabel="R² of modules, last hidden layer, held out", ylabel="R² pooled, held out")

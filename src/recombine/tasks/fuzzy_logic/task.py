@@ -25,9 +25,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from recombine.compositions import Composition, CompositionSplit, all_sets, split_compositions
-from recombine.errors import InputError, check_positive
+from recombine.errors import InputError, check_choice, check_positive
 from recombine.tasks.base import Batch, Preset, Ratio, Reference, Scale, SplitName, Task, measure_r2
 from recombine.tasks.fuzzy_logic.posterior import WEIGHTINGS, average_consistent
+from recombine.tasks.reading import Reading
 from recombine.tasks.stream import Stream
 
 MAX_COMPOSITIONS = 200_000
@@ -191,6 +192,11 @@ class FuzzyLogic(Task):
         if count > MAX_COMPOSITIONS:
             raise InputError(f"the ceiling would enumerate {count} compositions: expected at most {MAX_COMPOSITIONS}")
         return torch.tensor(all_sets(2**self.num_variables, self.num_terms))
+
+    def reading(self) -> Reading:
+        from recombine.tasks.fuzzy_logic.reading import FuzzyLogicReading
+
+        return FuzzyLogicReading(self)
 
     def describe(self, composition: Composition) -> str:
         def term(number: int) -> str:

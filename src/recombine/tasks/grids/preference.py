@@ -32,6 +32,7 @@ from recombine.tasks.grids.expert import NOTHING, Expert, demonstrate
 from recombine.tasks.grids.imitation import ENDED, ImitationTask
 from recombine.tasks.grids.map import MOVES, observation_dim, observe, tabulate_moves
 from recombine.tasks.grids.picture import BAD, GOOD, Mark, draw_map, write_map
+from recombine.tasks.grids.reading import PreferenceReading
 from recombine.tasks.modular.encodings import check_encoding, encode_strengths
 from recombine.tasks.modular.strengths import Latents, draw_strengths
 from recombine.tasks.modular.supports import Support, split_support
@@ -234,6 +235,9 @@ class PreferenceGrid(ImitationTask):
         after = leads[cells, batch.targets.clamp_min(NOTHING)]
         gains = (present & (objects[:, None] == after[..., None])) * batch.info["worth"][:, None].double()
         return gains.sum(dim=2) @ self.discount ** torch.arange(self.horizon, device=cells.device).double()
+
+    def reading(self) -> PreferenceReading:
+        return PreferenceReading(self)
 
     def describe(self, composition: Composition) -> str:
         return " + ".join(f"preference {module}" for module in composition)

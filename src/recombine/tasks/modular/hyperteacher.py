@@ -37,6 +37,7 @@ from recombine.tasks.modular.strengths import Latents, draw_strengths
 from recombine.tasks.modular.supports import Support, split_support
 from recombine.tasks.modular.teacher import ModularTeacher, apply_teacher, draw_teacher
 from recombine.tasks.per_device import once_per_device
+from recombine.tasks.reading import StrengthReading
 from recombine.tasks.stream import Stream
 
 BATCHES_PER_KEY = 16  # consecutive batches that share a key of the stream
@@ -288,6 +289,9 @@ class Hyperteacher(Task):
                 note="ridge regression, fitted on other tasks of the training compositions",
             )
         ]
+
+    def reading(self) -> StrengthReading:
+        return StrengthReading(self)
 
     def describe(self, composition: Composition) -> str:
         return " + ".join(f"module {module}" for module in composition if module >= 0)

@@ -39,6 +39,7 @@ from recombine.tasks.modular.in_context_support import Support, choose_support
 from recombine.tasks.modular.strengths import HIGHEST_LEVEL, LOWEST_LEVEL, draw_levels
 from recombine.tasks.modular.teacher import ModularTeacher, apply_teacher, draw_teacher
 from recombine.tasks.per_device import once_per_device
+from recombine.tasks.reading import Reading
 from recombine.tasks.stream import Stream
 
 Modules = Literal["shared", "own"]
@@ -260,6 +261,11 @@ class InContext(Task):
             batch.inputs[:, : self.num_examples, self.input_size :],
             bounds=(LOWEST_STRENGTH, 1.0),
         )
+
+    def reading(self) -> Reading:
+        from recombine.tasks.modular.reading import InContextReading
+
+        return InContextReading(self)
 
     def describe(self, composition: Composition) -> str:
         return " + ".join(f"module {module}" for module in composition)

@@ -43,6 +43,7 @@ from recombine.tasks.base import (
     Task,
 )
 from recombine.tasks.per_device import once_per_device
+from recombine.tasks.reading import Reading
 from recombine.tasks.sequences.functions import (
     AttentionWeights,
     Readout,
@@ -365,6 +366,11 @@ class SequenceTeacher(Task):
         return [
             Audit(title="outputs of the teacher that vary least in training", columns=columns, rows=rows, note=note)
         ]
+
+    def reading(self) -> Reading:
+        from recombine.tasks.sequences.reading import SequenceTeacherReading
+
+        return SequenceTeacherReading(self)
 
     def describe(self, composition: Composition) -> str:
         if self.held_out == "lengths":

@@ -29,6 +29,7 @@ from torch.nn.functional import cross_entropy, one_hot
 from recombine.compositions import Composition, CompositionSplit, all_multisets, split_compositions
 from recombine.errors import InputError, check_choice, check_positive
 from recombine.tasks.base import METRICS, Audit, Batch, Metric, Preset, Ratio, Reference, Scale, SplitName, Task
+from recombine.tasks.reading import Reading
 from recombine.tasks.sraven.ambiguity import estimate_ambiguity, tabulate_ambiguity
 from recombine.tasks.sraven.generator import check_table, draw_puzzles, look_up
 from recombine.tasks.sraven.picture import draw_puzzle, write_puzzle
@@ -235,6 +236,11 @@ class SRaven(Task):
 
     def _predict(self, answers: Int[Tensor, "batch position"]) -> Float[Tensor, "batch position value"]:
         return one_hot(answers, self.num_values).float()
+
+    def reading(self) -> Reading:
+        from recombine.tasks.sraven.reading import SRavenReading
+
+        return SRavenReading(self)
 
     def describe(self, composition: Composition) -> str:
         return " + ".join(RULES[rule] for rule in composition)
