@@ -19,6 +19,8 @@ from recombine.errors import InputError, check_choice, check_positive
 from recombine.tasks.base import Batch, Ratio, SplitName, Task
 from recombine.tasks.stream import Stream
 
+# Raise it when the same model and instances give other scores than before: results of another version are computed again.
+EVALUATION_VERSION = 1
 NUM_RESAMPLES = 2_000
 BATCH_SIZE = 1_000  # part of the definition of the evaluation streams
 
