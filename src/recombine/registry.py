@@ -182,7 +182,9 @@ def _check_outside(candidate: Any, attribute: str, own: Mapping[str, type]) -> N
     if not is_dataclass(candidate):
         raise InputError(f"{_name_of(candidate)} is not a dataclass: expected @dataclass(frozen=True, kw_only=True)")
     if name in own and own[name] is not candidate:
-        raise InputError(f"{_name_of(candidate)}.{attribute} is {name!r}, which this package uses: expected another name")
+        raise InputError(
+            f"{_name_of(candidate)}.{attribute} is {name!r}, which this package uses: expected another name"
+        )
 
 
 def _is_factory(candidate: Any) -> bool:
@@ -199,7 +201,7 @@ def _configure_factory(factory: Callable[[Task], nn.Module]) -> type[ModelConfig
 
     name = _name_of(factory)
     namespace = {"kind": name, "build": build, "__module__": factory.__module__, "factory": staticmethod(factory)}
-    config = dataclass(frozen=True, kw_only=True)(type(f"{name}Config", (ModelConfig,), namespace))
+    config: type[ModelConfig] = dataclass(frozen=True, kw_only=True)(type(f"{name}Config", (ModelConfig,), namespace))
     _check_outside(config, "kind", MODELS)
     return config
 
@@ -208,7 +210,9 @@ def _call(factory: Callable[[Task], nn.Module], task: Task) -> nn.Module:
     try:
         inspect.signature(factory).bind(task)
     except TypeError as error:
-        raise InputError(f"{_name_of(factory)} cannot be called with the task ({error}): expected one argument") from None
+        raise InputError(
+            f"{_name_of(factory)} cannot be called with the task ({error}): expected one argument"
+        ) from None
     module = factory(task)
     if not isinstance(module, nn.Module):
         raise InputError(f"{_name_of(factory)} returned {type(module).__name__}: expected a torch.nn.Module")

@@ -40,13 +40,13 @@ def check_settings(owner: type, values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         annotation = annotations.get(name)
         if get_origin(annotation) is Literal:
-            check_choice(name.replace("_", " "), value, get_args(annotation))
+            check_choice(name, value, get_args(annotation))
         elif annotation is not None and not fits(value, annotation):
             raise InputError(f"{name} is {value!r}: expected {describe(annotation)}")
 
 
 @cache
-def _annotations(owner: type) -> dict[str, Any]:
+def _annotations(owner: Any) -> dict[str, Any]:
     return get_type_hints(owner)
 
 

@@ -152,7 +152,9 @@ class Trainer:
             state = {key: tensor for key, tensor in moments.items() if tensor is not None}
             shapes = {key: tensor.shape for key, tensor in state.items() if key != "step"}
             if len(state) not in (0, len(moments)) or any(shape != parameter.shape for shape in shapes.values()):
-                raise InputError(f"the checkpoint does not fit the optimizer: it lacks or misshapes the moments of {name}")
+                raise InputError(
+                    f"the checkpoint does not fit the optimizer: it lacks or misshapes the moments of {name}"
+                )
             self.optimizer.state[parameter] = state
         self.step = step
 
@@ -267,7 +269,7 @@ def _metrics_row(step: int, loss: float, rate: float, clock: Clock, scores: Scor
 
 
 def intervals(steps: int) -> dict[str, int]:
-    """After how many steps to log, checkpoint and evaluate: about 200, 50 and 20 times in a long run, fewer in a short one."""
+    """How often to log, checkpoint and evaluate: about 200, 50 and 20 times in a long run, fewer in a short one."""
     log_every = min(100, max(10, steps // 200))
     return {
         "log_every": log_every,

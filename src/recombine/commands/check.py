@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from recombine.cli import parse_task
-from recombine.commands.console import Output, format_number, split_legend
+from recombine.commands.console import format_number, split_legend
+from recombine.commands.flags import TaskOptions, parse_task
 from recombine.evaluate import METRIC_TITLES, score_references
 from recombine.store import Json
 from recombine.tasks.base import Audit
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckOptions(Output):
+class CheckOptions(TaskOptions):
     """How much to check."""
 
     num_instances: int = 4_096

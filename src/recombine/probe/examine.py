@@ -34,6 +34,7 @@ from recombine.probe.structure import (
     sample_rows,
 )
 from recombine.probe.swap import SWAPS
+from recombine.registry import Code
 from recombine.run import load_run, resolve_device
 from recombine.store import Json, RunDirectory
 from recombine.tasks import Task
@@ -149,9 +150,10 @@ def probe_run(
     save_activations: bool = False,
     device: str = "auto",
     say: Say = _say_nothing,
+    code: Sequence[Code] = (),
 ) -> Json:
     """Examine a trained run beside its untrained self, and leave `probe.json` and `probe.npz` in its directory."""
-    run, config, model = load_run(path, device)
+    run, config, model = load_run(path, device, code=code)
     found = examine(
         model,
         config.task,

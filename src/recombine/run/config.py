@@ -147,7 +147,9 @@ def check_version(role: str, recorded: Any, owner: type[Task] | type[ModelConfig
     """Require a run to have been made by this version of a class. A file that was edited since is only mentioned."""
     current = version_of(owner)
     if str(recorded).split("-")[0] != str(current).split("-")[0]:
-        raise InputError(f"the run was made by version {recorded} of {role}: expected version {current}; train it again")
+        raise InputError(
+            f"the run was made by version {recorded} of {role}: expected version {current}; train it again"
+        )
     if recorded != current:
         _log.warning("the code of %s has changed since the run was made", role)
 

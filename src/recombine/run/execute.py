@@ -70,9 +70,7 @@ def train_run(
     place = resolve_device(device)
     model = config.build_model()  # invalid sizes are errors before anything is written
     run = open_directory(config, Path(out))
-    finish_run(
-        run, config, model, place, evaluation_instances=evaluation_instances, compile=compile, watch=watch
-    )
+    finish_run(run, config, model, place, evaluation_instances=evaluation_instances, compile=compile, watch=watch)
     return run
 
 

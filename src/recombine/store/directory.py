@@ -78,7 +78,9 @@ class RunDirectory:
         """Names, versions and settings of task, model and training."""
         config = self.read_json("config.json")
         if config.pop("format", None) != FORMAT:
-            raise InputError(f"{self.path / 'config.json'} is not the configuration of a Recombine run: expected format {FORMAT!r}")
+            raise InputError(
+                f"{self.path / 'config.json'} does not belong to a Recombine run: expected format {FORMAT!r}"
+            )
         version = config.pop("format_version", None)
         if version != FORMAT_VERSION:
             raise InputError(f"{self.path} has format version {version!r}: expected {FORMAT_VERSION}")
