@@ -14,6 +14,7 @@ SOURCE = Path(recombine.__file__).parent
 # Each room may import from itself and from the rooms before it.
 ROOMS = (
     "errors",
+    "settings",
     "files",
     "compositions",
     "drawing",
@@ -21,6 +22,7 @@ ROOMS = (
     "kernels",
     "layers",
     "models",
+    "outside_code",
     "registry",
     "precision",
     "optim",

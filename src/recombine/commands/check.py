@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from recombine.cli import parse_task
-from recombine.commands.console import REFERENCE_LEGEND, Output, format_number, split_legend, title_of
+from recombine.commands.console import REFERENCE_LEGEND, format_number, split_legend, title_of
+from recombine.commands.flags import TaskOptions, parse_task
 from recombine.evaluate import MetricDict, describe_metrics, score_references
 from recombine.store import Json
 from recombine.tasks.base import REFERENCES, Audit
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckOptions(Output):
+class CheckOptions(TaskOptions):
     """How much to check."""
 
     num_instances: int = 4_096

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from recombine.compositions import Composition, CompositionSplit
 from recombine.errors import InputError, check_choice
+from recombine.settings import Settings
 from recombine.tasks.batch import Batch
 from recombine.tasks.stream import Stream
 
@@ -98,7 +99,7 @@ def measure_r2(error: Float[Tensor, " rows *outputs"], variance: Float[Tensor, "
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task(ABC):
+class Task(Settings, ABC):
     """One task family at one setting. The dataclass is the configuration; derived values are properties."""
 
     name: ClassVar[str]
