@@ -32,6 +32,7 @@ from recombine.tasks.base import METRICS, Audit, Batch, Metric, Preset, Ratio, R
 from recombine.tasks.reading import Reading
 from recombine.tasks.sraven.ambiguity import estimate_ambiguity, tabulate_ambiguity
 from recombine.tasks.sraven.generator import check_table, draw_puzzles, look_up
+from recombine.tasks.sraven.overlap import tabulate_overlap
 from recombine.tasks.sraven.picture import draw_puzzle, write_puzzle
 from recombine.tasks.sraven.rules import RULES
 from recombine.tasks.sraven.solver import Solution, solve, solve_under
@@ -256,13 +257,13 @@ class SRaven(Task):
         draw_puzzle(grid, self.num_values, path, solution=self.solve(grid[None]), caption=rules)
 
     def audits(self, num_instances: int) -> list[Audit]:
-        """Table A2 by the paper's count and by its wording, and the ceilings of smaller puzzles."""
+        """Table A2 by the paper's count and by its wording, and how many evaluation puzzles also occur in training."""
         settings = [(4, 4), (4, 8), (4, 16), (2, 8), (3, 8)]
         estimates = [
             estimate_ambiguity(num_features=features, num_values=values, num_instances=num_instances, seed=self.seed)
             for features, values in settings
         ]
-        return [tabulate_ambiguity(estimates)]
+        return [tabulate_ambiguity(estimates), tabulate_overlap(self, num_instances)]
 
     def columns(self, batch: Batch) -> dict[str, Tensor]:
         """Panels, answer and latents, and what the solver says about the puzzle."""
