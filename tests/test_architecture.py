@@ -15,6 +15,7 @@ SOURCE = Path(recombine.__file__).parent
 ROOMS = (
     "errors",
     "files",
+    "tables",
     "compositions",
     "drawing",
     "tasks",
@@ -25,6 +26,7 @@ ROOMS = (
     "precision",
     "optim",
     "evaluate",
+    "seeds",
     "store",
     "train",
     "run",

@@ -8,15 +8,18 @@ import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from recombine.commands.layout import print_table
 from recombine.evaluate import METRIC_TITLES
 from recombine.store import Json
+from recombine.tables import Table as ResultTable
+from recombine.tables import format_number
 from recombine.train import Progress as TrainingProgress
 from recombine.train import Watcher
 
@@ -40,14 +43,17 @@ class Output:
     quiet: Annotated[tyro.conf.FlagCreatePairsOff[bool], tyro.conf.arg(aliases=["-q"])] = False
     """Print the result only."""
 
-    def show(self, value: Json, *tables: Table | str) -> None:
+    def show(self, value: Json, *tables: Table | ResultTable | str) -> None:
         """A result: as JSON, or as tables and text."""
         if self.json:
             print(json.dumps(value, indent=2, ensure_ascii=False))
             return
         console = Console()
         for table in tables:
-            console.print(_wrap(table, console.width), highlight=False, soft_wrap=isinstance(table, str))
+            if isinstance(table, str):
+                console.print(_wrap(table, console.width), highlight=False, soft_wrap=True)
+            else:
+                print_table(console, table)
 
     def say(self, message: str) -> None:
         """A remark for people, on standard error."""
@@ -55,10 +61,8 @@ class Output:
             print(message, file=sys.stderr)
 
 
-def _wrap(shown: Table | str, width: int) -> Table | str:
+def _wrap(shown: str, width: int) -> str:
     """Text in lines of the console's width, but paths whole."""
-    if not isinstance(shown, str):
-        return shown
     lines = (textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False) for line in shown.split("\n"))
     return "\n".join(lines)
 
@@ -90,13 +94,6 @@ def format_score(score: Json) -> list[str]:
         format_number(score["chance"]),
         format_number(score["ceiling"]),
     ]
-
-
-def format_number(value: Any) -> str:
-    """Three decimals, or two digits of a value that three decimals would hide."""
-    if value is None:
-        return ""
-    return (f"{value:.1e}" if 0 < abs(value) < 1e-3 else f"{value:.3f}").replace("-", "−")
 
 
 @contextmanager
