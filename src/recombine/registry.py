@@ -111,6 +111,11 @@ def version_of(owner: type[Task] | type[ModelConfig]) -> int | str:
     return f"{owner.version}-{hashlib.sha256(source).hexdigest()[:12]}"
 
 
+def load_object(specification: str, kind: str) -> Any:
+    """The object that `file.py:NAME` or `package.module:NAME` names; runs that code."""
+    return _load(specification, kind)
+
+
 def _find(name: str, kind: str, own: Mapping[str, type]) -> Any:
     if ":" in name:
         return _load(name, kind)

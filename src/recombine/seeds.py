@@ -65,6 +65,19 @@ def compare_seeds(runs: Sequence[Sums], others: Sequence[Sums]) -> SeedScore:
     return _summarise(pairs)
 
 
+def subtract(first: SeedScore, second: SeedScore) -> SeedScore:
+    """The difference between independent scores, which no instances pair.
+
+    Its interval has the distances of both intervals from their values, squared and added (Zou and Donner 2008).
+    """
+    below = ((first.value - first.low) ** 2 + (second.high - second.value) ** 2) ** 0.5
+    above = ((first.high - first.value) ** 2 + (second.value - second.low) ** 2) ** 0.5
+    value = first.value - second.value
+    fewest = min(first.num_seeds, second.num_seeds)
+    values = tuple(a - b for a, b in zip(first.values[:fewest], second.values[:fewest], strict=True))
+    return SeedScore(value=value, low=value - below, high=value + above, values=values)
+
+
 class _SumTable:
     """The sums of one run, over the compositions that occurred."""
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Format = Literal["number", "scientific", "percent"]
+Format = Literal["number", "plain", "scientific", "percent"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +112,8 @@ def _format_float(value: float, column: Column) -> str:
         return ""
     if column.format == "scientific":
         return f"{value:.1e}".replace("-", "−")
+    if column.format == "plain":
+        return f"{value:g}"
     if column.format == "percent":
         return f"{value:.0%}"
     return str(value) if isinstance(value, int) else format_number(value, column.digits)
