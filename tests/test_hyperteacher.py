@@ -229,13 +229,13 @@ def test_an_empty_split_says_so():
         replace(SMALL, num_extra=0).sample("unknown", 0)
 
 
-def test_the_audit_tells_linear_encodings_from_others():
-    (audit,) = SMALL.audits(400)
-    linear = {row[0]: row[2] for row in audit.rows}
+def test_the_table_tells_linear_encodings_from_others():
+    (table,) = SMALL.tables(400)
+    linear = {row[0]: row[2] for row in table.rows}
     assert set(linear) == set(ENCODINGS)
     assert min(linear["identity"], linear["orthogonal"]) > 0.95
     assert max(linear["tokens"], linear["invertible"], linear["interval_shuffle"]) < 0.95
-    odd = replace(SMALL, num_modules=5, latents="continuous").audits(400)[0]
+    odd = replace(SMALL, num_modules=5, latents="continuous").tables(400)[0]
     assert {row[0] for row in odd.rows} == set(ENCODINGS) - {"tokens", "invertible"}
 
 

@@ -7,15 +7,18 @@ import sys
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 from rich.console import Console
 from rich.table import Table
 
+from recombine.commands.layout import print_table
 from recombine.evaluate import MetricDict
 from recombine.run import progress_bar as progress_bar
 from recombine.store import Json
+from recombine.tables import Table as ResultTable
+from recombine.tables import format_number
 from recombine.tasks.base import REFERENCES, Task
 
 TEST_LEGEND = "test: trained combinations, new instances"
@@ -41,14 +44,17 @@ class Output:
     quiet: Annotated[tyro.conf.FlagCreatePairsOff[bool], tyro.conf.arg(aliases=["-q"])] = False
     """Print only the result."""
 
-    def show(self, value: Json, *tables: Table | str) -> None:
+    def show(self, value: Json, *tables: Table | ResultTable | str) -> None:
         """Print a result, as JSON or as tables and text."""
         if self.json:
             print(json.dumps(value, indent=2, ensure_ascii=False))
             return
         console = Console()
         for table in tables:
-            console.print(_wrap(table, console.width), highlight=False, soft_wrap=isinstance(table, str))
+            if isinstance(table, str):
+                console.print(_wrap(table, console.width), highlight=False, soft_wrap=True)
+            else:
+                print_table(console, table)
 
     def say(self, message: str) -> None:
         """Print a remark to standard error, unless the user wants quiet."""
@@ -64,10 +70,8 @@ class RunOutput(Output):
     """Task or model of the run if it is not part of this package, as for `train`; this code is run. May be repeated."""
 
 
-def _wrap(shown: Table | str, width: int) -> Table | str:
+def _wrap(shown: str, width: int) -> str:
     """Text in lines of the console's width, but paths whole."""
-    if not isinstance(shown, str):
-        return shown
     lines = (textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False) for line in shown.split("\n"))
     return "\n".join(lines)
 
@@ -112,10 +116,3 @@ def format_score(score: Json) -> list[str]:
         f"{format_number(score['low'])} … {format_number(score['high'])}",
         *(format_number(score.get(name)) for name in REFERENCES),
     ]
-
-
-def format_number(value: Any) -> str:
-    """Three decimals, or two digits of a value that three decimals would hide."""
-    if value is None:
-        return ""
-    return (f"{value:.1e}" if 0 < abs(value) < 1e-3 else f"{value:.3f}").replace("-", "−")

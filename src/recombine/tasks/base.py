@@ -21,6 +21,7 @@ from torch import Tensor
 from recombine.compositions import Composition, CompositionSplit
 from recombine.errors import InputError, check_choice
 from recombine.settings import Settings
+from recombine.tables import Table
 from recombine.tasks.batch import Batch
 from recombine.tasks.stream import Stream
 
@@ -72,16 +73,6 @@ class Preset:
     model: str
     sizes: Mapping[str, Any] = field(default_factory=dict)
     training: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Audit:
-    """A table of facts about a task, for `recombine check`."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str | int | float, ...], ...]
-    note: str = ""
 
 
 def measure_r2(error: Float[Tensor, " rows *outputs"], variance: Float[Tensor, "rows ..."]) -> dict[str, Ratio]:
@@ -277,8 +268,8 @@ class Task(Settings, ABC):
         """Predictions of simple strategies by name, for comparison."""
         return {}
 
-    def audits(self, num_instances: int) -> list[Audit]:
-        """What is worth knowing about the family before training on it, estimated from so many instances."""
+    def tables(self, num_instances: int) -> list[Table]:
+        """Facts about the family that are worth knowing before training, estimated from `num_instances` instances."""
         return []
 
     def draw(self, batch: Batch, row: int, path: Path | str) -> None:

@@ -27,7 +27,8 @@ from torch import Tensor
 
 from recombine.compositions import Composition, CompositionSplit
 from recombine.errors import InputError, check_choice, check_positive
-from recombine.tasks.base import Audit, Batch, Scale, SplitName
+from recombine.tables import Table
+from recombine.tasks.base import Batch, Scale, SplitName
 from recombine.tasks.grids.expert import NOTHING, Expert, demonstrate
 from recombine.tasks.grids.imitation import ENDED, ImitationTask
 from recombine.tasks.grids.map import MOVES, observation_dim, observe, tabulate_moves
@@ -211,7 +212,7 @@ class PreferenceGrid(ImitationTask):
         basis = self.basis.to(kinds.device)[chosen[..., None], kinds[:, None]]
         return (weights[..., None] * basis).sum(dim=1)
 
-    def audits(self, num_instances: int) -> list[Audit]:
+    def tables(self, num_instances: int) -> list[Table]:
         """How often the two experts have a choice, and what the published one misses."""
         episodes = {
             expert: replace(self, expert=expert).sample("test", 0, batch_size=num_instances)
@@ -225,7 +226,7 @@ class PreferenceGrid(ImitationTask):
             short = (self.add_up(batch) < best - 1e-6).double().mean().item()
             rows.append((expert, active.sum(dim=1).double().mean().item(), tied, short))
         columns = ("expert", "steps an episode", "steps with several optimal actions", "episodes that earn less")
-        return [Audit(title="the experts", columns=columns, rows=tuple(rows))]
+        return [Table(title="the experts", columns=columns, rows=tuple(rows))]
 
     def add_up(self, batch: Batch) -> Float[Tensor, " batch"]:
         """What the expert's episodes earn in all, discounted."""

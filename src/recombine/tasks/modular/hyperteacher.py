@@ -22,8 +22,8 @@ from torch import Tensor
 
 from recombine.compositions import Composition, CompositionSplit
 from recombine.errors import InputError, check_choice, check_positive
+from recombine.tables import Table
 from recombine.tasks.base import (
-    Audit,
     Batch,
     Preset,
     Ratio,
@@ -269,7 +269,7 @@ class Hyperteacher(Task):
         """
         return batch.targets
 
-    def audits(self, num_instances: int) -> list[Audit]:
+    def tables(self, num_instances: int) -> list[Table]:
         """How linearly the strengths can be read from each encoding that this setting allows."""
         rows = []
         for encoding in get_args(Encoding):
@@ -282,7 +282,7 @@ class Hyperteacher(Task):
             strengths = torch.cat([batch.info["strengths"] for batch in batches])
             rows.append((encoding, task.encoding_dim, *measure_linearity(codes, strengths, num_instances // 2)))
         return [
-            Audit(
+            Table(
                 title="how linearly the strengths of modules can be read from an encoding",
                 columns=("encoding", "features", "R² on test", "R² on ood"),
                 rows=tuple(rows),

@@ -31,9 +31,9 @@ from torch.nn import functional
 
 from recombine.compositions import Composition, CompositionSplit
 from recombine.errors import InputError, check_choice, check_positive
+from recombine.tables import Table
 from recombine.tasks.base import (
     METRICS,
-    Audit,
     Batch,
     Metric,
     Preset,
@@ -347,7 +347,7 @@ class SequenceTeacher(Task):
         """The teacher itself, whatever the prior: targets are a function of the inputs, so this is exact."""
         return batch.targets
 
-    def audits(self, num_instances: int) -> list[Audit]:
+    def tables(self, num_instances: int) -> list[Table]:
         """Outputs that the teacher's sigmoids hold still in training: there, training does not say what comes later."""
         values = {}
         for split in ("test", "ood"):
@@ -364,7 +364,7 @@ class SequenceTeacher(Task):
         rows = tuple((number, trained[number].item(), held_out[number].item()) for number in stillest)
         columns = ("output", "deviation, trained", "deviation, held out")
         return [
-            Audit(title="outputs of the teacher that vary least in training", columns=columns, rows=rows, note=note)
+            Table(title="outputs of the teacher that vary least in training", columns=columns, rows=rows, note=note)
         ]
 
     def reading(self) -> Reading:

@@ -28,7 +28,8 @@ from torch.nn.functional import cross_entropy, one_hot
 
 from recombine.compositions import Composition, CompositionSplit, all_multisets, split_compositions
 from recombine.errors import InputError, check_choice, check_positive
-from recombine.tasks.base import METRICS, Audit, Batch, Metric, Preset, Ratio, Reference, Scale, SplitName, Task
+from recombine.tables import Table
+from recombine.tasks.base import METRICS, Batch, Metric, Preset, Ratio, Reference, Scale, SplitName, Task
 from recombine.tasks.reading import Reading
 from recombine.tasks.sraven.ambiguity import estimate_ambiguity, tabulate_ambiguity
 from recombine.tasks.sraven.generator import check_table, draw_puzzles, look_up
@@ -256,7 +257,7 @@ class SRaven(Task):
         rules = "\n".join(["rules", *(f"· {RULES[rule]}" for rule in batch.latents[row].tolist())])
         draw_puzzle(grid, self.num_values, path, solution=self.solve(grid[None]), caption=rules)
 
-    def audits(self, num_instances: int) -> list[Audit]:
+    def tables(self, num_instances: int) -> list[Table]:
         """Table A2 by the paper's count and by its wording, and how many evaluation puzzles also occur in training."""
         settings = [(4, 4), (4, 8), (4, 16), (2, 8), (3, 8)]
         estimates = [
