@@ -18,9 +18,10 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from recombine.drawing.palette import DARK_PALETTE, LIGHT_PALETTE, SCALES
+from recombine.drawing.svg import define_shapes
 from recombine.files import write_whole
 from recombine.report import figures
-from recombine.report.gallery_pictures import define_shapes
 from recombine.report.inside import INSIDE_FILTERS, INSIDE_SECTIONS, gallery_section, verdict_section
 from recombine.report.runs import ReportRun, compare, differing_settings, metrics_of, reach, read_runs, splits_of
 from recombine.report.section import Section
@@ -113,8 +114,8 @@ def render(runs: Sequence[ReportRun], title: str, *, gallery: bool = True) -> st
         sections=sections,
         comparison=compare(runs, metric) if (metric := next(iter(metrics_of(runs)), None)) else None,
         figures={name: tidy(figure) for section in sections for name, figure in section.figures.items()},
-        palettes={"light": figures.LIGHT_PALETTE, "dark": figures.DARK_PALETTE},
-        scales=figures.SCALES,
+        palettes={"light": LIGHT_PALETTE, "dark": DARK_PALETTE},
+        scales=SCALES,
         scripts=[Markup(script) for script in scripts],  # ours and the library's, no user's text
         hashes=[base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts],
         version=metadata.version("recombine"),

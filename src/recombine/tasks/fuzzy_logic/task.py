@@ -24,8 +24,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from recombine.compositions import Composition, CompositionSplit, all_sets, split_compositions
+from recombine.drawing.card import Card
 from recombine.errors import InputError, check_choice, check_positive
 from recombine.tasks.base import Batch, Preset, Ratio, Scale, SplitName, Task, measure_r2
+from recombine.tasks.fuzzy_logic.card import TOLERANCE, make_card
 from recombine.tasks.stream import Stream
 
 Fixed = Literal["nothing", "context", "query"]
@@ -199,6 +201,17 @@ class FuzzyLogic(Task):
                 f"the exact oracle would enumerate {count} compositions: expected at most {MAX_ORACLE_COMPOSITIONS}"
             )
         return torch.tensor(all_sets(2**self.num_variables, self.num_terms), device=device)
+
+    @property
+    def right_means(self) -> str:
+        return f"the answer is within {TOLERANCE} of the true value"
+
+    def judge(self, predictions: Tensor, batch: Batch) -> tuple[Tensor, Bool[Tensor, " batch"]]:
+        answers = self.read(predictions)
+        return answers, (answers - batch.targets).abs() < TOLERANCE
+
+    def card(self, batch: Batch, row: int, answer: Tensor) -> Card:
+        return make_card(self, batch, row, float(answer))
 
     def describe(self, composition: Composition) -> str:
         def term(number: int) -> str:
