@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from recombine.errors import InputError
-from recombine.report import html
+from recombine.report.page import render, write_report
 from recombine.report.runs import MAX_POINTS, read_runs
 from recombine.store import RunDirectory
 
@@ -70,7 +70,7 @@ def make_run(
 def render(monkeypatch: pytest.MonkeyPatch):
     """Render runs without the plotting library, which is as long as everything else is not."""
     monkeypatch.setattr("plotly.offline.get_plotlyjs", lambda: "/* plotly */")
-    return lambda *paths, title="Do they recombine?": html.render(read_runs(paths), title)
+    return lambda *paths, title="Do they recombine?": render(read_runs(paths), title)
 
 
 def words(page: str, start: str, end: str) -> str:
@@ -203,7 +203,7 @@ def test_file_is_small_offline_and_allows_only_its_own_scripts(tmp_path):
     from plotly.offline import get_plotlyjs
 
     runs = [make_run(tmp_path, name, make_score(0.5), num_rows=2_000) for name in ("hyla", "linear", "softmax")]
-    html.write_report(runs, tmp_path / "report.html", title="Do they recombine?")
+    write_report(runs, tmp_path / "report.html", title="Do they recombine?")
     page = (tmp_path / "report.html").read_text()
     assert page.count(get_plotlyjs()) == 1
     rest = page.replace(get_plotlyjs(), "")
@@ -229,12 +229,12 @@ def test_bad_input_gets_one_line_and_leaves_nothing(tmp_path):
     ]
     for runs, path, expected in cases:
         with pytest.raises(InputError, match=expected) as caught:
-            html.write_report(runs, path, title="t")
+            write_report(runs, path, title="t")
         assert "\n" not in str(caught.value)
     for broken in ('{"scores": {"ood": {"r2": {"value": "high"}}}}', '{"scores": 3}', '{"scores"'):
         (run / "result.json").write_text(broken)
         with pytest.raises(InputError):
-            html.write_report([run], tmp_path / "file", title="t")
+            write_report([run], tmp_path / "file", title="t")
     assert not out.parent.exists()
     assert (tmp_path / "file").read_text() == "kept"
     assert not list(tmp_path.rglob("*.tmp"))
@@ -245,7 +245,7 @@ def test_static_figures_repeat_and_stay_in_their_folder(tmp_path):
     for run in runs:
         (run / "result.json").write_text(json.dumps({"scores": {"ood": {"../up": make_score(0.5)}}}))
     for folder in ("one", "two"):
-        html.write_report(runs, tmp_path / "report.html", title="t", static=tmp_path / folder / "figures")
+        write_report(runs, tmp_path / "report.html", title="t", static=tmp_path / folder / "figures")
     first, second = (
         {path.name: path.read_bytes() for path in (tmp_path / f / "figures").iterdir()} for f in ("one", "two")
     )
@@ -260,7 +260,7 @@ def test_static_figures_repeat_and_stay_in_their_folder(tmp_path):
 def test_browser_draws_every_figure_and_follows_clicks(browser, tmp_path):
     scores = {"hyla": make_score(0.8), HOSTILE[:50]: make_score(0.5), "softmax": None}
     runs = [make_run(tmp_path / "runs", name, score) for name, score in scores.items()]
-    html.write_report(runs, tmp_path / "report.html", title=HOSTILE)
+    write_report(runs, tmp_path / "report.html", title=HOSTILE)
     browser.open(tmp_path / "report.html")
     shown = "[...document.querySelectorAll('.plot')].filter(each => each.offsetParent)"
     drawn = f"{shown}.filter(each => each.querySelector('svg.main-svg .trace')).map(each => each.dataset.figure)"

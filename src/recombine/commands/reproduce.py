@@ -22,7 +22,7 @@ from recombine.evaluate import METRIC_TITLES, compare
 from recombine.probe import is_probed, probe_run
 from recombine.recipes import EXPERIMENTS, Experiment
 from recombine.report.drawings import DRAWINGS
-from recombine.report.html import write_report
+from recombine.report.page import write_report
 from recombine.run import RunConfig, train_run
 from recombine.store import Json, RunDirectory
 from recombine.tasks.base import Scale

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from recombine.drawing.canvas import canvas
+from recombine.drawing.palette import LIGHT_PALETTE
 from recombine.probe.measures.decodability import FILE as DECODABILITY_FILE
 from recombine.probe.measures.gradients import FILE as GRADIENTS_FILE
 from recombine.recipes.experiment import Runs, group_seeds
-from recombine.report.figures import LIGHT_PALETTE
 from recombine.store import Json, RunDirectory
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from recombine.drawing.canvas import canvas
+from recombine.drawing.palette import LIGHT_PALETTE
 from recombine.probe.measures.identification import FILE as IDENTIFICATION_FILE
 from recombine.recipes.experiment import Runs, group_seeds
 from recombine.recipes.length_generalization.runs import POOLS, STUDENTS, SUPPORTS
-from recombine.report.figures import LIGHT_PALETTE
 from recombine.store import Json
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 from recombine.drawing.canvas import canvas
+from recombine.drawing.palette import LIGHT_PALETTE
 from recombine.probe.measures.decodability import FILE as DECODABILITY_FILE
 from recombine.recipes.experiment import Runs, group_seeds
 from recombine.recipes.scale.tables import METRIC
-from recombine.report.figures import LIGHT_PALETTE
 from recombine.run import RunConfig
 from recombine.store import RunDirectory
 

@@ -16,7 +16,7 @@ from recombine.report.figures import (
     score_range,
     split_title,
 )
-from recombine.report.inside_static import inside_figures
+from recombine.report.printed.inside import inside_figures
 from recombine.report.runs import Curve, ReportRun
 
 if TYPE_CHECKING:

@@ -12,14 +12,14 @@ from recombine.report.explorer import read_map
 from recombine.report.figures import metric_title, split_title
 from recombine.report.findings import READINGS, Decoded, Found, gather, read_decoders, read_similarity
 from recombine.report.inside_figures import DECODER_TITLES, KIND_TITLES, number_heads
-from recombine.report.inside_maps import (
+from recombine.report.interventions import Change, read_ablations, read_swap
+from recombine.report.printed.maps import (
     draw_by_rule,
     draw_last_maps,
     draw_last_similarities,
     draw_map,
     draw_similarity,
 )
-from recombine.report.interventions import Change, read_ablations, read_swap
 from recombine.report.runs import ReportRun
 from recombine.store import Json
 
