@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from recombine.models import TransformerConfig
-from recombine.report.page import render, write_report
 from recombine.report.explorer import MAX_MAPPED, RESOLUTION, read_map
 from recombine.report.gallery import NUM_ASKED, NUM_SHOWN, make_gallery
+from recombine.report.page import render, write_report
 from recombine.report.runs import read_runs
 from recombine.run import RunConfig, train_run
 from recombine.tasks.fuzzy_logic.task import FuzzyLogic
