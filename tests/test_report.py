@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from recombine.errors import InputError
-from recombine.report.page import render, write_report
+from recombine.report.page import write_report
 from recombine.report.runs import MAX_POINTS, read_runs
 from recombine.store import RunDirectory
 

@@ -16,7 +16,8 @@ import pytest
 from recombine.models import TransformerConfig
 from recombine.report.explorer import MAX_MAPPED, RESOLUTION, read_map
 from recombine.report.gallery import NUM_ASKED, NUM_SHOWN, make_gallery
-from recombine.report.page import render, write_report
+from recombine.report.page import render as render_page
+from recombine.report.page import write_report
 from recombine.report.runs import read_runs
 from recombine.run import RunConfig, train_run
 from recombine.tasks.fuzzy_logic.task import FuzzyLogic
@@ -116,7 +117,7 @@ def make_probed(root: Path, name: str, ood: float = 0.75, num_rows: int = 60) ->
 @pytest.fixture
 def render(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("plotly.offline.get_plotlyjs", lambda: "/* plotly */")
-    return lambda *paths: render(read_runs(paths), "Do they recombine?")
+    return lambda *paths: render_page(read_runs(paths), "Do they recombine?")
 
 
 def section_of(page: str, name: str) -> str:
