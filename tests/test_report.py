@@ -70,7 +70,7 @@ def make_run(
 def render(monkeypatch: pytest.MonkeyPatch):
     """Render runs without the plotting library, which is as long as everything else is not."""
     monkeypatch.setattr("plotly.offline.get_plotlyjs", lambda: "/* plotly */")
-    return lambda *paths, title="Do they recombine?": render(read_runs(paths), title)
+    return lambda *paths, title="Do they recombine?": render_page(read_runs(paths), title)
 
 
 def words(page: str, start: str, end: str) -> str:
