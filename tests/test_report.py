@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from recombine.errors import InputError
+from recombine.report.page import render as render_page
 from recombine.report.page import write_report
 from recombine.report.runs import MAX_POINTS, read_runs
 from recombine.store import RunDirectory
@@ -279,3 +280,23 @@ def test_browser_draws_every_figure_and_follows_clicks(browser, tmp_path):
     assert browser.run("document.documentElement.scrollWidth") <= 360
     assert browser.find_troubles() == []
     assert browser.find_requests() == [(tmp_path / "report.html").as_uri()]
+
+
+def test_a_new_section_is_one_file(tmp_path, monkeypatch, render):
+    """A file in the folder of sections is all it takes, and without it the page is as before."""
+    from recombine.report import sections
+
+    run = make_run(tmp_path, "hyla", make_score(0.5))
+    before = render(run)
+    (tmp_path / "weather.py").write_text(
+        "from recombine.report.sections import Section\n"
+        "ORDER = 15\n"
+        "def build(runs):\n"
+        "    template = '<p>{{ section.content.words }} on {{ runs | length }} run</p>'\n"
+        "    return Section(name='weather', title='Weather', content={'words': 'Sun & wind'}, template=template)\n"
+    )
+    monkeypatch.setattr(sections, "__path__", [*sections.__path__, str(tmp_path)])
+    page = render(run)
+    assert "<p>Sun &amp; wind on 1 run</p>" in page
+    assert page.index('id="weather"') < page.index('id="scores"')
+    assert 'id="weather"' not in before
