@@ -314,7 +314,7 @@ def test_gallery_is_optional_and_breaks_nothing(render, trained, tmp_path):
     shutil.copytree(trained, run)
     page = render(run)
     assert "instances right" in section_of(page, "gallery")
-    assert 'id="gallery"' not in render(read_runs([run]), "t", gallery=False)
+    assert 'id="gallery"' not in render_page(read_runs([run]), "t", gallery=False)
     (run / "checkpoint.safetensors").write_bytes(b"nothing")
     page = render(run)
     assert "checkpoint.safetensors cannot be read" in section_of(page, "gallery")
