@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from recombine.compositions import Composition, CompositionSplit
+from recombine.drawing.card import Card, text_card
 from recombine.errors import InputError, check_choice
 from recombine.settings import Settings
 from recombine.tables import Table
@@ -36,6 +37,7 @@ MAX_NUMBERS_AHEAD = 1 << 20  # of inputs, made before training uses them
 Reference = Literal["chance", "ceiling", "agnostic"]
 REFERENCES: tuple[Reference, ...] = get_args(Reference)
 MIN_VARIANCE = 1e-12  # of the targets that an R2 compares with
+RIGHT_FROM = 0.95  # of the headline metric of a row, where a task does not say what is right
 
 
 class Ratio(NamedTuple):
@@ -117,6 +119,12 @@ class Task(Settings, ABC):
     def preset(cls, scale: Scale, model: str | None = None) -> Preset:
         """The run that `--scale` and `--model` start from; without a model, the task's default."""
         return Preset(task=cls(), model=cls.models[0] if model is None else model)
+
+    @property
+    def headline(self) -> str:
+        """The metric that the answer is about: the first that `metrics` returns."""
+        batch = self.sample("test", 0, batch_size=1)
+        return next(iter(self.metrics(self.chance(batch), batch)))
 
     @classmethod
     def metric(cls, name: str) -> Metric:
@@ -276,6 +284,26 @@ class Task(Settings, ABC):
         """Write a picture of one row."""
         raise InputError(f"task {self.name!r} has no picture: expected one that has, such as 'sraven'")
 
+    @property
+    def right_means(self) -> str:
+        """What `judge` calls right, in words."""
+        return f"its {self.metric(self.headline).title} is at least {RIGHT_FROM}"
+
+    def judge(self, predictions: Tensor, batch: Batch) -> tuple[Tensor, Bool[Tensor, " batch"]]:
+        """The answers that predictions give, for `card`, and which rows are right. By default, by the headline metric."""
+        name, ratio = next(iter(self.metrics(predictions, batch).items()))
+        value = ratio.numerator / ratio.denominator
+        right = value >= RIGHT_FROM if self.metric(name).higher_is_better else value <= 1 - RIGHT_FROM
+        return predictions, right
+
+    def card(self, batch: Batch, row: int, answer: Tensor) -> Card:
+        """One row with a model's answer, for the report: by default its text and the first numbers of both answers."""
+        target = batch.targets[row].flatten().tolist()
+        given = answer.flatten().tolist()
+        remarks = (f"network {shorten(given)}", f"target {shorten(target)}")
+        modules = tuple(self.describe((module,)) for module in batch.latents[row].tolist() if module >= 0)
+        return text_card(self.render(batch, row), modules, remarks)
+
     def columns(self, batch: Batch) -> dict[str, Tensor]:
         """A batch as named columns, for export."""
         return {
@@ -316,3 +344,9 @@ class Task(Settings, ABC):
     @cached_property
     def _composition_tables(self) -> dict[tuple[SplitName, torch.device], Tensor]:
         return {}
+
+
+def shorten(numbers: Sequence[float], most: int = 6) -> str:
+    """The first few numbers, and a sign where there are more."""
+    shown = ", ".join(f"{number:.3g}" for number in numbers[:most])
+    return f"{shown}, ..." if len(numbers) > most else shown

@@ -25,8 +25,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from recombine.compositions import Composition, CompositionSplit, all_sets, split_compositions
+from recombine.drawing.card import Card
 from recombine.errors import InputError, check_choice, check_positive
 from recombine.tasks.base import Batch, Preset, Ratio, Reference, Scale, SplitName, Task, measure_r2
+from recombine.tasks.fuzzy_logic.card import TOLERANCE, make_card
 from recombine.tasks.fuzzy_logic.posterior import WEIGHTINGS, average_consistent
 from recombine.tasks.reading import Reading
 from recombine.tasks.stream import Stream
@@ -197,6 +199,17 @@ class FuzzyLogic(Task):
         from recombine.tasks.fuzzy_logic.reading import FuzzyLogicReading
 
         return FuzzyLogicReading(self)
+
+    @property
+    def right_means(self) -> str:
+        return f"the answer is within {TOLERANCE} of the true value"
+
+    def judge(self, predictions: Tensor, batch: Batch) -> tuple[Tensor, Bool[Tensor, " batch"]]:
+        answers = self.read(predictions)
+        return answers, (answers - batch.targets).abs() < TOLERANCE
+
+    def card(self, batch: Batch, row: int, answer: Tensor) -> Card:
+        return make_card(self, batch, row, float(answer))
 
     def describe(self, composition: Composition) -> str:
         def term(number: int) -> str:

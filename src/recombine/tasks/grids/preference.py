@@ -26,13 +26,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from recombine.compositions import Composition, CompositionSplit
+from recombine.drawing.palette import BAD, GOOD
 from recombine.errors import InputError, check_choice, check_positive
 from recombine.tables import Table
 from recombine.tasks.base import Batch, Scale, SplitName
 from recombine.tasks.grids.expert import NOTHING, Expert, demonstrate
 from recombine.tasks.grids.imitation import ENDED, ImitationTask
 from recombine.tasks.grids.map import MOVES, observation_dim, observe, tabulate_moves
-from recombine.tasks.grids.picture import BAD, GOOD, Mark, draw_map, write_map
+from recombine.tasks.grids.picture import Mark, draw_map, write_map
 from recombine.tasks.grids.reading import PreferenceReading
 from recombine.tasks.modular.encodings import check_encoding, encode_strengths
 from recombine.tasks.modular.strengths import Latents, draw_strengths

@@ -22,16 +22,18 @@ from pathlib import Path
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import cross_entropy, one_hot
 
 from recombine.compositions import Composition, CompositionSplit, all_multisets, split_compositions
+from recombine.drawing.card import Card
 from recombine.errors import InputError, check_choice, check_positive
 from recombine.tables import Table
 from recombine.tasks.base import METRICS, Batch, Metric, Preset, Ratio, Reference, Scale, SplitName, Task
 from recombine.tasks.reading import Reading
 from recombine.tasks.sraven.ambiguity import estimate_ambiguity, tabulate_ambiguity
+from recombine.tasks.sraven.card import make_card
 from recombine.tasks.sraven.generator import check_table, draw_puzzles, look_up
 from recombine.tasks.sraven.overlap import tabulate_overlap
 from recombine.tasks.sraven.picture import draw_puzzle, write_puzzle
@@ -243,6 +245,17 @@ class SRaven(Task):
         from recombine.tasks.sraven.reading import SRavenReading
 
         return SRavenReading(self)
+
+    @property
+    def right_means(self) -> str:
+        return "every feature of the last panel is right"
+
+    def judge(self, predictions: Tensor, batch: Batch) -> tuple[Tensor, Bool[Tensor, " batch"]]:
+        answers = self.read(predictions).argmax(dim=-1)
+        return answers, (answers == batch.targets).all(dim=1)
+
+    def card(self, batch: Batch, row: int, answer: Tensor) -> Card:
+        return make_card(self, batch, row, answer)
 
     def describe(self, composition: Composition) -> str:
         return " + ".join(RULES[rule] for rule in composition)
