@@ -18,15 +18,16 @@ from torch.utils.checkpoint import checkpoint
 
 from recombine.errors import check_positive
 from recombine.kernels import reference
+from recombine.kernels.door import open_door
 
 MOST_ELEMENTS = 1 << 24
 """Elements of the largest tensor of a chunk, if `chunk_size` is not given."""
 
 
 def attend(
-    q: Float[Tensor, "b q h d"],
-    k: Float[Tensor, "b k h d"],
-    v: Float[Tensor, "b k h e"],
+    q: Float[Tensor, "#b q #h d"],
+    k: Float[Tensor, "#b k #h d"],
+    v: Float[Tensor, "#b k #h e"],
     *,
     normalisation: reference.Normalisation,
     value_network: reference.ValueNetwork,
@@ -37,6 +38,7 @@ def attend(
     chunk_size: int | None = None,
 ) -> Float[Tensor, "b q h e"]:
     """What each head of each query receives, as `reference.attend` defines it; `chunk_size` queries at a time."""
+    q, k, v = open_door(q, k, v, bias=bias, mask=mask, deep_weight=deep_weight)
     if chunk_size is None:
         chunk_size = choose_chunk_size(q, k, v)
     check_positive(chunk_size=chunk_size)

@@ -16,6 +16,7 @@ from torch import Tensor
 from recombine.errors import InputError
 from recombine.kernels import cpu_library
 from recombine.kernels.cpu_library import Choices
+from recombine.kernels.door import is_key_mask, open_door
 
 NORMALISATIONS = ("none", "softmax", "rms_head", "softmax_rms_head")
 VALUE_NETWORKS = ("linear", "nonlinear_value", "hyper_linear", "hyper_relu")
@@ -36,12 +37,23 @@ def why_unavailable() -> str | None:
 
 
 def supports(
-    q: Tensor, k: Tensor, v: Tensor, *, normalisation: str, value_network: str, bias: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    normalisation: str,
+    value_network: str,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    deep_weight: Tensor | None = None,
 ) -> bool:
     """Whether `attend` of this file takes these arguments; no compiler is needed to tell."""
-    tensors = (q, k, v) if bias is None else (q, k, v, bias)
+    tensors = [tensor for tensor in (q, k, v, bias, mask) if tensor is not None]
     return (
-        normalisation in NORMALISATIONS
+        deep_weight is None
+        and (mask is None or is_key_mask(mask))
+        and normalisation in NORMALISATIONS
         and value_network in VALUE_NETWORKS
         and (normalisation != "softmax_rms_head" or value_network.startswith("hyper"))
         and all(tensor.device.type == "cpu" and tensor.numel() > 0 for tensor in tensors)
@@ -52,28 +64,30 @@ def supports(
 
 
 def attend(
-    q: Float[Tensor, "b q h d"],
-    k: Float[Tensor, "b k h d"],
-    v: Float[Tensor, "b k h e"],
+    q: Float[Tensor, "#b q #h d"],
+    k: Float[Tensor, "#b k #h d"],
+    v: Float[Tensor, "#b k #h e"],
     *,
     normalisation: str,
     value_network: str,
     bias: Float[Tensor, "*#pairs"] | None = None,
+    mask: Bool[Tensor, "*#pairs"] | None = None,
     causal: bool = False,
-    key_mask: Bool[Tensor, "b k"] | None = None,
+    deep_weight: None = None,
 ) -> Float[Tensor, "b q h e"]:
     """What each head of each query receives, as `reference.attend` defines it.
 
-    `bias` broadcasts to (b, h, q, k). `causal` aligns queries at the end: the last query sees every key. `key_mask` is True
-    for keys that may be attended to.
+    The mask is one over keys (see `supports`).
     """
-    if not supports(q, k, v, normalisation=normalisation, value_network=value_network, bias=bias):
+    q, k, v = open_door(q, k, v, bias=bias, mask=mask)
+    if not supports(q, k, v, normalisation=normalisation, value_network=value_network, bias=bias, mask=mask):
         raise InputError(f"the CPU kernel has no {normalisation} + {value_network} for {q.dtype} on {q.device}")
     reason = why_unavailable()
     if reason is not None:
         raise InputError(f"the CPU kernel is not available: {reason}")
     if bias is not None:
         bias = _expand_bias(bias.float(), (q.shape[0], q.shape[2], q.shape[1], k.shape[1]))
+    key_mask = None if mask is None else mask.expand(len(q), 1, 1, k.shape[1])[:, 0, 0]
     if value_network == "nonlinear_value":
         v, value_network = v.relu(), "linear"
     arguments = (q, k, v, bias, key_mask, normalisation, value_network, causal)

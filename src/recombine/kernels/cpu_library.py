@@ -47,7 +47,7 @@ def open_library() -> ctypes.CDLL | str:
     """The compiled kernel, or why there is none, in one line."""
     here = Path(__file__).parent
     try:
-        library = load_library(here / "cpu.c", headers=[here / "cpu_tile.h", here / "cpu_vector.h"])
+        library = load_library(here / "cpu.c", headers=sorted(here.glob("cpu_*.h")))
     except (CompilerError, InputError, OSError) as error:
         return str(error)
     for function in (library.recombine_attend_forward, library.recombine_attend_backward):

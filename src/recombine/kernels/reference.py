@@ -35,6 +35,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from recombine.errors import InputError, check_choice
+from recombine.kernels.door import open_door
 
 Normalisation = Literal["none", "softmax", "rms_head", "softmax_rms_head"]
 ValueNetwork = Literal["linear", "hyper_linear", "hyper_relu", "hyper_deep", "nonlinear_value"]
@@ -44,9 +45,9 @@ RMS_EPSILON = 1e-6
 
 
 def attend(
-    q: Float[Tensor, "b q h d"],
-    k: Float[Tensor, "b k h d"],
-    v: Float[Tensor, "b k h e"],
+    q: Float[Tensor, "#b q #h d"],
+    k: Float[Tensor, "#b k #h d"],
+    v: Float[Tensor, "#b k #h e"],
     *,
     normalisation: Normalisation,
     value_network: ValueNetwork,
@@ -58,20 +59,19 @@ def attend(
 ) -> tuple[Float[Tensor, "b q h e"], Float[Tensor, "b h q k"]]:
     """Return what each head of each query receives, and the latent codes as they were used.
 
-    `bias` is added to the scaled scores; `mask` is True where a query may attend; both broadcast to (b, h, q, k).
-    `causal` also masks later keys, with queries aligned at the end: the last query sees every key. The code of a masked
-    pair is 0, so a query whose keys are all masked receives zeros. `deep_weight` is W of `hyper_deep`.
-    `code_map` changes the codes before they are used: the one hook for dropout and for causal interventions, such as
-    zeroing a head or swapping the codes of two queries. The codes have the precision of the scores: at least float32.
+    Batch and heads of q, k and v broadcast: a size of 1 is shared. `bias` is added to the scaled scores; `mask` is True
+    where a query may attend; both broadcast to (b, h, q, k). `causal` also masks later keys, with queries aligned at the
+    end: the last query sees every key. The code of a masked pair is 0, so a query whose keys are all masked receives
+    zeros. `deep_weight` is W of `hyper_deep`. `code_map` changes the codes before they are used: the one hook for causal
+    interventions, such as zeroing a head or swapping the codes of two queries. The codes have the precision of the
+    scores: at least float32.
     """
     check_choice("normalisation", normalisation, get_args(Normalisation))
     check_choice("value network", value_network, get_args(ValueNetwork))
     if (value_network == "hyper_deep") != (deep_weight is not None):
         given = "missing" if deep_weight is None else "given"
         raise InputError(f"deep_weight is {given} for {value_network}: expected for hyper_deep, and only there")
-    shape = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
-    _check_broadcasts("bias", bias, shape)
-    _check_broadcasts("mask", mask, shape)
+    q, k, v = open_door(q, k, v, bias=bias, mask=mask, deep_weight=deep_weight)
     if causal:
         earlier = causal_mask(q.shape[1], k.shape[1], q.device)
         mask = earlier if mask is None else mask & earlier
@@ -137,11 +137,3 @@ def _softmax_over_keys(scores: Tensor, mask: Tensor | None) -> Tensor:
     # neither its values nor its gradients are NaN
     some_key = mask.any(dim=-1, keepdim=True)
     return scores.masked_fill(~mask & some_key, -torch.inf).softmax(dim=-1).masked_fill(~mask, 0.0)
-
-
-def _check_broadcasts(name: str, tensor: Tensor | None, shape: tuple[int, ...]) -> None:
-    if tensor is None:
-        return
-    aligned = zip(reversed(tensor.shape), reversed(shape), strict=False)
-    if tensor.ndim > len(shape) or any(size not in (1, wanted) for size, wanted in aligned):
-        raise InputError(f"{name} has shape {tuple(tensor.shape)}: expected to broadcast to (b, h, q, k) = {shape}")

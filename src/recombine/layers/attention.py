@@ -103,8 +103,8 @@ class Attention(nn.Module):
 
     def forward(
         self,
-        x: Float[Tensor, "b t embedding"],
-        context: Float[Tensor, "b k context"] | None = None,
+        x: Float[Tensor, "#b t embedding"],
+        context: Float[Tensor, "#b k context"] | None = None,
         *,
         bias: Float[Tensor, "*#pairs"] | None = None,
         mask: Bool[Tensor, "*#pairs"] | None = None,
@@ -145,11 +145,11 @@ class Attention(nn.Module):
 
     def project(
         self,
-        x: Float[Tensor, "b t embedding"],
-        context: Float[Tensor, "b k context"] | None = None,
+        x: Float[Tensor, "#b t embedding"],
+        context: Float[Tensor, "#b k context"] | None = None,
         *,
         num_queries: int | None = None,
-    ) -> tuple[Float[Tensor, "b q h d"], Float[Tensor, "b k h d"], Float[Tensor, "b k h d"]]:
+    ) -> tuple[Float[Tensor, "#b q h d"], Float[Tensor, "#b k h d"], Float[Tensor, "#b k h d"]]:
         """Project to the queries, keys and values of each head."""
         if context is None and num_queries in (None, x.shape[1]) and self.packed:
             q, k, v = functional.linear(x, self.qkv_weight, self.qkv_bias).chunk(3, dim=-1)
