@@ -4,13 +4,10 @@
 
 #include "cpu_mask.h"
 
-/* Rows of queries and of gradients, and what the softmax needs of them. */
-static void open_backward_rows(const plan *l, work *w, int64_t b, int64_t q0, int64_t nq) {
+/* What the softmax needs of a few rows: its statistics and, where another pass or the output gives it, D of cpu.c. */
+static void open_softmax_rows(const plan *l, work *w, int64_t b, int64_t q0, int64_t nq) {
   const problem *p = &l->p;
   const int64_t H = p->heads, E = p->value_dim, HP = l->heads_padded;
-  read_rows(&p->q, w->q_rows, b, q0, nq, H, p->dim, p->bf16, l->scale);
-  read_rows(&p->grad_out, w->g_rows, b, q0, nq, H, E, p->bf16, 1);
-  if (!p->softmax) return;
   for (int64_t q = 0; q < nq; q++) {
     memcpy(w->row_shift + q * HP, p->row_shift + (b * p->queries + q0 + q) * H, H * sizeof(float));
     memcpy(w->row_scale + q * HP, p->row_scale + (b * p->queries + q0 + q) * H, H * sizeof(float));
@@ -27,35 +24,54 @@ static void open_backward_rows(const plan *l, work *w, int64_t b, int64_t q0, in
       }
 }
 
+/* Rows of queries and of gradients: those of the output before dropout has scaled it. */
+static void open_backward_rows(const plan *l, work *w, int64_t b, int64_t q0, int64_t nq) {
+  const problem *p = &l->p;
+  const int64_t H = p->heads, E = p->value_dim;
+  read_rows(&p->q, w->q_rows, b, q0, nq, H, p->dim, p->bf16, l->scale);
+  read_rows(&p->grad_out, w->g_rows, b, q0, nq, H, E, p->bf16, 1);
+  if (p->softmax) open_softmax_rows(l, w, b, q0, nq);
+  scale_all(w->g_rows, nq * H * E, l->factor);
+}
+
+/* The codes as the value network used them: without those that were dropped, while the others stay as they are. */
+static const vec *used_codes(const plan *l, work *w, const tile *k) {
+  if (!l->drop_late) return w->codes;
+  drop_codes(l, w, k, w->codes, w->dropped);
+  return w->dropped;
+}
+
 /* The gradient of the codes (softmax) or of the scores (otherwise); and, if wanted, add to the gradient of values. */
-static void hyper_gradient(const plan *l, work *w, const tile *k, int64_t v0, int to_values) {
+static void hyper_gradient(const plan *l, work *w, const tile *k, int64_t v0, int64_t first_masked, int to_values) {
   const int64_t at = v0 * k->H * k->F;
-  const int apart = l->p.rms && !l->of_values->once; /* normalise over heads before, and differentiate that after */
-  if (apart) rms_over_heads(k->H, k->HP, k->nq, k->nv, w->codes, w->inverse);
-  l->of_values->hyper_backward(k, l->rms, l->floor, w->codes, w->e.values + at, w->g_rows, w->hidden, w->gradient,
+  if (l->rms_apart) rms_over_heads(k->H, k->HP, k->nq, k->nv, w->codes, w->inverse);
+  l->of_values->hyper_backward(k, l->rms, l->floor, used_codes(l, w, k), w->e.values + at, w->g_rows, w->hidden, w->gradient,
                                to_values ? w->e.grad_values + at : NULL);
-  if (!apart) return;
-  rms_backward(k->H, k->HP, k->nq, k->nv, w->codes, w->inverse, w->gradient);
-  if (l->p.softmax) restore_codes(k->H, k->HP, k->nq, k->nv, w->codes, w->inverse);
+  if (l->drop_late) drop_codes(l, w, k, w->gradient, w->gradient);
+  if (l->rms_apart) rms_backward(k->H, k->HP, k->nq, k->nv, w->codes, w->inverse, w->gradient);
+  if (l->rms_apart && l->p.softmax) restore_codes(k->H, k->HP, k->nq, k->nv, w->codes, w->inverse);
+  /* a pair that is masked for all heads has no gradient by itself */
+  if (l->mask_per_head && !l->p.softmax) apply_mask(l, w, k, first_masked, splat(0), w->gradient);
 }
 
 /* dots += sum over keys of code times gradient of the code: another pass, before any gradient is used */
 static void row_dots_tile(const plan *l, work *w, int64_t b, int64_t q0, int64_t nq, int64_t v0) {
   const tile k = {l->p.heads, l->p.value_dim, l->heads_padded, nq, visible_vectors(l, q0, nq, v0)};
   if (!k.nv) return;
-  score_tile(l, w, &k, b, q0, v0);
+  const int64_t first_masked = score_tile(l, w, &k, b, q0, v0);
   softmax_final(k.H, k.HP, nq, k.nv, w->codes, w->row_shift, w->row_scale);
-  hyper_gradient(l, w, &k, v0, 0);
+  hyper_gradient(l, w, &k, v0, first_masked, 0);
   add_row_dots(k.HP, nq, k.nv, w->codes, w->gradient, w->dots);
 }
 
 static void linear_gradient(const plan *l, work *w, const tile *k, int64_t v0, int64_t first_masked) {
   const int64_t at = v0 * k->H * k->F;
   l->of_values->score(k, w->e.values + at, w->g_rows, NULL, 0, 0, w->gradient);
-  if (l->p.rms) rms_over_heads(k->H, k->HP, k->nq, k->nv, w->codes, w->inverse);
-  l->of_values->spread(k, w->codes, w->g_rows, w->e.grad_values + at);
-  if (l->p.rms) rms_backward(k->H, k->HP, k->nq, k->nv, w->codes, w->inverse, w->gradient);
-  if (!l->p.softmax) apply_mask(k, first_masked, w->mask, splat(0), w->gradient);
+  if (l->rms_apart) rms_over_heads(k->H, k->HP, k->nq, k->nv, w->codes, w->inverse);
+  l->of_values->spread(k, used_codes(l, w, k), w->g_rows, w->e.grad_values + at);
+  if (l->drop_late) drop_codes(l, w, k, w->gradient, w->gradient);
+  if (l->rms_apart) rms_backward(k->H, k->HP, k->nq, k->nv, w->codes, w->inverse, w->gradient);
+  if (!l->p.softmax) apply_mask(l, w, k, first_masked, splat(0), w->gradient);
 }
 
 /* Sums of bias gradients are laid out as tiles are: [query][vector of keys][head]. */
@@ -77,7 +93,7 @@ static void backward_tile(const plan *l, work *w, int64_t b, int64_t q0, int64_t
   if (!k.nv) return;
   const int64_t first_masked = score_tile(l, w, &k, b, q0, v0);
   if (p->softmax) softmax_final(k.H, k.HP, nq, k.nv, w->codes, w->row_shift, w->row_scale);
-  if (p->hyper) hyper_gradient(l, w, &k, v0, 1);
+  if (p->hyper) hyper_gradient(l, w, &k, v0, first_masked, 1);
   else linear_gradient(l, w, &k, v0, first_masked);
   if (p->softmax) {
     if (l->blocks == 1) add_row_dots(k.HP, nq, k.nv, w->codes, w->gradient, w->dots);

@@ -44,7 +44,8 @@ static void forward_hyper_tile(const plan *l, work *w, const tile *k, int64_t b,
     score_tile(l, w, k, b, q0, v0);
     if (softmax) softmax_final(k->H, k->HP, k->nq, k->nv, w->codes, w->row_shift, w->row_scale);
   }
-  if (l->p.rms && !l->of_values->once) rms_over_heads(k->H, k->HP, k->nq, k->nv, w->codes, w->inverse);
+  if (l->rms_apart) rms_over_heads(k->H, k->HP, k->nq, k->nv, w->codes, w->inverse);
+  if (l->drop_late) drop_codes(l, w, k, w->codes, w->codes);
   l->of_values->hyper_forward(k, l->rms, l->floor, w->codes, w->e.values + v0 * k->H * k->F, w->hidden, w->out_rows);
 }
 
@@ -54,7 +55,8 @@ static void forward_linear_tile(const plan *l, work *w, const tile *k, int64_t b
     softmax_online(k->H, k->HP, k->nq, k->nv, w->codes, w->row_shift, w->row_scale, w->factor);
     if (v0) l->of_values->scale_rows(k, w->out_rows, w->factor);
   }
-  if (l->p.rms) rms_over_heads(k->H, k->HP, k->nq, k->nv, w->codes, w->inverse);
+  if (l->rms_apart) rms_over_heads(k->H, k->HP, k->nq, k->nv, w->codes, w->inverse);
+  if (l->drop_late) drop_codes(l, w, k, w->codes, w->codes);
   l->of_values->contract(k, w->codes, w->e.values + v0 * k->H * k->F, w->out_rows);
 }
 
@@ -75,6 +77,7 @@ static void forward_rows(const plan *l, work *w, int64_t b, int64_t q0, int64_t 
     finish_softmax(l, w, b, q0, nq);
     l->of_values->scale_rows(&k, w->out_rows, w->row_scale);
   }
+  scale_all(w->out_rows, nq * H * E, l->factor);
   for (int64_t q = 0; q < nq; q++) write_row(&p->out, b, q0 + q, w->out_rows + q * H * E, H, E, p->bf16);
 }
 

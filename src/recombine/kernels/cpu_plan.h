@@ -14,12 +14,22 @@ typedef struct {
 } pair_tensor;
 
 typedef struct {
+  const uint8_t *data;             /* 1 = may attend; NULL if absent */
+  int64_t batch, head, query, key; /* strides; 0 where shared */
+} pair_mask;
+
+enum { DROP_NOTHING, DROP_PAIRS, DROP_ELEMENTS };
+
+typedef struct {
   tensor q, k, v, out, grad_out, grad_q, grad_k, grad_v;
   pair_tensor bias, grad_bias;
-  const uint8_t *key_mask;      /* (batch, key), 1 = may attend, or NULL */
+  pair_mask mask;
   float *row_shift, *row_scale; /* (batch, query, head): statistics of the softmax */
   int64_t batch, queries, keys, heads, dim, value_dim;
   int64_t softmax, rms, hyper, relu, causal, bf16, threads;
+  int64_t dropout, dropout_threshold; /* codes whose 16 bits are below the threshold are dropped */
+  uint64_t dropout_key;
+  double dropout_scale; /* of the codes that are kept */
 } problem;
 
 /* ---------------------------------------------------------------- what follows from it */
@@ -32,6 +42,10 @@ typedef struct {
   const float *bias;
   int64_t bias_batch, bias_head, bias_query;
   float *bias_copy, *dots; /* dots: (batch, query, head_padded), for the softmax of hypernetworks over several blocks */
+  int mask_per_head;
+  int drop_early, drop_late; /* as a mask of the scores, or after the normalisation */
+  int rms_apart;             /* normalise over heads before the value network, not within it */
+  float factor;              /* of the output: dropout scales every code, and a hypernetwork uses each code twice */
   ivec rms;  /* all ones, or zeros: no normalisation over heads */
   vec floor; /* of the hidden units: zeros, or minus infinity: no relu */
   const products *of_keys, *of_values;
@@ -40,14 +54,13 @@ typedef struct {
 /* Keys, values and their gradients, packed, of one batch element. */
 typedef struct {
   vec *keys, *values, *grad_keys, *grad_values;
-  ivec *visible; /* per vector of keys: which may be attended to by anyone */
 } packed_element;
 
 /* Scratch of one thread. */
 typedef struct {
   packed_element e;
-  vec *codes, *gradient, *hidden, *inverse;
-  ivec *mask;
+  vec *codes, *gradient, *dropped, *hidden, *inverse;
+  ivec *mask, *kept; /* per pair of a tile, or per pair and head, laid out as the codes are */
   float *q_rows, *g_rows, *out_rows, *row_shift, *row_scale, *factor, *dots, *scratch;
   void *memory;
 } work;
@@ -74,7 +87,6 @@ static void lay_out_element(const plan *l, packed_element *e, char *arena, size_
   size_t values = (l->vectors * p->heads + 8) * p->value_dim * sizeof(vec);
   e->keys = take(arena, used, keys);
   e->values = take(arena, used, values);
-  e->visible = take(arena, used, l->vectors * sizeof(ivec));
   if (!backward) return;
   e->grad_keys = take(arena, used, keys);
   e->grad_values = take(arena, used, values);
@@ -91,7 +103,9 @@ static size_t lay_out_work(const plan *l, work *w, char *arena, int element, int
   w->gradient = take(arena, &used, backward ? codes : 0);
   w->hidden = take(arena, &used, pairs * CHUNK * sizeof(vec));
   w->inverse = take(arena, &used, pairs * sizeof(vec));
-  w->mask = take(arena, &used, pairs * sizeof(ivec));
+  w->mask = take(arena, &used, l->mask_per_head ? codes : pairs * sizeof(ivec));
+  w->kept = take(arena, &used, l->drop_late ? codes : 0);
+  w->dropped = take(arena, &used, l->drop_late && backward ? codes : 0);
   w->q_rows = take(arena, &used, rows);
   w->g_rows = take(arena, &used, rows);
   w->out_rows = take(arena, &used, rows);
@@ -117,10 +131,6 @@ static void pack_vector(const plan *l, work *w, packed_element *e, int64_t b, in
   int64_t keys = p->heads * p->dim, values = p->heads * p->value_dim;
   pack(e->keys + v * keys, &p->k, b, v * LANES, p->keys, p->heads, p->dim, p->bf16, w->scratch);
   pack(e->values + v * values, &p->v, b, v * LANES, p->keys, p->heads, p->value_dim, p->bf16, w->scratch);
-  for (int64_t i = 0; i < LANES; i++) {
-    int64_t key = v * LANES + i;
-    e->visible[v][i] = key < p->keys && (!p->key_mask || p->key_mask[b * p->keys + key]) ? -1 : 0;
-  }
   if (!backward) return;
   memset(e->grad_keys + v * keys, 0, keys * sizeof(vec));
   memset(e->grad_values + v * values, 0, values * sizeof(vec));
@@ -133,11 +143,15 @@ static void unpack_vector(const plan *l, work *w, const packed_element *e, int64
          w->scratch);
 }
 
+static void scale_all(float *x, int64_t n, float scale) {
+  if (scale != 1)
+    for (int64_t i = 0; i < n; i++) x[i] *= scale;
+}
+
 static void read_rows(const tensor *t, float *rows, int64_t b, int64_t q0, int64_t nq, int64_t heads, int64_t dim,
                       int64_t bf16, float scale) {
   for (int64_t q = 0; q < nq; q++) read_row(rows + q * heads * dim, t, b, q0 + q, heads, dim, bf16);
-  if (scale != 1)
-    for (int64_t i = 0; i < nq * heads * dim; i++) rows[i] *= scale;
+  scale_all(rows, nq * heads * dim, scale);
 }
 
 /* ---------------------------------------------------------------- plans */
@@ -179,7 +193,12 @@ static int open_plan(plan *l, const problem *p, int64_t most_vectors) {
   l->block = at_most_one_less(l->vectors, l->blocks);
   l->blocks = at_most_one_less(l->vectors, l->block);
   l->of_keys = choose_products(p->heads, p->dim), l->of_values = choose_products(p->heads, p->value_dim);
-  l->rms = (ivec){0} - (int32_t)(p->rms != 0), l->floor = splat(p->relu ? 0 : -INFINITY);
+  l->mask_per_head = p->mask.data && p->mask.head;
+  l->drop_early = p->dropout == DROP_PAIRS && !p->softmax;
+  l->drop_late = p->dropout && !l->drop_early;
+  l->factor = p->dropout ? p->dropout_scale * (p->hyper ? p->dropout_scale : 1) : 1;
+  l->rms_apart = p->rms && (!p->hyper || !l->of_values->once || l->drop_late);
+  l->rms = (ivec){0} - (int32_t)(p->rms && !l->rms_apart), l->floor = splat(p->relu ? 0 : -INFINITY);
   return open_bias(l);
 }
 
