@@ -23,6 +23,8 @@ from recombine.precision import Precision, use_precision
 from recombine.store import Json, RunDirectory
 from recombine.tasks import Task
 
+# Raise it when the same configuration gives other parameters than before: another order of batches, schedule or update.
+TRAINING_VERSION = 1
 WARMUP_STEPS_OF_CLOCK = 20  # left out of steps a second: compilation, caches, first allocations
 
 
