@@ -17,7 +17,14 @@ CHOICES = [
 ]
 
 
-MASKS = {"keys": lambda b, h, q, k: (b, 1, 1, k)}
+MASKS = {
+    "keys": lambda b, h, q, k: (b, 1, 1, k),
+    "queries": lambda b, h, q, k: (q, 1),
+    "pairs": lambda b, h, q, k: (q, k),
+    "batch": lambda b, h, q, k: (b, 1, q, k),
+    "heads": lambda b, h, q, k: (h, q, k),
+    "everything": lambda b, h, q, k: (b, h, q, k),
+}
 
 
 def draw_case(seed=0, *, b=3, q=5, k=11, h=4, d=3, e=3, bias=None, mask=None, packed=False):
@@ -33,12 +40,12 @@ def draw_case(seed=0, *, b=3, q=5, k=11, h=4, d=3, e=3, bias=None, mask=None, pa
         parts = everything[..., 1:-2].split([h * d, h * d, h * e], dim=-1)
         tensors = [part[:, -n:].unflatten(-1, (h, -1)) for part, n in zip(parts, (q, k, k), strict=True)]
     pairs = {None: None, "shared": (h, q, k), "batch": (b, h, q, k), "broadcast": (h, 1, k)}[bias]
-    return SimpleNamespace(
-        qkv=tensors,
-        bias=None if pairs is None else draw(*pairs),
-        mask=None if mask is None else torch.rand(MASKS[mask](b, h, q, k), generator=generator) < 0.7,
-        grad_out=draw(b, q, h, e),
-    )
+    drawn_bias = None if pairs is None else draw(*pairs)
+    allowed = None
+    if mask is not None:
+        allowed = torch.rand(MASKS[mask](b, h, q, k), generator=generator) < 0.7
+        (allowed[0] if mask == "keys" else allowed[..., 0, :]).fill_(False)  # a row, or a query, that sees nothing
+    return SimpleNamespace(qkv=tensors, bias=drawn_bias, mask=allowed, grad_out=draw(b, q, h, e))
 
 
 def evaluate(case, dtype, function):

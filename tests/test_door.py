@@ -10,7 +10,7 @@ import torch
 import recombine
 from attention_cases import CHOICES, assert_agree, needs_kernel
 from recombine.errors import InputError
-from recombine.kernels import attend, chunked, cpu, linear_gelu, reference, use_kernel
+from recombine.kernels import Dropout, attend, chunked, cpu, linear_gelu, reference, use_kernel
 
 pytestmark = [needs_kernel, pytest.mark.usefixtures("unchecked")]
 
@@ -87,6 +87,7 @@ Q, K, V = draw(2, 3, 4, 6), draw(2, 5, 4, 6), draw(2, 5, 4, 2)
         ({"mask": torch.ones(2, 1, 1, 4).bool()}, r"mask has shape \(2, 1, 1, 4\): expected to broadcast to"),
         ({"bias": torch.ones(4, 3, 4)}, r"bias has shape \(4, 3, 4\): expected to broadcast to \(b, h, q, k\) = "),
         ({"bias": torch.ones(4, 3, 5).bool()}, "bias has type torch.bool: expected a floating-point type"),
+        ({"dropout": Dropout(1.0, "pairs", torch.tensor(1))}, "dropout is 1.0: expected a number from 0 to below 1"),
     ],
 )
 def test_what_the_definition_refuses_every_kernel_refuses(kernel, choice, changes, message):

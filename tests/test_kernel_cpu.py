@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attention_cases import CHOICES, by_definition, by_kernel, check, draw_case, evaluate, needs_kernel
+from attention_cases import CHOICES, MASKS, by_definition, by_kernel, check, draw_case, evaluate, needs_kernel
 from recombine.errors import InputError
 from recombine.kernels import compiler, cpu, cpu_library
 
@@ -29,7 +29,7 @@ from recombine.kernels import compiler, cpu, cpu_library
     e=st.integers(1, 9),
     bias=st.sampled_from([None, "shared", "batch", "broadcast"]),
     causal=st.booleans(),
-    mask=st.sampled_from([None, "keys"]),
+    mask=st.sampled_from([None, *MASKS]),
     packed=st.booleans(),
 )
 def test_values_and_gradients_are_those_of_the_definition(seed, choice, causal, **sizes):
@@ -164,14 +164,15 @@ def test_one_graph_under_compile():
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("choice", [("rms_head", "hyper_relu"), ("softmax", "linear")])
 def test_the_operators_keep_the_rules_of_torch(choice):
-    case = draw_case(9, bias="shared")
+    case = draw_case(9, bias="shared", mask="pairs")
     q, k, v = (tensor.float().requires_grad_() for tensor in case.qkv)
     bias = case.bias.float()[None].requires_grad_()
-    arguments = (q, k, v, bias, None, *choice, True)
+    mask, key = case.mask.expand(len(q), 4, 5, 11), torch.tensor(1)
+    arguments = (q, k, v, bias, mask, key, *choice, True, "elements", 0.3)
     torch.library.opcheck(torch.ops.recombine.attend_forward.default, arguments)
     out, statistics = torch.ops.recombine.attend_forward(*arguments)
     out, statistics, q, k, v, bias = (tensor.detach() for tensor in (out, statistics, q, k, v, bias))
-    arguments = (out.clone(), q, k, v, bias, None, out, statistics, *choice, True, True)
+    arguments = (out.clone(), q, k, v, bias, mask, key, out, statistics, *choice, True, "elements", 0.3, True)
     torch.library.opcheck(torch.ops.recombine.attend_backward.default, arguments)
 
 

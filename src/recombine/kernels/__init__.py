@@ -25,6 +25,7 @@ from torch.nn import functional
 from recombine.errors import check_choice
 from recombine.kernels import chunked, cpu, gelu, reference, triton
 from recombine.kernels.door import check_linear, open_door
+from recombine.kernels.dropout import Dropout, DropoutForm
 from recombine.kernels.reference import CodeMap, Normalisation, ValueNetwork
 
 Kernel = Literal["auto", "reference", "cpu", "triton", "chunked"]
@@ -54,6 +55,7 @@ def attend(
     bias: Float[Tensor, "*#pairs"] | None = None,
     mask: Bool[Tensor, "*#pairs"] | None = None,
     causal: bool = False,
+    dropout: Dropout | None = None,
     deep_weight: Float[Tensor, "h e e"] | None = None,
     code_map: CodeMap | None = None,
     return_codes: bool = True,
@@ -61,13 +63,14 @@ def attend(
 ) -> tuple[Float[Tensor, "b q h e"], Float[Tensor, "b h q k"] | None]:
     """What `reference.attend` defines, by the fastest path there is; codes only if they are asked for."""
     choice = check_choice("kernel", _chosen if kernel is None else kernel, get_args(Kernel))
-    q, k, v = open_door(q, k, v, bias=bias, mask=mask, deep_weight=deep_weight)
+    q, k, v = open_door(q, k, v, bias=bias, mask=mask, dropout=dropout, deep_weight=deep_weight)
     options: dict[str, Any] = {
         "normalisation": normalisation,
         "value_network": value_network,
         "bias": bias,
         "mask": mask,
         "causal": causal,
+        "dropout": dropout,
         "deep_weight": deep_weight,
     }
     # only the definition has codes to show or to change
@@ -135,4 +138,14 @@ def _say_once(message: str, level: int) -> None:
         _log.log(level, message)
 
 
-__all__ = ["CodeMap", "Kernel", "Normalisation", "ValueNetwork", "attend", "linear_gelu", "use_kernel"]
+__all__ = [
+    "CodeMap",
+    "Dropout",
+    "DropoutForm",
+    "Kernel",
+    "Normalisation",
+    "ValueNetwork",
+    "attend",
+    "linear_gelu",
+    "use_kernel",
+]

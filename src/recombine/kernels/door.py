@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from recombine.errors import InputError
+from recombine.kernels.dropout import Dropout, check_dropout
 
 DIMENSIONS = {"q": "(b, q, h, d)", "k": "(b, k, h, d)", "v": "(b, k, h, e)"}
 
@@ -25,6 +26,7 @@ def open_door(
     *,
     bias: Tensor | None = None,
     mask: Tensor | None = None,
+    dropout: Dropout | None = None,
     deep_weight: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Check the arguments of attention and return q, k and v with the batch and the heads that they share."""
@@ -47,6 +49,8 @@ def open_door(
         if mask.dtype != torch.bool:
             raise InputError(f"mask has type {mask.dtype}: expected torch.bool, True where a query may attend")
         check_broadcasts("mask", mask, pairs)
+    if dropout is not None:
+        check_dropout(dropout.rate, dropout.form)
     if deep_weight is not None and deep_weight.shape != (heads, v.shape[3], v.shape[3]):
         expected = (heads, v.shape[3], v.shape[3])
         raise InputError(f"deep_weight has shape {tuple(deep_weight.shape)}: expected (h, e, e) = {expected}")

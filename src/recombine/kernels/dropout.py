@@ -43,13 +43,15 @@ class Dropout(NamedTuple):
     key: Int[Tensor, ""]
     rows: Rows | None = None
 
-    @property
-    def threshold(self) -> int:
-        return round(self.rate * 65536)
 
-    @property
-    def scale(self) -> float:
-        return 1 / (1 - self.rate)
+def find_threshold(rate: float) -> int:
+    """Codes whose 16 bits are below it are dropped."""
+    return round(rate * 65536)
+
+
+def find_scale(rate: float) -> float:
+    """What the codes that are kept are multiplied by."""
+    return 1 / (1 - rate)
 
 
 def check_dropout(rate: float, form: str = "elements") -> None:
@@ -62,7 +64,7 @@ def check_dropout(rate: float, form: str = "elements") -> None:
 def drop(codes: Float[Tensor, "b h q k"], dropout: Dropout) -> Float[Tensor, "b h q k"]:
     """Set some codes to 0 and scale the others."""
     kept = find_kept(dropout, codes.shape, codes.device)
-    return (codes * dropout.scale).masked_fill(~kept, 0.0)
+    return (codes * find_scale(dropout.rate)).masked_fill(~kept, 0.0)
 
 
 def find_kept(dropout: Dropout, shape: torch.Size, device: torch.device) -> Bool[Tensor, "#b #h q k"]:
@@ -75,4 +77,4 @@ def find_kept(dropout: Dropout, shape: torch.Size, device: torch.device) -> Bool
     words = torch.arange(-(-num_keys // 4), device=device)
     bits = mix(rows * -(-all_keys // 4) + words, dropout.key.to(device))
     numbers = torch.stack([(bits >> 16 * i) & 0xFFFF for i in range(4)], dim=-1).flatten(-2)
-    return numbers[..., :num_keys] >= dropout.threshold
+    return numbers[..., :num_keys] >= find_threshold(dropout.rate)

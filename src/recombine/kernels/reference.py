@@ -36,6 +36,7 @@ from torch import Tensor
 
 from recombine.errors import InputError, check_choice
 from recombine.kernels.door import open_door
+from recombine.kernels.dropout import Dropout, drop
 
 Normalisation = Literal["none", "softmax", "rms_head", "softmax_rms_head"]
 ValueNetwork = Literal["linear", "hyper_linear", "hyper_relu", "hyper_deep", "nonlinear_value"]
@@ -54,6 +55,7 @@ def attend(
     bias: Float[Tensor, "*#pairs"] | None = None,
     mask: Bool[Tensor, "*#pairs"] | None = None,
     causal: bool = False,
+    dropout: Dropout | None = None,
     deep_weight: Float[Tensor, "h e e"] | None = None,
     code_map: CodeMap | None = None,
 ) -> tuple[Float[Tensor, "b q h e"], Float[Tensor, "b h q k"]]:
@@ -62,20 +64,22 @@ def attend(
     Batch and heads of q, k and v broadcast: a size of 1 is shared. `bias` is added to the scaled scores; `mask` is True
     where a query may attend; both broadcast to (b, h, q, k). `causal` also masks later keys, with queries aligned at the
     end: the last query sees every key. The code of a masked pair is 0, so a query whose keys are all masked receives
-    zeros. `deep_weight` is W of `hyper_deep`. `code_map` changes the codes before they are used: the one hook for causal
-    interventions, such as zeroing a head or swapping the codes of two queries. The codes have the precision of the
-    scores: at least float32.
+    zeros. `dropout` sets some codes to 0 and scales the others (see `dropout.py`). `deep_weight` is W of `hyper_deep`.
+    `code_map` changes the codes before they are used: the one hook for causal interventions, such as zeroing a head or
+    swapping the codes of two queries. The codes have the precision of the scores: at least float32.
     """
     check_choice("normalisation", normalisation, get_args(Normalisation))
     check_choice("value network", value_network, get_args(ValueNetwork))
     if (value_network == "hyper_deep") != (deep_weight is not None):
         given = "missing" if deep_weight is None else "given"
         raise InputError(f"deep_weight is {given} for {value_network}: expected for hyper_deep, and only there")
-    q, k, v = open_door(q, k, v, bias=bias, mask=mask, deep_weight=deep_weight)
+    q, k, v = open_door(q, k, v, bias=bias, mask=mask, dropout=dropout, deep_weight=deep_weight)
     if causal:
         earlier = causal_mask(q.shape[1], k.shape[1], q.device)
         mask = earlier if mask is None else mask & earlier
     codes = normalise(score(q, k, bias), normalisation, mask)
+    if dropout is not None:
+        codes = drop(codes, dropout)
     if code_map is not None:
         codes = code_map(codes)
     return apply_value_network(codes.to(v.dtype), v, value_network, deep_weight), codes

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from recombine.errors import InputError
 from recombine.kernels.door import is_key_mask, open_door
+from recombine.kernels.dropout import Dropout
 
 NORMALISATIONS = ("none", "rms_head")
 VALUE_NETWORKS = ("linear", "nonlinear_value", "hyper_linear", "hyper_relu")
@@ -55,6 +56,7 @@ def supports(
     bias: Tensor | None = None,
     mask: Tensor | None = None,
     causal: bool = False,
+    dropout: Dropout | None = None,
     deep_weight: Tensor | None = None,
 ) -> bool:
     """Whether `attend` of this file takes these arguments."""
@@ -62,6 +64,7 @@ def supports(
     device = "cpu" if _is_interpreted() else "cuda"
     return (
         deep_weight is None
+        and dropout is None
         and (mask is None or is_key_mask(mask))
         and normalisation in NORMALISATIONS
         and value_network in VALUE_NETWORKS
@@ -83,6 +86,7 @@ def attend(
     bias: Float[Tensor, "*#pairs"] | None = None,
     mask: Bool[Tensor, "*#pairs"] | None = None,
     causal: bool = False,
+    dropout: None = None,
     deep_weight: None = None,
 ) -> Float[Tensor, "b q h e"]:
     """What each head of each query receives, as `reference.attend` defines it; arguments as those of `cpu.attend`."""
