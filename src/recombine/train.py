@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from recombine.errors import InputError, check_positive, require
 from recombine.evaluate import Scores, score
+from recombine.layers.dropout import DropoutKeys
 from recombine.optim import Schedule, build_optimizer, learning_rate
 from recombine.precision import Precision, use_precision
 from recombine.settings import Settings
@@ -107,13 +108,18 @@ class Trainer:
         self.device = torch.device(device)
         self.batches = Ahead(task, batch_size=config.batch_size, device=self.device)
         self.optimizer = build_optimizer(model, weight_decay=config.weight_decay, betas=(0.9, config.beta2))
+        self.dropout = DropoutKeys(model)
         self.step = 0
 
     def advance(self) -> Tensor:
         """One optimizer step; returns its loss, still on the device."""
         config = self.config
         batch = self.batches.take(self.step)
-        with use_precision(config.precision, self.device, compiled=self.forward is not self.model):
+        seed = self.task.seed if config.model_seed is None else config.model_seed
+        with (
+            use_precision(config.precision, self.device, compiled=self.forward is not self.model),
+            self.dropout.at(seed, self.step),
+        ):
             predictions = self.forward(batch.inputs)
         loss = self.task.loss(predictions.float(), batch)
         self.optimizer.zero_grad(set_to_none=True)
