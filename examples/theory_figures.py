@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 
 from recombine.drawing.canvas import canvas
+from recombine.drawing.palette import LIGHT_PALETTE
 from recombine.models import SequenceModel, build_model
 from recombine.models.constructed_network import build_modular_mlp, count_neurons
 from recombine.models.constructed_students import change_basis, forget_beyond
 from recombine.recipes.length_generalization.runs import STUDENTS
-from recombine.report.figures import LIGHT_PALETTE
 from recombine.tasks import Hyperteacher, SequenceTeacher
 
 MODULES = (4, 8, 16, 24, 32, 48, 64)

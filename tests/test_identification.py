@@ -8,7 +8,7 @@ import torch
 
 from recombine.errors import InputError
 from recombine.models import DeepSetConfig, RecurrentConfig, SequenceModel, StateSpaceConfig, build_model
-from recombine.probe import collect, read_task
+from recombine.probe import collect
 from recombine.probe.measures.identification import identify, identify_run, match_units
 from recombine.run import RunConfig, train_run
 from recombine.tasks import FuzzyLogic, SequenceTeacher
@@ -126,7 +126,7 @@ def test_the_probe_reads_the_same_hidden_states():
     """`recombine probe` on any run of the family is linear identification at the longest sequences of each split."""
     task = SequenceTeacher(teacher="ssm", **SIZES)
     student = student_of(StateSpaceConfig(hidden_dim=4), task)
-    seen = collect(student, read_task(task), num_instances=300)
+    seen = collect(student, task.reading(), num_instances=300)
     assert seen.modules == ("unit 0", "unit 1", "unit 2", "unit 3")
     assert list(seen.activations) == ["hidden"]
     np.testing.assert_allclose(seen.activations["hidden"], seen.labels, atol=1e-4)

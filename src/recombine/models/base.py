@@ -14,6 +14,7 @@ from typing import ClassVar, Literal, NamedTuple
 from torch import nn
 
 from recombine.errors import InputError
+from recombine.settings import Settings
 from recombine.tasks.base import Task
 
 
@@ -49,7 +50,7 @@ HIDDEN_ANSWERS = Need(
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig(ABC):
+class ModelConfig(Settings, ABC):
     """Sizes and choices of a model; the task gives the sizes of its inputs and predictions."""
 
     kind: ClassVar[str]

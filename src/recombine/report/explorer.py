@@ -23,7 +23,7 @@ RESOLUTION = 1_000  # steps of a coordinate; t-SNE has no units
 
 
 @dataclass(frozen=True, kw_only=True)
-class CodeMap:
+class EmbeddingMap:
     """Points of one run: a place at each site, and what they are."""
 
     sites: dict[str, np.ndarray]  # (points, 2), from 0 to RESOLUTION
@@ -55,7 +55,7 @@ class CodeMap:
         return self.target.dtype.kind in "iu"
 
 
-def read_map(run: ReportRun) -> CodeMap | None:
+def read_map(run: ReportRun) -> EmbeddingMap | None:
     part = read_part(run, "tsne")
     if part is None:
         return None
@@ -68,7 +68,7 @@ def read_map(run: ReportRun) -> CodeMap | None:
         ) from None
 
 
-def _read_arrays(arrays: dict[str, np.ndarray], probe: Json) -> CodeMap:
+def _read_arrays(arrays: dict[str, np.ndarray], probe: Json) -> EmbeddingMap:
     columns = {name: arrays[f"sample.{name}"] for name in ("labels", "split", "composition", "target")}
     sites = {site: arrays[f"tsne.{site}"] for site in probe["tsne"]["sites"]}
     num_rows = len(columns["split"])
@@ -83,7 +83,7 @@ def _read_arrays(arrays: dict[str, np.ndarray], probe: Json) -> CodeMap:
     compositions = [str(words) for words in arrays["sample.compositions"]]
     if columns["composition"].min() < 0 or columns["composition"].max() >= len(compositions):
         raise InputError(f"compositions in probe.npz are numbered past {len(compositions)}: expected their words")
-    return CodeMap(
+    return EmbeddingMap(
         sites={site: _scale(places[kept]) for site, places in sites.items()},
         labels=columns["labels"][kept],
         unseen=columns["split"][kept] == "ood",
@@ -110,7 +110,7 @@ def _scale(places: np.ndarray) -> np.ndarray:
     return np.rint(np.nan_to_num(centred + 0.5) * RESOLUTION).astype(int)
 
 
-def explorer_figure(found: Found[CodeMap]) -> Figure:
+def explorer_figure(found: Found[EmbeddingMap]) -> Figure:
     """An empty picture, and beside it all that can be put into it."""
     bare = {"showticklabels": False, "showgrid": False, "range": [-25, RESOLUTION + 25], "showline": False}
     figure = make_figure(
@@ -125,7 +125,7 @@ def explorer_figure(found: Found[CodeMap]) -> Figure:
     return figure | {"explorer": {str(run.series): _pack(each) for run, each in found}}
 
 
-def _pack(code_map: CodeMap) -> dict[str, Any]:
+def _pack(code_map: EmbeddingMap) -> dict[str, Any]:
     target = code_map.target.astype(float).round(3).tolist()
     return {
         "sites": {site: [places[:, 0].tolist(), places[:, 1].tolist()] for site, places in code_map.sites.items()},

@@ -8,24 +8,35 @@ instance is written or drawn. Nothing outside its folder knows a family by name.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from recombine.compositions import Composition, CompositionSplit
+from recombine.drawing.card import Card, text_card
 from recombine.errors import InputError, check_choice
+from recombine.settings import Settings
+from recombine.tables import Table
 from recombine.tasks.batch import Batch
 from recombine.tasks.stream import Stream
+
+if TYPE_CHECKING:
+    from recombine.tasks.reading import Reading
 
 SplitName = Literal["train", "test", "ood", "unknown"]
 Scale = Literal["tiny", "small", "paper"]
 SCALES: tuple[Scale, ...] = get_args(Scale)
+# scores that every result is compared with; see `Task.best_predictions`
+Reference = Literal["chance", "ceiling", "agnostic"]
+REFERENCES: tuple[Reference, ...] = get_args(Reference)
+MIN_VARIANCE = 1e-12  # of the targets that an R2 compares with
+RIGHT_FROM = 0.95  # of the headline metric of a row, where a task does not say what is right
 
 
 class Ratio(NamedTuple):
@@ -65,22 +76,12 @@ class Preset:
     training: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Audit:
-    """A table of facts about a task, for `recombine check`."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str | int | float, ...], ...]
-    note: str = ""
-
-
 def measure_r2(error: Float[Tensor, " rows *outputs"], variance: Float[Tensor, "rows ..."]) -> dict[str, Ratio]:
     """R² as the mean over rows and outputs of 1 - error² / variance, and pooled, 1 - sum error² / sum variance.
 
     An output that hardly varies can outweigh hundreds of others in the mean; it cannot in the pooled one.
     """
-    variance = variance.clamp_min(1e-12).expand_as(error).reshape(len(error), -1)
+    variance = variance.clamp_min(MIN_VARIANCE).expand_as(error).reshape(len(error), -1)
     error = error.reshape(len(error), -1)
     total = variance.sum(dim=1)
     return {
@@ -90,7 +91,7 @@ def measure_r2(error: Float[Tensor, " rows *outputs"], variance: Float[Tensor, "
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task(ABC):
+class Task(Settings, ABC):
     """One task family at one setting. The dataclass is the configuration; derived values are properties."""
 
     name: ClassVar[str]
@@ -118,6 +119,12 @@ class Task(ABC):
     def preset(cls, scale: Scale, model: str | None = None) -> Preset:
         """The run that `--scale` and `--model` start from; without a model, the task's default."""
         return Preset(task=cls(), model=cls.models[0] if model is None else model)
+
+    @property
+    def headline(self) -> str:
+        """The metric that the answer is about: the first that `metrics` returns."""
+        batch = self.sample("test", 0, batch_size=1)
+        return next(iter(self.metrics(self.chance(batch), batch)))
 
     @classmethod
     def metric(cls, name: str) -> Metric:
@@ -226,8 +233,30 @@ class Task(ABC):
         """Predictions of the best predictor that ignores the input."""
 
     @abstractmethod
-    def oracle(self, batch: Batch) -> Tensor:
-        """Predictions of the best predictor there is: what the input determines and no more."""
+    def best_predictions(self, batch: Batch, *, split: SplitName | None, metric: str) -> Tensor:
+        """Predictions with the best expected value of `metric`, given the inputs and which compositions are possible.
+
+        With `split`, which must be the split of the batch, the compositions of that split are equally likely. The score
+        of these predictions is the *ceiling*: no predictor exceeds it, up to the sampling error of finitely many
+        instances. Without, all compositions of the family are equally likely: the *agnostic* optimum, which a predictor
+        can reach without knowing what the split holds out. Where the exact optimum is not known, return predictions that
+        are at least as good, such as the targets, and say so in the docstring.
+        """
+
+    def reference_predictions(
+        self, batch: Batch, *, split: SplitName, metrics: Sequence[str]
+    ) -> dict[Reference, dict[str, Tensor]]:
+        """The predictions behind the reference scores of each metric.
+
+        Override it where metrics or priors can share work; the result must agree with `best_predictions`.
+        """
+        chance = self.chance(batch)
+        priors: dict[Reference, SplitName | None] = {"ceiling": split, "agnostic": None}
+        best: dict[Reference, dict[str, Tensor]] = {
+            name: {metric: self.best_predictions(batch, split=prior, metric=metric) for metric in metrics}
+            for name, prior in priors.items()
+        }
+        return {"chance": dict.fromkeys(metrics, chance), **best}
 
     @abstractmethod
     def describe(self, composition: Composition) -> str:
@@ -237,17 +266,43 @@ class Task(ABC):
     def render(self, batch: Batch, row: int) -> str:
         """One row of a batch as text, for people."""
 
+    def reading(self) -> Reading:
+        """What a probe reads of this task."""
+        from recombine.tasks.reading import Reading  # which needs this class
+
+        return Reading(self)
+
     def baselines(self, batch: Batch) -> dict[str, Tensor]:
         """Predictions of simple strategies by name, for comparison."""
         return {}
 
-    def audits(self, num_instances: int) -> list[Audit]:
-        """What is worth knowing about the family before training on it, estimated from so many instances."""
+    def tables(self, num_instances: int) -> list[Table]:
+        """Facts about the family that are worth knowing before training, estimated from `num_instances` instances."""
         return []
 
     def draw(self, batch: Batch, row: int, path: Path | str) -> None:
         """Write a picture of one row."""
         raise InputError(f"task {self.name!r} has no picture: expected one that has, such as 'sraven'")
+
+    @property
+    def right_means(self) -> str:
+        """What `judge` calls right, in words."""
+        return f"its {self.metric(self.headline).title} is at least {RIGHT_FROM}"
+
+    def judge(self, predictions: Tensor, batch: Batch) -> tuple[Tensor, Bool[Tensor, " batch"]]:
+        """The answers that predictions give, for `card`, and which rows are right. By default, by the headline metric."""
+        name, ratio = next(iter(self.metrics(predictions, batch).items()))
+        value = ratio.numerator / ratio.denominator
+        right = value >= RIGHT_FROM if self.metric(name).higher_is_better else value <= 1 - RIGHT_FROM
+        return predictions, right
+
+    def card(self, batch: Batch, row: int, answer: Tensor) -> Card:
+        """One row with a model's answer, for the report: by default its text and the first numbers of both answers."""
+        target = batch.targets[row].flatten().tolist()
+        given = answer.flatten().tolist()
+        remarks = (f"network {shorten(given)}", f"target {shorten(target)}")
+        modules = tuple(self.describe((module,)) for module in batch.latents[row].tolist() if module >= 0)
+        return text_card(self.render(batch, row), modules, remarks)
 
     def columns(self, batch: Batch) -> dict[str, Tensor]:
         """A batch as named columns, for export."""
@@ -289,3 +344,9 @@ class Task(ABC):
     @cached_property
     def _composition_tables(self) -> dict[tuple[SplitName, torch.device], Tensor]:
         return {}
+
+
+def shorten(numbers: Sequence[float], most: int = 6) -> str:
+    """The first few numbers, and a sign where there are more."""
+    shown = ", ".join(f"{number:.3g}" for number in numbers[:most])
+    return f"{shown}, ..." if len(numbers) > most else shown

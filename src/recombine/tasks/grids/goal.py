@@ -26,13 +26,13 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from recombine.compositions import Composition, CompositionSplit, split_compositions
+from recombine.drawing.palette import ACCENT, PLAIN
 from recombine.errors import InputError, check_choice
 from recombine.tasks.base import Batch, Scale, SplitName
 from recombine.tasks.grids.imitation import ENDED, Episodes, ImitationTask
 from recombine.tasks.grids.map import MOVES, observation_dim, observe
 from recombine.tasks.grids.mazes import draw_mazes, find_optimal_moves, measure_ways
-from recombine.tasks.grids.picture import PLAIN, Mark, draw_map, write_map
-from recombine.tasks.sraven.picture import ACCENT
+from recombine.tasks.grids.picture import Mark, draw_map, write_map
 from recombine.tasks.stream import Stream
 
 Encoding = Literal["instruction", "parts", "arbitrary"]

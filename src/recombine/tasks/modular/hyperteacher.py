@@ -22,8 +22,8 @@ from torch import Tensor
 
 from recombine.compositions import Composition, CompositionSplit
 from recombine.errors import InputError, check_choice, check_positive
+from recombine.tables import Table
 from recombine.tasks.base import (
-    Audit,
     Batch,
     Preset,
     Ratio,
@@ -43,6 +43,7 @@ from recombine.tasks.modular.strengths import Latents, draw_strengths
 from recombine.tasks.modular.supports import Support, split_support
 from recombine.tasks.modular.teacher import ModularTeacher, apply_teacher, draw_teacher
 from recombine.tasks.per_device import once_per_device
+from recombine.tasks.reading import StrengthReading
 from recombine.tasks.stream import Stream
 
 BATCHES_PER_KEY = 16  # consecutive batches that share a key of the stream
@@ -265,14 +266,16 @@ class Hyperteacher(Task):
         x = stream.uniform(1, self.x_dim) * 2 - 1
         return self.apply(self.draw_strengths(modules, stream), x).double().mean(dim=(0, 1)).float()
 
-    def oracle(self, batch: Batch) -> Float[Tensor, "batch samples y"]:
-        """The teacher itself, told the strengths, which the encoding determines.
+    def best_predictions(
+        self, batch: Batch, *, split: SplitName | None, metric: str
+    ) -> Float[Tensor, "batch samples y"]:
+        """The targets, whatever the prior: exact wherever the encoding determines the strengths of the modules.
 
-        Too few examples of few_shot leave them open: what can be reached then lies below this ceiling.
+        With too few examples in the encoding `few_shot` it does not, and this is only an upper bound.
         """
-        return self.apply(batch.info["strengths"], batch.inputs[..., self.encoding_dim :])
+        return batch.targets
 
-    def audits(self, num_instances: int) -> list[Audit]:
+    def tables(self, num_instances: int) -> list[Table]:
         """How linearly the strengths can be read from each encoding that this setting allows."""
         rows = []
         for encoding in get_args(Encoding):
@@ -285,13 +288,16 @@ class Hyperteacher(Task):
             strengths = torch.cat([batch.info["strengths"] for batch in batches])
             rows.append((encoding, task.encoding_dim, *measure_linearity(codes, strengths, num_instances // 2)))
         return [
-            Audit(
+            Table(
                 title="how linearly the strengths of modules can be read from an encoding",
                 columns=("encoding", "features", "R² on test", "R² on ood"),
                 rows=tuple(rows),
                 note="ridge regression, fitted on other tasks of the training compositions",
             )
         ]
+
+    def reading(self) -> StrengthReading:
+        return StrengthReading(self)
 
     def describe(self, composition: Composition) -> str:
         return " + ".join(f"module {module}" for module in composition if module >= 0)

@@ -31,9 +31,9 @@ from torch.nn import functional
 
 from recombine.compositions import Composition, CompositionSplit
 from recombine.errors import InputError, check_choice, check_positive
+from recombine.tables import Table
 from recombine.tasks.base import (
     METRICS,
-    Audit,
     Batch,
     Metric,
     Preset,
@@ -43,6 +43,7 @@ from recombine.tasks.base import (
     Task,
 )
 from recombine.tasks.per_device import once_per_device
+from recombine.tasks.reading import Reading
 from recombine.tasks.sequences.functions import (
     AttentionWeights,
     Readout,
@@ -352,11 +353,11 @@ class SequenceTeacher(Task):
             total += self.label(x)[1].double().sum(dim=0)
         return (total / NUM_MEAN_SEQUENCES).float()
 
-    def oracle(self, batch: Batch) -> Float[Tensor, "b t targets"]:
-        """The teacher itself."""
+    def best_predictions(self, batch: Batch, *, split: SplitName | None, metric: str) -> Float[Tensor, "b t targets"]:
+        """The teacher itself, whatever the prior: targets are a function of the inputs, so this is exact."""
         return batch.targets
 
-    def audits(self, num_instances: int) -> list[Audit]:
+    def tables(self, num_instances: int) -> list[Table]:
         """Outputs that the teacher's sigmoids hold still in training: there, training does not say what comes later."""
         values = {}
         for split in ("test", "ood"):
@@ -373,8 +374,13 @@ class SequenceTeacher(Task):
         rows = tuple((number, trained[number].item(), held_out[number].item()) for number in stillest)
         columns = ("output", "deviation, trained", "deviation, held out")
         return [
-            Audit(title="outputs of the teacher that vary least in training", columns=columns, rows=rows, note=note)
+            Table(title="outputs of the teacher that vary least in training", columns=columns, rows=rows, note=note)
         ]
+
+    def reading(self) -> Reading:
+        from recombine.tasks.sequences.reading import SequenceTeacherReading
+
+        return SequenceTeacherReading(self)
 
     def describe(self, composition: Composition) -> str:
         if self.generalise_to == "lengths":
