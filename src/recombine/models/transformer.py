@@ -9,7 +9,7 @@ feed-forward for these alone: the same numbers, for less work.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
@@ -17,14 +17,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from recombine.errors import InputError, check_choice, check_positive
-from recombine.kernels import DropoutForm
+from recombine.kernels import CodeMap, DropoutForm
 from recombine.layers import ATTENTIONS, FEEDFORWARDS, Attention, AttentionName, RelativeBias, Rotary, build_feedforward
 from recombine.layers.initialise import lecun_linear
 from recombine.models.base import ModelConfig, Site, require_causal
 from recombine.tasks.base import Task
 
 Position = Literal["relative", "rotary", "none"]
-CodeMap = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)

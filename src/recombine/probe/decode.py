@@ -1,15 +1,14 @@
-"""What can be read from activations by a linear decoder, and what that is worth.
+"""What a linear decoder reads from activations, compared with what it would read from nothing.
 
-A decoder learns from the rows `fit` alone and is scored on `id` (other instances of the same compositions) and on `ood`
-(compositions never trained, for the network or for the decoder). Features are standardised and the strength of
-regularisation is chosen on the fitting side, by cross-validation over *compositions*: a strength that only remembers
-compositions is not chosen. Three scores stand beside each score:
+A decoder is fitted on the rows `fit` alone and scored on `id` (other instances of the same compositions) and on `ood`
+(compositions that neither the network nor the decoder was trained on). Features are standardised. The strength of
+regularisation is chosen on the fitting side, by cross-validation over *compositions*, so that a strength that only memorises
+compositions is not chosen. Each score is compared with three others:
 
-- majority: the best that a decoder can say without looking at activations: always yes for F1, the more frequent answer for
-  the rest;
-- control: a decoder of the same kind and strength for labels dealt anew to the kinds of rows (a kind: composition and
-  labels), so that they can be remembered but not understood (Hewitt & Liang 2019);
-- selectivity: the score minus the control's. It separates a code that carries modules from one that only tells
+- majority: the best score without activations: always yes for F1, the more frequent answer for the rest;
+- control: a decoder of the same kind and strength for labels that are permuted between the kinds of rows (a kind: composition
+  and labels), so that they can be memorised but not inferred (Hewitt & Liang 2019);
+- selectivity: the score minus the control's. It separates a code that represents modules from one that only tells
   compositions apart.
 
 Scores: `f1`, `accuracy` (the mean of that on rows with the module and on rows without) and `auc` (the area under the ROC
