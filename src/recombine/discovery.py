@@ -6,12 +6,10 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Iterable
-from typing import TypeVar
-
-Class = TypeVar("Class", bound=type)
+from typing import Any
 
 
-def find_classes(package: str, path: Iterable[str], base: Class) -> list[Class]:
+def find_classes(package: str, path: Iterable[str], base: Any) -> list[Any]:
     """Every subclass of `base` that a module of the package defines and that can be created, in the order of the modules."""
     modules = [importlib.import_module(module.name) for module in pkgutil.walk_packages(path, f"{package}.")]
     return [
