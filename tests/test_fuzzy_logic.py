@@ -90,20 +90,6 @@ def test_a_rank_makes_its_own_rows():
     assert torch.equal(torch.cat([part.latents for part in parts]), whole.latents)
 
 
-def test_fixed_parts_are_shared_by_all_rows():
-    context = TASK.sample("ood", 0, fixed="context")
-    assert context.inputs[:, :-1, :4].unique(dim=0).shape[0] == 1
-    assert context.inputs[:, -1, :4].unique(dim=0).shape[0] == 128
-    query = TASK.sample("ood", 0, fixed="query")
-    assert query.inputs[:, -1, :4].unique(dim=0).shape[0] == 1
-    assert query.inputs[:, 0, :4].unique(dim=0).shape[0] == 128
-
-
-def test_an_unknown_fixed_part(unchecked):
-    with pytest.raises(InputError, match="unknown fixed part 'all'"):
-        TASK.sample("ood", 0, fixed="all")
-
-
 def test_scores_by_hand():
     batch = TASK.sample("test", 0, batch_size=50)
     prediction = batch.targets + 0.1
@@ -152,7 +138,7 @@ def test_bad_settings(settings, message):
 def test_unknown_and_empty_splits(unchecked):
     with pytest.raises(InputError, match="unknown split 'oops': expected one of train, test, ood, unknown"):
         TASK.sample("oops", 0)
-    with pytest.raises(InputError, match="split 'unknown' is empty"):
+    with pytest.raises(InputError, match="split 'unknown' of task 'fuzzy_logic' is empty: 2 variables have too few"):
         FuzzyLogic(num_variables=2, num_terms=2, held_out=0.34).sample("unknown", 0)
 
 

@@ -14,7 +14,6 @@ from recombine.cli import run
 from recombine.errors import InputError
 from recombine.evaluate import score_references
 from recombine.models import MODELS, build_model
-from recombine.probe.readings import read_task
 from recombine.run import default_run
 from recombine.tasks import GoalGrid
 from recombine.tasks.grids.imitation import ENDED
@@ -331,7 +330,7 @@ def test_training_from_the_command_line_learns(tmp_path, capsys):
 
 def test_check_tells_what_the_published_expert_misses(capsys):
     assert run(["check", "preference-grid", "--num-instances", "1000", "--json"]) == 0
-    ours, theirs = json.loads(capsys.readouterr().out)["audits"]["the experts"]
+    ours, theirs = json.loads(capsys.readouterr().out)["tables"]["the experts"]
     assert ours["episodes that earn less"] == 0
     assert 0.01 < theirs["episodes that earn less"] < 0.15
     assert 0.1 < theirs["steps with several optimal actions"] < ours["steps with several optimal actions"] < 0.3
@@ -342,7 +341,7 @@ def test_check_tells_what_the_published_expert_misses(capsys):
 
 def test_probes_read_the_first_step():
     """The last one may be empty."""
-    reading = read_task(TASK)
+    reading = TASK.reading()
     (batch,) = reading.batches("test", 50, "cpu")
     plain = TASK.sample("test", 0, batch_size=1_000, rows=range(50))
     assert torch.equal(batch.inputs[:, -1], plain.inputs[:, 0])

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rich.table import Table
 
-from recombine.cli import parse_task
-from recombine.commands.console import REFERENCE_LEGEND, Output, format_number, split_legend, title_of
+from recombine.commands.console import REFERENCE_LEGEND, format_number, split_legend, title_of
+from recombine.commands.flags import TaskOptions, parse_task
 from recombine.evaluate import MetricDict, describe_metrics, score_references
 from recombine.store import Json
-from recombine.tasks.base import REFERENCES, Audit
+from recombine.tables import tables_as_dict
+from recombine.tasks.base import REFERENCES
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckOptions(Output):
+class CheckOptions(TaskOptions):
     """How much to check."""
 
     num_instances: int = 4_096
@@ -26,17 +27,17 @@ def run(argv: list[str]) -> None:
     task, options = parse_task(CheckOptions, argv, verb="check")
     certificate = task.split.certificate.as_dict()
     references = score_references(task, num_instances=options.num_instances) if options.num_instances else {}
-    audits = task.audits(options.num_instances) if options.num_instances else []
+    facts = task.tables(options.num_instances) if options.num_instances else []
     metrics = describe_metrics(task, references.values())
     value = {
         "task": task.name,
         "certificate": certificate,
         "metrics": metrics,
         "references": references,
-        "audits": audits_as_dict(audits),
+        "tables": tables_as_dict(facts),
     }
     tables = [references_table(references, metrics, covered=bool(certificate["covered"]))] if references else []
-    options.show(value, certificate_table(certificate), *tables, *map(audit_table, audits))
+    options.show(value, certificate_table(certificate), *tables, *facts)
 
 
 def certificate_table(certificate: Json) -> Table:
@@ -60,21 +61,6 @@ def certificate_table(certificate: Json) -> Table:
     }
     for name, text in rows.items():
         table.add_row(name, str(text))
-    return table
-
-
-def audits_as_dict(audits: Sequence[Audit]) -> Json:
-    """Each table by its title, each row as an object."""
-    return {audit.title: [dict(zip(audit.columns, row, strict=True)) for row in audit.rows] for audit in audits}
-
-
-def audit_table(audit: Audit) -> Table:
-    """A table of facts that the task has estimated."""
-    table = Table(title=audit.title, title_justify="left", caption=audit.note, caption_justify="left")
-    for column in audit.columns:
-        table.add_column(column, justify="right")
-    for row in audit.rows:
-        table.add_row(*(f"{cell:.4f}" if isinstance(cell, float) else str(cell) for cell in row))
     return table
 
 

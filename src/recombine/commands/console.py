@@ -1,25 +1,25 @@
-"""What the commands share: common flags, tables of scores, the progress bar."""
+"""What the commands share: common flags and tables of scores."""
 
 from __future__ import annotations
 
 import json
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from recombine.commands.layout import print_table
 from recombine.evaluate import MetricDict
+from recombine.run import progress_bar as progress_bar
 from recombine.store import Json
+from recombine.tables import Table as ResultTable
+from recombine.tables import format_number
 from recombine.tasks.base import REFERENCES, Task
-from recombine.train import Progress as TrainingProgress
-from recombine.train import Watcher
 
 TEST_LEGEND = "test: trained combinations, new instances"
 OOD_LEGENDS = {
@@ -40,29 +40,38 @@ class Output:
     json: tyro.conf.FlagCreatePairsOff[bool] = False
     """Print the result as JSON."""
     verbose: Annotated[tyro.conf.FlagCreatePairsOff[bool], tyro.conf.arg(aliases=["-v"])] = False
-    """Say more."""
+    """Log what happens to standard error."""
     quiet: Annotated[tyro.conf.FlagCreatePairsOff[bool], tyro.conf.arg(aliases=["-q"])] = False
-    """Print the result only."""
+    """Print only the result."""
 
-    def show(self, value: Json, *tables: Table | str) -> None:
-        """A result: as JSON, or as tables and text."""
+    def show(self, value: Json, *tables: Table | ResultTable | str) -> None:
+        """Print a result, as JSON or as tables and text."""
         if self.json:
             print(json.dumps(value, indent=2, ensure_ascii=False))
             return
         console = Console()
         for table in tables:
-            console.print(_wrap(table, console.width), highlight=False, soft_wrap=isinstance(table, str))
+            if isinstance(table, str):
+                console.print(_wrap(table, console.width), highlight=False, soft_wrap=True)
+            else:
+                print_table(console, table)
 
     def say(self, message: str) -> None:
-        """A remark for people, on standard error."""
+        """Print a remark to standard error, unless the user wants quiet."""
         if not self.quiet:
             print(message, file=sys.stderr)
 
 
-def _wrap(shown: Table | str, width: int) -> Table | str:
+@dataclass(frozen=True, kw_only=True)
+class RunOutput(Output):
+    """Flags of every verb that loads runs."""
+
+    code: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="FILE.py:NAME")] = ()
+    """Task or model of the run if it is not part of this package, as for `train`; this code is run. May be repeated."""
+
+
+def _wrap(shown: str, width: int) -> str:
     """Text in lines of the console's width, but paths whole."""
-    if not isinstance(shown, str):
-        return shown
     lines = (textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False) for line in shown.split("\n"))
     return "\n".join(lines)
 
@@ -107,38 +116,3 @@ def format_score(score: Json) -> list[str]:
         f"{format_number(score['low'])} … {format_number(score['high'])}",
         *(format_number(score.get(name)) for name in REFERENCES),
     ]
-
-
-def format_number(value: Any) -> str:
-    """Three decimals, or two digits of a value that three decimals would hide."""
-    if value is None:
-        return ""
-    return (f"{value:.1e}" if 0 < abs(value) < 1e-3 else f"{value:.3f}").replace("-", "−")
-
-
-@contextmanager
-def progress_bar(label: str, *, quiet: bool) -> Iterator[Watcher | None]:
-    """A bar with loss, steps a second and the time left, on standard error."""
-    if quiet:
-        yield None
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[note]}"),
-        TimeRemainingColumn(elapsed_when_finished=True),
-    )
-    bar = Progress(*columns, console=Console(stderr=True))
-    row = bar.add_task(label, total=None, note="")
-
-    def watch(progress: TrainingProgress) -> None:
-        bar.start()  # not before there is something to show: a complaint stands alone
-        note = f"loss {progress.loss:.4g}  {progress.steps_per_second:.1f} steps/s"
-        bar.update(row, total=progress.steps, completed=progress.step, note=note)
-
-    try:
-        yield watch
-    finally:
-        if bar.live.is_started:
-            bar.stop()

@@ -9,7 +9,7 @@ import tyro
 from rich.table import Table
 
 from recombine.cli import parse
-from recombine.commands.console import Output, format_number
+from recombine.commands.console import RunOutput, format_number
 from recombine.diagnose import DECODER_TITLES, Diagnosis, diagnose_run
 from recombine.errors import InputError
 from recombine.probe import is_probed, probe_run
@@ -17,15 +17,15 @@ from recombine.store import RunDirectory
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiagnoseOptions(Output):
+class DiagnoseOptions(RunOutput):
     """What to diagnose."""
 
     run: tyro.conf.Positional[Path]
-    """Run directory of a finished run; diagnosis.json is written there."""
+    """Run directory of a finished run. Writes diagnosis.json there."""
     num_instances: int = 4_000
-    """Instances a split, if the run must be probed first."""
+    """Instances per split, if the run must be probed first."""
     device: str = "auto"
-    """auto, cpu, cuda, ..."""
+    """Device to run on: auto, cpu, cuda, ..."""
 
 
 def run(argv: list[str]) -> None:
@@ -35,7 +35,14 @@ def run(argv: list[str]) -> None:
         raise InputError(f"{directory.path} has no result.json: expected a finished run")
     if not is_probed(directory):
         say = (lambda _: None) if options.json else (lambda part: options.say(f"probe: {part}"))
-        probe_run(options.run, num_instances=options.num_instances, tsne=False, device=options.device, say=say)
+        probe_run(
+            options.run,
+            num_instances=options.num_instances,
+            tsne=False,
+            device=options.device,
+            say=say,
+            code=options.code,
+        )
     found = diagnose_run(options.run)
     closing = [f"Next: {found.advice}."]
     if found.alternatives:

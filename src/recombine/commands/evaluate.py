@@ -1,4 +1,4 @@
-"""recombine evaluate RUN: score a trained run again, on any splits and any number of instances."""
+"""recombine evaluate RUN: score a trained run on any splits and any number of instances."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import tyro
 
 from recombine.cli import parse
-from recombine.commands.console import Output, score_table
+from recombine.commands.console import RunOutput, score_table
 from recombine.evaluate import describe_metrics, score, scores_as_dict
 from recombine.run import load_run, resolve_device
 from recombine.store import Json
@@ -16,22 +16,22 @@ from recombine.tasks import SplitName
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateOptions(Output):
+class EvaluateOptions(RunOutput):
     """What to score."""
 
     run: tyro.conf.Positional[Path]
     """Run directory."""
     splits: tuple[SplitName, ...] = ()
-    """Splits to score; by default all but train."""
+    """Splits to score (default: all but train)."""
     num_instances: int | None = None
-    """Instances a split, if not the paper's number."""
+    """Instances per split (default: as in the paper)."""
     device: str = "auto"
-    """auto, cpu, cuda, ..."""
+    """Device to run on: auto, cpu, cuda, ..."""
 
 
 def run(argv: list[str]) -> None:
     options = parse(EvaluateOptions, argv, prog="evaluate")
-    directory, config, model = load_run(options.run, options.device)
+    directory, config, model = load_run(options.run, options.device, code=options.code)
     scores = score(
         model,
         config.task,

@@ -40,6 +40,7 @@ from recombine.diagnose.record import (
     Verdict,
 )
 from recombine.errors import InputError, check_choice
+from recombine.probe.runs import read_probe
 from recombine.store import Json, RunDirectory
 
 DECODER_TITLES = {"f1": "F1", "r2": "R²"}
@@ -229,7 +230,7 @@ def diagnose_run(path: Path | str) -> Diagnosis:
     if not run.finished:
         raise InputError(f"{run.path} has no result.json: expected a finished run")
     result, split = run.read_json("result.json"), run.read_json("split.json")
-    probe = run.read_json("probe.json") if (run.path / "probe.json").exists() else {}
+    probe = dict(read_probe(run) or {})  # none if the run was trained further since
     scores = result["scores"]
     metric = next(iter(scores.get("test", {})), "")
     info = result.get("metrics", {}).get(metric, {})

@@ -2,7 +2,6 @@
 
 from recombine.evaluate.bootstrap import NUM_RESAMPLES, CompositionSums, Difference, compare, compare_rows
 from recombine.evaluate.scores import (
-    BATCH_SIZE,
     EVALUATION_VERSION,
     BaselineScores,
     Evaluation,
@@ -14,7 +13,6 @@ from recombine.evaluate.scores import (
     Scores,
     describe_metrics,
     evaluate_predictor,
-    evaluation_batches,
     evaluation_splits,
     score,
     score_references,
@@ -22,7 +20,6 @@ from recombine.evaluate.scores import (
 )
 
 __all__ = [
-    "BATCH_SIZE",
     "EVALUATION_VERSION",
     "NUM_RESAMPLES",
     "BaselineScores",
@@ -39,7 +36,6 @@ __all__ = [
     "compare_rows",
     "describe_metrics",
     "evaluate_predictor",
-    "evaluation_batches",
     "evaluation_splits",
     "score",
     "score_references",

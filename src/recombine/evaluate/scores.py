@@ -22,12 +22,12 @@ from torch import Tensor, nn
 from recombine.errors import InputError, check_choice, check_positive
 from recombine.evaluate.bootstrap import CompositionSums
 from recombine.tasks.base import Batch, Ratio, Reference, SplitName, Task
+from recombine.tasks.evaluation import evaluation_batches
 
 EVALUATION_VERSION = 2
 """Raise it when the same predictor on the same task gets other scores, intervals or reference scores than before: other
 instances, another bootstrap, another definition of chance or ceiling. Scores of another version are measured again."""
 
-BATCH_SIZE = 1_000  # part of the definition of the evaluation streams
 
 Predictor = Callable[[Tensor], Tensor]
 
@@ -157,13 +157,6 @@ def score_references(task: Task, *, num_instances: int) -> ReferenceScores:
 def evaluation_splits(task: Task) -> tuple[SplitName, ...]:
     """Every split with compositions, but `train`: `test` has the same compositions and fresh instances."""
     return tuple(split for split in task.splits if split != "train" and task.split.compositions(split))
-
-
-def evaluation_batches(task: Task, split: SplitName, num_instances: int, device: torch.device | str) -> Iterable[Batch]:
-    """The first `num_instances` rows of a split."""
-    for index, first in enumerate(range(0, num_instances, BATCH_SIZE)):
-        rows = range(min(BATCH_SIZE, num_instances - first))
-        yield task.sample(split, index, batch_size=BATCH_SIZE, rows=rows, device=device)
 
 
 def _measure(

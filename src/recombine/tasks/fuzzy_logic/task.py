@@ -18,19 +18,21 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Literal, TypeVar
+from typing import ClassVar, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from recombine.compositions import Composition, CompositionSplit, all_sets, split_compositions
+from recombine.drawing.card import Card
 from recombine.errors import InputError, check_choice, check_positive
 from recombine.tasks.base import Batch, Preset, Ratio, Reference, Scale, SplitName, Task, measure_r2
+from recombine.tasks.fuzzy_logic.card import TOLERANCE, make_card
 from recombine.tasks.fuzzy_logic.posterior import WEIGHTINGS, average_consistent
+from recombine.tasks.reading import Reading
 from recombine.tasks.stream import Stream
 
-Fixed = Literal["nothing", "context", "query"]
 MAX_COMPOSITIONS = 200_000
 Key = TypeVar("Key", bound=str)
 
@@ -114,31 +116,17 @@ class FuzzyLogic(Task):
             ),
         )
 
-    def sample(
-        self,
-        split: SplitName,
-        index: int,
-        *,
-        batch_size: int = 128,
-        rows: range | None = None,
-        device: torch.device | str = "cpu",
-        fixed: Fixed = "nothing",
-    ) -> Batch:
-        """Batch `index` of a split. `fixed` shares the context's inputs, or the query's, among all rows (for probing)."""
-        check_choice("fixed part", fixed, ("nothing", "context", "query"))
-        stream = self.stream(split, index, range(batch_size) if rows is None else rows, device)
-        if not self.split.compositions(split):
-            raise InputError(f"split {split!r} is empty: {self.num_variables} variables have too few unknown terms")
+    def make_batch(self, split: SplitName, stream: Stream) -> Batch:
+        """Examples (x, f(x)) as `inputs` (batch, token, variable and value), the last value hidden; `targets` (batch)."""
         composition, modules = self.draw_compositions(split, stream)
         x = stream.uniform(self.num_examples, self.num_variables)
-        if fixed != "nothing":
-            shared = Stream(*stream.key, "fixed", rows=range(1), device=device).uniform(*x.shape[1:])
-            where = slice(None, -1) if fixed == "context" else slice(-1, None)
-            x[:, where] = shared[:, where]
         y = evaluate_function(x, modules)
         inputs = torch.cat([x, y.unsqueeze(-1)], dim=-1)
         inputs[:, -1, -1] = 0
         return Batch(inputs, y[:, -1], modules, {"composition": composition})
+
+    def explain_empty(self, split: SplitName) -> str:
+        return f"{self.num_variables} variables have too few unknown terms"
 
     def loss(self, predictions: Tensor, batch: Batch) -> Float[Tensor, ""]:
         """Squared error at the query."""
@@ -206,6 +194,22 @@ class FuzzyLogic(Task):
         if count > MAX_COMPOSITIONS:
             raise InputError(f"the ceiling would enumerate {count} compositions: expected at most {MAX_COMPOSITIONS}")
         return torch.tensor(all_sets(2**self.num_variables, self.num_terms))
+
+    def reading(self) -> Reading:
+        from recombine.tasks.fuzzy_logic.reading import FuzzyLogicReading
+
+        return FuzzyLogicReading(self)
+
+    @property
+    def right_means(self) -> str:
+        return f"the answer is within {TOLERANCE} of the true value"
+
+    def judge(self, predictions: Tensor, batch: Batch) -> tuple[Tensor, Bool[Tensor, " batch"]]:
+        answers = self.read(predictions)
+        return answers, (answers - batch.targets).abs() < TOLERANCE
+
+    def card(self, batch: Batch, row: int, answer: Tensor) -> Card:
+        return make_card(self, batch, row, float(answer))
 
     def describe(self, composition: Composition) -> str:
         def term(number: int) -> str:

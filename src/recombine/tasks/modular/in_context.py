@@ -33,21 +33,13 @@ from torch import Tensor
 
 from recombine.compositions import Composition, CompositionSplit, all_sets
 from recombine.errors import InputError, check_choice, check_positive
-from recombine.tasks.base import (
-    Batch,
-    Preset,
-    Ratio,
-    Reference,
-    Scale,
-    SplitName,
-    Task,
-    measure_r2,
-    once_per_device,
-)
+from recombine.tasks.base import Batch, Preset, Ratio, Reference, Scale, SplitName, Task, measure_r2
 from recombine.tasks.modular.in_context_oracle import fit_latent
 from recombine.tasks.modular.in_context_support import Support, choose_support
 from recombine.tasks.modular.strengths import HIGHEST_LEVEL, LOWEST_LEVEL, draw_levels
 from recombine.tasks.modular.teacher import ModularTeacher, apply_teacher, draw_teacher
+from recombine.tasks.per_device import once_per_device
+from recombine.tasks.reading import Reading
 from recombine.tasks.stream import Stream
 
 Modules = Literal["shared", "own"]
@@ -178,22 +170,13 @@ class InContext(Task):
             bias_range=(0.0, 0.0),
         )
 
-    def sample(
-        self,
-        split: SplitName,
-        index: int,
-        *,
-        batch_size: int = 128,
-        rows: range | None = None,
-        device: torch.device | str = "cpu",
-    ) -> Batch:
-        """Batch `index` of a split; `info["strengths"]` holds each row's z, one number a module."""
-        stream = self.stream(split, index, range(batch_size) if rows is None else rows, device)
+    def make_batch(self, split: SplitName, stream: Stream) -> Batch:
+        """Examples, then queries without answers; `info["strengths"]` holds each row's z, one number per module."""
         composition, modules = self.draw_compositions(split, stream)
         strengths = draw_levels(stream, self.num_active, "continuous")
         x = (2 * stream.uniform(self.sequence_length, self.input_size) - 1) * math.sqrt(3)
         latent = self.place(modules, strengths)
-        y = apply_teacher(self.teacher_on(device), latent, x)
+        y = apply_teacher(self.teacher_on(stream.device), latent, x)
         inputs = torch.cat([x, y], dim=-1)
         inputs[:, self.num_examples :, self.input_size :] = 0
         targets = y[:, self.num_examples :].contiguous()
@@ -278,6 +261,11 @@ class InContext(Task):
             batch.inputs[:, : self.num_examples, self.input_size :],
             bounds=(LOWEST_STRENGTH, 1.0),
         )
+
+    def reading(self) -> Reading:
+        from recombine.tasks.modular.reading import InContextReading
+
+        return InContextReading(self)
 
     def describe(self, composition: Composition) -> str:
         return " + ".join(f"module {module}" for module in composition)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from recombine.compositions import all_multisets
 from recombine.errors import InputError, check_positive
-from recombine.tasks.base import Audit
+from recombine.tables import Cell, Column, Table
 from recombine.tasks.sraven.generator import check_table, draw_puzzles
 from recombine.tasks.sraven.rules import RULES
 from recombine.tasks.sraven.solver import solve
@@ -81,26 +81,27 @@ def estimate_ambiguity(
     )
 
 
-def tabulate_ambiguity(estimates: Sequence[Ambiguity]) -> Audit:
-    """Ours beside the printed figures, with the standard error of the last digits in brackets."""
+def tabulate_ambiguity(estimates: Sequence[Ambiguity]) -> Table:
+    """Our estimates next to the printed ones, with standard errors."""
 
-    def show(estimate: Estimate | None) -> str:
-        return "" if estimate is None else f"{estimate.value:.4f}({estimate.standard_error * 1e4:.0f})"
+    def cell(estimate: Estimate | None) -> Cell | None:
+        return None if estimate is None else Cell(value=estimate.value, error=estimate.standard_error)
 
-    return Audit(
+    names = ("table A2", "by its count", "by its wording", "agnostic", "reached by the solver")
+    return Table(
         title=f"ambiguity and agnostic optimum, {estimates[0].num_instances} puzzles each",
-        columns=("M", "K", "table A2", "by its count", "by its wording", "agnostic", "reached by the solver"),
+        columns=("M", "K", *(Column(name=name, digits=4) for name in names)),
         rows=tuple(
             (
                 each.num_features,
                 each.num_values,
-                show(TABLE_A2.get((each.num_features, each.num_values))),
-                *map(show, (each.ambiguous_everywhere, each.ambiguous, each.agnostic, each.accuracy)),
+                cell(TABLE_A2.get((each.num_features, each.num_values))),
+                *map(cell, (each.ambiguous_everywhere, each.ambiguous, each.agnostic, each.accuracy)),
             )
             for each in estimates
         ),
-        note="in brackets: standard error of the last digits\n"
-        "count: another answer fits that differs in every feature · wording: at all\n"
+        note="Â± standard error\n"
+        "count: another answer fits that differs in every feature Â· wording: any other answer fits\n"
         "agnostic: expected accuracy of the most probable answer, every multiset of rules equally likely",
     )
 

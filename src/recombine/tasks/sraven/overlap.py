@@ -12,7 +12,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from recombine.tasks.base import Audit, Batch, SplitName, Task
+from recombine.tables import Column, Table
+from recombine.tasks.base import Batch, SplitName, Task
 from recombine.tasks.stream import Stream
 
 BATCH_SIZE = 8_192
@@ -20,7 +21,7 @@ NUM_TRAINING, MAX_TRAINING = 256, 1 << 20  # training puzzles: for each evaluati
 FRACTIONS = (16, 4, 1)
 
 
-def tabulate_overlap(task: Task, num_instances: int) -> Audit:
+def tabulate_overlap(task: Task, num_instances: int) -> Table:
     """The share of so many puzzles of each split that occur among the first training puzzles, for several numbers."""
     evaluated: dict[SplitName, Tensor] = {
         split: fingerprint(task.sample(split, 0, batch_size=num_instances)) for split in ("test", "ood")
@@ -31,10 +32,10 @@ def tabulate_overlap(task: Task, num_instances: int) -> Audit:
     for fraction in FRACTIONS:
         drawn = training[: num_training // fraction]
         shares = [torch.isin(prints, drawn).double().mean().item() for prints in evaluated.values()]
-        rows.append((len(drawn), *(f"{share:.2%}" for share in shares)))
-    return Audit(
+        rows.append((len(drawn), *shares))
+    return Table(
         title=f"evaluation puzzles that also occur in training, of {num_instances} per split",
-        columns=("training puzzles", *evaluated),
+        columns=("training puzzles", *(Column(name=split, format="percent", digits=2) for split in evaluated)),
         rows=tuple(rows),
         note="equal in all visible panels",
     )

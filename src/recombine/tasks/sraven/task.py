@@ -22,14 +22,18 @@ from pathlib import Path
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import cross_entropy, one_hot
 
 from recombine.compositions import Composition, CompositionSplit, all_multisets, split_compositions
+from recombine.drawing.card import Card
 from recombine.errors import InputError, check_choice, check_positive
-from recombine.tasks.base import METRICS, Audit, Batch, Metric, Preset, Ratio, Reference, Scale, SplitName, Task
+from recombine.tables import Table
+from recombine.tasks.base import METRICS, Batch, Metric, Preset, Ratio, Reference, Scale, SplitName, Task
+from recombine.tasks.reading import Reading
 from recombine.tasks.sraven.ambiguity import estimate_ambiguity, tabulate_ambiguity
+from recombine.tasks.sraven.card import make_card
 from recombine.tasks.sraven.generator import check_table, draw_puzzles, look_up
 from recombine.tasks.sraven.overlap import tabulate_overlap
 from recombine.tasks.sraven.picture import draw_puzzle, write_puzzle
@@ -107,16 +111,8 @@ class SRaven(Task):
         multisets = all_multisets(len(RULES), self.num_features)
         return split_compositions(multisets, held_out=self.held_out, seed=self.seed)
 
-    def sample(
-        self,
-        split: SplitName,
-        index: int,
-        *,
-        batch_size: int = 128,
-        rows: range | None = None,
-        device: torch.device | str = "cpu",
-    ) -> Batch:
-        """Batch `index` of a split, or only the given rows of it.
+    def make_batch(self, split: SplitName, stream: Stream) -> Batch:
+        """Puzzles with rules of the split.
 
         - `inputs` (batch, token, value): one-hot, float32; the module's docstring has the order of the tokens;
         - `targets` (batch, position): the values of the last panel, in the order of the last column;
@@ -125,7 +121,6 @@ class SRaven(Task):
         - `info["permutations"]` (batch, column, position): the latent feature at each position of each column;
         - `info["grids"]` (batch, row, column, position): all values, those of the last panel included.
         """
-        stream = self.stream(split, index, range(batch_size) if rows is None else rows, device)
         composition, modules = self.draw_compositions(split, stream)
         puzzles = self._draw_puzzles(modules, stream)
         if self.unambiguous:
@@ -246,6 +241,22 @@ class SRaven(Task):
     def _predict(self, answers: Int[Tensor, "batch position"]) -> Float[Tensor, "batch position value"]:
         return one_hot(answers, self.num_values).float()
 
+    def reading(self) -> Reading:
+        from recombine.tasks.sraven.reading import SRavenReading
+
+        return SRavenReading(self)
+
+    @property
+    def right_means(self) -> str:
+        return "every feature of the last panel is right"
+
+    def judge(self, predictions: Tensor, batch: Batch) -> tuple[Tensor, Bool[Tensor, " batch"]]:
+        answers = self.read(predictions).argmax(dim=-1)
+        return answers, (answers == batch.targets).all(dim=1)
+
+    def card(self, batch: Batch, row: int, answer: Tensor) -> Card:
+        return make_card(self, batch, row, answer)
+
     def describe(self, composition: Composition) -> str:
         return " + ".join(RULES[rule] for rule in composition)
 
@@ -259,7 +270,7 @@ class SRaven(Task):
         rules = "\n".join(["rules", *(f"· {RULES[rule]}" for rule in batch.latents[row].tolist())])
         draw_puzzle(grid, self.num_values, path, solution=self.solve(grid[None]), caption=rules)
 
-    def audits(self, num_instances: int) -> list[Audit]:
+    def tables(self, num_instances: int) -> list[Table]:
         """Table A2 by the paper's count and by its wording, and how many evaluation puzzles also occur in training."""
         settings = [(4, 4), (4, 8), (4, 16), (2, 8), (3, 8)]
         estimates = [
