@@ -70,7 +70,9 @@ def _draw_decodability(axes: Axes, finished: Finished) -> None:
         sites = read_decodability(run.run)["sites"]
         decodable = sites[max(sites)]["ood"]  # hidden.0, hidden.1, ...
         colour, marker = (BLUE, "o") if fair else (ORANGE, "x")
-        axes.plot(decodable, run.score("ood", METRIC) or 0.0, marker, color=colour, markersize=5, label=names.pop(fair, None))
+        axes.plot(
+            decodable, run.score("ood", METRIC) or 0.0, marker, color=colour, markersize=5, label=names.pop(fair, None)
+        )
     axes.set(xlabel="R² of modules, last hidden layer, held out", ylabel="R² pooled, held out")
     axes.set_title("decodability")
     axes.legend()
