@@ -140,20 +140,23 @@ def test_reproduce_compares_and_reports(tmp_path, capsys, monkeypatch):
 
     from recombine.commands import reproduce
     from recombine.models import TransformerConfig
-    from recombine.recipes import EXPERIMENTS
+    from recombine.recipes import EXPERIMENTS, Record
+    from recombine.recipes.attention_as_hypernetwork.published import SRAVEN
     from recombine.run import RunConfig
     from recombine.tasks import SRaven
     from recombine.train import TrainingConfig
 
-    def tiny(scale):
+    def records(scale):
         run = RunConfig(
             task=SRaven(num_features=2),
             model=TransformerConfig(embedding_dim=16, kqv_dim=8, mlp_dim=16, num_heads=4, num_layers=1),
             training=TrainingConfig(steps=20, batch_size=8),
         )
-        return {name: replace(run, model=replace(run.model, attention=name)) for name in ("softmax", "hyla")}
+        for name in ("softmax", "hyla"):
+            config = replace(run, model=replace(run.model, attention=name))
+            yield Record(settings={"attention": name}, config=config, published=SRAVEN[name])
 
-    monkeypatch.setitem(EXPERIMENTS, "sraven", replace(EXPERIMENTS["sraven"], runs=tiny))
+    monkeypatch.setattr(EXPERIMENTS["sraven"], "records", records)
     monkeypatch.setattr(SRaven, "evaluation_instances", 300)
     monkeypatch.setattr(reproduce, "NUM_PROBED", 120)
     monkeypatch.setattr(reproduce, "NUM_PICTURED", 60)
@@ -163,9 +166,9 @@ def test_reproduce_compares_and_reports(tmp_path, capsys, monkeypatch):
     capsys.readouterr()
     assert run_verb([*command, "--report", str(tmp_path / "report.html")]) == 0
     captured = capsys.readouterr()
-    assert "looking inside hyla" in captured.err
+    assert "probing attention hyla, seed 0" in captured.err
     printed = captured.out
-    for text in ("above softmax", "most frequent", "exact solver", "after 20 steps", "report.html"):
+    for text in ("above softmax", "most frequent", "ceiling", "after 20 steps", "0.566 ± 0.011", "report.html"):
         assert text in printed
     page = (tmp_path / "report.html").read_text()
     for section in ("verdict", "decodability", "codes", "similarity", "ablations", "gallery"):
@@ -180,9 +183,11 @@ def test_reproduce_compares_and_reports(tmp_path, capsys, monkeypatch):
     assert probes[1].stat().st_mtime_ns == times[1]
     assert run_verb([*command, "--json"]) == 0
     value = json.loads(capsys.readouterr().out)
-    assert set(value["results"]) == {"softmax", "hyla"}
-    table = reproduce.comparison_table(EXPERIMENTS["sraven"], value["results"], "paper")
-    assert "0.566±0.011" in list(table.columns[4].cells)
+    assert [run["settings"]["attention"] for run in value["runs"]] == ["softmax", "hyla"]
+    softmax, hyla = value["tables"]["accuracy on held-out compositions (ood) after 20 steps"]
+    assert softmax["paper"] == {"value": 0.5656, "error": 0.0105}
+    assert softmax["above softmax"] is None
+    assert hyla["above softmax"]["low"] <= hyla["above softmax"]["value"] <= hyla["above softmax"]["high"]
 
 
 def test_report(trained, capsys):
