@@ -130,7 +130,10 @@ def test_other_verbs(tmp_path, capsys):
         (["--teacher", "gru"], "gru"),
         (["--longest", "5"], "longest is 5: expected more than max_length = 10"),
         (["--min-length", "0"], "min_length is 0"),
-        (["--chain-of-thought", "1", "--hidden-dim", "7"], "hidden_dim of the model is 7: expected 20"),
+        (
+            ["--chain-of-thought", "1", "--hidden-dim", "7"],
+            "which supervises 20 hidden states: expected a task that supervises 7",
+        ),
     ],
 )
 def test_bad_flags_are_one_line(flags, message, tmp_path, capsys):
