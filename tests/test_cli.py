@@ -212,7 +212,7 @@ def test_every_verb_has_help(verb, capsys):
     ("arguments", "message"),
     [
         (["frob"], "unknown verb 'frob': expected one of tasks, show"),
-        (["train", "chess"], "unknown task 'chess': expected one of fuzzy-logic, sraven"),
+        (["train", "chess"], "unknown task 'chess': expected one of fuzzy-logic, goal-grid"),
         (
             ["train", "fuzzy-logic", "--attention", "hyper"],
             "invalid choice 'hyper' for argument '--attention'. Expected one of",
@@ -221,7 +221,7 @@ def test_every_verb_has_help(verb, capsys):
         (["train", "fuzzy-logic", "--steps", "0"], "steps is 0: expected a whole number of at least 1"),
         (["train", "fuzzy-logic", "--frobnicate", "1"], "Unrecognized options: --frobnicate"),
         (["train", "fuzzy-logic", "--scale", "huge"], "unknown scale 'huge': expected one of tiny, small, paper"),
-        (["train", "fuzzy-logic", "--model", "mlp"], "unknown model 'mlp': expected one of transformer"),
+        (["train", "fuzzy-logic", "--model", "oracle"], "unknown model 'oracle': expected one of attention, deep-set"),
         (["train", "fuzzy-logic", "--num-heads", "3"], "kqv_dim 16 is not divisible by num_heads 3"),
         (["train", "fuzzy-logic", "--device", "abacus"], "device 'abacus' is not available"),
         (
@@ -233,7 +233,7 @@ def test_every_verb_has_help(verb, capsys):
         (["evaluate", "nowhere"], "run directory 'nowhere' does not exist"),
         (["evaluate", "."], "config.json does not exist"),
         (["evaluate"], "missing from recombine evaluate: path"),
-        (["reproduce", "everything"], "unknown experiment 'everything': expected one of fuzzy-logic, sraven, table-a1"),
+        (["reproduce", "everything"], "unknown experiment 'everything': expected one of dropout, sraven-paper"),
         (["report", "nowhere"], "does not exist: expected a folder that"),
         (
             ["export", "fuzzy-logic", "-o", "/dev/null/rows.parquet", "--num-instances", "3"],
