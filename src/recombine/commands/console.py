@@ -12,6 +12,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from recombine.cli import ParsedFlags
 from recombine.evaluate import METRIC_TITLES
 from recombine.run import progress_bar as progress_bar
 from recombine.store import Json
@@ -26,7 +27,7 @@ UNKNOWN_LEGEND = "unknown: modules never trained, or more at once than trained"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Output:
+class Output(ParsedFlags):
     """Flags of every verb."""
 
     json: tyro.conf.FlagCreatePairsOff[bool] = False
@@ -35,6 +36,9 @@ class Output:
     """Log what happens to standard error."""
     quiet: Annotated[tyro.conf.FlagCreatePairsOff[bool], tyro.conf.arg(aliases=["-q"])] = False
     """Print only the result."""
+
+    def is_verbose(self) -> bool:
+        return self.verbose
 
     def show(self, value: Json, *tables: Table | str) -> None:
         """Print a result, as JSON or as tables and text."""
