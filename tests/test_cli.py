@@ -202,9 +202,7 @@ def test_report(trained, capsys):
 @pytest.mark.parametrize("verb", ["tasks", "show", "check", "train", "evaluate", "export", "reproduce", "report"])
 def test_every_verb_has_help(verb, capsys):
     flags = [verb, "fuzzy-logic"] if verb in ("show", "check", "train", "export") else [verb]
-    with pytest.raises(SystemExit) as stop:
-        run_verb([*flags, "--help"])
-    assert stop.value.code == 0
+    assert run_verb([*flags, "--help"]) == 0
     assert "--json" in capsys.readouterr().out
 
 
@@ -220,7 +218,7 @@ def test_every_verb_has_help(verb, capsys):
         (["train", "fuzzy-logic", "--steps", "many"], "--steps"),
         (["train", "fuzzy-logic", "--steps", "0"], "steps is 0: expected a whole number of at least 1"),
         (["train", "fuzzy-logic", "--frobnicate", "1"], "Unrecognized options: --frobnicate"),
-        (["train", "fuzzy-logic", "--scale", "huge"], "unknown scale 'huge': expected one of tiny, small, paper"),
+        (["train", "fuzzy-logic", "--scale", "huge"], "invalid choice 'huge' for argument '--scale'"),
         (["train", "fuzzy-logic", "--model", "oracle"], "unknown model 'oracle': expected one of attention, deep-set"),
         (["train", "fuzzy-logic", "--num-heads", "3"], "kqv_dim 16 is not divisible by num_heads 3"),
         (["train", "fuzzy-logic", "--device", "abacus"], "device 'abacus' is not available"),
@@ -266,9 +264,7 @@ def test_no_arguments_and_version(capsys):
     assert "usage: recombine" in capsys.readouterr().out
     assert run_verb(["--version"]) == 0
     assert capsys.readouterr().out.startswith("recombine 0.")
-    with pytest.raises(SystemExit) as stop:
-        run_verb(["train"])
-    assert stop.value.code == 2
+    assert run_verb(["train"]) == 2
     assert "TASK is one of fuzzy-logic" in capsys.readouterr().out
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping
 from dataclasses import asdict, fields
-from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -45,7 +44,6 @@ def check_settings(owner: type, values: Mapping[str, Any]) -> None:
             raise InputError(f"{name} is {value!r}: expected {describe(annotation)}")
 
 
-@cache
 def _annotations(owner: Any) -> dict[str, Any]:
     return get_type_hints(owner)
 
