@@ -14,8 +14,10 @@ SOURCE = Path(recombine.__file__).parent
 # Each room may import from itself and from the rooms before it.
 ROOMS = (
     "errors",
+    "splitmix",
     "settings",
     "files",
+    "tables",
     "compositions",
     "drawing",
     "tasks",
@@ -27,6 +29,7 @@ ROOMS = (
     "precision",
     "optim",
     "evaluate",
+    "seeds",
     "store",
     "train",
     "run",

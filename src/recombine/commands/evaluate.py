@@ -9,7 +9,7 @@ import tyro
 
 from recombine.cli import parse
 from recombine.commands.console import RunOutput, score_table
-from recombine.evaluate import score, scores_as_dict
+from recombine.evaluate import describe_metrics, score, scores_as_dict
 from recombine.run import load_run, resolve_device
 from recombine.store import Json
 from recombine.tasks import SplitName
@@ -42,6 +42,6 @@ def run(argv: list[str]) -> None:
     value: Json = {"run": str(directory.path)}
     if directory.finished:
         value |= directory.read_json("result.json")
-    value |= {"scores": scores_as_dict(scores)}
+    value |= {"metrics": describe_metrics(config.task, scores.values()), "scores": scores_as_dict(scores)}
     covered = config.task.split.certificate.min_coverage > 0
-    options.show(value, score_table(value["scores"], config.name, covered=covered))
+    options.show(value, score_table(value["scores"], config.name, covered=covered, metrics=value["metrics"]))

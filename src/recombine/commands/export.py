@@ -12,9 +12,9 @@ import tyro
 
 from recombine.commands.flags import TaskOptions, parse_task
 from recombine.errors import check_positive
-from recombine.evaluate import evaluation_batches
 from recombine.files import write_whole
 from recombine.tasks import SplitName, Task
+from recombine.tasks.evaluation import evaluation_batches
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,5 +47,5 @@ def run(argv: list[str]) -> None:
     )
     if not options.quiet:
         covered = config.task.split.certificate.min_coverage > 0
-        options.show(result, score_table(result["scores"], title, covered=covered))
+        options.show(result, score_table(result["scores"], title, covered=covered, metrics=result.get("metrics")))
     print(directory.path)

@@ -36,7 +36,7 @@ class ModelConfig(Settings, ABC):
 
 def require_causal(task: Task, causal: bool) -> None:
     """Refuse a model that could read an answer from a later token."""
-    if task.betrays_answers and not causal:
+    if task.requires_causal_model and not causal:
         raise InputError(f"task {task.name!r} shows in later steps what was done in earlier ones: expected causal=True")
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from recombine.errors import InputError, check_positive
-from recombine.evaluate import EVALUATION_VERSION, Scores, score, score_baselines, scores_as_dict
+from recombine.evaluate import EVALUATION_VERSION, Evaluation, describe_metrics, evaluate_predictor, scores_as_dict
 from recombine.models import count_parameters
 from recombine.registry import version_of
 from recombine.run.config import RunConfig
@@ -24,7 +24,6 @@ from recombine.store import (
     Json,
     ResultFile,
     RunDirectory,
-    ScoreEntry,
     SplitFile,
     Stretch,
     describe_environment,
@@ -32,8 +31,6 @@ from recombine.store import (
 )
 from recombine.tasks import Task
 from recombine.train import TRAINING_VERSION, Clock, Trainer, Watcher, fit, intervals
-
-Baselines = dict[str, dict[str, dict[str, float]]]  # strategy -> split -> metric -> value
 
 _log = logging.getLogger(__name__)
 
@@ -115,9 +112,8 @@ def finish_run(
             record_environment(run, device, trainer.step)
             run.rewind_metrics(trainer.step)
         fit(trainer, run=run, clock=clock, watch=watch, **intervals(config.training.steps))
-        scores = score(model, config.task, num_instances=num_instances, device=device)
-        baselines = score_baselines(config.task, num_instances=num_instances)
-        run.write_json("result.json", summarise(config, model, scores, baselines, clock, num_instances))
+        evaluation = evaluate_predictor(model, config.task, num_instances=num_instances, device=device)
+        run.write_json("result.json", summarise(config, model, evaluation, clock, num_instances))
         run.drop_previous_checkpoint()
 
 
@@ -194,9 +190,10 @@ def describe_split(task: Task) -> SplitFile:
 
 
 def summarise(
-    config: RunConfig, model: nn.Module, scores: Scores, baselines: Baselines, clock: Clock, num_instances: int
+    config: RunConfig, model: nn.Module, evaluation: Evaluation, clock: Clock, num_instances: int
 ) -> ResultFile:
     """What `result.json` holds."""
+    scores = evaluation.scores
     return {
         "task": config.task.name,
         "model": config.model.kind,
@@ -215,9 +212,10 @@ def summarise(
         },
         "evaluation_instances": num_instances,
         "evaluation_source_sha256": hash_source(),
-        "scores": cast(dict[str, dict[str, ScoreEntry]], scores_as_dict(scores)),
+        "metrics": describe_metrics(config.task, scores.values()),
+        "scores": scores_as_dict(scores),
         "composition_sums": {
             split: {name: metric.sums for name, metric in metrics.items()} for split, metrics in scores.items()
         },
-        "baselines": baselines,
+        "baselines": evaluation.baselines,
     }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NotRequired, TypedDict
 
+from recombine.evaluate import MetricDict, ScoreDict
+
 Json = dict[str, Any]
 
 
@@ -71,16 +73,6 @@ class MetricsRow(TypedDict):
     scores: NotRequired[dict[str, dict[str, float]]]  # split -> metric -> value
 
 
-class ScoreEntry(TypedDict):
-    """A metric on a split, as `Score.as_dict` writes it."""
-
-    value: float
-    low: float
-    high: float
-    chance: float | None
-    ceiling: float | None
-
-
 class Versions(TypedDict):
     """Versions of everything that determines a number; see docs/architecture.md for when they are raised."""
 
@@ -105,6 +97,7 @@ class ResultFile(TypedDict):
     versions: Versions
     evaluation_instances: int  # per split
     evaluation_source_sha256: str  # the code that computed the scores
-    scores: dict[str, dict[str, ScoreEntry]]  # split -> metric -> score
+    metrics: dict[str, MetricDict]  # how to show each metric
+    scores: dict[str, dict[str, ScoreDict]]  # split -> metric -> score
     composition_sums: dict[str, dict[str, Any]]  # split -> metric -> numerators and denominators per composition
     baselines: dict[str, dict[str, dict[str, float]]]  # strategy -> split -> metric -> value

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from recombine.drawing.canvas import METADATA, STYLE, escape_text, make_figure, render_figure
+from recombine.drawing.palette import GRID, LIGHT_PALETTE, TRACK
 from recombine.report.figures import (
-    LIGHT_PALETTE,
     ROWS,
     SPLIT_TITLES,
     choose_dash,
@@ -16,8 +16,7 @@ from recombine.report.figures import (
     score_range,
     split_title,
 )
-from recombine.report.inside_maps import print_text
-from recombine.report.inside_static import inside_figures
+from recombine.report.printed.inside import inside_figures
 from recombine.report.runs import Curve, ReportRun
 
 if TYPE_CHECKING:
@@ -29,37 +28,32 @@ DASHES = ("-", "--", ":", "-.")  # names of matplotlib
 def static_figures(runs: Sequence[ReportRun], metrics: Sequence[str]) -> Iterator[tuple[str, bytes]]:
     """The same pictures for print, as (file name, content): PNG and SVG, equal bytes for equal runs."""
     from matplotlib import rc_context
-    from matplotlib.figure import Figure as Canvas
 
-    with rc_context(
-        {"svg.hashsalt": "recombine", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
-    ):
-        pictures = {"loss": Canvas(figsize=(5, 3), layout="constrained")}
+    with rc_context(STYLE):
+        pictures = {"loss": make_figure(5, 3)}
         axes = pictures["loss"].subplots()
         _draw_curves(axes, [(run, run.loss_curve()) for run in runs])
         axes.set(yscale="log", ylabel="training loss")
         splits = [split for split in SPLIT_TITLES if any(split in run.scores for run in runs)]
         for metric in metrics:
-            canvas = pictures[f"scores-{metric}"] = Canvas(figsize=(5, 1 + 0.45 * len(runs)), layout="constrained")
+            canvas = pictures[f"scores-{metric}"] = make_figure(5, 1 + 0.45 * len(runs))
             _draw_scores(canvas.subplots(), runs, metric)
-            canvas = pictures[f"curves-{metric}"] = Canvas(figsize=(1 + 2.6 * len(splits), 2.8), layout="constrained")
+            canvas = pictures[f"curves-{metric}"] = make_figure(1 + 2.6 * len(splits), 2.8)
             for number, split in enumerate(splits, start=1):
                 axes = canvas.add_subplot(1, len(splits), number)
                 _draw_curves(axes, [(run, run.score_curve(split, metric)) for run in runs])
                 axes.set(title=split_title(split), ylabel=metric_title(metric), ylim=score_range(runs, metric))
         pictures |= inside_figures(runs, lambda run: (_print_colour(run), _print_label(run)))
         for name, canvas in pictures.items():
-            for kind, more in (("png", {"dpi": 150}), ("svg", {"metadata": {"Date": None}})):
-                file = io.BytesIO()
-                canvas.savefig(file, format=kind, **more)
-                yield f"{re.sub(r'[^A-Za-z0-9_-]', '-', name)}.{kind}", file.getvalue()
+            for suffix in METADATA:
+                yield f"{re.sub(r'[^A-Za-z0-9_-]', '-', name)}{suffix}", render_figure(canvas, suffix)
 
 
 def _draw_curves(axes: Axes, curves: Sequence[tuple[ReportRun, Curve]]) -> None:
     for run, (steps, values) in curves:
         axes.plot(steps, values, color=_print_colour(run), linestyle=choose_dash(run, DASHES), label=_print_label(run))
     axes.set_xlabel("step")
-    axes.grid(axis="y", color="#e3e5e4")
+    axes.grid(axis="y", color=GRID)
     if axes.get_subplotspec().is_first_col():  # type: ignore[union-attr]
         axes.legend(frameon=False)
 
@@ -72,7 +66,7 @@ def _draw_scores(axes: Axes, runs: Sequence[ReportRun], metric: str) -> None:
             if score is None:
                 continue
             if score.chance is not None and score.ceiling is not None:
-                axes.plot([score.chance, score.ceiling], [y, y], color="#c9cecd", marker="|", zorder=1)
+                axes.plot([score.chance, score.ceiling], [y, y], color=TRACK, marker="|", zorder=1)
             axes.plot([score.low, score.high], [y, y], color=colour, linewidth=2)
             axes.plot(score.value, y, marker="o", color=colour, markerfacecolor="white" if "open" in symbol else colour)
     labels = [_print_label(run) for run in runs]
@@ -85,4 +79,4 @@ def _print_colour(run: ReportRun) -> str:
 
 
 def _print_label(run: ReportRun) -> str:
-    return print_text(run.label)
+    return escape_text(run.label)

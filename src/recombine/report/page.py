@@ -1,7 +1,6 @@
 """One HTML file about runs: the question, the answer, the evidence, and how it was made.
 
-The page is a list of sections. A section is a function from the runs to a `Section` (or to None, if no run has what it
-shows) and a template of the same name; add it to `SECTIONS` and the page has it. Only run directories are read.
+The page is a list of sections, one file each in `sections`. Only run directories are read.
 """
 
 from __future__ import annotations
@@ -18,60 +17,14 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from recombine.drawing.palette import DARK_PALETTE, LIGHT_PALETTE, SCALES
+from recombine.drawing.svg import define_shapes
 from recombine.files import write_whole
-from recombine.report import figures
-from recombine.report.gallery_pictures import define_shapes
-from recombine.report.inside import INSIDE_FILTERS, INSIDE_SECTIONS, gallery_section, verdict_section
-from recombine.report.runs import ReportRun, compare, differing_settings, metrics_of, reach, read_runs, splits_of
-from recombine.report.section import Section
-from recombine.report.static import static_figures
-
-
-def scores_section(runs: Sequence[ReportRun]) -> Section | None:
-    metrics = metrics_of(runs)
-    references = {
-        (metric, split): {
-            (each.chance, each.ceiling) for run in runs if run.result and (each := run.score(split, metric))
-        }
-        for metric in metrics
-        for split in splits_of(runs)
-    }
-    shared = {place: next(iter(found)) for place, found in references.items() if len(found) == 1}
-    drawn = {f"scores-{metric}": figures.score_figure(runs, metric) for metric in metrics}
-    content = {"metrics": metrics, "splits": splits_of(runs), "shared": shared}
-    return Section(name="scores", title="Scores", content=content, figures=drawn) if metrics else None
-
-
-def curves_section(runs: Sequence[ReportRun]) -> Section | None:
-    drawn = {"loss": figures.loss_figure(runs)}
-    for metric in metrics_of(runs):
-        drawn |= {f"curves-{metric}-{split}": figures.curve_figure(runs, split, metric) for split in splits_of(runs)}
-    content = {"metrics": metrics_of(runs), "splits": splits_of(runs)}
-    trained = any(run.metrics for run in runs)
-    return Section(name="curves", title="Learning curves", content=content, figures=drawn) if trained else None
-
-
-def certificate_section(runs: Sequence[ReportRun]) -> Section | None:
-    groups: dict[str, list[ReportRun]] = {}
-    for run in runs:
-        if run.certificate:
-            groups.setdefault(str(run.certificate.get("sha256")), []).append(run)
-    return Section(name="certificate", title="The split", content={"groups": groups}) if groups else None
-
-
-def origin_section(runs: Sequence[ReportRun]) -> Section:
-    differing = differing_settings([run.directory for run in runs])[0]
-    return Section(name="origin", title="How it was made", content={"differing": list(differing)})
-
-
-SECTIONS: tuple[Callable[[Sequence[ReportRun]], Section | None], ...] = (
-    verdict_section,
-    scores_section,
-    curves_section,
-    *INSIDE_SECTIONS,
-    certificate_section,
-    origin_section,
-)
+from recombine.report import figures, inside_figures
+from recombine.report.interventions import Change
+from recombine.report.printed import static_figures
+from recombine.report.runs import ReportRun, compare, metrics_of, reach, read_runs
+from recombine.report.sections import list_sections
 
 
 def write_report(
@@ -90,8 +43,7 @@ def load_templates() -> tuple[jinja2.Environment, str, str, str]:
     """The templates, and the scripts as they are: they are no templates."""
     loader = jinja2.PackageLoader("recombine.report")
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"number": format_number, "metric": figures.metric_title, "split": figures.split_title}
-    environment.filters |= INSIDE_FILTERS
+    environment.filters |= FILTERS
     environment.globals |= {"reach": reach, "define_shapes": define_shapes}
     theme, explorer, report = (
         loader.get_source(environment, name)[0] for name in ("theme.js", "explorer.js", "report.js")
@@ -105,20 +57,52 @@ def render(runs: Sequence[ReportRun], title: str, *, gallery: bool = True) -> st
 
     environment, theme, explorer, report = load_templates()
     scripts = [theme, explorer + report, get_plotlyjs()]
-    builders = [build for build in SECTIONS if gallery or build is not gallery_section]
-    sections = [section for build in builders if (section := build(runs))]
+    builders = {name: build for name, build in list_sections().items() if gallery or name != "gallery"}
+    sections = [section for build in builders.values() if (section := build(runs))]
+    templates = {
+        section.name: section.name + ".html" if section.template is None else environment.from_string(section.template)
+        for section in sections
+    }
     return environment.get_template("page.html").render(
         title=title,
         runs=runs,
         sections=sections,
+        templates=templates,
         comparison=compare(runs, metric) if (metric := next(iter(metrics_of(runs)), None)) else None,
         figures={name: tidy(figure) for section in sections for name, figure in section.figures.items()},
-        palettes={"light": figures.LIGHT_PALETTE, "dark": figures.DARK_PALETTE},
-        scales=figures.SCALES,
+        palettes={"light": LIGHT_PALETTE, "dark": DARK_PALETTE},
+        scales=SCALES,
         scripts=[Markup(script) for script in scripts],  # ours and the library's, no user's text
         hashes=[base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts],
         version=metadata.version("recombine"),
     )
+
+
+def _title_site(site: str) -> str:
+    kind, _, layer = site.rpartition(".")
+    return f"{kind}, layer {layer}" if kind and layer.isdigit() else site
+
+
+def _by_head(changes: Sequence[Change]) -> dict[tuple[int, int | None], dict[str, Change]]:
+    """{(layer, head): {kind: change}}."""
+    heads: dict[tuple[int, int | None], dict[str, Change]] = {}
+    for each in changes:
+        heads.setdefault((each.layer, each.head), {})[each.kind] = each
+    return heads
+
+
+FILTERS: dict[str, Callable[..., Any]] = {
+    "number": lambda value: format_number(value),
+    "metric": figures.metric_title,
+    "split": figures.split_title,
+    "site": _title_site,
+    "decoder": lambda metric: inside_figures.DECODER_TITLES[metric],
+    "kind": lambda kind: inside_figures.KIND_TITLES.get(kind, kind),
+    "zip": lambda first, second: list(zip(first, second, strict=True)),
+    "by_head": lambda changes: list(_by_head(changes).items()),
+    "selectin": lambda options, values: [each for each in options if each[0] in values],
+    "capitalize_first": lambda text: text[:1].upper() + text[1:].rstrip("."),
+}
 
 
 def format_number(value: float | None) -> str:

@@ -6,20 +6,20 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from recombine.drawing.canvas import escape_text, make_figure
+from recombine.drawing.palette import DARK, QUIET, SCALES, TRACK
 from recombine.report.explorer import read_map
-from recombine.report.figures import SCALES, metric_title, split_title
+from recombine.report.figures import metric_title, split_title
 from recombine.report.findings import READINGS, Decoded, Found, gather, read_decoders, read_similarity
 from recombine.report.inside_figures import DECODER_TITLES, KIND_TITLES, number_heads
-from recombine.report.inside_maps import (
+from recombine.report.interventions import Change, read_ablations, read_swap
+from recombine.report.printed.maps import (
     draw_by_rule,
     draw_last_maps,
     draw_last_similarities,
     draw_map,
     draw_similarity,
-    make_canvas,
-    print_text,
 )
-from recombine.report.interventions import Change, read_ablations, read_swap
 from recombine.report.runs import ReportRun
 from recombine.store import Json
 
@@ -61,14 +61,14 @@ def inside_figures(runs: Sequence[ReportRun], style: Style) -> Iterator[tuple[st
 
 def _draw_decoders(found: Found[list[Decoded]], metric: str, style: Style) -> Canvas:
     kinds = list(dict.fromkeys(each.kind for _, sites in found for each in sites))
-    canvas = make_canvas(max(5.2, 1 + 2.4 * len(kinds)), 2.8)
+    canvas = make_figure(max(5.2, 1 + 2.4 * len(kinds)), 2.8)
     panels: Sequence[Axes] = canvas.subplots(1, len(kinds), sharey=True, squeeze=False)[0]
     looks: dict[str, dict[str, Any]] = {
         "ood": {"marker": "o"},
         "id": {"marker": "o", "markerfacecolor": "white", "linestyle": "--", "linewidth": 1},
         "untrained": {"marker": "x", "linestyle": "none", "markersize": 5},
         "control": {"linestyle": ":", "linewidth": 1},
-        "majority": {"color": "#767f88", "linewidth": 0.8},
+        "majority": {"color": QUIET, "linewidth": 0.8},
     }
     for axes, kind in zip(panels, kinds, strict=True):
         for run, sites in found:
@@ -80,7 +80,7 @@ def _draw_decoders(found: Found[list[Decoded]], metric: str, style: Style) -> Ca
                 look = {"color": colour, "label": label if name == "ood" else None, **look}
                 axes.plot([layer for layer, _ in known], [value for _, value in known], **look)
         layers = sorted({each.layer for _, sites in found for each in sites if each.kind == kind}, key=str)
-        axes.set(title=print_text(KIND_TITLES.get(kind, kind)), xlabel="layer", xticks=layers)
+        axes.set(title=escape_text(KIND_TITLES.get(kind, kind)), xlabel="layer", xticks=layers)
     if metric in PRESENCE_METRICS:
         panels[0].set(ylim=(-0.02, 1.02))
     panels[0].set(ylabel=DECODER_TITLES[metric])
@@ -91,17 +91,17 @@ def _draw_decoders(found: Found[list[Decoded]], metric: str, style: Style) -> Ca
 
 def _draw_ablations(ablations: Json, colour: str, label: str) -> Canvas:
     heads = [each for each in ablations["heads"] if each.kind == "mean"] or ablations["heads"]
-    canvas = make_canvas(7.0, 4.6)
+    canvas = make_figure(7.0, 4.6)
     upper, lower = canvas.subplots(2, 1)
     ticks = [
         f"{each.layer}.{number}" if number else "" for each, number in zip(heads, number_heads(heads), strict=True)
     ]
     _draw_changes(upper, heads, ticks, colour)
     _draw_changes(
-        lower, ablations["layers"], [print_text(f"{each.layer}\n{each.kind}") for each in ablations["layers"]], colour
+        lower, ablations["layers"], [escape_text(f"{each.layer}\n{each.kind}") for each in ablations["layers"]], colour
     )
     upper.set(
-        title=f"{label}: one head, by layer.head", ylabel=f"change of {print_text(metric_title(ablations['metric']))}"
+        title=f"{label}: one head, by layer.head", ylabel=f"change of {escape_text(metric_title(ablations['metric']))}"
     )
     lower.set(title="a whole layer   ● unseen   ○ seen combinations")
     return canvas
@@ -114,17 +114,17 @@ def _draw_changes(axes: Axes, changes: Sequence[Change], ticks: Sequence[str], c
                 change, low, high = each.splits[split]
                 axes.plot([number + shift] * 2, [low, high], color=colour, linewidth=1)
                 axes.plot(number + shift, change, marker="o", markersize=4, color=colour, markerfacecolor=face)
-    axes.axhline(0, color="#767f88", linewidth=0.8)
+    axes.axhline(0, color=QUIET, linewidth=0.8)
     axes.set_xticks(range(len(ticks)), ticks, fontsize=6)
 
 
 def _draw_swap(swap: Json, label: str) -> Canvas:
-    canvas = make_canvas(1.5 + 2.8 * len(swap["splits"]), 3.0)
+    canvas = make_figure(1.5 + 2.8 * len(swap["splits"]), 3.0)
     panels = canvas.subplots(1, len(swap["splits"]), sharey=True, squeeze=False)[0]
     colours = {
         "other": LIGHT["follow"][1],
         "own": LIGHT["follow"][0],
-        "neither": "#c9cecd",
+        "neither": TRACK,
         "follows": LIGHT["follow"][1],
     }
     for axes, (split, rows) in zip(panels, swap["splits"].items(), strict=True):
@@ -136,7 +136,7 @@ def _draw_swap(swap: Json, label: str) -> Canvas:
             left = [start + width for start, width in zip(left, widths, strict=True)]
         for name, row in zip(names, rows, strict=True):
             if None not in row["interval"]:
-                axes.plot(row["interval"], [name] * 2, color="#333f48", linewidth=1.2, marker="|", markersize=4)
+                axes.plot(row["interval"], [name] * 2, color=DARK, linewidth=1.2, marker="|", markersize=4)
         axes.set(title=split_title(split))
     panels[0].invert_yaxis()
     canvas.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)

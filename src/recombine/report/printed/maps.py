@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from recombine.drawing.canvas import escape_text, make_figure
+from recombine.drawing.palette import SCALES
 from recombine.report.explorer import RESOLUTION, CodeMap
-from recombine.report.figures import SCALES, split_title
+from recombine.report.figures import split_title
 from recombine.store import Json
 
 if TYPE_CHECKING:
@@ -16,17 +18,6 @@ if TYPE_CHECKING:
 LIGHT = SCALES["light"]
 
 Labelled = Sequence[tuple[str, Any]]  # a run's label and what was found in it
-
-
-def make_canvas(width: float, height: float) -> Canvas:
-    from matplotlib.figure import Figure as Canvas
-
-    return Canvas(figsize=(width, height), layout="constrained")
-
-
-def print_text(text: str) -> str:
-    """Matplotlib reads a formula between dollars and hides a label that starts with an underscore."""
-    return "\u200b" + text.replace("$", r"\$")
 
 
 def draw_map(code_map: CodeMap, label: str) -> Canvas:
@@ -45,7 +36,7 @@ def _draw_maps(columns: Sequence[tuple[str, CodeMap, str]]) -> Canvas:
     """One column a (title, map, site); one row a colouring that every map has."""
     coloured = all(code_map.binary for _, code_map, _ in columns)
     colourings = ["target"] + (["module"] if coloured else [])
-    canvas = make_canvas(2.3 * len(columns) + 0.8, 2.3 * len(colourings) + 0.7)
+    canvas = make_figure(2.3 * len(columns) + 0.8, 2.3 * len(colourings) + 0.7)
     grid = canvas.subplots(len(colourings), len(columns), squeeze=False)
     for row, colouring in zip(grid, colourings, strict=True):
         for axes, (title, code_map, site) in zip(row, columns, strict=True):
@@ -54,7 +45,7 @@ def _draw_maps(columns: Sequence[tuple[str, CodeMap, str]]) -> Canvas:
             axes.set(xticks=[], yticks=[], xlim=edge, ylim=edge, aspect="equal")
             axes.spines[:].set_visible(False)
             if colouring == "target":
-                axes.set_title(print_text(title))
+                axes.set_title(escape_text(title))
         if colouring == "target":
             canvas.colorbar(shown, ax=list(row), shrink=0.7, label="target")
             row[0].set_ylabel("by target")
@@ -77,7 +68,7 @@ def _scatter(axes: Axes, code_map: CodeMap, site: str, colouring: str) -> Any:
     for number in sorted(set(first.tolist())):
         colour = LIGHT["class"][number % len(LIGHT["class"])]
         chosen = places[first == number]
-        label = print_text(code_map.modules[number])
+        label = escape_text(code_map.modules[number])
         axes.scatter(chosen[:, 0], chosen[:, 1], color=colour, s=3, linewidths=0, label=label)
     return None
 
@@ -98,13 +89,13 @@ def _draw_similarities(panels: Labelled) -> Canvas:
     from matplotlib.colors import LinearSegmentedColormap
 
     side = 0.9 + 0.16 * max(len(each["modules"]) for _, each in panels)
-    canvas = make_canvas(1.6 + side * len(panels), side + 0.8)
+    canvas = make_figure(1.6 + side * len(panels), side + 0.8)
     diverging = LinearSegmentedColormap.from_list("diverging", LIGHT["diverging"])
     grid = canvas.subplots(1, len(panels), squeeze=False)[0]
     for number, (axes, (title, each)) in enumerate(zip(grid, panels, strict=True)):
         shown = axes.imshow(_fill(each["centred"]), cmap=diverging, vmin=-1, vmax=1)
-        names = [print_text(name) for name in each["modules"]] if number == 0 else []
-        axes.set(title=print_text(title), xticks=[], yticks=range(len(names)))
+        names = [escape_text(name) for name in each["modules"]] if number == 0 else []
+        axes.set(title=escape_text(title), xticks=[], yticks=range(len(names)))
         axes.set_yticklabels(names, fontsize=6)
     canvas.colorbar(shown, ax=list(grid), shrink=0.7, label="cosine, minus the mean")
     return canvas
@@ -115,14 +106,14 @@ def draw_by_rule(splits: dict[str, Json], label: str) -> Canvas:
     from matplotlib.colors import LinearSegmentedColormap
 
     ramp = LinearSegmentedColormap.from_list("follow", ("#f6f6f4", LIGHT["follow"][1]))
-    canvas = make_canvas(1.2 + 3.0 * len(splits), 3.2)
+    canvas = make_figure(1.2 + 3.0 * len(splits), 3.2)
     for axes, (split, each) in zip(canvas.subplots(1, len(splits), squeeze=False)[0], splits.items(), strict=True):
         axes.imshow(_fill(each["values"]), cmap=ramp, vmin=0, vmax=1, aspect="auto")
         for i, row in enumerate(each["values"]):
             for j, value in enumerate(row):
                 if value is not None:
                     axes.text(j, i, f"{value:.0%}", ha="center", va="center", fontsize=6)
-        columns, rows = ([print_text(name) for name in each[side]] for side in ("columns", "rows"))
+        columns, rows = ([escape_text(name) for name in each[side]] for side in ("columns", "rows"))
         axes.set_xticks(range(len(columns)), columns, fontsize=6, rotation=45, ha="right")
         axes.set_yticks(range(len(rows)), rows, fontsize=6)
         axes.set(title=split_title(split), xlabel="swapped-in rule", ylabel="own rule")

@@ -10,9 +10,13 @@ from recombine.store import Json
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """A part of the page: the anchor, which also names its template; what the template needs; figures by name."""
+    """A part of the page: its anchor, what its template needs, and figures by name.
+
+    The template is the file `templates/<name>.html`, unless `template` holds its text.
+    """
 
     name: str
     title: str
     content: Json = field(default_factory=dict)
     figures: dict[str, Figure] = field(default_factory=dict)
+    template: str | None = None
