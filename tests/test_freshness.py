@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from recombine.errors import InputError
+from recombine.evaluate import EVALUATION_VERSION
 from recombine.models import MLPConfig
 from recombine.run import RunConfig, execute, load_run, train_run
 from recombine.store import DamagedError, RunDirectory, describe_environment, hash_source
@@ -48,7 +49,7 @@ def finished(tmp_path):
 
 def test_other_instances_are_evaluated_from_the_checkpoint(finished, caplog):
     before = finished.read_json("result.json")
-    assert (before["evaluation_instances"], before["versions"]["evaluation"]) == (100, 1)
+    assert (before["evaluation_instances"], before["versions"]["evaluation"]) == (100, EVALUATION_VERSION)
     caplog.set_level(logging.WARNING)
     again = train_run(CONFIG, out=finished.path.parent, evaluation_instances=50, watch=lambda _: pytest.fail("trained"))
     after = again.read_json("result.json")
@@ -65,10 +66,10 @@ def test_another_version_of_the_evaluation_is_evaluated(finished, monkeypatch):
     result = finished.read_json("result.json")
     finished.write_json("result.json", {**result, "scores": {}})
     assert train(finished.path.parent).read_json("result.json")["scores"] == {}  # as it was
-    monkeypatch.setattr(execute, "EVALUATION_VERSION", 2)
+    monkeypatch.setattr(execute, "EVALUATION_VERSION", EVALUATION_VERSION + 1)
     again = train(finished.path.parent).read_json("result.json")
     assert again["scores"] == result["scores"]
-    assert again["versions"]["evaluation"] == 2
+    assert again["versions"]["evaluation"] == EVALUATION_VERSION + 1
 
 
 def test_another_version_of_a_task_is_another_run(finished, monkeypatch):

@@ -56,8 +56,10 @@ def test_every_verb(tmp_path):
     probe = json.loads(verb("probe", run, "--num-instances", "120", "--no-tsne", "--json", *code, cwd=tmp_path))
     assert probe["task"] == "waves"
     assert "verdict" in json.loads(verb("diagnose", run, "--json", *code, cwd=tmp_path))
-    verb("report", run, "-o", "report.html", cwd=tmp_path)
-    assert "waves" in (tmp_path / "report.html").read_text()
+    verb("report", run, "-o", "report.html", *code, cwd=tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    assert "waves" in page
+    assert "f(x) = sin(" in page  # the gallery has asked the network
 
 
 @pytest.fixture

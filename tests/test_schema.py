@@ -6,6 +6,7 @@ from typing import get_type_hints
 
 import pytest
 
+from recombine.evaluate import MetricDict, ScoreDict
 from recombine.run import train_run
 from recombine.store import schema
 from test_freshness import CONFIG, StoppedError
@@ -47,8 +48,9 @@ def test_parts_of_files_hold_what_is_declared(run):
     result = run.read_json("result.json")
     assert set(result["versions"]) == keys(schema.Versions)
     assert {frozenset(score) for metrics in result["scores"].values() for score in metrics.values()} == {
-        frozenset(keys(schema.ScoreEntry))
+        frozenset(keys(ScoreDict))
     }
+    assert {frozenset(metric) for metric in result["metrics"].values()} == {frozenset(keys(MetricDict))}
     rows = run.read_metrics()
     assert {frozenset(row) - {"scores"} for row in rows} == {frozenset(keys(schema.MetricsRow) - {"scores"})}
     assert "scores" in rows[-1]

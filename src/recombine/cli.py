@@ -158,7 +158,7 @@ def _first_message(box: str) -> str:
     message = re.sub(r"^Error parsing (?!--)[\w.-]+: ", "", " ".join(paragraphs[0]))
     suggestions = [paragraph for paragraph in paragraphs if paragraph and paragraph[0].startswith("Perhaps you meant")]
     flags = [line.split()[0] for paragraph in suggestions for line in paragraph if line.startswith("--")]
-    return f"{message}; did you mean {' or '.join(flags)}?" if flags else message
+    return f"{message} (did you mean {' or '.join(flags)}?)" if flags else message
 
 
 if __name__ == "__main__":
