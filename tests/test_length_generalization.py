@@ -132,7 +132,7 @@ def test_other_verbs(tmp_path, capsys):
         (["--min-length", "0"], "min_length is 0"),
         (
             ["--chain-of-thought", "1", "--hidden-dim", "7"],
-            "which supervises 20 hidden states: expected a task that supervises 7",
+            "which supervises 20 hidden states",
         ),
     ],
 )

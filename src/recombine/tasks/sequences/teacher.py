@@ -69,6 +69,7 @@ class SequenceTeacher(Task):
     name: ClassVar[str] = "sequence_teacher"
     summary: ClassVar[str] = "imitate a random sequence model on longer sequences than trained (LG)"
     evaluation_instances: ClassVar[int] = 4_000  # of up to 100 tokens each
+    max_batches_at_once: ClassVar[int] = 4
     models: ClassVar[tuple[str, ...]] = ("deep_set", "attention", "ssm", "rnn")
     metric_info: ClassVar[Mapping[str, Metric]] = METRICS | {
         "loss_all_tokens": Metric(title="squared error, all tokens", higher_is_better=False),
@@ -215,10 +216,11 @@ class SequenceTeacher(Task):
     ) -> Batch:
         """The batch of these sequences: padding set to 0, and the outputs and hidden states of the teacher."""
         real = mark_real(x, lengths)
-        x = x * real[..., None]
+        is_real = real[..., None]
+        x = x.mul_(is_real)  # drawn for this batch alone, and so are the outputs of the teacher
         hidden, y = self.label(x)
-        info = {"composition": composition, "length": lengths, "hidden": hidden * real[..., None]}
-        return Batch(x, y * real[..., None], self._modules(split, composition, real), info)
+        info = {"composition": composition, "length": lengths, "hidden": hidden.mul_(is_real)}
+        return Batch(x, y.mul_(is_real), self._modules(split, composition, real), info)
 
     def lengths(self, split: SplitName) -> tuple[int, int]:
         """The fewest and the most tokens of a sequence of a split."""
