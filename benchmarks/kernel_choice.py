@@ -4,7 +4,8 @@
 
 For each length and head width, forward and backward of one layer without bias: how many times as fast as the fused kernel
 the alternative is (torch's `scaled_dot_product_attention`, or linear attention in linear time), beside what the rule says.
-Contenders take turns. With one thread the time is that of the processor, so that other programs disturb less. To measure the rule for narrower vectors on a machine that has wide ones, set ATEN_CPU_CAPABILITY=avx2 and
+Contenders take turns. With one thread the time is that of the processor, so that other programs disturb
+less. To measure the rule for narrower vectors on a machine with wide ones, set ATEN_CPU_CAPABILITY=avx2 and
 MKL_ENABLE_INSTRUCTIONS=AVX2.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from functools import partial
 from itertools import product
 
 import torch
@@ -53,8 +55,8 @@ def main() -> None:
         choices = {"normalisation": "softmax" if attention == "softmax" else "none", "value_network": "linear"}
         for length in options.lengths:
             passes = {
-                "fused": lambda q, k, v: cpu.attend(q, k, v, causal=causal, **choices),
-                "other": lambda q, k, v: other.attend(q, k, v, causal=causal),
+                "fused": partial(cpu.attend, causal=causal, **choices),
+                "other": partial(other.attend, causal=causal, **choices),
             }
             passes = {name: make_pass(attend, length, heads, width) for name, attend in passes.items()}
             times = machine.take_medians(machine.time_interleaved(passes, options.seconds))

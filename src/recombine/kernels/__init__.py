@@ -1,4 +1,4 @@
-"""The one door to the kernels: layers call `attend` and `linear_gelu` from here and never a kernel directly.
+"""The one door to the kernels: layers call `attend`, `linear_gelu` and `add_norm` from here and never a kernel directly.
 
 `reference.py` is the definition. `cpu.py` computes the same in fused C wherever it can: float32 or bf16 on a CPU, codes not
 asked for, no mask but causal and key padding. Everything else, and every machine without a C compiler, takes the
@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from recombine.errors import check_choice
-from recombine.kernels import chunked, cpu, gelu, reference, triton
+from recombine.kernels import chunked, cpu, gelu, norm, reference, triton
 from recombine.kernels.reference import CodeMap, Normalisation, ValueNetwork
 
 Kernel = Literal["auto", "reference", "cpu", "triton", "chunked"]
@@ -118,6 +118,21 @@ def linear_gelu(
     return functional.gelu(functional.linear(x, weight, bias), approximate="tanh")
 
 
+def add_norm(
+    residual: Float[Tensor, "*batch width"],
+    update: Float[Tensor, "*batch width"] | None,
+    weight: Float[Tensor, " width"],
+    bias: Float[Tensor, " width"],
+    eps: float,
+) -> tuple[Float[Tensor, "*batch width"], Float[Tensor, "*batch width"]]:
+    """`residual + update` (the residual itself without an update), and its LayerNorm."""
+    fused = _chosen in ("auto", "cpu") and not torch.compiler.is_compiling() and not _is_transformed()
+    if fused and norm.supports(residual, update, weight, bias):
+        return norm.add_norm(residual, update, weight, bias, eps)
+    total = residual if update is None else residual + update
+    return total, functional.layer_norm(total, weight.shape, weight, bias, eps)
+
+
 def _is_transformed() -> bool:
     """Whether a transformation of `torch.func` is under way, which sees through no kernel."""
     return torch._C._are_functorch_transforms_active()
@@ -151,4 +166,4 @@ def _say_once(message: str, level: int) -> None:
         _log.log(level, message)
 
 
-__all__ = ["CodeMap", "Kernel", "Normalisation", "ValueNetwork", "attend", "linear_gelu", "use_kernel"]
+__all__ = ["CodeMap", "Kernel", "Normalisation", "ValueNetwork", "add_norm", "attend", "linear_gelu", "use_kernel"]

@@ -1,6 +1,7 @@
 """Linear attention in linear time: without normalisation, what a query receives is linear in a sum over keys.
 
-    out[q,h] = sum_{k <= q} (q[q,h] . k[k,h] / sqrt(d)) v[k,h] = S[q,h]^T q[q,h] / sqrt(d),   S[q,h] = sum_{k <= q} k[k,h] v[k,h]^T
+    out[q,h] = sum_{k <= q} (q[q,h] . k[k,h] / sqrt(d)) v[k,h] = S[q,h]^T q[q,h] / sqrt(d)
+    S[q,h]   = sum_{k <= q} k[k,h] v[k,h]^T
 
 so the d x e numbers of S take the place of all keys seen so far. Over a sequence, tokens are taken in chunks: within a chunk
 by the definition, from earlier chunks through S, which is carried along. Time and memory are linear in the length, in the
@@ -129,9 +130,7 @@ def _full_precision(x: Tensor):
 
 
 # an operator, so that a compiled graph does not unroll the loop over chunks
-torch.library.define(
-    "recombine::causal_product", "(Tensor a, Tensor b, Tensor c, float scale, bool reverse) -> Tensor"
-)
+torch.library.define("recombine::causal_product", "(Tensor a, Tensor b, Tensor c, float scale, bool reverse) -> Tensor")
 
 
 @torch.library.impl("recombine::causal_product", "CompositeExplicitAutograd")
