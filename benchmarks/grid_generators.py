@@ -19,8 +19,8 @@ from dataclasses import replace
 
 import torch
 
-from recombine.recipes import default_run
 from recombine.recipes.experiment import SCALES
+from recombine.run import default_run
 from recombine.tasks import Batch, PreferenceGrid
 from recombine.train import Trainer
 

@@ -14,8 +14,7 @@ from dataclasses import replace
 import torch
 
 from recombine.models import MLPConfig, build_model
-from recombine.recipes import default_run
-from recombine.run import RunConfig
+from recombine.run import RunConfig, default_run
 from recombine.train import Trainer
 
 

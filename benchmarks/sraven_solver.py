@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from recombine.compositions import all_multisets
-from recombine.tasks.sraven_rules import ADDITION, DISTRIBUTE, RULES, STEPS, SUBTRACTION
-from recombine.tasks.sraven_solver import solve
+from recombine.tasks.sraven.rules import ADDITION, DISTRIBUTE, RULES, STEPS, SUBTRACTION
+from recombine.tasks.sraven.solver import solve
 
 GRID_SIZE = 3
 CASES = (  # features, values, puzzles, puzzles a second that are required

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 
+from recombine.drawing.canvas import canvas
 from recombine.models import SequenceModel, build_model
 from recombine.models.constructed_network import build_modular_mlp, count_neurons
 from recombine.models.constructed_students import change_basis, forget_beyond
-from recombine.recipes.length_generalization import STUDENTS
-from recombine.report.canvas import canvas
+from recombine.recipes.length_generalization.runs import STUDENTS
 from recombine.report.figures import LIGHT_PALETTE
 from recombine.tasks import Hyperteacher, SequenceTeacher
 

@@ -14,11 +14,15 @@ SOURCE = Path(recombine.__file__).parent
 # Each room may import from itself and from the rooms before it.
 ROOMS = (
     "errors",
+    "splitmix",
+    "files",
     "compositions",
+    "drawing",
     "tasks",
     "kernels",
     "layers",
     "models",
+    "registry",
     "precision",
     "optim",
     "evaluate",

@@ -9,7 +9,7 @@ from recombine.errors import InputError
 from recombine.layers import hypernetwork_view
 from recombine.models.constructed_network import build_modular_attention, build_modular_mlp, count_neurons
 from recombine.tasks import Hyperteacher
-from recombine.tasks.modular_teacher import ModularTeacher, apply_teacher, draw_teacher
+from recombine.tasks.modular.teacher import ModularTeacher, apply_teacher, draw_teacher
 
 
 def draw(*shape, seed=0):

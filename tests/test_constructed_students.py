@@ -13,7 +13,7 @@ from recombine.models import (
     build_model,
 )
 from recombine.models.constructed_students import change_basis, forget_beyond
-from recombine.probe.identification import identify
+from recombine.probe.measures.identification import identify
 from recombine.tasks import SequenceTeacher
 
 STUDENTS = {

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from recombine.compositions import all_sets
 from recombine.errors import InputError
-from recombine.tasks.encodings import (
+from recombine.tasks.modular.encodings import (
     check_encoding,
     draw_interval_order,
     draw_invertible,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from recombine.errors import InputError
 from recombine.tasks import FuzzyLogic
-from recombine.tasks.fuzzy_logic import evaluate_function, evaluate_terms
+from recombine.tasks.fuzzy_logic.task import evaluate_function, evaluate_terms
 
 TASK = FuzzyLogic()
 

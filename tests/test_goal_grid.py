@@ -11,11 +11,11 @@ from recombine.cli import run
 from recombine.errors import InputError
 from recombine.evaluate import score_references
 from recombine.models import MODELS, build_model
-from recombine.recipes import default_run
-from recombine.tasks.goal_grid import INTERACTIONS, OBJECTS, QUADRANTS, GoalGrid
-from recombine.tasks.goal_mazes import FAR
-from recombine.tasks.grid_map import MOVES
-from recombine.tasks.imitation import ENDED
+from recombine.run import default_run
+from recombine.tasks.grids.goal import INTERACTIONS, OBJECTS, QUADRANTS, GoalGrid
+from recombine.tasks.grids.imitation import ENDED
+from recombine.tasks.grids.map import MOVES
+from recombine.tasks.grids.mazes import FAR
 
 TASK = GoalGrid()
 SMALL = GoalGrid(grid_size=7, horizon=9, num_distractors=3, num_mazes=3, num_objects=4, num_interactions=2)
@@ -237,7 +237,7 @@ def test_bad_settings(settings, message, unchecked):
 
 
 def test_too_few_mazes(monkeypatch):
-    monkeypatch.setattr("recombine.tasks.goal_mazes.MAX_REDRAWS", 3)
+    monkeypatch.setattr("recombine.tasks.grids.mazes.MAX_REDRAWS", 3)
     with pytest.raises(InputError, match="fewer than 5 mazes of that size were found"):
         GoalGrid(grid_size=5)
 

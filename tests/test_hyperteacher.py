@@ -11,7 +11,7 @@ from recombine.errors import InputError
 from recombine.evaluate import BATCH_SIZE, score
 from recombine.models import HypernetworkConfig, build_model
 from recombine.tasks import Hyperteacher
-from recombine.tasks.base import Stream
+from recombine.tasks.stream import Stream
 from recombine.train import Trainer, TrainingConfig
 
 TASK = Hyperteacher()

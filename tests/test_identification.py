@@ -9,7 +9,7 @@ import torch
 from recombine.errors import InputError
 from recombine.models import DeepSetConfig, RecurrentConfig, SequenceModel, StateSpaceConfig, build_model
 from recombine.probe import collect, read_task
-from recombine.probe.identification import identify, identify_run, match_units
+from recombine.probe.measures.identification import identify, identify_run, match_units
 from recombine.run import RunConfig, train_run
 from recombine.tasks import FuzzyLogic, SequenceTeacher
 from recombine.train import TrainingConfig

@@ -11,12 +11,13 @@ from torch import nn
 from recombine.cli import run as run_verb
 from recombine.errors import InputError
 from recombine.models import HypernetworkTransformerConfig, TransformerConfig, build_model
-from recombine.probe.decodability import measure_decodability
-from recombine.probe.fitted_code import fit_code, measure_fitted_code
-from recombine.probe.gradients import combination_gradients, measure_gradients, track_gradients
-from recombine.recipes import EXPERIMENTS, in_context, in_context_claims
+from recombine.probe.measures.decodability import measure_decodability
+from recombine.probe.measures.fitted_code import fit_code, measure_fitted_code
+from recombine.probe.measures.gradients import combination_gradients, measure_gradients, track_gradients
+from recombine.recipes import EXPERIMENTS, in_context
 from recombine.recipes.experiment import SEED
-from recombine.recipes.in_context_claims import CLAIMS, Outcome, tabulate_claims, tabulate_variants
+from recombine.recipes.in_context import claims as in_context_claims
+from recombine.recipes.in_context.claims import CLAIMS, Outcome, tabulate_claims, tabulate_variants
 from recombine.run import load_run, train_run
 from recombine.tasks import InContext
 from recombine.train import TrainingConfig

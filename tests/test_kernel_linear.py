@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recombine.errors import InputError
-from recombine.kernels import linear, reference
+from recombine.kernels import attend, linear, reference
 from recombine.kernels.linear import LinearState
 
 
@@ -19,8 +19,7 @@ def draw_qkv(batch, num_queries, num_keys, heads, width, value_width, dtype=torc
     ]
 
 
-def define(q, k, v, *, value_network="linear", causal=False, key_mask=None):
-    mask = None if key_mask is None else key_mask[:, None, None]
+def define(q, k, v, *, value_network="linear", causal=False, mask=None):
     choices = {"normalisation": "none", "value_network": value_network, "causal": causal, "mask": mask}
     return reference.attend(q, k, v, **choices)[0]
 
@@ -43,8 +42,8 @@ def differentiate(attend, tensors, **choices):
 def test_values_and_gradients_are_those_of_the_definition(num_queries, num_keys, sizes, value_network, causal, masked):
     batch, *widths = sizes
     tensors = draw_qkv(batch, num_queries, num_keys, *widths)
-    key_mask = torch.rand(batch, num_keys, generator=torch.Generator().manual_seed(2)) < 0.7 if masked else None
-    choices = {"value_network": value_network, "causal": causal, "key_mask": key_mask}
+    mask = torch.rand(batch, 1, 1, num_keys, generator=torch.Generator().manual_seed(2)) < 0.7 if masked else None
+    choices = {"value_network": value_network, "causal": causal, "mask": mask}
     expected = differentiate(define, tensors, **choices)
     for mine, theirs in zip(differentiate(linear.attend, tensors, **choices), expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-10)
@@ -101,7 +100,7 @@ def test_memory_is_linear_in_the_length():
 def test_a_state_of_constant_size_generates_the_same(value_network):
     q, k, v = draw_qkv(2, 90, 90, 3, 4, 5)
     key_mask = torch.rand(2, 90, generator=torch.Generator().manual_seed(2)) < 0.7
-    expected = define(q, k, v, value_network=value_network, causal=True, key_mask=key_mask)
+    expected = define(q, k, v, value_network=value_network, causal=True, mask=key_mask[:, None, None])
     state = LinearState(value_network)
     state.append(k[:, :50], v[:, :50], key_mask[:, :50])  # the prompt
     torch.testing.assert_close(state.read(q[:, 49:50]), expected[:, 49:50])
@@ -123,8 +122,37 @@ def test_a_state_of_bf16_tokens_is_kept_in_float32():
     torch.testing.assert_close(out.double(), exact, rtol=2**-7, atol=2**-7)
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"normalisation": "softmax"},
+        {"value_network": "hyper_relu"},
+        {"bias": torch.zeros(5, 5)},
+        {"mask": torch.ones(5, 5, dtype=torch.bool)},
+    ],
+)
+def test_what_is_not_linear_is_refused_by_the_kernel_and_left_to_others_by_the_door(unchecked, wrong):
+    q, k, v = draw_qkv(1, 5, 5, 1, 2, 2)
+    with pytest.raises(InputError, match="there is no linear time for"):
+        linear.attend(q, k, v, **wrong)
+    choices = {"normalisation": "none", "value_network": "linear"} | wrong
+    expected = reference.attend(q, k, v, **choices)[0]
+    torch.testing.assert_close(attend(q, k, v, kernel="linear", return_codes=False, **choices)[0], expected)
+
+
+@pytest.mark.parametrize(("length", "causal", "taken"), [(256, True, True), (255, True, False), (128, False, True)])
+def test_the_door_takes_it_where_it_pays(monkeypatch, length, causal, taken):
+    calls = []
+    real = linear.attend
+    monkeypatch.setattr(linear, "attend", lambda *x, **choices: calls.append(1) or real(*x, **choices))
+    tensors = draw_qkv(1, length, length, 1, 16, 16, torch.float32)
+    out, _ = attend(*tensors, normalisation="none", value_network="linear", causal=causal, return_codes=False)
+    assert bool(calls) == taken
+    torch.testing.assert_close(out, define(*tensors, causal=causal), rtol=1e-4, atol=1e-4)
+
+
 def test_misuse_of_a_state_is_told():
     with pytest.raises(InputError, match="the state is empty"):
         LinearState().read(torch.zeros(1, 1, 1, 1))
-    with pytest.raises(InputError, match="value network is 'hyper_relu': expected one of linear, nonlinear_value"):
+    with pytest.raises(InputError, match="hyper_relu"):
         LinearState("hyper_relu")

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from recombine.cli import run as run_verb
-from recombine.recipes import EXPERIMENTS, default_run, length_generalization
-from recombine.recipes.length_tables import format_r2, spread
+from recombine.recipes import EXPERIMENTS, length_generalization
+from recombine.recipes.length_generalization.tables import format_r2, spread
 from recombine.report.drawings import DRAWINGS
+from recombine.run import default_run
 from recombine.tasks import SequenceTeacher
 from recombine.train import TrainingConfig
 
@@ -63,8 +64,8 @@ def test_reproduce_ends_with_tables(name, tmp_path, capsys, monkeypatch):
     experiment = EXPERIMENTS[name]
     monkeypatch.setitem(EXPERIMENTS, name, replace(experiment, runs=shrink(experiment.runs, 2)))
     monkeypatch.setattr(SequenceTeacher, "evaluation_instances", 200)
-    monkeypatch.setattr("recombine.tasks.sequence_teacher.NUM_MEAN_SEQUENCES", 512)
-    monkeypatch.setattr("recombine.recipes.length_tables.NUM_SEQUENCES", 50)
+    monkeypatch.setattr("recombine.tasks.sequences.teacher.NUM_MEAN_SEQUENCES", 512)
+    monkeypatch.setattr("recombine.recipes.length_generalization.tables.NUM_SEQUENCES", 50)
     arguments = ["reproduce", name, "--scale", "tiny", "--out", str(tmp_path)]
     figures = ["--figures", str(tmp_path / "figures")] if name in DRAWINGS else []
     assert run_verb([*arguments, *figures, "--json"]) == 0

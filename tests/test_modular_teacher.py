@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from recombine.errors import InputError
-from recombine.tasks.modular_teacher import apply_teacher, draw_teacher
+from recombine.tasks.modular.teacher import apply_teacher, draw_teacher
 
 SIZES = {"num_modules": 5, "input_dim": 6, "hidden_dim": 7, "output_dim": 3}
 

@@ -7,7 +7,7 @@ from torch.nn import functional
 from recombine import precision
 from recombine.models import build_model
 from recombine.precision import rounded_linear, use_precision
-from recombine.recipes import default_run
+from recombine.run import default_run
 from recombine.train import Trainer
 
 CPU = torch.device("cpu")

@@ -15,10 +15,10 @@ from recombine.errors import InputError
 from recombine.evaluate import score_references
 from recombine.models import MODELS, build_model
 from recombine.probe.readings import read_task
-from recombine.recipes import default_run
+from recombine.run import default_run
 from recombine.tasks import GoalGrid
-from recombine.tasks.imitation import ENDED
-from recombine.tasks.preference_grid import ACTIONS, LAYOUT, PreferenceGrid
+from recombine.tasks.grids.imitation import ENDED
+from recombine.tasks.grids.preference import ACTIONS, LAYOUT, PreferenceGrid
 
 TASK = PreferenceGrid()
 PUBLISHED = PreferenceGrid(expert="published")
@@ -304,7 +304,7 @@ def test_show_writes_and_draws(capsys, tmp_path):
 )
 def test_nothing_in_the_key_of_a_picture_overlaps_or_is_cut(task, monkeypatch):
     figures = []
-    monkeypatch.setattr("recombine.tasks.grid_picture.save_figure", lambda figure, _: figures.append(figure))
+    monkeypatch.setattr("recombine.tasks.grids.picture.save_figure", lambda figure, _: figures.append(figure))
     for index in range(3):
         task.draw(task.sample("ood", index, batch_size=1), 0, "a.png")
         renderer = FigureCanvasAgg(figures[-1]).get_renderer()

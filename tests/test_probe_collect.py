@@ -10,7 +10,7 @@ from recombine.models import TransformerConfig, build_model
 from recombine.probe.collect import collect, find_sites
 from recombine.probe.readings import FixedReading, read_task
 from recombine.tasks import FuzzyLogic, SRaven
-from recombine.tasks.fuzzy_logic import evaluate_function
+from recombine.tasks.fuzzy_logic.task import evaluate_function
 
 SMALL = TransformerConfig(embedding_dim=16, kqv_dim=8, mlp_dim=24, num_heads=4)
 FUZZY = FuzzyLogic(num_examples=6)

@@ -12,7 +12,7 @@ from recombine.probe.ablate import compare, find_partners, mean_codes, measure_a
 from recombine.probe.readings import read_task
 from recombine.probe.swap import swap_functions, swap_rules
 from recombine.tasks import FuzzyLogic, Ratio, SRaven
-from recombine.tasks.sraven_rules import DISTRIBUTE, deduce_last
+from recombine.tasks.sraven.rules import DISTRIBUTE, deduce_last
 
 FUZZY = FuzzyLogic(num_examples=6)
 PUZZLES = SRaven(num_features=2)

@@ -19,8 +19,8 @@ from recombine.report.explorer import MAX_MAPPED, RESOLUTION, read_map
 from recombine.report.gallery import NUM_ASKED, NUM_SHOWN, make_gallery
 from recombine.report.runs import read_runs
 from recombine.run import RunConfig, train_run
-from recombine.tasks.fuzzy_logic import FuzzyLogic
-from recombine.tasks.sraven import SRaven
+from recombine.tasks.fuzzy_logic.task import FuzzyLogic
+from recombine.tasks.sraven.task import SRaven
 from recombine.train import TrainingConfig
 from test_report import HOSTILE, figures_of, make_run, make_score, words
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from recombine.cli import run as run_verb
-from recombine.recipes import EXPERIMENTS, default_run, scale
-from recombine.recipes.scale_tables import compare_seeds, correlate_decodability
-from recombine.report.scale import draw_scale
-from recombine.run import train_run
+from recombine.recipes import EXPERIMENTS, scale
+from recombine.recipes.scale.figures import draw_scale
+from recombine.recipes.scale.tables import compare_seeds, correlate_decodability
+from recombine.run import default_run, train_run
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,7 @@ def test_decodability_is_measured_once_and_correlated(runs, monkeypatch):
     scores = [each.read_json("result.json")["scores"]["ood"]["r2_pooled"]["value"] for each in runs.values()]
     row = next(row for row in correlations.rows if row[:2] == ("hidden.1", "all"))
     assert row[2:4] == (4, pytest.approx(np.corrcoef(held_out, scores)[0, 1]))
-    monkeypatch.setattr("recombine.probe.decodability.decode_sites", None)  # all are measured already
+    monkeypatch.setattr("recombine.probe.measures.decodability.decode_sites", None)  # all are measured already
     assert correlate_decodability(runs)[0].rows == decodability.rows
 
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from recombine.errors import InputError
 from recombine.tasks import SequenceTeacher
-from recombine.tasks.base import Stream
-from recombine.tasks.sequence_functions import draw_rotation, draw_weights, read_out, represent
+from recombine.tasks.sequences.functions import draw_rotation, draw_weights, read_out, represent
+from recombine.tasks.stream import Stream
 
 CLASSES = ("deep_set", "attention", "ssm", "rnn", "product")
 SMALL = {"token_dim": 3, "teacher_dim": 4, "target_dim": 2, "longest": 14}

@@ -9,7 +9,7 @@ import torch
 from recombine import cli
 from recombine.kernels import cpu, use_kernel
 from recombine.models import TransformerConfig, build_model
-from recombine.recipes import default_run
+from recombine.run import default_run
 from recombine.speed import attention, chart, generators, growth, machine, steps
 from recombine.train import Trainer
 
@@ -28,7 +28,7 @@ def small(monkeypatch):
     monkeypatch.setattr(growth, "DEPTHS", (1, 2))
     monkeypatch.setattr(growth, "MEMORY_LENGTHS", (16, 32))
     monkeypatch.setattr(growth, "MOST_PLAIN", 16)
-    monkeypatch.setattr(generators, "DEFAULTS", ["fuzzy_logic"])
+    monkeypatch.setattr(generators, "TASKS", ["fuzzy_logic"])
     monkeypatch.setattr(machine, "MIN_ROUNDS", 1)
 
 

@@ -14,9 +14,9 @@ from recombine.compositions import all_multisets
 from recombine.errors import InputError
 from recombine.evaluate import score_references
 from recombine.tasks import Stream
-from recombine.tasks.sraven import SRaven
-from recombine.tasks.sraven_ambiguity import TABLE_A2, estimate_ambiguity
-from recombine.tasks.sraven_rules import RULES
+from recombine.tasks.sraven.ambiguity import TABLE_A2, estimate_ambiguity
+from recombine.tasks.sraven.rules import RULES
+from recombine.tasks.sraven.task import SRaven
 
 TASK = SRaven()
 SMALL = SRaven(num_features=2, num_values=5)
@@ -244,7 +244,7 @@ def test_unambiguous_puzzles_have_one_answer_and_the_same_multisets(num_values):
 
 
 def test_multisets_that_are_always_ambiguous_are_named(monkeypatch):
-    monkeypatch.setattr("recombine.tasks.sraven.MAX_REDRAWS", 2)
+    monkeypatch.setattr("recombine.tasks.sraven.task.MAX_REDRAWS", 2)
     with pytest.raises(InputError, match=r"no unambiguous puzzle among 8 with the rules .*, num_values is 3 at grid"):
         SRaven(num_values=3, unambiguous=True).sample("train", 0)
 

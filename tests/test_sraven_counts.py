@@ -7,7 +7,7 @@ import pytest
 
 from recombine.compositions import all_multisets
 from recombine.errors import InputError
-from recombine.tasks.sraven_counts import (
+from recombine.tasks.sraven.counts import (
     count_distinct_rules,
     count_fillings,
     count_multisets,
@@ -16,7 +16,7 @@ from recombine.tasks.sraven_counts import (
     count_tasks_as_printed,
     count_tasks_up_to_renaming,
 )
-from recombine.tasks.sraven_rules import log_likelihoods
+from recombine.tasks.sraven.rules import log_likelihoods
 
 
 def list_tasks(num_features: int, num_columns: int, num_rules: int):

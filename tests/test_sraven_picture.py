@@ -8,8 +8,8 @@ import torch
 from matplotlib.image import imread
 
 from recombine.errors import InputError
-from recombine.tasks.sraven import SRaven
-from recombine.tasks.sraven_picture import SHAPES, draw_puzzle
+from recombine.tasks.sraven.picture import SHAPES, draw_puzzle
+from recombine.tasks.sraven.task import SRaven
 
 GRID = torch.tensor([[[0, 0, 0, 0]] * 3, [[1, 2, 3, 0]] * 3, [[4, 5, 6, 7]] * 3])
 

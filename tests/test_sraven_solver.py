@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from recombine.compositions import all_multisets
 from recombine.errors import InputError
-from recombine.tasks import sraven_search, sraven_solver
-from recombine.tasks.sraven_rules import RULES, log_likelihoods
-from recombine.tasks.sraven_solver import Solution, solve
+from recombine.tasks.sraven import search as sraven_search
+from recombine.tasks.sraven import solver as sraven_solver
+from recombine.tasks.sraven.rules import RULES, log_likelihoods
+from recombine.tasks.sraven.solver import Solution, solve
 
 STEP = {0: 0, 1: 1, 2: 2, 3: -1, 4: -2}
 

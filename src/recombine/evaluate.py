@@ -16,7 +16,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from recombine.errors import InputError, check_choice, check_positive
-from recombine.tasks.base import Batch, Ratio, SplitName, Stream, Task
+from recombine.tasks.base import Batch, Ratio, SplitName, Task
+from recombine.tasks.stream import Stream
 
 NUM_RESAMPLES = 2_000
 BATCH_SIZE = 1_000  # part of the definition of the evaluation streams

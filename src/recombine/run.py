@@ -6,6 +6,7 @@ The hash of the configuration names the directory, so a finished run is never ru
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,11 @@ from torch import nn
 from recombine.errors import InputError, check_choice
 from recombine.evaluate import Scores, score, score_baselines, scores_as_dict
 from recombine.models import MODELS, ModelConfig, build_model, count_parameters
+from recombine.registry import Code, describe_origin, find_model, find_task, match_classes, version_of
 from recombine.store import Json, RunDirectory, describe_environment
 from recombine.tasks import TASKS, Task
-from recombine.train import Clock, Trainer, TrainingConfig, Watcher, fit, intervals, load_model
+from recombine.tasks.base import SCALES, Scale
+from recombine.train import TRAINING_VERSION, Clock, Trainer, TrainingConfig, Watcher, fit, intervals, load_model
 
 _log = logging.getLogger(__name__)
 
@@ -41,26 +44,80 @@ class RunConfig:
         return build_model(self.model, self.task, seed=seed)
 
     def as_dict(self) -> Json:
+        """Names, versions and settings, as `config.json` holds them."""
+        task, model = type(self.task), type(self.model)
         return {
-            "task": {"name": self.task.name, **asdict(self.task)},
-            "model": {"kind": self.model.kind, **asdict(self.model)},
-            "training": asdict(self.training),
+            "task": {"name": task.name, "version": version_of(task), **asdict(self.task)},
+            "model": {"kind": model.kind, "version": version_of(model), **asdict(self.model)},
+            "training": {"version": TRAINING_VERSION, **asdict(self.training)},
         }
 
+    @property
+    def identity(self) -> Json:
+        """What the hash is made of: names, versions, and settings that are not the defaults of their class.
+
+        So a setting that is added later, with a default that changes nothing, leaves the hash of earlier runs as it was.
+        """
+        owners: dict[str, Any] = {"task": self.task, "model": self.model, "training": self.training}
+        defaults = {role: {each.name: each.default for each in fields(owner)} for role, owner in owners.items()}
+        return {
+            role: {
+                name: value
+                for name, value in settings.items()
+                if name not in defaults[role] or value != defaults[role][name]
+            }
+            for role, settings in self.as_dict().items()
+        }
+
+    @property
+    def origins(self) -> Json:
+        """Where classes from outside the package came from."""
+        origins = {"task": describe_origin(type(self.task)), "model": describe_origin(type(self.model))}
+        return {role: origin for role, origin in origins.items() if origin is not None}
+
     @classmethod
-    def from_dict(cls, config: Json) -> RunConfig:
-        """The inverse of `as_dict`; refuses fields it does not know."""
+    def from_dict(cls, config: Json, code: Sequence[Code] = ()) -> RunConfig:
+        """The inverse of `as_dict`; refuses fields it does not know.
+
+        `code` names classes from outside the package: a file or module with a class name, or the class itself.
+        """
         try:
-            task, model = dict(config["task"]), dict(config["model"])
-            task_class = TASKS[check_choice("task", task.pop("name"), TASKS)]
-            model_class = MODELS[check_choice("model", model.pop("kind"), MODELS)]
+            task, model, training = (dict(config[part]) for part in ("task", "model", "training"))
+            task_class, model_class = match_classes(code, config)
+            name, kind = task.pop("name"), model.pop("kind")
+            if task_class is None:
+                task_class = TASKS[_require_own("task", name, TASKS)]
+            if model_class is None:
+                model_class = MODELS[_require_own("model", kind, MODELS)]
+            for part in (task, model, training):
+                part.pop("version", None)
             return cls(
                 task=_strict(task_class, task),
                 model=_strict(model_class, model),
-                training=_strict(TrainingConfig, config["training"]),
+                training=_strict(TrainingConfig, training),
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise InputError(f"the configuration lacks or misshapes {error}: expected one this version wrote") from None
+
+
+def default_run(task: str | type[Task], scale: Scale = "paper", model: str | None = None) -> RunConfig:
+    """The run that `recombine train TASK --scale SCALE --model MODEL` starts from."""
+    check_choice("scale", scale, SCALES)
+    preset = (find_task(task) if isinstance(task, str) else task).preset(scale, model)
+    return RunConfig(
+        task=preset.task,
+        model=find_model(preset.model)(**preset.sizes),
+        training=TrainingConfig(**preset.training),
+    )
+
+
+def _require_own(kind: str, name: Any, own: Mapping[str, type]) -> str:
+    if name not in own:
+        raise InputError(
+            f"{kind} {name!r} is not part of this package: expected one of {', '.join(own)}, "
+            f"or its code named with --code FILE.py:CLASS"
+        )
+    return name
 
 
 def _strict(owner: Any, values: Json) -> Any:
@@ -98,7 +155,10 @@ def train_run(
     """
     place = resolve_device(device)
     model = config.build_model()  # refuses bad sizes before anything is written
-    run = RunDirectory.create(Path(out), config.name, config.as_dict())
+    contents = {"origins": config.origins, **config.as_dict()}
+    run = RunDirectory.create(Path(out), config.name, contents, identity=config.identity)
+    if RunConfig.from_dict(run.config, code=(type(config.task), type(config.model))) != config:
+        raise InputError(f"{run.path} holds another configuration: expected the one its name was made from")
     with run.lock():
         if run.finished:
             _log.info("%s is finished already", run.path)
@@ -168,10 +228,12 @@ def benchmark(
     return score(model, task, num_instances=evaluation_instances, device=place)
 
 
-def load_run(path: Path | str, device: str = "auto") -> tuple[RunDirectory, RunConfig, nn.Module]:
-    """An existing run with its configuration and its trained model."""
+def load_run(
+    path: Path | str, device: str = "auto", *, code: Sequence[Code] = ()
+) -> tuple[RunDirectory, RunConfig, nn.Module]:
+    """An existing run with its configuration and its trained model; `code` names its classes from outside the package."""
     run = RunDirectory.open(path)
-    config = RunConfig.from_dict(run.config)
+    config = RunConfig.from_dict(run.config, code)
     place = resolve_device(device)
     checkpoint = run.load_checkpoint(place)
     if checkpoint is None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import platform
 import re
 from collections.abc import Iterator, Mapping
@@ -29,9 +28,10 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from recombine.errors import InputError
+from recombine.files import replace_file
 
 FORMAT = "recombine-run"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 Json = dict[str, Any]
 
@@ -60,7 +60,7 @@ def hash_source() -> str:
     """SHA-256 over the package's own source, the same from a checkout and from an installed wheel."""
     root = Path(__file__).parent
     digest = hashlib.sha256()
-    for path in sorted([*root.rglob("*.py"), *root.rglob("*.c")]):
+    for path in sorted(path for path in root.rglob("*") if path.suffix in (".py", ".c", ".h")):
         digest.update(str(path.relative_to(root).as_posix()).encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
 
@@ -73,32 +73,6 @@ def _processor_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def _replace_file(path: Path, content: bytes) -> None:
-    """Whole or not at all, also across a kill or a power cut."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """A file for the user, whole or not at all, in a folder made if it is missing."""
-    try:
-        if path.exists() and not path.is_file():
-            raise IsADirectoryError(0, "it exists and is no file")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _replace_file(path, content)
-    except OSError as error:
-        raise InputError(
-            f"cannot write {str(path)!r} ({error.strerror}): expected a file in a writable folder"
-        ) from None
-
-
 class RunDirectory:
     """One run on disk."""
 
@@ -106,17 +80,15 @@ class RunDirectory:
         self.path = path
 
     @classmethod
-    def create(cls, root: Path, name: str, config: Json) -> RunDirectory:
-        """The directory of a configuration: a new one, or the one an earlier start left."""
-        run = cls(Path(root) / f"{name}-{hash_config(config)}")
+    def create(cls, root: Path, name: str, config: Json, *, identity: Json | None = None) -> RunDirectory:
+        """The directory of a configuration, named by the hash of its identity: a new one, or the one that is there."""
+        run = cls(Path(root) / f"{name}-{hash_config(config if identity is None else identity)}")
         try:
             run.path.mkdir(parents=True, exist_ok=True)
             if not (run.path / "config.json").exists():
                 run.write_json("config.json", {"format": FORMAT, "format_version": FORMAT_VERSION, **config})
         except OSError as error:
             raise InputError(f"cannot write to {run.path}: {error.strerror}; expected a writable folder") from None
-        if run.config != config:
-            raise InputError(f"{run.path} holds another configuration: expected the one its name was made from")
         return run
 
     @classmethod
@@ -139,6 +111,7 @@ class RunDirectory:
         version = config.pop("format_version", None)
         if version != FORMAT_VERSION:
             raise InputError(f"{self.path} has format version {version!r}: expected {FORMAT_VERSION}")
+        config.pop("origins", None)
         return config
 
     @property
@@ -178,7 +151,7 @@ class RunDirectory:
         return value
 
     def write_bytes(self, name: str, content: bytes) -> None:
-        _replace_file(self.path / name, content)
+        replace_file(self.path / name, content)
 
     def append_metrics(self, row: Json) -> None:
         with open(self.path / "metrics.jsonl", "a") as file:

@@ -18,11 +18,14 @@ from torch import Tensor, nn
 
 from recombine.errors import InputError, check_choice, check_positive
 from recombine.evaluate import Scores, score
+from recombine.layers.dropout import DropoutKeys
 from recombine.optim import Schedule, build_optimizer, learning_rate
 from recombine.precision import Precision, use_precision
 from recombine.store import Json, RunDirectory
 from recombine.tasks import Task
 
+# Raise it when the same configuration gives other parameters than before: another order of batches, schedule or update.
+TRAINING_VERSION = 1
 WARMUP_STEPS_OF_CLOCK = 20  # left out of steps a second: compilation, caches, first allocations
 
 
@@ -103,13 +106,18 @@ class Trainer:
         self.config = config
         self.device = torch.device(device)
         self.optimizer = build_optimizer(model, weight_decay=config.weight_decay, betas=(0.9, config.beta2))
+        self.dropout = DropoutKeys(model)
         self.step = 0
 
     def advance(self) -> Tensor:
         """One optimizer step; returns its loss, still on the device."""
         config = self.config
         batch = self.task.sample("train", self.step, batch_size=config.batch_size, device=self.device)
-        with use_precision(config.precision, self.device, compiled=self.forward is not self.model):
+        seed = self.task.seed if config.model_seed is None else config.model_seed
+        with (
+            use_precision(config.precision, self.device, compiled=self.forward is not self.model),
+            self.dropout.at(seed, self.step),
+        ):
             predictions = self.forward(batch.inputs)
         loss = self.task.loss(predictions.float(), batch)
         self.optimizer.zero_grad(set_to_none=True)

@@ -14,7 +14,7 @@ from recombine.cli import parse_task
 from recombine.commands.console import Output
 from recombine.errors import check_positive
 from recombine.evaluate import evaluation_batches
-from recombine.store import write_whole
+from recombine.files import write_whole
 from recombine.tasks import SplitName, Task
 
 

@@ -20,11 +20,12 @@ from recombine.engines import train_runs
 from recombine.errors import InputError, check_choice
 from recombine.evaluate import METRIC_TITLES, compare
 from recombine.probe import is_probed, probe_run
-from recombine.recipes import EXPERIMENTS, Experiment, Scale
+from recombine.recipes import EXPERIMENTS, Experiment
 from recombine.report.drawings import DRAWINGS
 from recombine.report.html import write_report
 from recombine.run import RunConfig, train_run
 from recombine.store import Json, RunDirectory
+from recombine.tasks.base import Scale
 
 NUM_PROBED = 600  # instances a split; `recombine probe RUN` takes more, and more time
 NUM_PICTURED = 500  # points of a map

@@ -11,8 +11,9 @@ import tyro
 
 from recombine.cli import parse, split_task
 from recombine.commands.console import Output, progress_bar, score_table
-from recombine.recipes import DEFAULTS, Scale, default_run
-from recombine.run import RunConfig, train_run
+from recombine.run import RunConfig, default_run, train_run
+from recombine.tasks import TASKS
+from recombine.tasks.base import Scale
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +64,7 @@ def parse_run(task: str, flags: list[str]) -> tuple[TrainOptions, RunConfig]:
     default_scale: Any = _find(flags, "--scale") or "paper"
     default = default_run(task, default_scale, _find(flags, "--model"))
     flat = tyro.conf.OmitArgPrefixes
-    named = Annotated[str | None, tyro.conf.arg(metavar="{" + ",".join(DEFAULTS[task](default_scale)) + "}")]
+    named = Annotated[str | None, tyro.conf.arg(metavar="{" + ",".join(TASKS[task].models) + "}")]
     of_task = make_dataclass("TrainOptions", [("model", named, None)], bases=(TrainOptions,), frozen=True, kw_only=True)
     of_task.__doc__ = TrainOptions.__doc__
     owner = make_dataclass(

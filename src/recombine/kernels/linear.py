@@ -16,21 +16,44 @@ Products are in float32 or better. `LinearState` is S for generation, one token 
 from __future__ import annotations
 
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.nn import functional
 
-from recombine.errors import InputError
+from recombine.errors import InputError, check_choice
+from recombine.kernels.door import is_key_mask, open_door
+from recombine.kernels.dropout import Dropout
 
 CHUNK = 64
 """Tokens that are multiplied pair by pair; about the width of a head costs least."""
 VALUE_NETWORKS = ("linear", "nonlinear_value")
 
 
-def supports(*, normalisation: str, value_network: str, bias: Tensor | None = None) -> bool:
+def supports(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    normalisation: str,
+    value_network: str,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    dropout: Dropout | None = None,
+    deep_weight: Tensor | None = None,
+) -> bool:
     """Whether attention of this kind is linear in a sum over keys."""
-    return normalisation == "none" and value_network in VALUE_NETWORKS and bias is None
+    return (
+        normalisation == "none"
+        and value_network in VALUE_NETWORKS
+        and bias is None
+        and (mask is None or is_key_mask(mask))
+        and dropout is None
+        and q.dtype == k.dtype == v.dtype
+    )
 
 
 def pays(q: Tensor, k: Tensor, *, causal: bool) -> bool:
@@ -40,32 +63,44 @@ def pays(q: Tensor, k: Tensor, *, causal: bool) -> bool:
 
 
 def attend(
-    q: Float[Tensor, "b q h d"],
-    k: Float[Tensor, "b k h d"],
-    v: Float[Tensor, "b k h e"],
+    q: Float[Tensor, "#b q #h d"],
+    k: Float[Tensor, "#b k #h d"],
+    v: Float[Tensor, "#b k #h e"],
     *,
+    normalisation: str = "none",
     value_network: str = "linear",
+    bias: None = None,
+    mask: Bool[Tensor, "*#pairs"] | None = None,
     causal: bool = False,
-    key_mask: Bool[Tensor, "b k"] | None = None,
+    dropout: None = None,
+    deep_weight: None = None,
 ) -> Float[Tensor, "b q h e"]:
-    """What `reference.attend` gives without normalisation and bias; `causal` aligns queries at the end."""
-    num_queries, num_keys = q.shape[1], k.shape[1]
+    """What `reference.attend` defines without normalisation and bias; the mask is that of padded batches, (b, 1, 1, k)."""
+    q, k, v = open_door(q, k, v, bias=bias, mask=mask, dropout=dropout)
+    given: dict[str, Any] = {"bias": bias, "mask": mask, "dropout": dropout, "deep_weight": deep_weight}
+    if not supports(q, k, v, normalisation=normalisation, value_network=value_network, **given):
+        raise InputError(
+            f"there is no linear time for {normalisation} + {value_network}: expected no normalisation, one of "
+            f"{', '.join(VALUE_NETWORKS)}, no bias, no dropout and no mask but that of keys"
+        )
+    key_mask = None if mask is None else mask.expand(q.shape[0], 1, 1, k.shape[1])[:, 0, 0]
     dtype = v.dtype
     k, v = _prepare(k, v, value_network, key_mask)
     q = q.to(v.dtype)
     with _full_precision(q):
-        if not causal:
-            return _read(q, _sum_products(k, v)).to(dtype)
-        num_shared = min(num_queries, num_keys)
-        num_earlier = num_keys - num_shared
-        keys, values = k[:, num_earlier:], v[:, num_earlier:]
-        out = causal_product(q[:, num_queries - num_shared :], keys, values, q.shape[3] ** -0.5, False)
-        if num_earlier:
-            out = out + _read(q, _sum_products(k[:, :num_earlier], v[:, :num_earlier]))
-        if num_queries > num_shared:
-            unseen = out.new_zeros(out.shape[0], num_queries - num_shared, *out.shape[2:])
-            out = torch.cat([unseen, out], dim=1)
-    return out.to(dtype)
+        return (_attend_causally(q, k, v) if causal else _read(q, _sum_products(k, v))).to(dtype)
+
+
+def _attend_causally(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Queries are aligned at the end: the first may see all of the earlier keys, or nothing at all."""
+    num_queries, num_keys = q.shape[1], k.shape[1]
+    num_shared = min(num_queries, num_keys)
+    num_earlier, num_blind = num_keys - num_shared, num_queries - num_shared
+    scale = q.shape[3] ** -0.5
+    out = causal_product(q[:, num_blind:], k[:, num_earlier:], v[:, num_earlier:], scale, False)
+    if num_earlier:
+        out = out + _read(q, _sum_products(k[:, :num_earlier], v[:, :num_earlier]))
+    return functional.pad(out, (0, 0, 0, 0, num_blind, 0)) if num_blind else out
 
 
 class LinearState:
@@ -77,9 +112,7 @@ class LinearState:
     """
 
     def __init__(self, value_network: str = "linear") -> None:
-        if value_network not in VALUE_NETWORKS:
-            raise InputError(f"value network is {value_network!r}: expected one of {', '.join(VALUE_NETWORKS)}")
-        self.value_network = value_network
+        self.value_network = check_choice("value network", value_network, VALUE_NETWORKS)
         self.total: Float[Tensor, "b h d e"] | None = None
 
     def append(

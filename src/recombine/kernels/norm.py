@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn import functional
 
 from recombine.errors import InputError
 from recombine.kernels.compiler import CompilerError, load_library
@@ -88,8 +87,8 @@ class _AddNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_total, grad_normed):
         total, gain, shift, statistics = ctx.saved_tensors
-        if torch.is_grad_enabled():  # a second derivative is wanted: torch's own first one has it
-            grad, *grads = _differentiate(total, gain, shift, ctx.epsilon, grad_total, grad_normed)
+        if torch.is_grad_enabled():  # a second derivative is wanted
+            grad, *grads = _differentiate(total, gain, ctx.epsilon, grad_total, grad_normed)
         else:
             grad, *grads = torch.empty_like(total), torch.empty_like(gain), torch.empty_like(shift)
             tensors = dict(zip(("grad", "grad_gain", "grad_shift"), (grad, *grads), strict=True))
@@ -100,11 +99,15 @@ class _AddNorm(torch.autograd.Function):
         return grad, grad if ctx.has_update else None, *grads, None
 
 
-def _differentiate(total, gain, shift, epsilon, grad_total, grad_normed):
-    normed = functional.layer_norm(total, gain.shape, gain, shift, epsilon)
-    given = torch.zeros_like(normed) if grad_normed is None else grad_normed
-    grad, *grads = torch.autograd.grad(normed, (total, gain, shift), given, create_graph=True)
-    return grad if grad_total is None else grad + grad_total, *grads
+def _differentiate(total, gain, epsilon, grad_total, grad_normed):
+    """The equations of norm.c in operations that torch can differentiate again."""
+    g = torch.zeros_like(total) if grad_normed is None else grad_normed.to(gain.dtype)
+    centred = total.to(gain.dtype) - total.to(gain.dtype).mean(dim=-1, keepdim=True)
+    scale = (centred.square().mean(dim=-1, keepdim=True) + epsilon).rsqrt()
+    x, a = centred * scale, g * gain
+    grad = (a - a.mean(dim=-1, keepdim=True) - x * (a * x).mean(dim=-1, keepdim=True)) * scale
+    grad = (grad if grad_total is None else grad + grad_total).to(total.dtype)
+    return grad, (g * x).flatten(0, -2).sum(dim=0), g.flatten(0, -2).sum(dim=0)
 
 
 def _run(

@@ -20,6 +20,8 @@ class ModelConfig(ABC):
     """Sizes and choices of a model; the task gives the sizes of its inputs and predictions."""
 
     kind: ClassVar[str]
+    # Raise it when the same sizes and seed give other initial parameters or another function than before.
+    version: ClassVar[int] = 1
 
     @property
     def label(self) -> str:

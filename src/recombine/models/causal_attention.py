@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from recombine.errors import InputError, check_choice
 from recombine.models.sequence_model import SequenceModel, SequenceModelConfig, normal_parameter
 from recombine.tasks.base import Task
-from recombine.tasks.sequence_functions import AttentionWeights, attention_weights
+from recombine.tasks.sequences.functions import AttentionWeights, attention_weights
 
 TokenPosition = Literal["none", "learned"]
 

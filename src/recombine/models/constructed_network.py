@@ -22,7 +22,7 @@ from torch import Tensor
 from recombine.errors import InputError, check_positive
 from recombine.layers.attention import Attention
 from recombine.models.mlp import MultilayerPerceptron
-from recombine.tasks.modular_teacher import ModularTeacher
+from recombine.tasks.modular.teacher import ModularTeacher
 
 
 def build_modular_attention(theta: Float[Tensor, "modules x y"]) -> Attention:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from recombine.errors import InputError, check_choice, check_positive
 from recombine.models.base import ModelConfig, Site
 from recombine.tasks.base import Task
-from recombine.tasks.sequence_functions import WEIGHT_DEVIATION, Readout
+from recombine.tasks.sequences.functions import WEIGHT_DEVIATION, Readout
 
 
 @dataclass(frozen=True, kw_only=True)

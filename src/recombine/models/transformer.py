@@ -16,7 +16,8 @@ from typing import ClassVar, Literal, get_args
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from recombine.errors import check_choice, check_positive
+from recombine.errors import InputError, check_choice, check_positive
+from recombine.kernels import DropoutForm
 from recombine.layers import ATTENTIONS, FEEDFORWARDS, Attention, AttentionName, RelativeBias, Rotary, build_feedforward
 from recombine.layers.initialise import lecun_linear
 from recombine.layers.residual_norm import ResidualNorm
@@ -51,12 +52,19 @@ class TransformerConfig(ModelConfig):
     """A learned bias per head and distance, rotary, or none."""
     causal: bool = False
     """Let tokens see earlier tokens only."""
+    attention_dropout: float = 0.0
+    """Fraction of latent codes dropped in training (0.1 in the authors' release of AH)."""
+    attention_dropout_form: DropoutForm = "pairs"
+    """`pairs`: one mask over (query, key) for all rows and heads, as in that release; `elements`: each code on its own."""
 
     def __post_init__(self) -> None:
         check_choice("attention", self.attention, ATTENTIONS)
         check_choice("feedforward", self.feedforward, FEEDFORWARDS)
         check_choice("position", self.position, get_args(Position))
         check_positive(num_layers=self.num_layers, embedding_dim=self.embedding_dim, mlp_dim=self.mlp_dim)
+        check_choice("attention_dropout_form", self.attention_dropout_form, get_args(DropoutForm))
+        if not 0 <= self.attention_dropout < 1:
+            raise InputError(f"attention_dropout is {self.attention_dropout}: expected at least 0 and less than 1")
 
     @property
     def label(self) -> str:
@@ -81,7 +89,14 @@ class Block(nn.Module):
         super().__init__()
         size = config.embedding_dim
         self.attention_norm = ResidualNorm(size, eps=1e-6)
-        self.attention = Attention(size, num_heads=config.num_heads, kqv_dim=config.kqv_dim, attention=config.attention)
+        self.attention = Attention(
+            size,
+            num_heads=config.num_heads,
+            kqv_dim=config.kqv_dim,
+            attention=config.attention,
+            dropout=config.attention_dropout,
+            dropout_form=config.attention_dropout_form,
+        )
         self.bias: RelativeBias | None = None
         self.rotary: nn.Module | None = None
         if config.position == "relative":

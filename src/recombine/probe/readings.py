@@ -23,7 +23,7 @@ from torch.nn.functional import one_hot
 
 from recombine.evaluate import BATCH_SIZE, evaluation_batches
 from recombine.tasks import Batch, FuzzyLogic, SequenceTeacher, SplitName, SRaven, Task
-from recombine.tasks.fuzzy_logic import evaluate_function
+from recombine.tasks.fuzzy_logic.task import evaluate_function
 
 
 class Reading:

@@ -31,7 +31,7 @@ from recombine.probe.ablate import find_partners
 from recombine.probe.collect import CHUNK_SIZE, evaluating
 from recombine.probe.readings import FixedReading, Reading
 from recombine.tasks import Batch, Ratio, SplitName
-from recombine.tasks.sraven_rules import DISTRIBUTE, RULES, deduce_last
+from recombine.tasks.sraven.rules import DISTRIBUTE, RULES, deduce_last
 
 MAX_INSTANCES = 1_000  # a split
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeVar, get_args
+from typing import TypeVar
 
 from recombine.run import RunConfig
 from recombine.store import RunDirectory
-from recombine.tasks.base import Audit
+from recombine.tasks.base import Audit, Scale
 
-Scale = Literal["tiny", "small", "paper"]
-SCALES: tuple[Scale, ...] = get_args(Scale)
 SEED = " / seed "  # between the label of what is compared and the number of its seed
 Runs = Mapping[str, RunDirectory]  # finished, by label
 Value = TypeVar("Value")

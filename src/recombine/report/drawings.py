@@ -9,9 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from recombine.recipes.experiment import Runs
-from recombine.report.in_context import draw_in_context
-from recombine.report.lengths import draw_capacity, draw_diversity, draw_lengths, draw_realisability
-from recombine.report.scale import draw_scale
+from recombine.recipes.in_context.figures import draw_in_context
+from recombine.recipes.length_generalization.figures import (
+    draw_capacity,
+    draw_diversity,
+    draw_lengths,
+    draw_realisability,
+)
+from recombine.recipes.scale.figures import draw_scale
 
 DRAWINGS: dict[str, Callable[[Runs, Path], list[Path]]] = {
     "in-context": draw_in_context,

@@ -18,10 +18,10 @@ from recombine.report.gallery_pictures import draw_answer, draw_grid, draw_value
 from recombine.report.runs import ReportRun
 from recombine.run import load_run
 from recombine.tasks import Batch, Task
-from recombine.tasks.fuzzy_logic import FuzzyLogic
-from recombine.tasks.sraven import SRaven
-from recombine.tasks.sraven_picture import CHANNELS, SHAPES
-from recombine.tasks.sraven_rules import RULES
+from recombine.tasks.fuzzy_logic.task import FuzzyLogic
+from recombine.tasks.sraven.picture import CHANNELS, SHAPES
+from recombine.tasks.sraven.rules import RULES
+from recombine.tasks.sraven.task import SRaven
 
 NUM_ASKED = 64
 NUM_SHOWN = 4  # of those right, and of those wrong

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from recombine.tasks.sraven_picture import SHAPES, arrange, relative_size
+from recombine.tasks.sraven.picture import SHAPES, arrange, relative_size
 
 SIDE, GAP = 100, 8  # a panel, and between panels
 ANSWER_TITLE = 22

@@ -18,13 +18,13 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from recombine.files import write_whole
 from recombine.report import figures
 from recombine.report.gallery_pictures import define_shapes
 from recombine.report.inside import INSIDE_FILTERS, INSIDE_SECTIONS, gallery_section, verdict_section
 from recombine.report.runs import ReportRun, compare, differing_settings, metrics_of, reach, read_runs, splits_of
 from recombine.report.section import Section
 from recombine.report.static import static_figures
-from recombine.store import write_whole
 
 
 def scores_section(runs: Sequence[ReportRun]) -> Section | None:

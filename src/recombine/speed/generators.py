@@ -6,9 +6,10 @@ from collections.abc import Callable
 from functools import partial
 
 from recombine.models import build_model
-from recombine.recipes import DEFAULTS, default_run
+from recombine.run import default_run
 from recombine.speed.machine import Pass, take_medians, time_interleaved
 from recombine.store import Json
+from recombine.tasks import TASKS
 from recombine.train import Trainer
 
 ORACLE_BATCH = 1_000
@@ -17,7 +18,7 @@ ORACLE_BATCH = 1_000
 def benchmark_generators(seconds: float, say: Callable[[str], None] = lambda _: None) -> list[Json]:
     """Milliseconds of a training batch and of a whole step with the task's first model; instances a second."""
     rows = []
-    for name in DEFAULTS:
+    for name in TASKS:
         say(f"generators: {name}")
         config = default_run(name)
         task, batch_size = config.task, config.training.batch_size

@@ -25,7 +25,7 @@ from recombine.kernels import use_kernel
 from recombine.models import Transformer, TransformerConfig, build_model
 from recombine.optim import build_optimizer
 from recombine.precision import Precision, use_precision
-from recombine.recipes import default_run
+from recombine.run import default_run
 from recombine.speed.machine import Pass, take_medians, time_interleaved
 from recombine.store import Json
 from recombine.train import Trainer, TrainingConfig

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from recombine.tasks.base import Batch, Ratio, SplitName, Stream, Task
-from recombine.tasks.fuzzy_logic import FuzzyLogic
-from recombine.tasks.goal_grid import GoalGrid
-from recombine.tasks.hyperteacher import Hyperteacher
-from recombine.tasks.in_context import InContext
-from recombine.tasks.preference_grid import PreferenceGrid
-from recombine.tasks.sequence_teacher import SequenceTeacher
-from recombine.tasks.sraven import SRaven
+from recombine.tasks.base import Batch, Ratio, SplitName, Task
+from recombine.tasks.fuzzy_logic.task import FuzzyLogic
+from recombine.tasks.grids.goal import GoalGrid
+from recombine.tasks.grids.preference import PreferenceGrid
+from recombine.tasks.modular.hyperteacher import Hyperteacher
+from recombine.tasks.modular.in_context import InContext
+from recombine.tasks.sequences.teacher import SequenceTeacher
+from recombine.tasks.sraven.task import SRaven
+from recombine.tasks.stream import Stream
 
 TASKS: dict[str, type[Task]] = {
     task.name: task for task in (FuzzyLogic, SRaven, InContext, Hyperteacher, PreferenceGrid, GoalGrid, SequenceTeacher)

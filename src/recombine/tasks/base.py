@@ -1,21 +1,18 @@
 """What a task is: a frozen dataclass that samples batches, scores predictions, and knows chance and ceiling.
 
-Streams: batch i of a split is a pure function of (task, seed, split, i). Random numbers are counter-based: number j of
-row r in draw d is the SplitMix64 output (Steele, Lea & Flood 2014) at counter r * width + j under a key hashed from
-(task, seed, split, i, d). So the same integers come out on every device and library version, no two splits share a
-stream, resuming needs no saved generator, and one process of many can make only its own rows of the global batch.
+A task answers for itself: what its metrics are called, which sizes it has at each scale, what a probe should read, how an
+instance is written or drawn. Nothing outside its folder knows a family by name. Batch i of a split is a pure function of
+(task, seed, split, i); see `recombine.tasks.stream`.
 """
 
 from __future__ import annotations
 
-import hashlib
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, wraps
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -23,8 +20,11 @@ from torch import Tensor
 
 from recombine.compositions import Composition, CompositionSplit
 from recombine.errors import InputError, check_choice
+from recombine.tasks.stream import Stream
 
 SplitName = Literal["train", "test", "ood", "unknown"]
+Scale = Literal["tiny", "small", "paper"]
+SCALES: tuple[Scale, ...] = get_args(Scale)
 Value = TypeVar("Value")
 
 
@@ -57,6 +57,36 @@ class Ratio(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Metric:
+    """How a metric is shown, and which way is better."""
+
+    title: str
+    higher_is_better: bool = True
+
+
+# metrics that several families share; a task names its own in `metric_info`
+METRICS = {
+    "r2": Metric(title="R²"),
+    "r2_pooled": Metric(title="R² pooled"),
+    "accuracy": Metric(title="accuracy"),
+    "loss": Metric(title="squared error", higher_is_better=False),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    """The run that a scale stands for: a task, a kind of model with its sizes, and settings of the training.
+
+    `sizes` and `training` are plain data, because a task knows neither model classes nor the training loop.
+    """
+
+    task: Task
+    model: str
+    sizes: Mapping[str, Any] = field(default_factory=dict)
+    training: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Audit:
     """A table of facts about a task, for `recombine check`."""
 
@@ -66,7 +96,7 @@ class Audit:
     note: str = ""
 
 
-def measure_r2(error: Float[Tensor, rows * outputs], variance: Float[Tensor, rows * _]) -> dict[str, Ratio]:
+def measure_r2(error: Float[Tensor, " rows *outputs"], variance: Float[Tensor, "rows ..."]) -> dict[str, Ratio]:
     """R² as the mean over rows and outputs of 1 - error² / variance, and pooled, 1 - sum error² / sum variance.
 
     An output that hardly varies can outweigh hundreds of others in the mean; it cannot in the pooled one.
@@ -86,6 +116,11 @@ class Task(ABC):
 
     name: ClassVar[str]
     summary: ClassVar[str]
+    # Raise it when the same settings give other batches, losses or metrics than before: a run of another version is another
+    # run. See docs/architecture.md.
+    version: ClassVar[int] = 1
+    models: ClassVar[tuple[str, ...]] = ("transformer",)  # kinds of models it has sizes for, the default first
+    metric_info: ClassVar[Mapping[str, Metric]] = METRICS
     splits: ClassVar[tuple[SplitName, ...]] = ("train", "test", "ood")
     evaluation_instances: ClassVar[int] = 16_000  # a split, in a final evaluation
     # whether the tokens that are read see the rest and themselves, not one another
@@ -94,7 +129,17 @@ class Task(ABC):
     betrays_answers: ClassVar[bool] = False
 
     seed: int = 0
-    """Of the split of compositions, of every stream and of the model's first parameters."""
+    """Random seed for the split, the data and the initial parameters."""
+
+    @classmethod
+    def preset(cls, scale: Scale, model: str | None = None) -> Preset:
+        """The run that `--scale` and `--model` start from; without a model, the task's default."""
+        return Preset(task=cls(), model=cls.models[0] if model is None else model)
+
+    @classmethod
+    def metric(cls, name: str) -> Metric:
+        """How to show a metric; one that is not described is shown by its name, and more of it is better."""
+        return cls.metric_info.get(name, Metric(title=name.replace("_", " ")))
 
     @cached_property
     @abstractmethod
@@ -219,71 +264,3 @@ def once_per_device(make: Callable[[Any, torch.device], Value]) -> Callable[[Any
         return values[place]
 
     return kept
-
-
-_GOLDEN = 0x9E3779B97F4A7C15
-_MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-
-
-class Stream:
-    """Random numbers for a range of rows; each call is one draw with a key of its own."""
-
-    def __init__(self, *key: object, rows: range, device: torch.device | str = "cpu") -> None:
-        self.key = key
-        self.rows = rows
-        self.device = torch.device(device)
-        self.num_draws = 0
-
-    def bits(self, *shape: int) -> Int[Tensor, "rows ..."]:
-        """64 random bits each, for every row."""
-        digest = hashlib.sha256(repr((*self.key, self.num_draws)).encode()).digest()
-        self.num_draws += 1
-        width = math.prod(shape)
-        first, last = self.rows.start * width, self.rows.stop * width
-        counter = torch.arange(first, last, dtype=torch.int64, device=self.device)
-        mixed = counter.mul_(_signed(_GOLDEN)).add_(_signed(int.from_bytes(digest[:8], "little")))
-        mixed.bitwise_xor_(_shift_right(mixed, 30)).mul_(_signed(_MIX_1))
-        mixed.bitwise_xor_(_shift_right(mixed, 27)).mul_(_signed(_MIX_2))
-        return mixed.bitwise_xor_(_shift_right(mixed, 31)).view(len(self.rows), *shape)
-
-    def uniform(self, *shape: int) -> Float[Tensor, "rows ..."]:
-        """Uniform in [0, 1), multiples of 2^-24, float32."""
-        return _shift_right(self.bits(*shape), 40).to(torch.float32).mul_(2.0**-24)
-
-    def integers(self, high: int, *shape: int) -> Int[Tensor, "rows ..."]:
-        """Uniform in 0..high-1; the bias of multiply-and-shift is below high / 2^32."""
-        assert 0 < high < 2**31
-        return (_shift_right(self.bits(*shape), 32) * high) >> 32
-
-    def digits(self, radices: Sequence[int], *shape: int) -> tuple[Int[Tensor, "rows ..."], ...]:
-        """For each radix a tensor of independent uniform numbers below it; one word serves as many as it has bits for.
-
-        The leading B bits of a word are a fraction, written out in mixed radix (Brackett-Rozinsky & Lemire 2024). Every
-        joint outcome of the N digits of a word has probability 1/N within a factor of 1 +- N / 2^B, and N <= 2^(B - 20).
-        """
-        num_bits = 63 - (max(radices) - 1).bit_length()
-        assert min(radices) > 0
-        assert max(radices) <= 1 << 21
-        digits, room = [], 0
-        for radix in radices:
-            if radix > room:
-                fraction = _shift_right(self.bits(*shape), 64 - num_bits)
-                room = 1 << (num_bits - 20)
-            room //= radix
-            scaled = fraction * radix
-            digits.append(scaled >> num_bits)
-            fraction = scaled & ((1 << num_bits) - 1)
-        return tuple(digits)
-
-    def permutations(self, size: int, *shape: int) -> Int[Tensor, "rows ... size"]:
-        """Uniformly random orders of 0..size-1."""
-        return self.bits(*shape, size).argsort(dim=-1)
-
-
-def _signed(value: int) -> int:
-    return value - 2**64 if value >= 2**63 else value
-
-
-def _shift_right(bits: Tensor, places: int) -> Tensor:
-    """Logical shift: torch's own shift of int64 copies the sign."""
-    return (bits >> places).bitwise_and_((1 << (64 - places)) - 1)

@@ -1,0 +1,1 @@
+"""Measurements of a run that are kept in its directory, each in a file of its own."""

@@ -1,0 +1,6 @@
+"""Grid worlds with exact experts: act on a mixture of preferences, or on an instruction with four parts."""
+
+from recombine.tasks.grids.goal import GoalGrid
+from recombine.tasks.grids.preference import PreferenceGrid
+
+__all__ = ["GoalGrid", "PreferenceGrid"]

@@ -1,0 +1,299 @@
+"""A grid world of goals in four parts (Scale leads to compositional generalization, arXiv 2507.07207).
+
+A goal names a quadrant of the map, an interaction, a maze and an object: 4 x 5 x 5 x 5 = 500. The agent stands in that
+maze, is to walk to that object in that quadrant by a shortest way, and to interact with it as told, which ends the
+episode. The goal reaches the model as an instruction: a sentence of twelve words, each a one-hot of the vocabulary.
+
+Our own choices, where the authors' release has none or another: the sentence and its words; mazes have loops; there is a
+second object of the goal's kind, the decoy, in another quadrant (`decoy=False` is the release, in which the quadrant tells
+nothing that the object does not); `show_walls=False` hides the walls, so that the maze must be known by its number.
+
+A composition is one value of each part, the values of all parts being numbered through: quadrants first, then
+interactions, mazes, objects.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar, Literal, NamedTuple, get_args
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from recombine.compositions import Composition, CompositionSplit, split_compositions
+from recombine.errors import InputError, check_choice
+from recombine.tasks.base import Batch, Scale, SplitName
+from recombine.tasks.grids.imitation import ENDED, Episodes, ImitationTask
+from recombine.tasks.grids.map import MOVES, observation_dim, observe
+from recombine.tasks.grids.mazes import draw_mazes, find_optimal_moves, measure_ways
+from recombine.tasks.grids.picture import PLAIN, Mark, draw_map, write_map
+from recombine.tasks.sraven.picture import ACCENT
+from recombine.tasks.stream import Stream
+
+Encoding = Literal["instruction", "parts", "arbitrary"]
+QUADRANTS = ("upper left", "upper right", "lower left", "lower right")
+INTERACTIONS = ("lift", "push", "paint", "clean", "hide", "ring", "measure", "turn", "wrap")
+NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+OBJECTS = ("lamp", "book", "drum", "plant", "kettle", "clock", "vase", "globe", "sofa")  # initials differ, for maps
+
+
+class Ways(NamedTuple):
+    """For each maze: where moves lead, the length of shortest ways, and the moves that such ways begin with."""
+
+    moves: Int[Tensor, "maze cells moves"]
+    distance: Int[Tensor, "maze cells cells"]
+    optimal: Bool[Tensor, "maze cells cells moves"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GoalGrid(ImitationTask):
+    """Walk to the object an instruction names, and do with it what it says."""
+
+    name: ClassVar[str] = "goal_grid"
+    summary: ClassVar[str] = "follow an instruction with four parts in a grid world (SC)"
+
+    grid_size: int = 11
+    """Rows and columns of the map."""
+    num_interactions: int = 5
+    """Things to do with an object."""
+    num_mazes: int = 5
+    """Different mazes."""
+    num_objects: int = 5
+    """Kinds of objects."""
+    num_distractors: int = 4
+    """Objects beside the goal, the decoy among them."""
+    decoy: bool = True
+    """Put an object of the goal's kind into another quadrant, so that the quadrant matters."""
+    show_walls: bool = True
+    """Let the agent see the walls; if not, it must know each maze by its number."""
+    encoding: Encoding = "instruction"
+    """The goal as a sentence, as one one-hot for each part, or as one of all goals, which hides its parts."""
+    horizon: int = 20
+    """Most steps of an episode: the agent starts near enough."""
+    held_out: float = 0.25
+    """Fraction of the goals that are never trained."""
+
+    def __post_init__(self) -> None:
+        check_choice("encoding", self.encoding, get_args(Encoding))
+        limits = {
+            "num_interactions": (1, len(INTERACTIONS)),
+            "num_mazes": (1, len(NUMBERS)),
+            "num_objects": (2, len(OBJECTS)),
+            "num_distractors": (int(self.decoy), 8),
+            "grid_size": (5, 25),
+            "horizon": (2, self.grid_size**2),
+        }
+        for name, (low, high) in limits.items():
+            if not low <= getattr(self, name) <= high:
+                raise InputError(f"{name} is {getattr(self, name)}: expected {low} to {high}")
+        if self.grid_size % 2 == 0:
+            raise InputError(f"grid_size is {self.grid_size}: expected an odd number, since rooms lie at even cells")
+        _ = self.split, self.mazes  # refuse what cannot be made before anything is built on it
+
+    @classmethod
+    def at_scale(cls, scale: Scale) -> GoalGrid:
+        """`small` has mazes of 7 x 7, `tiny` of 5 x 5 and three values of each part but the quadrant."""
+        if scale == "tiny":
+            return cls(grid_size=5, horizon=6, num_distractors=2, num_interactions=3, num_mazes=3, num_objects=3)
+        return cls(grid_size=7, horizon=10, num_distractors=3) if scale == "small" else cls()
+
+    @property
+    def num_values(self) -> tuple[int, int, int, int]:
+        """Values of the quadrant, the interaction, the maze and the object."""
+        return len(QUADRANTS), self.num_interactions, self.num_mazes, self.num_objects
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """The number of the first value of each part."""
+        return tuple(itertools.accumulate(self.num_values[:-1], initial=0))
+
+    @property
+    def num_actions(self) -> int:
+        return len(MOVES) + self.num_interactions
+
+    @property
+    def encoding_dim(self) -> int:
+        return self.encodings.shape[-1]
+
+    @property
+    def input_dim(self) -> int:
+        return self.encoding_dim + observation_dim(
+            num_kinds=self.num_objects, num_cells=self.grid_size**2, walls=self.show_walls, clock=0
+        )
+
+    @cached_property
+    def split(self) -> CompositionSplit:
+        goals = itertools.product(*map(range, self.num_values))
+        compositions = [tuple(map(sum, zip(goal, self.offsets, strict=True))) for goal in goals]
+        return split_compositions(compositions, held_out=self.held_out, seed=self.seed)
+
+    @cached_property
+    def mazes(self) -> Bool[Tensor, "maze height width"]:
+        return draw_mazes(self.name, self.seed, num_mazes=self.num_mazes, size=self.grid_size)
+
+    @cached_property
+    def ways(self) -> Ways:
+        distances, moves = zip(*map(measure_ways, self.mazes), strict=True)
+        optimal = [find_optimal_moves(*each) for each in zip(distances, moves, strict=True)]
+        return Ways(torch.stack(moves), torch.stack(distances), torch.stack(optimal))
+
+    @cached_property
+    def quadrants(self) -> Bool[Tensor, "quadrant cells"]:
+        """Which cells belong to each quadrant; the middle row and column are above and to the left."""
+        beyond = torch.arange(self.grid_size) > self.grid_size // 2
+        number = 2 * beyond[:, None] + beyond
+        return number.flatten() == torch.arange(len(QUADRANTS))[:, None]
+
+    @cached_property
+    def encodings(self) -> Float[Tensor, "quadrant interaction maze object code"]:
+        """The code of every goal."""
+        goals = list(itertools.product(*map(range, self.num_values)))
+        if self.encoding == "arbitrary":
+            codes = torch.eye(len(goals))
+        elif self.encoding == "parts":
+            numbers = torch.tensor(goals) + torch.tensor(self.offsets)
+            codes = one_hot(numbers, sum(self.num_values)).sum(dim=1).float()
+        else:
+            sentences = [self.write_instruction(*goal).split() for goal in goals]
+            words = sorted({word for sentence in sentences for word in sentence})
+            numbers = torch.tensor([[words.index(word) for word in sentence] for sentence in sentences])
+            codes = one_hot(numbers, len(words)).flatten(1).float()
+        return codes.view(*self.num_values, -1)
+
+    def write_instruction(self, quadrant: int, interaction: int, maze: int, kind: int) -> str:
+        """A goal as a sentence of twelve words."""
+        where = f"in maze {NUMBERS[maze]} go to the {QUADRANTS[quadrant]}"
+        return f"{where} and {INTERACTIONS[interaction]} the {OBJECTS[kind]}"
+
+    def sample(
+        self,
+        split: SplitName,
+        index: int,
+        *,
+        batch_size: int = 128,
+        rows: range | None = None,
+        device: torch.device | str = "cpu",
+    ) -> Batch:
+        """Batch `index` of a split, or only the given rows of it.
+
+        - `inputs` (batch, step, feature): the code of the goal, then the observation;
+        - `targets` (batch, step): the expert's actions, the four moves and then the interactions, ENDED after the end;
+        - `latents` (batch, 4): quadrant, interaction, maze and object, numbered through;
+        - `info["kinds"]`, `info["objects"]` (batch, object): kinds and cells, the goal first, then the decoy if there is one;
+        - `info["cells"]` (batch, step): the agent's; `info["optimal"]` (batch, step, action).
+        """
+        stream = self.stream(split, index, range(batch_size) if rows is None else rows, device)
+        composition, modules = self.draw_compositions(split, stream)
+        quadrant, interaction, maze, kind = (modules - torch.tensor(self.offsets, device=stream.device)).unbind(dim=1)
+        start, objects, kinds = self._place(stream, quadrant, maze, kind)
+        episodes = self._demonstrate(start, objects, maze, interaction)
+        inputs = observe(
+            episodes,
+            encoding=self.encodings.to(stream.device)[quadrant, interaction, maze, kind],
+            objects=objects,
+            kinds=kinds,
+            num_kinds=self.num_objects,
+            num_cells=self.grid_size**2,
+            walls=self.mazes.flatten(1).to(stream.device, torch.float32)[maze] if self.show_walls else None,
+            clock=0,
+        )
+        info = {"composition": composition, "kinds": kinds, "objects": objects}
+        return Batch(inputs, episodes.actions, modules, info | {"cells": episodes.cells, "optimal": episodes.optimal})
+
+    def _place(
+        self, stream: Stream, quadrant: Int[Tensor, " rows"], maze: Int[Tensor, " rows"], kind: Int[Tensor, " rows"]
+    ) -> tuple[Int[Tensor, " rows"], Int[Tensor, "rows objects"], Int[Tensor, "rows objects"]]:
+        """Different cells for agent and objects, and the kinds of these; in the quadrant only the goal is of its kind."""
+        luck = stream.uniform(4, self.grid_size**2) + 1
+        free = ~self.mazes.flatten(1).to(stream.device)[maze]
+        inside = self.quadrants.to(stream.device)[quadrant]
+        goal = (luck[:, 0] * (free & inside)).argmax(dim=1, keepdim=True)
+        steps = self.ways.distance.to(stream.device)[maze, :, goal[:, 0]]
+        start = (luck[:, 1] * ((steps > 0) & (steps < self.horizon))).argmax(dim=1, keepdim=True)
+        left = free.scatter(1, torch.cat([goal, start], dim=1), False)
+        decoy = (luck[:, 2] * (left & ~inside)).argmax(dim=1, keepdim=True)[:, : int(self.decoy)]
+        num_others = self.num_distractors - decoy.shape[1]
+        others = (luck[:, 3] * left.scatter(1, decoy, False)).topk(num_others, dim=1).indices
+
+        kind = kind[:, None]
+        anything = stream.integers(self.num_objects, num_others)
+        something_else = (kind + 1 + stream.integers(self.num_objects - 1, num_others)) % self.num_objects
+        barred = inside.gather(1, others) if self.decoy else torch.ones_like(others, dtype=torch.bool)
+        kinds = torch.cat([kind, kind.expand_as(decoy), something_else.where(barred, anything)], dim=1)
+        return start[:, 0], torch.cat([goal, decoy, others], dim=1), kinds
+
+    def _demonstrate(
+        self,
+        start: Int[Tensor, " rows"],
+        objects: Int[Tensor, "rows objects"],
+        maze: Int[Tensor, " rows"],
+        interaction: Int[Tensor, " rows"],
+    ) -> Episodes:
+        """A shortest way to the goal, of several the one whose moves come first, and there the interaction."""
+        moves, _, optimal_moves = (table.to(start.device) for table in self.ways)
+        goal, cell, ended = objects[:, 0], start, torch.zeros_like(start, dtype=torch.bool)
+        last = one_hot(interaction, self.num_interactions).bool()
+        cells, actions, optimal = [], [], []
+        for _ in range(self.horizon):
+            arrived = (cell == goal)[:, None]
+            best = torch.cat([optimal_moves[maze, cell, goal], last & arrived], dim=1)
+            action = best.int().argmax(dim=1)
+            cells.append(cell)
+            actions.append(torch.where(ended, ENDED, action))
+            optimal.append(best)
+            ended = arrived[:, 0]
+            cell = torch.where(ended, cell, moves[maze, cell, action.clamp_max(len(MOVES) - 1)])
+        present = torch.ones(len(start), self.horizon, objects.shape[1], dtype=torch.bool, device=start.device)
+        return Episodes(torch.stack(cells, 1), present, torch.stack(actions, 1), torch.stack(optimal, 1))
+
+    def describe(self, composition: Composition) -> str:
+        """The instruction; of less than a whole goal, the names of its values."""
+        if len(composition) == len(self.num_values):
+            goal = (value - offset for value, offset in zip(composition, self.offsets, strict=True))
+            return self.write_instruction(*goal)
+        mazes = [f"maze {number}" for number in NUMBERS[: self.num_mazes]]
+        names = [*QUADRANTS, *INTERACTIONS[: self.num_interactions], *mazes, *OBJECTS]
+        return ", ".join(names[value] for value in composition)
+
+    def render(self, batch: Batch, row: int) -> str:
+        """The instruction, the map, and the expert's steps."""
+        maze = int(batch.latents[row, 2]) - self.offsets[2]
+        cells, kinds = (batch.info[name][row].tolist() for name in ("objects", "kinds"))
+        shown = {cell: OBJECTS[kind][0] for cell, kind in zip(cells, kinds, strict=True)}
+        shown[cells[0]] = shown[cells[0]].upper()
+        lines = [self.describe(tuple(batch.latents[row].tolist())), ""]
+        lines += write_map(self.mazes[maze], int(batch.info["cells"][row, 0]), shown)
+        names = [*MOVES, *INTERACTIONS]
+        steps = [names[action] for action in batch.targets[row].tolist() if action != ENDED]
+        runs = [(name, len(list(same))) for name, same in itertools.groupby(steps)]
+        walk = ", ".join(f"{name} {count}x" if count > 1 else name for name, count in runs)
+        lines += [
+            "",
+            "@ agent, capital: goal, " + ", ".join(f"{name[0]} {name}" for name in OBJECTS[: self.num_objects]),
+        ]
+        return "\n".join([*lines, "", f"the expert  {walk}"])
+
+    def draw(self, batch: Batch, row: int, path: Path | str) -> None:
+        """Write a picture of one episode as PNG or SVG: as the path ends."""
+        quadrant, interaction, maze, _ = (batch.latents[row] - torch.tensor(self.offsets)).tolist()
+        cells, kinds = (batch.info[name][row].tolist() for name in ("objects", "kinds"))
+        labels = [f"a {OBJECTS[kind]}" + (" elsewhere" if kind == kinds[0] else "") for kind in kinds]
+        labels[0] = f"the {OBJECTS[kinds[0]]}: the goal"
+        num_steps = int((batch.targets[row] != ENDED).sum())
+        draw_map(
+            path,
+            walls=self.mazes[maze],
+            walk=batch.info["cells"][row, :num_steps].tolist(),
+            marks=[
+                Mark(cell, kind, PLAIN if number else ACCENT, label)
+                for number, (cell, kind, label) in enumerate(zip(cells, kinds, labels, strict=True))
+            ],
+            title=self.describe(tuple(batch.latents[row].tolist())),
+            ending=f"it arrives: {INTERACTIONS[interaction]}",
+            shaded=self.quadrants[quadrant].nonzero()[:, 0].tolist(),
+        )

@@ -1,0 +1,154 @@
+"""Imitation of an expert: at each step of its episode, do what the expert might do there.
+
+A row is one episode of at most `horizon` steps; a token is one step, the encoding of the task followed by what the agent
+observes. Steps after the end are empty, have the target `ENDED` and count for nothing. Where several actions are
+optimal any of them is right, though the loss asks for the one that the expert took: the first in the order of the actions.
+
+Later observations betray earlier actions. A model that mixes tokens must be causal, or it reads the answer.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn.functional import cross_entropy, one_hot
+
+from recombine.errors import InputError
+from recombine.tasks.base import METRICS, Batch, Metric, Preset, Ratio, Scale, Task
+
+ENDED = -1  # the target of a step after the end
+NUM_ESTIMATED, BLOCK = 4_096, 512  # episodes from which the best constant is estimated
+
+
+class Episodes(NamedTuple):
+    """What an expert did: where it stood and what was there before each step, its action, and all as good ones."""
+
+    cells: Int[Tensor, "batch step"]
+    present: Bool[Tensor, "batch step object"]
+    actions: Int[Tensor, "batch step"]  # ENDED after the end
+    optimal: Bool[Tensor, "batch step action"]
+
+    @property
+    def active(self) -> Bool[Tensor, "batch step"]:
+        """Steps before the end."""
+        return self.actions != ENDED
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImitationTask(Task):
+    """A task whose targets are an expert's actions; `info["optimal"]` of a batch holds all optimal ones."""
+
+    betrays_answers: ClassVar[bool] = True
+    models: ClassVar[tuple[str, ...]] = ("mlp", "task_transformer", "hypernetwork")
+    metric_info: ClassVar[Mapping[str, Metric]] = METRICS | {
+        "action_accuracy": Metric(title="action accuracy"),
+        "trajectory_accuracy": Metric(title="trajectory accuracy"),
+    }
+
+    horizon: int = 8
+    """Most steps of an episode."""
+
+    @classmethod
+    @abstractmethod
+    def at_scale(cls, scale: Scale) -> ImitationTask:
+        """The world of a scale."""
+
+    @classmethod
+    def preset(cls, scale: Scale, model: str | None = None) -> Preset:
+        """The paper's preference grid: an MLP of 2 x 1024, constant rate, 3 million steps. The goal grid was released without
+        a sweep and borrows these. The smaller scales have smaller worlds, narrower models and higher rates.
+        """
+        model = model or cls.models[0]
+        width = {"tiny": 128, "small": 512, "paper": 1024}[scale]
+        sizes: dict[str, dict[str, Any]] = {
+            "mlp": {"num_layers": 2, "hidden_dim": width},
+            "task_transformer": {"num_layers": 2, "embedding_dim": 128, "kqv_dim": 64, "mlp_dim": 256},
+            "hypernetwork": {"hidden_dim": width // 8},
+        }
+        if scale == "paper":
+            sizes |= {"task_transformer": {}, "hypernetwork": {"hidden_dim": 256}}
+        return Preset(
+            task=cls.at_scale(scale),
+            model=model,
+            sizes=sizes.get(model, {}),
+            training={
+                "steps": {"tiny": 1_500, "small": 20_000, "paper": 3_000_000}[scale],
+                "learning_rate": 1e-4 if scale == "paper" else 1e-3,
+                "weight_decay": 1e-3 if scale == "paper" else 1e-2,
+                "warmup_steps": 0 if scale == "paper" else 100,
+                "schedule": "constant" if scale == "paper" else "cosine",
+            },
+        )
+
+    @property
+    @abstractmethod
+    def num_actions(self) -> int:
+        """Actions to choose from at each step."""
+
+    @property
+    def output_dim(self) -> int:
+        return self.num_actions
+
+    @property
+    def sequence_length(self) -> int:
+        return self.horizon
+
+    @property
+    def num_read(self) -> int:
+        return self.horizon
+
+    def loss(self, predictions: Tensor, batch: Batch) -> Float[Tensor, ""]:
+        """Cross-entropy with the expert's actions, the mean over all steps before the end."""
+        logits = self.read(predictions)
+        return cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), ignore_index=ENDED)
+
+    def metrics(self, predictions: Tensor, batch: Batch) -> dict[str, Ratio]:
+        """How many steps have an optimal action, and how many episodes have one at every step.
+
+        Steps are those of the expert's episode: a wrong action does not change what is asked next.
+        """
+        chosen = self.read(predictions).argmax(dim=-1, keepdim=True)
+        right = batch.info["optimal"].gather(2, chosen)[..., 0]
+        active = batch.targets != ENDED
+        whole = (right | ~active).all(dim=1).double()
+        return {
+            "action_accuracy": Ratio((right & active).sum(dim=1).double(), active.sum(dim=1).double()),
+            "trajectory_accuracy": Ratio(whole, torch.ones_like(whole)),
+        }
+
+    def read(self, predictions: Tensor) -> Float[Tensor, "batch step action"]:
+        """The logits of the actions at each step."""
+        expected = (self.horizon, self.num_actions)
+        if predictions.ndim != 3 or predictions.shape[1:] != expected:
+            raise InputError(
+                f"predictions have shape {tuple(predictions.shape)}: expected (batch, {expected[0]} steps, "
+                f"{expected[1]} actions)"
+            )
+        return predictions
+
+    def chance(self, batch: Batch) -> Float[Tensor, "batch step action"]:
+        """The action that is most often optimal in training, at every step."""
+        return self._predict(torch.full_like(batch.targets, self.best_constant))
+
+    def oracle(self, batch: Batch) -> Float[Tensor, "batch step action"]:
+        """The expert: task and map are in the input, so that nothing is left to guess."""
+        return self._predict(batch.targets.clamp_min(0))
+
+    def _predict(self, actions: Int[Tensor, "batch step"]) -> Float[Tensor, "batch step action"]:
+        return one_hot(actions, self.num_actions).float()
+
+    @cached_property
+    def best_constant(self) -> int:
+        """The action that is optimal at most steps of 4,096 training episodes."""
+        count = torch.zeros(self.num_actions, dtype=torch.int64)
+        for index in range(NUM_ESTIMATED // BLOCK):
+            batch = self.sample("train", index, batch_size=BLOCK)
+            count += batch.info["optimal"][batch.targets != ENDED].sum(dim=0)
+        return int(count.argmax())

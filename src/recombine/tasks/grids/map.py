@@ -1,0 +1,73 @@
+"""Maps that an agent walks on: which move leads where, and what it sees.
+
+A map has height x width cells, numbered in reading order. The four moves are up, right, down, left; one that would leave
+the map or enter a wall stays where it is. An observation is a stack of one-hot planes, one for each kind of object, one
+for the agent, one for the walls (where they are shown), and where time matters a one-hot of the steps left; all
+divided by the root of their mean square (Scale leads to compositional generalization, arXiv 2507.07207).
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from recombine.tasks.grids.imitation import Episodes
+
+MOVES = {"up": (-1, 0), "right": (0, 1), "down": (1, 0), "left": (0, -1)}
+EPSILON = 1e-6  # of the mean square
+
+
+def tabulate_moves(walls: Bool[Tensor, "height width"]) -> Int[Tensor, "cells moves"]:
+    """The cell that each move leads to, from each cell; of walls only that they are not left either."""
+    height, width = walls.shape
+    cells = torch.arange(height * width).view(height, width)
+    table = []
+    for down, right in MOVES.values():
+        row = (torch.arange(height) + down).clamp(0, height - 1)
+        column = (torch.arange(width) + right).clamp(0, width - 1)
+        target = cells[row][:, column]
+        table.append(torch.where(walls.flatten()[target] | walls, cells, target).flatten())
+    return torch.stack(table, dim=1)
+
+
+def observation_dim(*, num_kinds: int, num_cells: int, walls: bool, clock: int) -> int:
+    """Features of an observation."""
+    return (num_kinds + 1 + walls) * num_cells + clock
+
+
+def observe(
+    episodes: Episodes,
+    *,
+    encoding: Float[Tensor, "batch code"],
+    objects: Int[Tensor, "batch object"],
+    kinds: Int[Tensor, "batch object"],
+    num_kinds: int,
+    num_cells: int,
+    walls: Float[Tensor, "#batch cells"] | None,
+    clock: int,
+) -> Float[Tensor, "batch step feature"]:
+    """The encoding of the task and the observation, at each step; empty after the end.
+
+    `objects` are the cells of the objects; `clock` is the length of the one-hot of the steps left, or 0.
+    """
+    batch_size, num_steps = episodes.actions.shape
+    first = encoding.shape[1]  # planes begin here: kinds, agent, walls; then the clock
+    size = observation_dim(num_kinds=num_kinds, num_cells=num_cells, walls=walls is not None, clock=clock)
+    count = episodes.present.sum(dim=2) + (1 + bool(clock))
+    if walls is not None:
+        count = count + walls.sum(dim=1, keepdim=True)
+    scale = episodes.active / (count / size + EPSILON).sqrt()
+
+    inputs = torch.zeros(batch_size, num_steps, first + size, device=encoding.device)
+    inputs[..., :first] = encoding[:, None] * episodes.active[..., None]
+    where = (first + kinds * num_cells + objects)[:, None].expand(-1, num_steps, -1)
+    inputs.scatter_(2, where, episodes.present * scale[..., None])
+    agent = first + num_kinds * num_cells
+    inputs.scatter_(2, (agent + episodes.cells)[..., None], scale[..., None])
+    if walls is not None:
+        inputs[..., agent + num_cells : agent + 2 * num_cells] = walls[:, None] * scale[..., None]
+    if clock:
+        step = torch.arange(num_steps, device=encoding.device)
+        inputs[:, step, first + size - 1 - step] = scale
+    return inputs

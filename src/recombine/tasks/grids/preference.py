@@ -1,0 +1,288 @@
+"""A grid world of preferences (Scale leads to compositional generalization, arXiv 2507.07207).
+
+Four rooms hold objects, each of one of F kinds, and an agent that picks up what it steps on. A task is a vector z over M
+modules, of which 1 to K are active; it says what an object of kind f is worth:
+
+    w(f) = sum over modules m of z_m B[m, f],   B ~ N(0, 1) once for all tasks
+
+At each of 8 steps the agent moves up, right, down or left, or ends the episode by doing nothing. It is to act as the
+expert of `preference_expert` does: what is worth having is to be had soon (discount 0.9), what is worth less than nothing
+to be walked around.
+
+An input token is a step: the encoding of z, then the map, see `grid_map`. The optimal action depends on how many steps are
+left, so with the expert `remaining_steps` they are in the observation; the expert `published` needs no clock and gets none.
+The inputs then are those of the authors' release.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar, Literal, get_args
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from recombine.compositions import Composition, CompositionSplit
+from recombine.errors import InputError, check_choice, check_positive
+from recombine.tasks.base import Audit, Batch, Scale, SplitName
+from recombine.tasks.grids.expert import NOTHING, Expert, demonstrate
+from recombine.tasks.grids.imitation import ENDED, ImitationTask
+from recombine.tasks.grids.map import MOVES, observation_dim, observe, tabulate_moves
+from recombine.tasks.grids.picture import BAD, GOOD, Mark, draw_map, write_map
+from recombine.tasks.modular.encodings import check_encoding, encode_strengths
+from recombine.tasks.modular.strengths import Latents, draw_strengths
+from recombine.tasks.modular.supports import Support, split_support
+from recombine.tasks.modular.teacher import draw_weights
+from recombine.tasks.stream import Stream
+
+GridEncoding = Literal["identity", "orthogonal", "tokens", "invertible", "interval_shuffle"]
+ACTIONS = ("nothing", *MOVES)
+LAYOUT = """
+#######
+#..#..#
+#..#..#
+##...##
+#..#..#
+#..#..#
+#######
+"""
+MAX_OBJECTS = 10  # the expert looks at all sets of them
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreferenceGrid(ImitationTask):
+    """Collect in a grid world what a mixture of preferences makes valuable."""
+
+    name: ClassVar[str] = "preference_grid"
+    summary: ClassVar[str] = "act on a mixture of preferences in a grid world (SC)"
+
+    num_modules: int = 16
+    """Preferences that tasks are mixed from."""
+    num_active: int = 3
+    """Most preferences in one task."""
+    num_features: int = 16
+    """Kinds of objects."""
+    num_objects: int = 4
+    """Objects on a map."""
+    latents: Latents = "discrete"
+    """Strengths of active preferences: 0.5, 0.6, ..., 1; or always 1; or anything from 0.5 to 1."""
+    encoding: GridEncoding = "identity"
+    """How the network is told which task it is."""
+    support: Support = "random"
+    """Which sets of preferences are trained."""
+    discount: float = 0.9
+    """What a reward loses with each step that it comes later."""
+    expert: Expert = "remaining_steps"
+    """Values for the steps that are left, or as published for the whole horizon at every step."""
+    held_out: float = 0.25
+    """Fraction of the sets never trained; disconnected, non_compositional and unpopular_modules hold out what they must."""
+
+    def __post_init__(self) -> None:
+        check_positive(num_modules=self.num_modules, num_active=self.num_active, num_features=self.num_features)
+        check_positive(num_objects=self.num_objects, horizon=self.horizon)
+        check_choice("latents", self.latents, get_args(Latents))
+        check_choice("expert", self.expert, get_args(Expert))
+        check_choice("encoding", self.encoding, get_args(GridEncoding))
+        check_encoding(self.encoding, latents=self.latents, num_modules=self.num_modules)
+        room = min(MAX_OBJECTS, len(self.free) - 1)
+        if self.num_objects > room:
+            raise InputError(f"num_objects is {self.num_objects}: expected at most {room}")
+        if not 0 < self.discount < 1:
+            raise InputError(f"discount is {self.discount}: expected a number strictly between 0 and 1")
+        _ = self.split  # refuse what cannot be covered before anything is built on it
+
+    @classmethod
+    def at_scale(cls, scale: Scale) -> PreferenceGrid:
+        """`small` has 8 preferences and kinds of objects, `tiny` has 4 of each and two objects on a map."""
+        if scale == "tiny":
+            return cls(num_modules=4, num_active=2, num_features=4, num_objects=2, horizon=6)
+        return cls(num_modules=8, num_features=8) if scale == "small" else cls()
+
+    @property
+    def num_actions(self) -> int:
+        return len(ACTIONS)
+
+    @property
+    def encoding_dim(self) -> int:
+        return 2 * self.num_active if self.encoding == "tokens" else self.num_modules
+
+    @property
+    def input_dim(self) -> int:
+        return self.encoding_dim + observation_dim(
+            num_kinds=self.num_features, num_cells=self.walls.numel(), walls=True, clock=self.clock
+        )
+
+    @property
+    def clock(self) -> int:
+        """Features that tell how many steps are left."""
+        return self.horizon if self.expert == "remaining_steps" else 0
+
+    @cached_property
+    def walls(self) -> Bool[Tensor, "height width"]:
+        return torch.tensor([[cell == "#" for cell in line] for line in LAYOUT.split()])
+
+    @cached_property
+    def free(self) -> Int[Tensor, " free"]:
+        """The cells that are no walls, by which the expert counts."""
+        return (~self.walls).flatten().nonzero()[:, 0]
+
+    @cached_property
+    def moves(self) -> Int[Tensor, "free moves"]:
+        """Where each move leads, from free cell to free cell."""
+        return torch.searchsorted(self.free, tabulate_moves(self.walls)[self.free])
+
+    @cached_property
+    def basis(self) -> Float[Tensor, "module feature"]:
+        """What each preference finds each kind of object worth: standard normal."""
+        stream = Stream(self.name, self.seed, "basis", rows=range(self.num_modules))
+        return draw_weights(stream, "normal", 1.0, 1, self.num_features)[:, 0]
+
+    @cached_property
+    def split(self) -> CompositionSplit:
+        return split_support(
+            self.support,
+            num_modules=self.num_modules,
+            num_active=self.num_active,
+            held_out=self.held_out,
+            seed=self.seed,
+        )
+
+    def sample(
+        self,
+        split: SplitName,
+        index: int,
+        *,
+        batch_size: int = 128,
+        rows: range | None = None,
+        device: torch.device | str = "cpu",
+    ) -> Batch:
+        """Batch `index` of a split, or only the given rows of it.
+
+        - `inputs` (batch, step, feature): the encoding of the task, then the observation;
+        - `targets` (batch, step): the expert's actions, numbered as in `ACTIONS`, ENDED after the end;
+        - `latents` (batch, K): the active modules, then -1;
+        - `info["strengths"]` (batch, module), `info["worth"]` (batch, object): the task, and what it makes of the objects;
+        - `info["kinds"]`, `info["objects"]` (batch, object): the kinds and cells of these;
+        - `info["cells"]` (batch, step): the agent's; `info["present"]` (batch, step, object): what is still there;
+        - `info["optimal"]` (batch, step, action).
+        """
+        stream = self.stream(split, index, range(batch_size) if rows is None else rows, device)
+        composition, modules = self.draw_compositions(split, stream)
+        strengths = draw_strengths(modules, stream, num_modules=self.num_modules, latents=self.latents)
+        kinds = stream.integers(self.num_features, self.num_objects)
+        places = stream.permutations(len(self.free))[:, : self.num_objects + 1]
+        start, objects = places[:, -1], places[:, :-1]
+        worth = self.value(strengths, modules, kinds)
+        episodes = demonstrate(
+            start,
+            objects,
+            worth,
+            self.moves.to(stream.device),
+            horizon=self.horizon,
+            discount=self.discount,
+            expert=self.expert,
+        )
+        free = self.free.to(stream.device)
+        episodes, objects = episodes._replace(cells=free[episodes.cells]), free[objects]
+        code = encode_strengths(
+            self.encoding, self.name, self.seed, strengths=strengths, modules=modules, num_slots=self.num_active
+        )
+        inputs = observe(
+            episodes,
+            encoding=code,
+            objects=objects,
+            kinds=kinds,
+            num_kinds=self.num_features,
+            num_cells=self.walls.numel(),
+            walls=self.walls.flatten()[None].to(stream.device, torch.float32),
+            clock=self.clock,
+        )
+        info = {"composition": composition, "strengths": strengths, "worth": worth, "kinds": kinds, "objects": objects}
+        info |= {"cells": episodes.cells, "present": episodes.present, "optimal": episodes.optimal}
+        return Batch(inputs, episodes.actions, modules, info)
+
+    def value(
+        self,
+        strengths: Float[Tensor, "rows modules"],
+        modules: Int[Tensor, "rows active"],
+        kinds: Int[Tensor, "rows object"],
+    ) -> Float[Tensor, "rows object"]:
+        """What objects of these kinds are worth, added up module by module.
+
+        A matrix product would depend, in its last bits, on how many rows there are.
+        """
+        chosen = modules.clamp_min(0)
+        weights = strengths.gather(1, chosen) * (modules >= 0)
+        basis = self.basis.to(kinds.device)[chosen[..., None], kinds[:, None]]
+        return (weights[..., None] * basis).sum(dim=1)
+
+    def audits(self, num_instances: int) -> list[Audit]:
+        """How often the two experts have a choice, and what the published one misses."""
+        episodes = {
+            expert: replace(self, expert=expert).sample("test", 0, batch_size=num_instances)
+            for expert in get_args(Expert)
+        }
+        best = self.add_up(episodes["remaining_steps"])
+        rows: list[tuple[str | float, ...]] = []
+        for expert, batch in episodes.items():
+            active = batch.targets != ENDED
+            tied = (batch.info["optimal"].sum(dim=2) > 1)[active].double().mean().item()
+            short = (self.add_up(batch) < best - 1e-6).double().mean().item()
+            rows.append((expert, active.sum(dim=1).double().mean().item(), tied, short))
+        columns = ("expert", "steps an episode", "steps with several optimal actions", "episodes that earn less")
+        return [Audit(title="the experts", columns=columns, rows=tuple(rows))]
+
+    def add_up(self, batch: Batch) -> Float[Tensor, " batch"]:
+        """What the expert's episodes earn in all, discounted."""
+        cells, objects, present = (batch.info[name] for name in ("cells", "objects", "present"))
+        stay = torch.arange(self.walls.numel())[:, None]
+        leads = torch.cat([stay, tabulate_moves(self.walls)], dim=1).to(cells.device)
+        after = leads[cells, batch.targets.clamp_min(NOTHING)]
+        gains = (present & (objects[:, None] == after[..., None])) * batch.info["worth"][:, None].double()
+        return gains.sum(dim=2) @ self.discount ** torch.arange(self.horizon, device=cells.device).double()
+
+    def describe(self, composition: Composition) -> str:
+        return " + ".join(f"preference {module}" for module in composition)
+
+    def render(self, batch: Batch, row: int) -> str:
+        """The map with the expert's path, what the objects are worth, and each step."""
+        names = [chr(ord("A") + number) for number in range(self.num_objects)]
+        info = {name: column[row].tolist() for name, column in batch.info.items()}
+        lines = [f"task  {self._write_task(batch, row)}", ""]
+        lines += write_map(self.walls, info["cells"][0], dict(zip(info["objects"], names, strict=True)))
+        lines += ["", "object  kind   worth"]
+        for name, kind, worth in zip(names, info["kinds"], info["worth"], strict=True):
+            lines.append(f"     {name}  {kind:4}  {worth:+.3f}".replace("-", "−"))
+        lines += ["", "the expert"]
+        for step, action in enumerate(batch.targets[row].tolist()):
+            if action == ENDED:
+                break
+            tied = [ACTIONS[other] for other, best in enumerate(info["optimal"][step]) if best and other != action]
+            lines.append(f"  {step + 1}  {ACTIONS[action]}" + (f"   (or {', '.join(tied)})" if tied else ""))
+        return "\n".join(lines)
+
+    def _write_task(self, batch: Batch, row: int) -> str:
+        active = [module for module in batch.latents[row].tolist() if module >= 0]
+        return " + ".join(f"{batch.info['strengths'][row, module]:.3g} · preference {module}" for module in active)
+
+    def draw(self, batch: Batch, row: int, path: Path | str) -> None:
+        """Write a picture of one episode as PNG or SVG: as the path ends."""
+        info = {name: column[row].tolist() for name, column in batch.info.items()}
+        actions = [action for action in batch.targets[row].tolist() if action != ENDED]
+        walk = info["cells"][: len(actions)]
+        if actions[-1] != NOTHING:
+            walk.append(tabulate_moves(self.walls)[walk[-1], actions[-1] - 1].item())
+        draw_map(
+            path,
+            walls=self.walls,
+            walk=walk,
+            marks=[
+                Mark(cell, kind, GOOD if worth > 0 else BAD, f"kind {kind}", worth)
+                for cell, kind, worth in zip(info["objects"], info["kinds"], info["worth"], strict=True)
+            ],
+            title=self._write_task(batch, row),
+            ending="nothing more to do" if actions[-1] == NOTHING else "out of time",
+        )

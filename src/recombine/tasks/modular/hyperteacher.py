@@ -1,0 +1,339 @@
+"""Hyperteacher: learn a family of networks from the encoding of a task and an input (SC, arXiv 2507.07207).
+
+A task mixes at most K of M modules, with strengths z; a frozen linear hypernetwork (see `modular_teacher`) makes of it
+
+    y = relu(x . sum_m z_m Theta_m / sqrt(K) + sum_m z_m b_m / sqrt(K)) . Omega,   x uniform in [-1, 1]
+
+A row is one task with a few inputs; each token is the encoding of the task (see `encodings`), then x. All sets of 1 to K
+modules are trained or held out (`ood`) as the support says (see `supports`); the split `unknown` has more modules at once
+than any training task.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import ClassVar, get_args
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from recombine.compositions import Composition, CompositionSplit
+from recombine.errors import InputError, check_choice, check_positive
+from recombine.tasks.base import (
+    Audit,
+    Batch,
+    Preset,
+    Ratio,
+    Scale,
+    SplitName,
+    Task,
+    measure_r2,
+    once_per_device,
+)
+from recombine.tasks.modular.encodings import Encoding, check_encoding, encode_strengths, measure_linearity
+from recombine.tasks.modular.strengths import Latents, draw_strengths
+from recombine.tasks.modular.supports import Support, split_support
+from recombine.tasks.modular.teacher import ModularTeacher, apply_teacher, draw_teacher
+from recombine.tasks.stream import Stream
+
+BATCHES_A_KEY = 16  # consecutive batches that share a key of the stream, and can be made at once
+MAX_AHEAD = 2**20  # numbers that are made before they are used
+NUM_SHOWN_FEATURES, NUM_SHOWN_LINES, NUM_SHOWN_SAMPLES = 8, 4, 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hyperteacher(Task):
+    """Predict the outputs of a network that mixes a few modules, given which and how much of each."""
+
+    name: ClassVar[str] = "hyperteacher"
+    summary: ClassVar[str] = "predict what a mixture of frozen modules does to an input (SC)"
+    splits: ClassVar[tuple[SplitName, ...]] = ("train", "test", "ood", "unknown")
+    evaluation_instances: ClassVar[int] = 4_000
+    models: ClassVar[tuple[str, ...]] = ("mlp", "hypernetwork", "task_transformer")
+
+    num_modules: int = 16
+    """Modules there are."""
+    num_active: int = 3
+    """Most modules that a training task mixes."""
+    x_dim: int = 16
+    """Features of an input x."""
+    teacher_dim: int = 16
+    """Hidden features of the teacher."""
+    y_dim: int = 16
+    """Features of an output y."""
+    teacher_layers: int = 1
+    """Hidden layers of the teacher, each with modules of its own."""
+    latents: Latents = "discrete"
+    """Strengths of active modules: 0.5, 0.6, ..., 1; or always 1; or anything from 0.5 to 1."""
+    encoding: Encoding = "identity"
+    """How the network is told which task it is."""
+    num_shots: int = 50
+    """Examples (x, y) that make up the encoding few_shot."""
+    support: Support = "random"
+    """Which compositions are trained."""
+    held_out: float = 0.25
+    """Fraction never trained; disconnected, non_compositional and unpopular_modules hold out what they must."""
+    num_extra: int = 1
+    """Up to how many modules more than in training a task of the split unknown mixes; 0 for no such split."""
+    num_samples: int = 16
+    """Inputs x of each task."""
+    train_samples: int | None = None
+    """Inputs x of each task in training batches, if not as many."""
+
+    def __post_init__(self) -> None:
+        check_choice("latents", self.latents, get_args(Latents))
+        check_choice("encoding", self.encoding, get_args(Encoding))
+        sizes = {
+            name: getattr(self, name) for name in ("num_modules", "x_dim", "teacher_dim", "y_dim", "teacher_layers")
+        }
+        if self.num_samples < 2:
+            raise InputError(f"num_samples is {self.num_samples}: expected at least 2, to have a variance")
+        check_positive(**sizes, train_samples=self.num_train_samples)
+        if self.num_extra < 0:
+            raise InputError(f"num_extra is {self.num_extra}: expected 0 or more modules")
+        if self.encoding == "few_shot" and self.num_shots < 1:
+            raise InputError(f"num_shots is {self.num_shots}: encoding few_shot expected at least 1 example")
+        check_encoding(self.encoding, latents=self.latents, num_modules=self.num_modules)
+        _ = self.split  # refuse what cannot be covered before anything is built on it
+
+    @classmethod
+    def preset(cls, scale: Scale, model: str | None = None) -> Preset:
+        """The paper's 16 modules, 300,000 steps at a constant rate; the smaller scales have 8 modules, 2 inputs per task in
+        training batches, and a cosine at a higher rate. The task transformer has positions, so it trains on as many inputs.
+        """
+        model = model or "mlp"
+        if scale == "paper":
+            training = {"steps": 300_000, "learning_rate": 3e-4, "warmup_steps": 0, "schedule": "constant"}
+            return Preset(task=cls(), model=model, training={**training, "weight_decay": 3e-3})
+        positions = model == "task_transformer"
+        sizes: dict[str, dict[str, int]] = {
+            "mlp": {"num_layers": 2, "hidden_dim": 128},
+            "hypernetwork": {"hidden_dim": 64},
+            "task_transformer": {"num_layers": 2, "embedding_dim": 64, "kqv_dim": 64, "mlp_dim": 256},
+        }
+        return Preset(
+            task=cls(num_modules=8, x_dim=8, teacher_dim=8, y_dim=8, train_samples=None if positions else 2),
+            model=model,
+            sizes=sizes.get(model, {}),
+            training={
+                "steps": {"tiny": 2_000, "small": 4_000}[scale],
+                "learning_rate": 1e-3 if positions else 3e-3,
+                "weight_decay": 3e-3,
+                "warmup_steps": 100,
+            },
+        )
+
+    @property
+    def most_active(self) -> int:
+        """Most modules that any task mixes, trained or not."""
+        return min(self.num_active + self.num_extra, self.num_modules)
+
+    @property
+    def num_train_samples(self) -> int:
+        """Inputs x of each task in a training batch."""
+        return self.num_samples if self.train_samples is None else self.train_samples
+
+    @property
+    def encoding_dim(self) -> int:
+        if self.encoding == "tokens":
+            return 2 * self.most_active
+        return self.num_shots * (self.x_dim + self.y_dim) if self.encoding == "few_shot" else self.num_modules
+
+    @property
+    def input_dim(self) -> int:
+        return self.encoding_dim + self.x_dim
+
+    @property
+    def output_dim(self) -> int:
+        return self.y_dim
+
+    @property
+    def sequence_length(self) -> int:
+        return self.num_samples
+
+    @property
+    def num_read(self) -> int:
+        return self.num_samples
+
+    @cached_property
+    def split(self) -> CompositionSplit:
+        return split_support(
+            self.support,
+            num_modules=self.num_modules,
+            num_active=self.num_active,
+            held_out=self.held_out,
+            seed=self.seed,
+            most_active=self.most_active,
+        )
+
+    def sample(
+        self,
+        split: SplitName,
+        index: int,
+        *,
+        batch_size: int = 128,
+        rows: range | None = None,
+        device: torch.device | str = "cpu",
+    ) -> Batch:
+        if split == "train" and rows in (None, range(batch_size)):
+            return self._take_ahead(index, batch_size, device)
+        return self._make(split, index, batch_size, range(batch_size) if rows is None else rows, device)
+
+    def _take_ahead(self, index: int, batch_size: int, device: torch.device | str) -> Batch:
+        """A training batch out of several made at once: of small batches the calls would cost more than the numbers.
+
+        Each is handed out once, for a batch is its taker's own; whoever wants it again has all of them made again, since a
+        product may differ in its last bits with the number of rows.
+        """
+        room = MAX_AHEAD // (batch_size * self.num_train_samples * self.input_dim)
+        num_ahead = next(count for count in (16, 8, 4, 2, 1) if count <= max(room, 1))
+        key = (index - index % num_ahead, batch_size, torch.device(device))
+        with torch.inference_mode(False):  # fit for training, whoever takes the first
+            if index not in self._ahead.get(key, {}):
+                self._ahead.clear()
+                made = self._make("train", key[0], batch_size, range(num_ahead * batch_size), device)
+                columns = (made.inputs, made.targets, made.latents, *made.info.values())
+                parts = zip(*(each.split(batch_size) for each in columns), strict=True)
+                self._ahead[key] = {
+                    key[0] + number: Batch(inputs, targets, latents, dict(zip(made.info, info, strict=True)))
+                    for number, (inputs, targets, latents, *info) in enumerate(parts)
+                }
+            return self._ahead[key].pop(index)
+
+    @cached_property
+    def _ahead(self) -> dict[tuple[int, int, torch.device], dict[int, Batch]]:
+        return {}
+
+    def _make(self, split: SplitName, index: int, batch_size: int, rows: range, device: torch.device | str) -> Batch:
+        """Rows of a batch; consecutive batches are consecutive rows of one stream."""
+        before = index % BATCHES_A_KEY * batch_size
+        rows = range(before + rows.start, before + rows.stop)
+        stream = self.stream(split, index // BATCHES_A_KEY, rows, device)
+        if not self.split.compositions(split):
+            raise InputError(f"split {split!r} is empty: expected num_extra and modules left for it")
+        num_samples = self.num_train_samples if split == "train" else self.num_samples
+        composition, modules = self.draw_compositions(split, stream)
+        strengths = self.draw_strengths(modules, stream)
+        x = stream.uniform(num_samples, self.x_dim).mul_(2).sub_(1)
+        y = self.apply(strengths, x)
+        if self.encoding == "few_shot":
+            shots = stream.uniform(self.num_shots, self.x_dim).mul_(2).sub_(1)
+            code = torch.cat([shots, self.apply(strengths, shots)], dim=-1).flatten(1)
+        else:
+            code = encode_strengths(
+                self.encoding, self.name, self.seed, strengths=strengths, modules=modules, num_slots=self.most_active
+            )
+        inputs = torch.cat([code[:, None].expand(-1, num_samples, -1), x], dim=-1)
+        return Batch(inputs, y, modules, {"composition": composition, "strengths": strengths})
+
+    def draw_strengths(self, modules: Int[Tensor, "rows active"], stream: Stream) -> Float[Tensor, "rows modules"]:
+        """How strongly each module acts: 0 but for those of the composition."""
+        return draw_strengths(modules, stream, num_modules=self.num_modules, latents=self.latents)
+
+    def apply(
+        self, strengths: Float[Tensor, "rows modules"], x: Float[Tensor, "rows samples x"]
+    ) -> Float[Tensor, "rows samples y"]:
+        """What the teacher makes of x."""
+        return apply_teacher(self.teacher_on(x.device), strengths / math.sqrt(self.num_active), x)
+
+    @cached_property
+    def teacher(self) -> ModularTeacher:
+        return draw_teacher(
+            self.name,
+            self.seed,
+            num_modules=self.num_modules,
+            input_dim=self.x_dim,
+            hidden_dim=self.teacher_dim,
+            output_dim=self.y_dim,
+            num_layers=self.teacher_layers,
+        )
+
+    @once_per_device
+    def teacher_on(self, device: torch.device) -> ModularTeacher:
+        return self.teacher.to(device)
+
+    def loss(self, predictions: Tensor, batch: Batch) -> Float[Tensor, ""]:
+        """Squared error."""
+        return (self.read(predictions, batch) - batch.targets).square().mean()
+
+    def metrics(self, predictions: Tensor, batch: Batch) -> dict[str, Ratio]:
+        """R² as published, the mean, and pooled; the variance is that of an output over the task's own samples."""
+        targets = batch.targets.double()
+        error = (self.read(predictions, batch).double() - targets).square()
+        return measure_r2(error, targets.var(dim=1, correction=0, keepdim=True))
+
+    def read(self, predictions: Tensor, batch: Batch) -> Float[Tensor, "batch samples y"]:
+        """One prediction for each output, in any layout that has so many."""
+        if predictions.numel() != batch.targets.numel():
+            raise InputError(
+                f"predictions have shape {tuple(predictions.shape)}: expected {tuple(batch.targets.shape)}, "
+                "every output of every sample"
+            )
+        return predictions.reshape(batch.targets.shape)
+
+    def chance(self, batch: Batch) -> Float[Tensor, "batch samples y"]:
+        """The best constant: the mean output of training."""
+        return self.mean_target.to(batch.targets.device).expand_as(batch.targets)
+
+    @cached_property
+    def mean_target(self) -> Float[Tensor, " y"]:
+        """Mean of y over 65,536 inputs of the training stream's own distribution."""
+        stream = Stream(self.name, self.seed, "mean target", rows=range(65_536))
+        _, modules = self.draw_compositions("train", stream)
+        x = stream.uniform(1, self.x_dim) * 2 - 1
+        return self.apply(self.draw_strengths(modules, stream), x).double().mean(dim=(0, 1)).float()
+
+    def oracle(self, batch: Batch) -> Float[Tensor, "batch samples y"]:
+        """The teacher itself, told the strengths, which the encoding determines.
+
+        Too few examples of few_shot leave them open: what can be reached then lies below this ceiling.
+        """
+        return self.apply(batch.info["strengths"], batch.inputs[..., self.encoding_dim :])
+
+    def audits(self, num_instances: int) -> list[Audit]:
+        """How linearly the strengths can be read from each encoding that this setting allows."""
+        rows = []
+        for encoding in get_args(Encoding):
+            try:
+                task = replace(self, encoding=encoding, num_samples=2)
+            except InputError:
+                continue
+            batches = [task.sample(split, 0, batch_size=num_instances) for split in ("test", "ood")]
+            codes = torch.cat([batch.inputs[:, 0, : task.encoding_dim] for batch in batches])
+            strengths = torch.cat([batch.info["strengths"] for batch in batches])
+            rows.append((encoding, task.encoding_dim, *measure_linearity(codes, strengths, num_instances // 2)))
+        return [
+            Audit(
+                title="how linearly the strengths of modules can be read from an encoding",
+                columns=("encoding", "features", "R² on test", "R² on ood"),
+                rows=tuple(rows),
+                note="ridge regression, fitted on other tasks of the training compositions",
+            )
+        ]
+
+    def describe(self, composition: Composition) -> str:
+        return " + ".join(f"module {module}" for module in composition if module >= 0)
+
+    def render(self, batch: Batch, row: int) -> str:
+        strengths = batch.info["strengths"][row].tolist()
+        mixed = " + ".join(f"{strength:.2f} × module {m}" for m, strength in enumerate(strengths) if strength)
+        code = batch.inputs[row, 0, : self.encoding_dim].tolist()
+        lines = [f"task = {mixed}", f"told as {self.encoding}:"]
+        shown = NUM_SHOWN_FEATURES * NUM_SHOWN_LINES
+        starts = range(0, min(len(code), shown), NUM_SHOWN_FEATURES)
+        lines += ["  " + _write_numbers(code[start : start + NUM_SHOWN_FEATURES]) for start in starts]
+        lines += [f"   … {len(code)} numbers in all"] if len(code) > shown else []
+        pairs = list(zip(batch.inputs[row, :, self.encoding_dim :].tolist(), batch.targets[row].tolist(), strict=True))
+        for number, (x, y) in enumerate(pairs[:NUM_SHOWN_SAMPLES], start=1):
+            lines += [f"x{number}{_write_numbers(x)}", f" →{_write_numbers(y)}"]
+        more = len(pairs) - NUM_SHOWN_SAMPLES
+        return "\n".join([*lines, f"… {more} more"] if more > 0 else lines)
+
+
+def _write_numbers(values: list[float]) -> str:
+    """The first few, and a sign where there are more."""
+    cut = " …" if len(values) > NUM_SHOWN_FEATURES else ""
+    return "".join(f"{value:7.2f}" for value in values[:NUM_SHOWN_FEATURES]) + cut

@@ -1,0 +1,274 @@
+"""Functions of a modular teacher, to be inferred in context (When can transformers compositionally generalize in-context?,
+arXiv 2407.12275).
+
+A task is a combination of K of M modules and a strength z_m in [0.5, 1) for each of its modules (0 for all others); with
+the frozen modules of `modular_teacher`,
+
+    y = relu(x . sum_m z_m Theta_m) . Omega,   x uniform in [-sqrt(3), sqrt(3)] (variance 1), no noise
+
+A sequence shows examples (x, y) of one task, then queries (x, 0), each to be answered from the examples alone: queries do
+not see one another. Training shows a *support* of combinations, and every other combination of K modules is held out:
+
+    connected      on a ring, neighbours sharing one module: 01 12 23 34 45 50 for pairs of 6, 012 234 450 for triples
+    disconnected   the same on each half of the modules: 01 12 20 and 34 45 53, or 012 and 345: halves that never meet
+    custom         any other, as written
+
+The *unstructured* control has as many tasks, but no two combinations share a module: each has K independent ones of its own.
+So nothing learned of one helps with another, and held-out combinations are made of weights that were never trained; modules
+are numbered through, so that the split's certificate says so.
+The range of strengths and the control's own modules are our choice; the paper's text does not give them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, Literal, get_args
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from recombine.compositions import Composition, CompositionSplit, all_sets
+from recombine.errors import InputError, check_choice, check_positive
+from recombine.tasks.base import Batch, Preset, Ratio, Scale, SplitName, Task, measure_r2, once_per_device
+from recombine.tasks.modular.in_context_oracle import fit_latent
+from recombine.tasks.modular.in_context_support import Support, choose_support
+from recombine.tasks.modular.strengths import HIGHEST_LEVEL, LOWEST_LEVEL, draw_levels
+from recombine.tasks.modular.teacher import ModularTeacher, apply_teacher, draw_teacher
+from recombine.tasks.stream import Stream
+
+Modules = Literal["shared", "own"]
+MAX_COMBINATIONS = 1_000
+NUM_SHOWN_FEATURES, NUM_SHOWN_EXAMPLES, NUM_SHOWN_QUERIES = 6, 8, 3
+LOWEST_STRENGTH = LOWEST_LEVEL / HIGHEST_LEVEL
+
+
+@dataclass(frozen=True, kw_only=True)
+class InContext(Task):
+    """Predict the outputs of a function made of a few modules, from examples of it."""
+
+    name: ClassVar[str] = "in_context"
+    summary: ClassVar[str] = "infer a mixture of teacher modules from examples of it (IC)"
+    isolated_queries: ClassVar[bool] = True
+    evaluation_instances: ClassVar[int] = 2_000
+    models: ClassVar[tuple[str, ...]] = ("transformer", "hypernetwork_transformer")
+
+    num_modules: int = 6
+    """Modules of the teacher."""
+    num_active: int = 2
+    """Modules that a task mixes."""
+    support: Support = "connected"
+    """Which combinations are trained: a ring, two halves that never meet, or those of --combinations."""
+    combinations: str = ""
+    """The training combinations of a custom support, such as "0-1 1-2 2-3"."""
+    modules: Modules = "shared"
+    """Shared by all combinations, or own ones for each: the unstructured control."""
+    num_examples: int = 48
+    """Examples that a sequence shows."""
+    num_queries: int = 16
+    """Queries a sequence, each answered apart from the others."""
+    input_size: int = 16
+    """Features of x."""
+    hidden_size: int = 16
+    """Hidden units of the teacher."""
+    output_size: int = 4
+    """Features of y."""
+
+    def __post_init__(self) -> None:
+        check_choice("modules", self.modules, get_args(Modules))
+        check_positive(num_examples=self.num_examples, num_queries=self.num_queries, input_size=self.input_size)
+        check_positive(hidden_size=self.hidden_size, output_size=self.output_size)
+        check_positive(num_modules=self.num_modules, num_active=self.num_active)
+        if self.num_active > self.num_modules:
+            raise InputError(f"num_active is {self.num_active}: expected at most num_modules = {self.num_modules}")
+        count = math.comb(self.num_modules, self.num_active)
+        if count > MAX_COMBINATIONS:
+            raise InputError(
+                f"{self.num_active} of {self.num_modules} modules make {count} combinations: expected at most "
+                f"{MAX_COMBINATIONS}, since the oracle tries each"
+            )
+        _ = self.split  # refuse a support that cannot exist before anything is built on it
+
+    @classmethod
+    def preset(cls, scale: Scale, model: str | None = None) -> Preset:
+        """Sizes of a sister paper's generator at `paper`; the smaller ones are our choice for minutes on a CPU."""
+        model = model or "transformer"
+        layers, width = {"tiny": (2, 48), "small": (2, 64), "paper": (6, 128)}[scale]
+        task = cls(num_examples=32, num_queries=8, input_size=8, hidden_size=16)
+        if scale == "paper":
+            task = cls(num_examples=64, num_queries=16, input_size=16, hidden_size=16)
+        sizes: dict[str, Any] = {"num_layers": layers, "embedding_dim": width, "kqv_dim": width, "mlp_dim": 2 * width}
+        sizes |= {"attention": "softmax", "num_heads": 4, "position": "none"}
+        if model == "hypernetwork_transformer":
+            sizes["execution_dim"] = 2 * task.hidden_size  # twice the teacher's hidden units
+        return Preset(
+            task=task,
+            model=model,
+            sizes=sizes if model in cls.models else {},
+            training={
+                "steps": {"tiny": 600, "small": 6_000, "paper": 100_000}[scale],
+                "batch_size": 128 if scale == "paper" else 64,
+                "learning_rate": 1e-3 if scale == "paper" else 2e-3,
+                "weight_decay": 0.01,
+                "warmup_steps": 100,
+            },
+        )
+
+    @property
+    def input_dim(self) -> int:
+        return self.input_size + self.output_size
+
+    @property
+    def output_dim(self) -> int:
+        return self.output_size
+
+    @property
+    def sequence_length(self) -> int:
+        return self.num_examples + self.num_queries
+
+    @property
+    def num_read(self) -> int:
+        return self.num_queries
+
+    @cached_property
+    def split(self) -> CompositionSplit:
+        everything = all_sets(self.num_modules, self.num_active)
+        train = choose_support(
+            self.support, self.combinations, num_modules=self.num_modules, num_active=self.num_active
+        )
+        if self.modules == "own":
+            size = self.num_active
+            own = tuple(tuple(range(first, first + size)) for first in range(0, size * len(everything), size))
+            return CompositionSplit(train=own[: len(train)], ood=own[len(train) :])
+        return CompositionSplit(train=train, ood=tuple(each for each in everything if each not in train))
+
+    @property
+    def latent_size(self) -> int:
+        """Modules that there are in all: M, or K for each combination."""
+        return self.num_modules if self.modules == "shared" else self.num_active * len(self.all_combinations)
+
+    @property
+    def all_combinations(self) -> tuple[Composition, ...]:
+        return self.split.train + self.split.ood
+
+    @cached_property
+    def teacher(self) -> ModularTeacher:
+        return draw_teacher(
+            self.name,
+            self.seed,
+            num_modules=self.latent_size,
+            input_dim=self.input_size,
+            hidden_dim=self.hidden_size,
+            output_dim=self.output_size,
+            distribution="normal",
+            weight_scale=1.0,
+            bias_range=(0.0, 0.0),
+        )
+
+    def sample(
+        self,
+        split: SplitName,
+        index: int,
+        *,
+        batch_size: int = 128,
+        rows: range | None = None,
+        device: torch.device | str = "cpu",
+    ) -> Batch:
+        """Batch `index` of a split; `info["strengths"]` holds each row's z, one number a module."""
+        stream = self.stream(split, index, range(batch_size) if rows is None else rows, device)
+        composition, modules = self.draw_compositions(split, stream)
+        strengths = draw_levels(stream, self.num_active, "continuous")
+        x = (2 * stream.uniform(self.sequence_length, self.input_size) - 1) * math.sqrt(3)
+        latent = self.place(modules, strengths)
+        y = apply_teacher(self.teacher_on(device), latent, x)
+        inputs = torch.cat([x, y], dim=-1)
+        inputs[:, self.num_examples :, self.input_size :] = 0
+        targets = y[:, self.num_examples :].contiguous()
+        return Batch(inputs, targets, modules, {"composition": composition, "strengths": latent})
+
+    def place(
+        self, modules: Int[Tensor, "batch active"], strengths: Float[Tensor, "batch active"]
+    ) -> Float[Tensor, "batch latent"]:
+        """z of the teacher: the strengths where their modules are, 0 elsewhere."""
+        return strengths.new_zeros(len(strengths), self.latent_size).scatter(1, modules, strengths)
+
+    @once_per_device
+    def teacher_on(self, device: torch.device) -> ModularTeacher:
+        return self.teacher.to(device)
+
+    def loss(self, predictions: Tensor, batch: Batch) -> Float[Tensor, ""]:
+        """Squared error at the queries."""
+        return (self.read(predictions) - batch.targets).square().mean()
+
+    def metrics(self, predictions: Tensor, batch: Batch) -> dict[str, Ratio]:
+        """R² as a mean and pooled; the variance is that of an output over the sequence's own queries and examples."""
+        targets = batch.targets.double()
+        examples = batch.inputs[:, : self.num_examples, self.input_size :].double()
+        variance = torch.cat([examples, targets], dim=1).var(dim=1, correction=0)
+        return measure_r2((self.read(predictions).double() - targets).square().mean(dim=1), variance)
+
+    def read(self, predictions: Tensor) -> Float[Tensor, "batch queries output"]:
+        """The queries' predictions, from a model that answers at the queries or at every token."""
+        shape = tuple(predictions.shape)
+        expected = (self.num_queries, self.output_size)
+        if len(shape) != 3 or shape[2] != self.output_size or shape[1] not in (self.num_queries, self.sequence_length):
+            raise InputError(f"predictions have shape {shape}: expected (rows, {expected[0]}, {expected[1]})")
+        return predictions[:, -self.num_queries :]
+
+    def chance(self, batch: Batch) -> Float[Tensor, "batch queries output"]:
+        """The best constant: the mean target of training."""
+        return self.mean_target.to(batch.targets).expand_as(batch.targets)
+
+    @cached_property
+    def mean_target(self) -> Float[Tensor, " output"]:
+        """Mean of y over 4,096 training sequences of their own stream."""
+        stream = Stream(self.name, self.seed, "mean target", rows=range(4_096))
+        _, modules = self.draw_compositions("train", stream)
+        strengths = draw_levels(stream, self.num_active, "continuous")
+        x = (2 * stream.uniform(16, self.input_size) - 1) * math.sqrt(3)
+        y = apply_teacher(self.teacher, self.place(modules, strengths), x)
+        return y.double().mean(dim=(0, 1)).float()
+
+    def oracle(self, batch: Batch) -> Float[Tensor, "batch queries output"]:
+        """Whoever knows the modules: fit the strengths of every combination to the examples, and keep the best fit."""
+        return apply_teacher(
+            self.teacher_on(batch.inputs.device),
+            self.infer_latent(batch),
+            batch.inputs[:, self.num_examples :, : self.input_size],
+        )
+
+    def infer_latent(self, batch: Batch) -> Float[Tensor, "batch latent"]:
+        """z of each row, from its examples alone."""
+        return fit_latent(
+            self.teacher_on(batch.inputs.device),
+            self.all_combinations,
+            batch.inputs[:, : self.num_examples, : self.input_size],
+            batch.inputs[:, : self.num_examples, self.input_size :],
+            bounds=(LOWEST_STRENGTH, 1.0),
+        )
+
+    def describe(self, composition: Composition) -> str:
+        return " + ".join(f"module {module}" for module in composition)
+
+    def render(self, batch: Batch, row: int) -> str:
+        """The mixture, then the first examples and queries, with the first features of x."""
+        strengths = batch.info["strengths"][row]
+        mixed = " + ".join(f"{strengths[module]:.3f} · module {module}" for module in batch.latents[row].tolist())
+        cut = " …" if self.input_size > NUM_SHOWN_FEATURES else ""
+        lines = [f"task = {mixed}", "examples"]
+        examples, queries = batch.inputs[row].split((self.num_examples, self.num_queries))
+        for token in examples[:NUM_SHOWN_EXAMPLES]:
+            x, y = token.split((self.input_size, self.output_size))
+            lines.append(f"  x {_show(x[:NUM_SHOWN_FEATURES])}{cut}   y {_show(y)}")
+        lines.append(f"  … {self.num_examples - NUM_SHOWN_EXAMPLES} more" if len(examples) > NUM_SHOWN_EXAMPLES else "")
+        lines.append("queries, each answered apart from the others")
+        for token, answer in zip(queries[:NUM_SHOWN_QUERIES], batch.targets[row], strict=False):
+            lines.append(f"  x {_show(token[: min(NUM_SHOWN_FEATURES, self.input_size)])}{cut}   y {_show(answer)}")
+        lines.append(f"  … {self.num_queries - NUM_SHOWN_QUERIES} more" if len(queries) > NUM_SHOWN_QUERIES else "")
+        return "\n".join(line for line in lines if line)
+
+
+def _show(values: Float[Tensor, " features"]) -> str:
+    return " ".join(f"{value:5.2f}" for value in values.tolist())

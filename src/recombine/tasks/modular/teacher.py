@@ -1,0 +1,100 @@
+"""A linear hypernetwork over shared modules: the frozen teacher of the hyperteacher and in-context families.
+
+Each module m holds a weight matrix Theta_m and a bias b_m for every hidden layer; a task is a vector z that mixes them,
+
+    h = relu(x . sum_m z_m Theta_m + sum_m z_m b_m)   (once for each hidden layer),   y = h . Omega
+
+with one readout Omega for all tasks (Scale leads to compositional generalization, arXiv 2507.07207; When can
+transformers compositionally generalize in-context?, arXiv 2407.12275). Weights have variance `weight_scale / fan_in`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from recombine.errors import InputError, check_choice, check_positive
+from recombine.tasks.stream import Stream
+
+Distribution = Literal["truncated_normal", "normal", "uniform"]
+TRUNCATION = 2.0  # standard deviations of the normal that is cut
+
+
+@dataclass(frozen=True)
+class ModularTeacher:
+    """Frozen weights: for each hidden layer those of every module, and the readout that all tasks share."""
+
+    weights: tuple[Float[Tensor, "modules _ hidden"], ...]
+    biases: tuple[Float[Tensor, "modules hidden"], ...]
+    readout: Float[Tensor, "hidden output"]
+
+    def to(self, device: torch.device | str) -> ModularTeacher:
+        return ModularTeacher(
+            tuple(each.to(device) for each in self.weights),
+            tuple(each.to(device) for each in self.biases),
+            self.readout.to(device),
+        )
+
+
+def draw_teacher(
+    *key: object,
+    num_modules: int,
+    input_dim: int,
+    hidden_dim: int,
+    output_dim: int,
+    num_layers: int = 1,
+    distribution: Distribution = "truncated_normal",
+    weight_scale: float = math.sqrt(3),
+    bias_range: tuple[float, float] = (0.0, 0.5),
+) -> ModularTeacher:
+    """The teacher of a key (task name, seed, ...); the same key gives the same first modules, however many there are."""
+    check_positive(num_modules=num_modules, input_dim=input_dim, hidden_dim=hidden_dim, output_dim=output_dim)
+    check_positive(num_layers=num_layers)
+    check_choice("distribution", distribution, get_args(Distribution))
+    low, high = bias_range
+    if not weight_scale > 0 or low > high:
+        raise InputError(
+            f"weight scale {weight_scale}, biases from {low} to {high}: expected a positive scale and an ordered range"
+        )
+    modules = Stream(*key, "modules", rows=range(num_modules))
+    weights, biases = [], []
+    for fan_in in (input_dim, *[hidden_dim] * (num_layers - 1)):
+        weights.append(draw_weights(modules, distribution, weight_scale, fan_in, hidden_dim))
+        biases.append(low + (high - low) * modules.uniform(hidden_dim))
+    readout = Stream(*key, "readout", rows=range(hidden_dim))
+    omega = draw_weights(readout, distribution, weight_scale / hidden_dim, 1, output_dim)[:, 0]
+    return ModularTeacher(tuple(weights), tuple(biases), omega)
+
+
+def draw_weights(
+    stream: Stream, distribution: Distribution, weight_scale: float, fan_in: int, fan_out: int
+) -> Float[Tensor, "rows fan_in fan_out"]:
+    """Mean 0 and variance weight_scale / fan_in, by the inverse of the distribution function."""
+    uniform = stream.uniform(fan_in, fan_out).double() + 2.0**-25  # strictly between 0 and 1
+    if distribution == "uniform":
+        standard = (2 * uniform - 1) * math.sqrt(3)
+    elif distribution == "normal":
+        standard = torch.special.ndtri(uniform)
+    else:
+        inside = math.erf(TRUNCATION / math.sqrt(2))
+        density = math.exp(-(TRUNCATION**2) / 2) / math.sqrt(2 * math.pi)
+        deviation = math.sqrt(1 - 2 * TRUNCATION * density / inside)  # of a standard normal, once it is cut
+        standard = torch.special.ndtri((1 - inside) / 2 + inside * uniform) / deviation
+    return (standard * math.sqrt(weight_scale / fan_in)).float()
+
+
+def apply_teacher(
+    teacher: ModularTeacher,
+    latents: Float[Tensor, "tasks modules"],
+    x: Float[Tensor, "tasks samples input"],
+) -> Float[Tensor, "tasks samples output"]:
+    """Every task's outputs for its own inputs. Only each task's mixed matrix is formed, never x times each module's."""
+    for weights, biases in zip(teacher.weights, teacher.biases, strict=True):
+        mixed = (latents @ weights.flatten(1)).view(len(latents), *weights.shape[1:])
+        x = torch.baddbmm((latents @ biases)[:, None], x, mixed).relu_()
+    return x @ teacher.readout

@@ -1,0 +1,110 @@
+"""How often a SRAVEN puzzle has more than one answer, and what that leaves to be known (arXiv 2406.05816, table A2).
+
+Puzzles are drawn as the generator draws them, every multiset of rules equally likely, and solved exactly. Table A2 counts
+a puzzle as ambiguous if some answer that fits differs from the true one in *every* feature; the text of appendix B.2 says
+if it differs at all. Both are estimated, and so is the ceiling, the accuracy of the best possible solver: once as the mean
+posterior of its answers, once as the share that came true.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from recombine.compositions import all_multisets
+from recombine.errors import InputError, check_positive
+from recombine.tasks.base import Audit
+from recombine.tasks.sraven.generator import check_table, draw_puzzles
+from recombine.tasks.sraven.rules import RULES
+from recombine.tasks.sraven.solver import solve
+from recombine.tasks.stream import Stream
+
+
+class Estimate(NamedTuple):
+    """A mean over puzzles and its standard error."""
+
+    value: float
+    standard_error: float
+
+
+TABLE_A2 = {  # (features, values): fraction ambiguous as printed, over 4,096 puzzles
+    (4, 4): Estimate(0.0642, 0.0038),
+    (4, 8): Estimate(0.0032, 0.0009),
+    (4, 16): Estimate(0.0005, 0.0003),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ambiguity:
+    """Estimates for one setting."""
+
+    num_features: int
+    num_values: int
+    num_instances: int
+    ambiguous: Estimate  # another answer fits: the paper's wording
+    ambiguous_everywhere: Estimate  # another answer fits that differs in every feature: the paper's count
+    ceiling: Estimate  # expected accuracy of the most probable answer
+    accuracy: Estimate  # how often the most probable answer was the true one
+
+
+def estimate_ambiguity(
+    *,
+    num_values: int = 8,
+    num_features: int = 4,
+    num_instances: int = 4_096,
+    seed: int = 0,
+    grid_size: int = 3,
+    permuted: bool = True,
+) -> Ambiguity:
+    """Draw puzzles and solve them."""
+    check_positive(num_features=num_features)
+    check_table(num_values=num_values, grid_size=grid_size)
+    if num_instances < 2:
+        raise InputError(f"num_instances is {num_instances}: expected at least 2, for a standard error")
+    stream = Stream("sraven ambiguity", seed, rows=range(num_instances))
+    multisets = torch.tensor(all_multisets(len(RULES), num_features))
+    modules = multisets[stream.integers(len(multisets), 1)[:, 0]]
+    grids = draw_puzzles(modules, stream, num_values=num_values, grid_size=grid_size, permuted=permuted)["grids"]
+    solution, truth = solve(grids, num_values, permuted=permuted), grids[:, -1, -1]
+    return Ambiguity(
+        num_features=num_features,
+        num_values=num_values,
+        num_instances=num_instances,
+        ambiguous=_estimate(solution.ambiguous),
+        ambiguous_everywhere=_estimate(solution.ambiguous_everywhere(truth)),
+        ceiling=_estimate(solution.probability),
+        accuracy=_estimate((solution.best == truth).all(dim=1)),
+    )
+
+
+def tabulate_ambiguity(estimates: Sequence[Ambiguity]) -> Audit:
+    """Ours beside the printed figures, with the standard error of the last digits in brackets."""
+
+    def show(estimate: Estimate | None) -> str:
+        return "" if estimate is None else f"{estimate.value:.4f}({estimate.standard_error * 1e4:.0f})"
+
+    return Audit(
+        title=f"ambiguity and ceiling, {estimates[0].num_instances} puzzles each",
+        columns=("M", "K", "table A2", "by its count", "by its wording", "ceiling", "reached by the solver"),
+        rows=tuple(
+            (
+                each.num_features,
+                each.num_values,
+                show(TABLE_A2.get((each.num_features, each.num_values))),
+                *map(show, (each.ambiguous_everywhere, each.ambiguous, each.ceiling, each.accuracy)),
+            )
+            for each in estimates
+        ),
+        note="in brackets: standard error of the last digits\n"
+        "count: another answer fits that differs in every feature · wording: at all\n"
+        "ceiling: expected accuracy of the most probable answer under a uniform prior",
+    )
+
+
+def _estimate(values: Tensor) -> Estimate:
+    values = values.double()
+    return Estimate(values.mean().item(), (values.std() / len(values) ** 0.5).item())

@@ -1,0 +1,99 @@
+"""How many SRAVEN tasks and puzzles there are (arXiv 2406.05816, appendix B.1 and figure A9).
+
+With R rules, M features, G columns and K values. The paper prints
+
+    tasks = C(R+M-1, M) ((M!)^(G-1) - M),    multisets of rules times "unique permutations".
+
+We can derive neither factor. One feature has no permutations to choose, so R tasks, but the formula gives 0. And a
+multiset does not say which features follow which rule, which is part of a task once permutations are. What determines
+the puzzles is the rule of each position of the first column, and for each later column which position continues which:
+
+    tasks = R^M (M!)^(G-1)    (2,359,296 at R=8, M=4, G=3, beside 188,760 printed),
+
+and if renaming positions in all columns alike is not to count as another task, the orbits of that renaming, by Burnside's
+lemma (101,088). With few values some rules coincide, +2 and -2 at K=4 for one: then R is that of `count_distinct_rules`.
+
+The paper does not say how figure A9B counts puzzles. Here a puzzle is a task with values for all its panels, so a grid
+of values counts once for each task that explains it; this factorises, and bounds the number of different grids:
+
+    puzzles = (sum over rules of the ways to fill a feature)^M (M!)^(G-1).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import torch
+
+from recombine.errors import check_positive
+from recombine.tasks.sraven.generator import tabulate_rows
+from recombine.tasks.sraven.rules import DISTRIBUTE, RULES, STEPS, check_sizes
+
+NUM_RULES = len(RULES)
+
+
+def count_multisets(num_features: int, num_rules: int = NUM_RULES) -> int:
+    """What the split into trained and held-out compositions is made of."""
+    check_positive(num_features=num_features, num_rules=num_rules)
+    return math.comb(num_rules + num_features - 1, num_features)
+
+
+def count_tasks_as_printed(num_features: int, grid_size: int = 3, num_rules: int = NUM_RULES) -> int:
+    """The paper's formula."""
+    return count_multisets(num_features, num_rules) * (_count_pairings(num_features, grid_size) - num_features)
+
+
+def count_tasks(num_features: int, grid_size: int = 3, num_rules: int = NUM_RULES) -> int:
+    """Different choices of a rule for each position of the first column and of its continuation in each other column."""
+    check_positive(num_features=num_features, num_rules=num_rules)
+    return num_rules**num_features * _count_pairings(num_features, grid_size)
+
+
+def count_tasks_up_to_renaming(num_features: int, grid_size: int = 3, num_rules: int = NUM_RULES) -> int:
+    """Tasks, when exchanging positions in all columns alike makes no other task.
+
+    A renaming keeps a choice of rules that is constant on its cycles, and pairings that commute with it.
+    """
+    check_positive(num_features=num_features, num_rules=num_rules)
+    total = 0
+    for cycles in _partition(num_features, num_features):
+        num_commuting = math.prod(
+            length**repeats * math.factorial(repeats) for length, repeats in Counter(cycles).items()
+        )
+        num_renamings = math.factorial(num_features) // num_commuting
+        total += num_renamings * num_rules ** len(cycles) * num_commuting ** (grid_size - 1)
+    return total // math.factorial(num_features)
+
+
+def count_distinct_rules(num_values: int, grid_size: int = 3) -> int:
+    """Rules that make different rows: all 8 from K=5 on in a grid of 3, but 7 at K=4 and 6 at K=3."""
+    check_sizes(num_values=num_values, grid_size=grid_size)
+    table = tabulate_rows(num_values, grid_size, torch.device("cpu"))[:, : DISTRIBUTE * num_values ** (grid_size - 1)]
+    rows_by_rule = table.T.unflatten(0, (DISTRIBUTE, -1)).tolist()
+    return len({frozenset(map(tuple, rows)) for rows in rows_by_rule}) + 1
+
+
+def count_fillings(num_values: int, grid_size: int = 3) -> tuple[int, ...]:
+    """For each rule, the ways to fill all rows of a feature; all are equally likely."""
+    check_sizes(num_values=num_values, grid_size=grid_size)
+    one_free, most_free = num_values**grid_size, num_values ** (grid_size * (grid_size - 1))
+    distribute = math.comb(num_values, grid_size) * math.factorial(grid_size) ** grid_size
+    return (*[one_free] * len(STEPS), most_free, most_free, distribute)
+
+
+def count_puzzles(num_features: int, num_values: int, grid_size: int = 3) -> int:
+    """Tasks with values for all panels."""
+    check_positive(num_features=num_features)
+    return sum(count_fillings(num_values, grid_size)) ** num_features * _count_pairings(num_features, grid_size)
+
+
+def _count_pairings(num_features: int, grid_size: int) -> int:
+    return math.factorial(num_features) ** (grid_size - 1)
+
+
+def _partition(total: int, largest: int) -> list[tuple[int, ...]]:
+    """Every way to write a number as a falling sum of numbers up to the largest."""
+    if total == 0:
+        return [()]
+    return [(part, *rest) for part in range(min(total, largest), 0, -1) for rest in _partition(total - part, part)]

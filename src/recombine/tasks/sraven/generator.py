@@ -1,0 +1,105 @@
+"""Draw SRAVEN puzzles for given multisets of rules, all rows of a batch at once.
+
+What is uniformly random, each independent of the rest: which latent feature follows which rule of the multiset; for each
+column, which latent feature sits at which position; for each row of a feature its free values, one under constant and
+the progressions, G-1 under addition and subtraction; under distribute one set of G distinct values for the puzzle, and
+an order of it for each row.
+
+A row of a feature is then an entry of a table, which lists the K^(G-1) rows of each rule that deduces the last column,
+rule by rule (a progression repeats its K rows as often as needed), then the C(K, G) G! rows of distribute.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from functools import lru_cache
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from recombine.errors import InputError
+from recombine.tasks.sraven.rules import DISTRIBUTE, STEPS, check_sizes, deduce_last
+from recombine.tasks.stream import Stream
+
+MAX_TABLE_ROWS = 1 << 21
+MAX_TABULATED_PERMUTATION = 7
+
+
+def draw_puzzles(
+    modules: Int[Tensor, "rows features"], stream: Stream, *, num_values: int, grid_size: int, permuted: bool
+) -> dict[str, Tensor]:
+    """`rules` (rows, latent feature), `permutations` (rows, column, position), `grids` (rows, row, column, position)."""
+    num_features = modules.shape[1]
+    orders = _draw_permutations(num_features, grid_size + 1, stream)
+    rules, permutations = modules.gather(1, orders[:, 0]), orders[:, 1:].contiguous()
+    if not permuted:  # but drawn all the same, so that switching them off changes nothing else
+        permutations = torch.arange(num_features, device=stream.device).expand_as(permutations).contiguous()
+    entries = _draw_entries(rules, stream, num_values, grid_size)
+    shape = (len(rules), grid_size, grid_size, num_features)
+    entries = entries[:, :, None].expand(shape).gather(3, permutations[:, None].expand(shape))
+    table = tabulate_rows(num_values, grid_size, stream.device)
+    first = torch.arange(grid_size, device=stream.device).mul_(table.shape[1]).repeat_interleave(num_features)
+    entries.flatten(2).add_(first)
+    return {"rules": rules, "permutations": permutations, "grids": look_up(table.view(-1), entries)}
+
+
+def look_up(table: Tensor, entries: Int[Tensor, "*shape"]) -> Tensor:
+    """`table[entries]`, several times as fast on a CPU."""
+    return table.index_select(0, entries.reshape(-1)).view(*entries.shape, *table.shape[1:])
+
+
+def _draw_permutations(size: int, count: int, stream: Stream) -> Int[Tensor, "rows count size"]:
+    if size > MAX_TABULATED_PERMUTATION:
+        return stream.permutations(size, count)
+    table = tabulate_permutations(size, stream.device)
+    return look_up(table, torch.stack(stream.digits([len(table)] * count), dim=1))
+
+
+def _draw_entries(
+    rules: Int[Tensor, "rows features"], stream: Stream, num_values: int, grid_size: int
+) -> Int[Tensor, "rows row features"]:
+    """The entry of the table that each row of each latent feature is."""
+    num_free, num_sets, num_orders = _count_rows(num_values, grid_size)
+    digits = stream.digits([*[num_free] * grid_size, num_sets, *[num_orders] * grid_size], rules.shape[1])
+    free, chosen, orders = digits[:grid_size], digits[grid_size], digits[grid_size + 1 :]
+    is_distribute = rules == DISTRIBUTE
+    first = rules * num_free + chosen * (is_distribute * num_orders)
+    rows = [torch.where(is_distribute, order, row).add_(first) for row, order in zip(free, orders, strict=True)]
+    return torch.stack(rows, dim=1)
+
+
+def _count_rows(num_values: int, grid_size: int) -> tuple[int, int, int]:
+    """Rows of a rule with free values, sets of values, orders of a set."""
+    return num_values ** (grid_size - 1), math.comb(num_values, grid_size), math.factorial(grid_size)
+
+
+def check_table(*, num_values: int, grid_size: int) -> None:
+    """Refuse sizes that some rule cannot fill, and sizes whose table would not fit."""
+    check_sizes(num_values=num_values, grid_size=grid_size)
+    num_free, num_sets, num_orders = _count_rows(num_values, grid_size)
+    num_rows = DISTRIBUTE * num_free + num_sets * num_orders
+    if num_rows > MAX_TABLE_ROWS:
+        raise InputError(
+            f"num_values is {num_values} at grid size {grid_size}, which makes {num_rows} different rows of a feature: "
+            f"expected at most {MAX_TABLE_ROWS}"
+        )
+
+
+@lru_cache(maxsize=16)
+def tabulate_rows(num_values: int, grid_size: int, device: torch.device) -> Int[Tensor, "column entry"]:
+    """Every row that a feature can have, in the order of the module's docstring."""
+    free = torch.cartesian_prod(*[torch.arange(num_values)] * (grid_size - 1)).view(-1, grid_size - 1)
+    *_, added, subtracted = deduce_last(free.unbind(dim=1), num_values)
+    rows = [(free[:, :1] + step * torch.arange(grid_size)) % num_values for step in STEPS]
+    rows += [torch.cat([free, last[:, None]], dim=1) for last in (added, subtracted)]
+    sets = torch.combinations(torch.arange(num_values), grid_size)
+    rows.append(sets[:, tabulate_permutations(grid_size, torch.device("cpu"))].flatten(0, 1))
+    return torch.cat(rows).T.contiguous().to(device)
+
+
+@lru_cache(maxsize=16)
+def tabulate_permutations(size: int, device: torch.device) -> Int[Tensor, "permutation size"]:
+    """All orders of 0..size-1, lexicographically."""
+    return torch.tensor(list(itertools.permutations(range(size))), device=device)

@@ -1,0 +1,254 @@
+"""SRAVEN puzzles for people: as text, and drawn as the Raven matrix they know.
+
+In a drawing the positions of a panel are, in order, the shape, size, shade and number of its objects; each position
+beyond the fourth is a strip of boxes at the foot of the panel, one of them filled. A key shows every level. Where
+features are permuted, a rule that starts in the shapes of the first column may go on in the sizes of the second: that
+is the puzzle a model sees.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from recombine.errors import InputError, check_choice
+from recombine.tasks.sraven.rules import RULES
+from recombine.tasks.sraven.solver import Solution
+
+CHANNELS = ("shape", "size", "shade", "number")
+METADATA: dict[str, dict[str, Any]] = {".png": {"Software": None}, ".svg": {"Date": None}}  # same puzzle, same bytes
+INK, FAINT, ACCENT = "#1c2430", "#9aa3ae", "#c2410c"
+MAX_SHOWN = 3  # answers beside a drawing
+INCHES = 1.5  # a panel
+
+Point = Float[np.ndarray, " 2"]
+Points = Float[np.ndarray, "point 2"]
+
+
+def write_puzzle(
+    grid: Int[Tensor, "row column position"],
+    rules: Int[Tensor, " feature"],
+    permutations: Int[Tensor, "column position"],
+    solution: Solution,
+) -> str:
+    """The panels, what makes them, and every answer that fits the visible ones, with its posterior."""
+    width = len(str(int(grid.max())))
+
+    def join(values: Sequence[int | str]) -> str:
+        return " ".join(str(value).rjust(width) for value in values)
+
+    rows = [[join(panel) for panel in row] for row in grid.tolist()]
+    rows[-1][-1] = join("?" * grid.shape[2])
+    border = "\n" + "─┼─".join("─" * len(panel) for panel in rows[0]) + "\n"
+    lines = [border.join(" │ ".join(row) for row in rows), "", "each feature, its position in each column, its rows:"]
+
+    positions = permutations.argsort(dim=1)
+    for feature, rule in enumerate(rules.tolist()):
+        where = positions[:, feature]
+        values = grid.gather(2, where[None, :, None].expand(len(grid), -1, 1))[..., 0].tolist()
+        chain = " ".join(str(position + 1) for position in where.tolist())
+        lines.append(f"  {feature + 1}   at {chain}   {'  |  '.join(map(join, values))}   {RULES[rule]}")
+
+    truth = grid[-1, -1].tolist()
+    lines += ["", "every answer that fits, with its posterior:"]
+    for answer, probability in zip(solution.answers.tolist(), solution.answer_probabilities.tolist(), strict=True):
+        lines.append(f"  {join(answer)}   {probability:.4f}{'   the true one' if answer == truth else ''}")
+    return "\n".join(lines)
+
+
+def draw_puzzle(
+    grid: Int[Tensor, "row column position"],
+    num_values: int,
+    path: Path | str,
+    *,
+    solution: Solution | None = None,
+    caption: str = "",
+) -> None:
+    """Write a drawing as PNG or SVG; with a solution, answers that fit stand beside the puzzle, the likeliest first."""
+    from matplotlib.figure import Figure
+
+    path = Path(path)
+    check_choice("picture format", path.suffix, METADATA)
+    if num_values > len(SHAPES):
+        raise InputError(f"num_values is {num_values}: expected at most {len(SHAPES)}, the shapes that can be drawn")
+    grid_size, num_features = grid.shape[1:]
+    width, bottom = grid_size + (1.5 if solution else 0.1), -0.45 - 0.36 * num_features
+    figure = Figure(figsize=(INCHES * (width + 0.1), INCHES * (grid_size + 0.1 - bottom)))
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set(xlim=(-0.1, width), ylim=(bottom, grid_size + 0.1), aspect="equal")
+    axes.axis("off")
+    for row, column in np.ndindex(grid_size, grid_size):
+        last = row == column == grid_size - 1
+        corner = np.array([column, grid_size - 1.0 - row])
+        _draw_panel(axes, corner, None if last else grid[row, column].tolist(), num_values)
+    if solution:
+        _draw_answers(axes, solution, grid[-1, -1].tolist(), grid_size, num_values)
+    _draw_key(axes, num_features, num_values, grid_size)
+    axes.text(grid_size + 0.44, -0.17, caption, ha="left", va="top", fontsize=9, color=INK, linespacing=1.7)
+    save_figure(figure, path)
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """Write a figure as its path ends, all of it or nothing, the same bytes each time."""
+    from matplotlib import rc_context
+
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with rc_context({"svg.hashsalt": "recombine"}):
+            figure.savefig(temporary, dpi=150, format=path.suffix[1:], metadata=METADATA[path.suffix])
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise InputError(f"cannot write {path}: {error.strerror or error}; expected a writable place") from None
+
+
+def _draw_answers(axes: Any, solution: Solution, truth: list[int], grid_size: int, num_values: int) -> None:
+    """The likeliest answers, one above the other."""
+    answers = list(zip(solution.answers.tolist(), solution.answer_probabilities.tolist(), strict=True))
+    shown = answers[: min(MAX_SHOWN, grid_size)]
+    scale, step = (1.0, 1.3) if len(shown) < grid_size else (0.8, 1.02)
+    for number, (answer, probability) in enumerate(shown):
+        x, y = grid_size + 0.4, grid_size / 2 - 0.6 + step * ((len(shown) - 1) / 2 - number)
+        colour = ACCENT if answer == truth else FAINT
+        _draw_panel(axes, np.array([x, y]), answer, num_values, edge=colour, scale=scale)
+        label = ("answer" if answer == truth else "also fits") + (f", {probability:.1%}" if len(answers) > 1 else "")
+        axes.text(x + 0.5, y + 0.51 + scale / 2, label, ha="center", va="bottom", fontsize=9, color=colour)
+    if len(answers) > len(shown):
+        rest = f"and {len(answers) - len(shown)} more"
+        axes.text(x + 0.5, y + 0.49 - scale / 2, rest, ha="center", va="top", fontsize=9, color=FAINT)
+
+
+def _draw_panel(
+    axes: Any,
+    corner: Point,
+    values: list[int] | None,
+    num_values: int,
+    *,
+    edge: str = INK,
+    scale: float = 1.0,
+) -> None:
+    """A panel in the unit square at this lower left corner; without values, the one that is asked for."""
+    side = 0.92 * scale
+    corner = corner + (1 - side) / 2
+    frame = corner + side * np.array([(0, 0), (1, 0), (1, 1), (0, 1)])
+    axes.fill(*frame.T, facecolor="white", edgecolor=edge, linewidth=1.3)
+    if values is None:
+        axes.text(*corner + side * np.array([0.5, 0.47]), "?", ha="center", va="center", fontsize=44, color=ACCENT)
+        return
+    shape, size, shade, number = [*values, *[None] * 4][:4]
+    foot = 0.1 * max(0, len(values) - 4)
+    num_across = math.ceil(math.sqrt(num_values)) if number is not None else 1
+    pitch = (0.95 - foot) / num_across
+    centre = corner + side * np.array([0.5, 0.5 + foot / 2])
+    for offset in arrange(1 if number is None else number + 1) * pitch:
+        radius = 0.39 * pitch * relative_size(size, num_values)
+        _draw_object(axes, centre + side * offset, side * radius, shape or 0, shade, num_values)
+    for strip, value in enumerate(reversed(values[4:])):
+        _draw_strip(axes, corner + side * np.array([0.1, 0.05 + 0.1 * strip]), 0.8 * side, value, num_values)
+
+
+def _draw_object(axes: Any, centre: Point, radius: float, shape: int, shade: int | None, num_values: int) -> None:
+    level = 0.35 if shade is None else shade / (num_values - 1)
+    outline = centre + radius * SHAPES[shape]
+    axes.fill(*outline.T, facecolor=str(1 - 0.95 * level), edgecolor=INK, linewidth=0.9, joinstyle="miter")
+
+
+def _draw_strip(axes: Any, corner: Point, width: float, value: int, num_values: int) -> None:
+    box = width / num_values
+    for level in range(num_values):
+        frame = corner + np.array([level * box, 0]) + np.array([(0, 0), (box, 0), (box, 0.06), (0, 0.06)])
+        axes.fill(*frame.T, facecolor=INK if level == value else "white", edgecolor=FAINT, linewidth=0.7)
+
+
+def _draw_key(axes: Any, num_features: int, num_values: int, grid_size: int) -> None:
+    """Below the puzzle, how each position shows each value."""
+    left = 0.62
+    pitch = (grid_size - left) / num_values
+    side = min(0.34, 0.95 * pitch)
+    dot = side / math.ceil(math.sqrt(num_values))
+    for value in range(num_values):
+        axes.text(left + (value + 0.5) * pitch, -0.17, str(value), ha="center", va="center", fontsize=8, color=FAINT)
+    for position in range(num_features):
+        y = -0.45 - 0.36 * position
+        name = CHANNELS[position] if position < len(CHANNELS) else f"strip {position - len(CHANNELS) + 1}"
+        axes.text(0.04, y, name, ha="left", va="center", fontsize=9, color=INK)
+        for value in range(num_values):
+            centre = np.array([left + (value + 0.5) * pitch, y])
+            if position == 3:
+                for offset in arrange(value + 1) * dot:
+                    _draw_object(axes, centre + offset, 0.3 * dot, 0, num_values - 1, num_values)
+            elif position > 3:
+                _draw_strip(axes, centre - np.array([0.4 * pitch, 0.03]), 0.8 * pitch, value, num_values)
+            else:
+                shape, size, shade = (value if position == channel else None for channel in range(3))
+                radius = 0.4 * side * relative_size(size, num_values)
+                _draw_object(axes, centre, radius, shape or 0, shade, num_values)
+
+
+def relative_size(size: int | None, num_values: int) -> float:
+    """From 0.3 to 1 in equal ratios, since that is how eyes compare."""
+    return 0.75 if size is None else 0.3 ** (1 - size / (num_values - 1))
+
+
+def arrange(number: int) -> Points:
+    """Places for a number of objects, in rows as equal as can be, around the origin."""
+    num_rows = round(math.sqrt(number))
+    ends = [round(number * row / num_rows - 1e-9) for row in range(num_rows + 1)]
+    places = []
+    for row, (start, end) in enumerate(itertools.pairwise(ends)):
+        places += [(place - (end - start - 1) / 2, (num_rows - 1) / 2 - row) for place in range(end - start)]
+    return np.array(places, dtype=float)
+
+
+def _star(*radii: float, turn: float = 90.0) -> Points:
+    """Points at these radii, at equal angles counter-clockwise from `turn` degrees."""
+    angles = np.radians(turn) + np.arange(len(radii)) * 2 * np.pi / len(radii)
+    return np.array(radii)[:, None] * np.stack([np.cos(angles), np.sin(angles)], axis=1)
+
+
+def _normalise(points: Points) -> Points:
+    """Between equal radius and equal area, so that all shapes of a size look alike in size."""
+    x, y = points.T
+    area = abs(np.dot(x, np.roll(y, 1)) - np.dot(y, np.roll(x, 1))) / 2
+    return points / math.sqrt(np.linalg.norm(points, axis=1).max() * math.sqrt(area / math.pi))
+
+
+def _list_shapes() -> tuple[Points, ...]:
+    """The most different ones first."""
+    arc = np.linspace(0, np.pi, 40)
+    half = np.stack([np.cos(arc), np.sin(arc) - 0.4], axis=1)
+    crescent = np.concatenate([_star(*[1.0] * 80, turn=50.0)[:62], 0.25 + _star(*[0.82] * 80, turn=50.0)[61:0:-1]])
+    cross = np.array([(1, 3), (1, 1), (3, 1), (3, -1), (1, -1), (1, -3)])
+    cross = np.concatenate([cross, -cross]).astype(float)
+    arrow = np.array([(0, 1), (1, 0), (0.4, 0), (0.4, -1), (-0.4, -1), (-0.4, 0), (-1, 0)])
+    chevron = np.array([(0, 0.8), (1, -0.1), (1, -0.9), (0, 0), (-1, -0.9), (-1, -0.1)])
+    turn = np.array([(1, -1), (1, 1)]) / math.sqrt(2)
+    shapes = [
+        _star(*[1.0] * 80),
+        _star(1.0, 1.0, 1.0),
+        _star(1.0, 1.0, 1.0, 1.0, turn=45.0),
+        _star(*[1.0, 0.42] * 5),
+        cross,
+        _star(1.0, 0.55, 1.0, 0.55),
+        half,
+        _star(*[1.0] * 5),
+        arrow,
+        _star(*[1.0, 0.35] * 4),
+        chevron,
+        cross @ turn,
+        crescent,
+        _star(1.0, 1.0, 1.0, turn=-90.0),
+        _star(*[1.0, 0.7] * 9),
+        np.array([(-1, -0.5), (0.5, -0.5), (1, 0.5), (-0.5, 0.5)]),
+    ]
+    return tuple(_normalise(points) for points in shapes)
+
+
+SHAPES = _list_shapes()

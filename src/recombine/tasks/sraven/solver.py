@@ -1,0 +1,230 @@
+"""Exact solver of SRAVEN: every answer that fits the visible panels, and the posterior over them.
+
+A hypothesis says which position of each later column continues each position of the first column, and which rule each
+of these M chains follows. It fits if every chain obeys its rule in all visible panels; then it prescribes the hidden
+one. Column permutations are uniform and cancel, so a hypothesis with the rules rho that fits weighs
+
+    w = P(multiset of rho) / (distinct arrangements of that multiset) * product over chains of likelihood(rule),
+
+with the likelihoods that `sraven_rules` works out. The posterior of an answer is its share of the weight of all
+hypotheses that fit. The largest posterior is the accuracy of the best possible solver on the puzzle, and its mean over
+a split is the ceiling of the split. Since w depends on the multiset alone, `sraven_search` only counts the hypotheses
+of each (answer, multiset); the counts are exact, and the weights are applied here, in float64, relative to the largest.
+
+Reference: Schug et al., Attention as a Hypernetwork, arXiv 2406.05816. Appendix B.2 words ambiguity as
+`Solution.ambiguous` does; table A2 counts `Solution.ambiguous_everywhere`, which is far rarer.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from recombine.compositions import Composition, all_multisets
+from recombine.errors import InputError
+from recombine.tasks.sraven.rules import RULES, check_sizes, log_likelihoods, log_num_arrangements
+from recombine.tasks.sraven.search import Hypotheses, group_rows, place_values, search
+
+MAX_TABLE = 1 << 23  # entries of the table of fits that are worked on at once
+TIE = 1e-12  # posteriors as close as this differ by rounding only, and count as equal in the order of answers
+
+
+@dataclass(frozen=True, eq=False)
+class Solution:
+    """What the visible panels say about the hidden one, for each puzzle and for each of its consistent answers.
+
+    Answers are ordered by puzzle, then by falling posterior, then lexicographically. A puzzle that no hypothesis fits
+    has no answers, probability 0, and -1 in every feature of its best answer.
+    """
+
+    num_answers: Int[Tensor, " batch"]
+    best: Int[Tensor, "batch feature"]
+    probability: Float[Tensor, " batch"]  # of the best answer
+    instance: Int[Tensor, " total"]  # the puzzle that each row of `answers` belongs to
+    answers: Int[Tensor, "total feature"]
+    answer_probabilities: Float[Tensor, " total"]
+
+    @property
+    def ambiguous(self) -> Bool[Tensor, " batch"]:
+        """Whether hypotheses that fit disagree about the hidden panel: ambiguity as the paper words it."""
+        return self.num_answers > 1
+
+    def ambiguous_everywhere(self, truth: Tensor | np.ndarray) -> Bool[Tensor, " batch"]:
+        """Whether some consistent answer differs from the true one in *every* feature: the count of table A2.
+
+        `truth` is (batch, feature). The published check also lets distribute three repeat values, which its generator
+        never does: at 4 features that adds about 30 % to the count at 4 values, and next to nothing from 8 values on.
+        """
+        differs = (self.answers != self._check_answers(truth)[self.instance]).all(dim=1)
+        return torch.zeros_like(self.num_answers).index_add(0, self.instance, differs.long()) > 0
+
+    def probability_of(self, answers: Tensor | np.ndarray) -> Float[Tensor, " batch"]:
+        """The posterior of one given answer for each puzzle, (batch, feature); 0 where no hypothesis prescribes it."""
+        same = (self.answers == self._check_answers(answers)[self.instance]).all(dim=1)
+        return torch.zeros_like(self.probability).index_add(0, self.instance, self.answer_probabilities * same)
+
+    def _check_answers(self, answers: Tensor | np.ndarray) -> Tensor:
+        if tuple(answers.shape) != tuple(self.best.shape):
+            raise InputError(f"answers have shape {tuple(answers.shape)}: expected {tuple(self.best.shape)}")
+        return torch.as_tensor(answers, device=self.best.device)
+
+
+def solve(
+    grids: Tensor | np.ndarray,
+    num_values: int = 8,
+    *,
+    multisets: Collection[Iterable[Any]] | None = None,
+    weights: Sequence[float] | None = None,
+    permuted: bool = True,
+) -> Solution:
+    """Solve puzzles given as integers (batch, row, column, feature); the last panel is ignored and may hold anything.
+
+    The prior over multisets of rules is uniform over `multisets` (all of them by default), or as given by `weights`,
+    which need not sum to 1. `permuted=False` says that a feature has the same position in all columns; which feature
+    follows which rule stays unknown.
+    """
+    grids = _check_grids(grids, num_values)
+    _, grid_size, _, num_features = grids.shape
+    prior = _check_prior(multisets, weights, num_features)
+    log_weights = _weigh(prior, log_likelihoods(num_values=num_values, grid_size=grid_size)).to(grids.device)
+    transitions = [table.to(grids.device) for table in _tabulate_transitions(tuple(prior))]
+    chunk_size = max(1, MAX_TABLE // (len(RULES) * num_features**grid_size))
+    solutions = []
+    for chunk in grids.split(chunk_size):
+        hypotheses = search(chunk, num_values, transitions, permuted)
+        solutions.append(_summarise(hypotheses, log_weights, len(chunk), num_features, num_values))
+    return _concatenate(solutions)
+
+
+def _summarise(
+    hypotheses: Hypotheses, log_weights: Float[Tensor, " multiset"], batch: int, num_features: int, num_values: int
+) -> Solution:
+    instance, posterior, answer = _compute_posterior(hypotheses, log_weights, batch)
+    answers = answer[:, None] // place_values(num_features, num_values, answer.device) % num_values
+    num_answers = instance.bincount(minlength=batch)
+    solved = num_answers > 0
+    first = (num_answers.cumsum(0) - num_answers)[solved]
+    best = torch.full((batch, num_features), -1, device=answer.device)
+    best[solved] = answers[first]
+    probability = torch.zeros(batch, dtype=torch.float64, device=answer.device)
+    probability[solved] = posterior[first]
+    return Solution(num_answers, best, probability, instance, answers, posterior)
+
+
+def _compute_posterior(
+    hypotheses: Hypotheses, log_weights: Float[Tensor, " multiset"], batch: int
+) -> tuple[Int[Tensor, " total"], Float[Tensor, " total"], Int[Tensor, " total"]]:
+    """Puzzle, posterior and number of each consistent answer, in the order that `Solution` promises."""
+    log_weight = log_weights[hypotheses.multiset] + hypotheses.count.log()
+    largest = torch.full((batch,), -math.inf, dtype=torch.float64, device=log_weight.device)
+    largest.scatter_reduce_(0, hypotheses.instance, log_weight, "amax")
+    weight = (log_weight - largest[hypotheses.instance]).exp()
+    group, rows = group_rows(hypotheses.instance, hypotheses.answer)
+    instance, answer = hypotheses.instance[rows], hypotheses.answer[rows]
+    posterior = torch.zeros(len(rows), dtype=torch.float64, device=rows.device).index_add_(0, group, weight)
+    posterior /= torch.zeros_like(largest).index_add_(0, instance, posterior)[instance]
+    order = (posterior / TIE).round().sort(descending=True, stable=True).indices
+    order = order[instance[order].sort(stable=True).indices]
+    return instance[order], posterior[order], answer[order]
+
+
+def _concatenate(solutions: Sequence[Solution]) -> Solution:
+    columns = {field.name: [getattr(part, field.name) for part in solutions] for field in fields(Solution)}
+    offsets = itertools.accumulate(map(len, columns["num_answers"]), initial=0)
+    columns["instance"] = [part + offset for part, offset in zip(columns["instance"], offsets, strict=False)]
+    return Solution(**{name: torch.cat(parts) for name, parts in columns.items()})
+
+
+def _weigh(prior: dict[Composition, float], likelihoods: Sequence[float]) -> Float[Tensor, " multiset"]:
+    """The log-weight of one hypothesis, for each multiset of the prior."""
+    log_weights = [
+        math.log(weight) - log_num_arrangements(multiset) + sum(likelihoods[rule] for rule in multiset)
+        for multiset, weight in prior.items()
+    ]
+    return torch.tensor(log_weights, dtype=torch.float64)
+
+
+@lru_cache(maxsize=32)
+def _tabulate_transitions(multisets: tuple[Composition, ...]) -> tuple[Int[Tensor, "_ rule"], ...]:
+    """For each size, the multiset that each smaller one and each rule make; -1 where the prior has no use for it."""
+    transitions: list[Tensor] = []
+    while multisets[0]:
+        number = {multiset: index for index, multiset in enumerate(multisets)}
+        multisets = tuple(sorted({whole[:i] + whole[i + 1 :] for whole in multisets for i in range(len(whole))}))
+        larger = [[tuple(sorted((*multiset, rule))) for rule in range(len(RULES))] for multiset in multisets]
+        transitions.insert(0, torch.tensor([[number.get(multiset, -1) for multiset in row] for row in larger]))
+    return tuple(transitions)
+
+
+def _check_prior(
+    multisets: Collection[Iterable[Any]] | None, weights: Sequence[float] | None, num_features: int
+) -> dict[Composition, float]:
+    """The multisets of rules that a puzzle may have, each with its weight."""
+    if multisets is None:
+        if weights is not None:
+            raise InputError(f"{len(weights)} weights without multisets: expected the multisets that they belong to")
+        return dict.fromkeys(all_multisets(len(RULES), num_features), 1.0)
+    listed = [_check_multiset(multiset, num_features) for multiset in multisets]
+    num_different = len(set(listed))
+    if not listed or num_different < len(listed):
+        raise InputError(f"{len(listed)} multisets, {num_different} different: expected one or more, none twice")
+    if weights is None:
+        return dict.fromkeys(listed, 1.0)
+    if len(weights) != len(listed) or isinstance(multisets, (set, frozenset)):
+        kind = type(multisets).__name__
+        raise InputError(f"{len(weights)} weights for a {kind} of {len(listed)} multisets: expected equal sequences")
+    for weight in weights:
+        if not 0 <= weight < math.inf:
+            raise InputError(f"weight is {weight}: expected a finite number of at least 0")
+    prior = {multiset: float(weight) for multiset, weight in zip(listed, weights, strict=True) if weight > 0}
+    if not prior:
+        raise InputError(f"all {len(listed)} weights are 0: expected at least one above 0")
+    return prior
+
+
+def _check_multiset(multiset: Iterable[Any], num_features: int) -> Composition:
+    try:
+        rules = tuple(sorted(operator.index(rule) for rule in multiset))
+    except TypeError:
+        raise InputError(f"multiset is {multiset!r}: expected {num_features} rule numbers") from None
+    for rule in rules:
+        if not 0 <= rule < len(RULES):
+            choices = ", ".join(f"{number} ({name})" for number, name in enumerate(RULES))
+            raise InputError(f"unknown rule {rule} in multiset {rules}: expected one of {choices}")
+    if len(rules) != num_features:
+        raise InputError(f"multiset {rules} has {len(rules)} rules: expected {num_features}, one for each feature")
+    return rules
+
+
+def _check_grids(grids: Tensor | np.ndarray, num_values: int) -> Int[Tensor, "batch row column feature"]:
+    """Puzzles in int64, after checking all that the solver will read."""
+    if isinstance(grids, np.ndarray):
+        grids = torch.from_numpy(grids.astype(np.int64) if grids.dtype.kind in "iu" else grids)
+    if grids.is_floating_point() or grids.is_complex() or grids.dtype == torch.bool:
+        raise InputError(f"grids hold {grids.dtype}: expected whole numbers")
+    shape = tuple(grids.shape)
+    if len(shape) != 4 or shape[1] != shape[2] or shape[3] < 1:
+        raise InputError(f"grids have shape {shape}: expected (batch, row, column, feature), as many rows as columns")
+    grid_size, num_features = shape[2:]
+    check_sizes(num_values=num_values, grid_size=grid_size)
+    if (grid_size - 1) * num_features > 62 or num_values ** max(num_features, grid_size) >= 1 << 62:
+        raise InputError(
+            f"grids have {num_features} features of {num_values} values in {grid_size} columns: expected at most "
+            f"{62 // (grid_size - 1)} features, and values to the power of features or columns below 2^62"
+        )
+    grids = grids.long()
+    visible = grids.flatten(1, 2)[:, :-1]
+    if visible.numel() and (visible.min() < 0 or visible.max() >= num_values):
+        found = f"{int(visible.min())} to {int(visible.max())}"
+        raise InputError(f"grids hold values from {found}: expected 0 to {num_values - 1} in all panels but the last")
+    return grids

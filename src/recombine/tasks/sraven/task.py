@@ -1,0 +1,260 @@
+"""SRAVEN, a symbolic Raven's progressive matrix (Attention as a Hypernetwork, arXiv 2406.05816, section 4).
+
+A puzzle is a grid of G x G panels; a panel holds M features, each a value in 0..K-1. Every latent feature follows one of
+eight rules along all rows (see `sraven_rules`), and the last panel is to be predicted. A task is a *multiset* of M rules:
+which feature follows which rule is drawn anew for each puzzle, and so is one permutation of the features for each column,
+the same in all rows, that hides which positions belong together.
+
+Tokens, one one-hot value each: the G² - 1 visible panels in reading order, the M features of a panel in their column's
+order; then M empty (all-zero) tokens that ask for the features of the last panel, in the order of the last column.
+
+A puzzle can have several answers that some rules and permutations explain: a quarter of them do at M=4, K=8. The solver
+(`sraven_solver`) knows them all, and its accuracy is the ceiling. `unambiguous=True` draws such puzzles again, keeping
+their multiset of rules, until only one answer is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn.functional import cross_entropy, one_hot
+
+from recombine.compositions import Composition, CompositionSplit, all_multisets, split_compositions
+from recombine.errors import InputError, check_positive
+from recombine.tasks.base import METRICS, Audit, Batch, Metric, Preset, Ratio, Scale, SplitName, Task
+from recombine.tasks.sraven.ambiguity import estimate_ambiguity, tabulate_ambiguity
+from recombine.tasks.sraven.generator import check_table, draw_puzzles, look_up
+from recombine.tasks.sraven.picture import draw_puzzle, write_puzzle
+from recombine.tasks.sraven.rules import RULES
+from recombine.tasks.sraven.solver import Solution, solve
+from recombine.tasks.stream import Stream
+
+NUM_DRAWN, MAX_REDRAWS = 4, 500  # puzzles of a multiset in search of an unambiguous one; at M=4, K=3 one in 50 is
+
+
+@dataclass(frozen=True, kw_only=True)
+class SRaven(Task):
+    """Complete a symbolic Raven matrix whose features follow hidden rules."""
+
+    name: ClassVar[str] = "sraven"
+    summary: ClassVar[str] = "complete a symbolic Raven matrix from the rules of its features (AH, section 4)"
+    splits: ClassVar[tuple[SplitName, ...]] = ("train", "test", "ood")
+    evaluation_instances: ClassVar[int] = 51_200
+    metric_info: ClassVar[Mapping[str, Metric]] = METRICS | {"feature_accuracy": Metric(title="feature accuracy")}
+
+    num_features: int = 4
+    """Features of a panel, each with a rule."""
+    num_values: int = 8
+    """Values a feature can take."""
+    grid_size: int = 3
+    """Rows and columns of panels."""
+    held_out: float = 0.25
+    """Fraction of the multisets of rules that are never trained."""
+    permuted: bool = True
+    """Reorder the features in each column, so that correspondences must be found."""
+    unambiguous: bool = False
+    """Draw only puzzles with one possible answer; slower, since the exact solver checks each."""
+
+    def __post_init__(self) -> None:
+        check_positive(num_features=self.num_features)
+        check_table(num_values=self.num_values, grid_size=self.grid_size)
+        _ = self.split  # refuse what cannot be covered before anything is built on it
+
+    @classmethod
+    def preset(cls, scale: Scale, model: str | None = None) -> Preset:
+        """Table A3 of the paper, 20M instances; `small` has two features and fewer steps, `tiny` is also narrower."""
+        sizes = {"num_layers": 4, "embedding_dim": 128, "kqv_dim": 64, "mlp_dim": 256, "num_heads": 16}
+        if scale == "tiny":
+            sizes |= {"embedding_dim": 64, "kqv_dim": 32, "mlp_dim": 128, "num_heads": 8}
+        return Preset(
+            task=cls(num_features=4 if scale == "paper" else 2),
+            model=model or "transformer",
+            sizes=sizes if model in (None, "transformer") else {},
+            training={
+                "steps": {"tiny": 6_000, "small": 12_000, "paper": 156_250}[scale],
+                "learning_rate": 2e-3 if scale == "tiny" else 1e-3,
+                "weight_decay": 0.1,
+                "warmup_steps": 1_000,
+            },
+        )
+
+    @property
+    def input_dim(self) -> int:
+        return self.num_values
+
+    @property
+    def output_dim(self) -> int:
+        return self.num_values
+
+    @property
+    def sequence_length(self) -> int:
+        return self.grid_size**2 * self.num_features
+
+    @property
+    def num_read(self) -> int:
+        return self.num_features
+
+    @cached_property
+    def split(self) -> CompositionSplit:
+        multisets = all_multisets(len(RULES), self.num_features)
+        return split_compositions(multisets, held_out=self.held_out, seed=self.seed)
+
+    def sample(
+        self,
+        split: SplitName,
+        index: int,
+        *,
+        batch_size: int = 128,
+        rows: range | None = None,
+        device: torch.device | str = "cpu",
+    ) -> Batch:
+        """Batch `index` of a split, or only the given rows of it.
+
+        - `inputs` (batch, token, value): one-hot, float32; the module's docstring has the order of the tokens;
+        - `targets` (batch, position): the values of the last panel, in the order of the last column;
+        - `latents` (batch, feature): the sorted multiset of rules, numbered as in `RULES`;
+        - `info["rules"]` (batch, latent feature): the rule that each latent feature follows;
+        - `info["permutations"]` (batch, column, position): the latent feature at each position of each column;
+        - `info["grids"]` (batch, row, column, position): all values, those of the last panel included.
+        """
+        stream = self.stream(split, index, range(batch_size) if rows is None else rows, device)
+        composition, modules = self.draw_compositions(split, stream)
+        puzzles = self._draw_puzzles(modules, stream)
+        if self.unambiguous:
+            self._redraw_ambiguous(puzzles, modules, stream)
+        return Batch(
+            self._encode(puzzles["grids"]),
+            puzzles["grids"][:, -1, -1].contiguous(),
+            modules,
+            {"composition": composition, **puzzles},
+        )
+
+    def _draw_puzzles(self, modules: Int[Tensor, "rows features"], stream: Stream) -> dict[str, Tensor]:
+        return draw_puzzles(
+            modules, stream, num_values=self.num_values, grid_size=self.grid_size, permuted=self.permuted
+        )
+
+    def _encode(self, grids: Int[Tensor, "batch row column position"]) -> Float[Tensor, "batch token value"]:
+        """Tokens, those of the last panel left empty."""
+        inputs = look_up(torch.eye(self.num_values, device=grids.device), grids).flatten(1, 3)
+        inputs[:, -self.num_features :] = 0
+        return inputs
+
+    def _redraw_ambiguous(self, puzzles: dict[str, Tensor], modules: Tensor, stream: Stream) -> None:
+        """Replace ambiguous puzzles by fresh ones of the same multiset; what a row gets depends on that row alone."""
+        pending = self.solve(puzzles["grids"]).ambiguous.nonzero()[:, 0]
+        for redraw in range(MAX_REDRAWS):
+            if len(pending) == 0:
+                return
+            first, last = int(pending[0]), int(pending[-1]) + 1
+            rows = stream.rows[first:last]
+            rows = range(rows.start * NUM_DRAWN, rows.stop * NUM_DRAWN)
+            again = Stream(*stream.key, "redraw", redraw, rows=rows, device=stream.device)
+            fresh = self._draw_puzzles(modules[first:last].repeat_interleave(NUM_DRAWN, dim=0), again)
+            drawn = (pending - first)[:, None] * NUM_DRAWN + torch.arange(NUM_DRAWN, device=stream.device)
+            unique = ~self.solve(fresh["grids"][drawn.flatten()]).ambiguous.view_as(drawn)
+            found = unique.any(dim=1)
+            chosen = drawn[found].gather(1, unique[found].int().argmax(dim=1, keepdim=True))[:, 0]
+            for name, column in fresh.items():
+                puzzles[name][pending[found]] = column[chosen]
+            pending = pending[~found]
+        if len(pending):
+            rules = self.describe(tuple(modules[pending[0]].tolist()))
+            raise InputError(
+                f"no unambiguous puzzle among {MAX_REDRAWS * NUM_DRAWN} with the rules {rules}, num_values is "
+                f"{self.num_values} at grid size {self.grid_size}: expected larger ones, or puzzles that may be ambiguous"
+            )
+
+    def solve(self, grids: Int[Tensor, "batch row column position"]) -> Solution:
+        """What the visible panels say, if each multiset of rules, trained or held out, is equally likely."""
+        return solve(grids, self.num_values, permuted=self.permuted)
+
+    def loss(self, predictions: Tensor, batch: Batch) -> Float[Tensor, ""]:
+        """Cross-entropy, the mean over the features of the last panel."""
+        return cross_entropy(self.read(predictions).flatten(0, 1), batch.targets.flatten())
+
+    def metrics(self, predictions: Tensor, batch: Batch) -> dict[str, Ratio]:
+        """How often the whole panel is right, and which share of its features is."""
+        right = (self.read(predictions).argmax(dim=-1) == batch.targets).double()
+        ones = torch.ones_like(right[:, 0])
+        return {"accuracy": Ratio(right.amin(dim=1), ones), "feature_accuracy": Ratio(right.mean(dim=1), ones)}
+
+    def read(self, predictions: Tensor) -> Float[Tensor, "batch position value"]:
+        """The logits of the query tokens, from those alone or from all tokens."""
+        lengths = (self.num_features, self.sequence_length)
+        if predictions.ndim != 3 or predictions.shape[1] not in lengths or predictions.shape[2] != self.num_values:
+            raise InputError(
+                f"predictions have shape {tuple(predictions.shape)}: expected (batch, {lengths[0]} or {lengths[1]} "
+                f"tokens, {self.num_values} values)"
+            )
+        return predictions[:, -self.num_features :]
+
+    def chance(self, batch: Batch) -> Float[Tensor, "batch position value"]:
+        """A constant panel. Under every rule the last value is uniform, so any panel is as likely as another: K^-M."""
+        return self._predict(torch.zeros_like(batch.targets))
+
+    def oracle(self, batch: Batch) -> Float[Tensor, "batch position value"]:
+        """The most probable answer given the visible panels, under the prior of `solve`."""
+        return self._predict(self.solve(batch.info["grids"]).best)
+
+    def baselines(self, batch: Batch) -> dict[str, Float[Tensor, "batch position value"]]:
+        """Simple predictors that a model should beat."""
+        return {
+            "most frequent answer": self._predict(self.most_frequent_answer.to(batch.targets).expand_as(batch.targets)),
+            "panel to the left": self._predict(batch.info["grids"][:, -1, -2]),
+        }
+
+    @cached_property
+    def most_frequent_answer(self) -> Int[Tensor, " position"]:
+        """The answer that occurs most often among 65,536 puzzles of the training multisets."""
+        stream = Stream(self.name, self.seed, "most frequent answer", rows=range(65_536))
+        _, modules = self.draw_compositions("train", stream)
+        answers = self._draw_puzzles(modules, stream)["grids"][:, -1, -1]
+        different, count = answers.unique(dim=0, return_counts=True)
+        return different[count.argmax()]
+
+    def _predict(self, answers: Int[Tensor, "batch position"]) -> Float[Tensor, "batch position value"]:
+        return one_hot(answers, self.num_values).float()
+
+    def describe(self, composition: Composition) -> str:
+        return " + ".join(RULES[rule] for rule in composition)
+
+    def render(self, batch: Batch, row: int) -> str:
+        grid, rules, permutations = (batch.info[name][row] for name in ("grids", "rules", "permutations"))
+        return write_puzzle(grid, rules, permutations, self.solve(grid[None]))
+
+    def draw(self, batch: Batch, row: int, path: Path | str) -> None:
+        """Write a picture of one puzzle, with its rules and answers, as PNG or SVG: as the path ends."""
+        grid = batch.info["grids"][row]
+        rules = "\n".join(["rules", *(f"· {RULES[rule]}" for rule in batch.latents[row].tolist())])
+        draw_puzzle(grid, self.num_values, path, solution=self.solve(grid[None]), caption=rules)
+
+    def audits(self, num_instances: int) -> list[Audit]:
+        """Table A2 by the paper's count and by its wording, and the ceilings of smaller puzzles."""
+        settings = [(4, 4), (4, 8), (4, 16), (2, 8), (3, 8)]
+        estimates = [
+            estimate_ambiguity(num_features=features, num_values=values, num_instances=num_instances, seed=self.seed)
+            for features, values in settings
+        ]
+        return [tabulate_ambiguity(estimates)]
+
+    def columns(self, batch: Batch) -> dict[str, Tensor]:
+        """Panels, answer and latents, and what the solver says about the puzzle."""
+        solution = self.solve(batch.info["grids"])
+        return {
+            "panels": batch.info["grids"].flatten(1, 2)[:, :-1],
+            "answer": batch.targets,
+            "rules": batch.info["rules"],
+            "permutations": batch.info["permutations"],
+            "ambiguous": solution.ambiguous,
+            "num_answers": solution.num_answers,
+            "posterior_of_answer": solution.probability_of(batch.targets),
+            "composition": batch.composition,
+        }

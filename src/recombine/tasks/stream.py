@@ -1,0 +1,83 @@
+"""Counter-based random streams: batch i of a split is a pure function of (task, seed, split, i).
+
+Number j of row r in draw d is the SplitMix64 output (Steele, Lea & Flood 2014) at counter r * width + j under a key
+hashed from (task, seed, split, i, d). The integers are the same on every device and library version, no two splits share
+a stream, resuming needs no saved generator, and one process of many can make only its own rows of the global batch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+
+class Stream:
+    """Random numbers for a range of rows; each call is one draw with a key of its own."""
+
+    def __init__(self, *key: object, rows: range, device: torch.device | str = "cpu") -> None:
+        self.key = key
+        self.rows = rows
+        self.device = torch.device(device)
+        self.num_draws = 0
+
+    def bits(self, *shape: int) -> Int[Tensor, "rows ..."]:
+        """64 random bits each, for every row."""
+        digest = hashlib.sha256(repr((*self.key, self.num_draws)).encode()).digest()
+        self.num_draws += 1
+        width = math.prod(shape)
+        first, last = self.rows.start * width, self.rows.stop * width
+        counter = torch.arange(first, last, dtype=torch.int64, device=self.device)
+        mixed = counter.mul_(_signed(_GOLDEN)).add_(_signed(int.from_bytes(digest[:8], "little")))
+        mixed.bitwise_xor_(_shift_right(mixed, 30)).mul_(_signed(_MIX_1))
+        mixed.bitwise_xor_(_shift_right(mixed, 27)).mul_(_signed(_MIX_2))
+        return mixed.bitwise_xor_(_shift_right(mixed, 31)).view(len(self.rows), *shape)
+
+    def uniform(self, *shape: int) -> Float[Tensor, "rows ..."]:
+        """Uniform in [0, 1), multiples of 2^-24, float32."""
+        return _shift_right(self.bits(*shape), 40).to(torch.float32).mul_(2.0**-24)
+
+    def integers(self, high: int, *shape: int) -> Int[Tensor, "rows ..."]:
+        """Uniform in 0..high-1; the bias of multiply-and-shift is below high / 2^32."""
+        assert 0 < high < 2**31
+        return (_shift_right(self.bits(*shape), 32) * high) >> 32
+
+    def digits(self, radices: Sequence[int], *shape: int) -> tuple[Int[Tensor, "rows ..."], ...]:
+        """For each radix a tensor of independent uniform numbers below it; one word serves as many as it has bits for.
+
+        The leading B bits of a word are a fraction, written out in mixed radix (Brackett-Rozinsky & Lemire 2024). Every
+        joint outcome of the N digits of a word has probability 1/N within a factor of 1 +- N / 2^B, and N <= 2^(B - 20).
+        """
+        num_bits = 63 - (max(radices) - 1).bit_length()
+        assert min(radices) > 0
+        assert max(radices) <= 1 << 21
+        digits, room = [], 0
+        for radix in radices:
+            if radix > room:
+                fraction = _shift_right(self.bits(*shape), 64 - num_bits)
+                room = 1 << (num_bits - 20)
+            room //= radix
+            scaled = fraction * radix
+            digits.append(scaled >> num_bits)
+            fraction = scaled & ((1 << num_bits) - 1)
+        return tuple(digits)
+
+    def permutations(self, size: int, *shape: int) -> Int[Tensor, "rows ... size"]:
+        """Uniformly random orders of 0..size-1."""
+        return self.bits(*shape, size).argsort(dim=-1)
+
+
+def _signed(value: int) -> int:
+    return value - 2**64 if value >= 2**63 else value
+
+
+def _shift_right(bits: Tensor, places: int) -> Tensor:
+    """Logical shift: torch's own shift of int64 copies the sign."""
+    return (bits >> places).bitwise_and_((1 << (64 - places)) - 1)
