@@ -5,11 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from recombine.report.drawings import DRAWINGS
 
 from recombine.cli import run as run_verb
 from recombine.recipes import EXPERIMENTS, length_generalization
 from recombine.recipes.length_generalization.tables import format_r2, spread
-from recombine.report.drawings import DRAWINGS
 from recombine.run import default_run
 from recombine.tasks import SequenceTeacher
 from recombine.train import TrainingConfig

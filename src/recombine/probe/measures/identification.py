@@ -156,7 +156,7 @@ def _collect(
     for number, first in enumerate(range(0, num_sequences, BATCH_SIZE)):
         rows = range(min(BATCH_SIZE, num_sequences - first))
         index = FIRST_BATCH * (part + 1) + number
-        batch = task.sample(split, index, batch_size=BATCH_SIZE, rows=rows, length=length, device=device)
+        batch = task.sample_length(split, index, length, batch_size=BATCH_SIZE, rows=rows, device=device)
         for name, value in _observe(model, task, batch).items():
             columns.setdefault(name, []).append(value.double().cpu().numpy())
     return {name: np.concatenate(values) for name, values in columns.items()}

@@ -28,7 +28,7 @@ class SequenceTeacherReading(Reading):
         length = self.task.lengths(split)[1]
         for index, first in enumerate(range(0, num_instances, BATCH_SIZE)):
             rows = range(min(BATCH_SIZE, num_instances - first))
-            yield self.task.sample(split, index, batch_size=BATCH_SIZE, rows=rows, device=device, length=length)
+            yield self.task.sample_length(split, index, length, batch_size=BATCH_SIZE, rows=rows, device=device)
 
     @property
     def module_names(self) -> tuple[str, ...]:
