@@ -2,19 +2,15 @@
 
 import json
 from dataclasses import replace
-from types import SimpleNamespace
-from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 
 from recombine.cli import run as run_verb
 from recombine.recipes import EXPERIMENTS, scale
-from recombine.recipes.scale import figures as scale_figures
 from recombine.recipes.scale.figures import draw_scale
 from recombine.recipes.scale.tables import compare_seeds, correlate_decodability
 from recombine.run import default_run, train_run
-from recombine.store import RunDirectory
 
 
 @pytest.fixture(scope="module")
@@ -96,18 +92,6 @@ def test_the_figure_of_all_runs(runs, tmp_path):
     }
     (path,) = draw_scale(runs | others, tmp_path)
     assert path.read_bytes().startswith(b"\x89PNG")
-
-
-def test_the_figure_takes_the_last_layer(tmp_path, monkeypatch):
-    """Layer 10 comes after layer 9, although its name does not."""
-    sites = {f"hidden.{layer}": {"ood": layer / 10} for layer in range(11)}
-    run = RunDirectory.create(tmp_path, "run", {})
-    run.write_json("split.json", {"certificate": {"connected": True, "covered": True}})
-    run.write_json("result.json", {"scores": {"ood": {"r2_pooled": {"value": 0.5}}}})
-    monkeypatch.setattr(scale_figures, "DECODABILITY", SimpleNamespace(require=lambda _: {"sites": sites}))
-    axes = MagicMock()
-    scale_figures._draw_decodability(axes, {"width 8 / seed 0": run})
-    assert axes.plot.call_args.args[:2] == (1.0, 0.5)
 
 
 def test_reproduce_prints_the_tables(tmp_path, monkeypatch, capsys):
