@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+Number = int | float
 Format = Literal["number", "plain", "scientific", "percent"]
 
 
@@ -17,11 +18,11 @@ Format = Literal["number", "plain", "scientific", "percent"]
 class Cell:
     """A number with the bounds or the standard error that belong to it."""
 
-    value: float
-    low: float | None = None
-    high: float | None = None
-    error: float | None = None
-    values: tuple[float, ...] = ()  # what the number was computed from, such as one score per seed
+    value: Number
+    low: Number | None = None
+    high: Number | None = None
+    error: Number | None = None
+    values: tuple[Number, ...] = ()  # what the number was computed from, such as one score per seed
 
     def as_dict(self) -> dict[str, Any]:
         fields = {"value": self.value, "low": self.low, "high": self.high, "error": self.error}
@@ -90,7 +91,7 @@ def format_value(value: Value, column: Column) -> str:
     return _format_float(value, column)
 
 
-def format_number(value: float | None, digits: int = 3) -> str:
+def format_number(value: Number | None, digits: int = 3) -> str:
     """So many decimals, or two significant digits where rounding would leave nothing."""
     if value is None or math.isnan(value):
         return ""
@@ -107,7 +108,7 @@ def _format_cell(cell: Cell, column: Column) -> str:
     return text
 
 
-def _format_float(value: float, column: Column) -> str:
+def _format_float(value: Number, column: Column) -> str:
     if math.isnan(value):
         return ""
     if column.format == "scientific":
@@ -127,6 +128,6 @@ def _as_json(value: Value) -> Any:
     return _finite(value) if isinstance(value, float) else value
 
 
-def _finite(value: float | None) -> float | None:
+def _finite(value: Number | None) -> Number | None:
     """JSON has no NaN and no infinity."""
     return value if value is None or math.isfinite(value) else None

@@ -6,6 +6,8 @@ printed as wide as it needs to be.
 
 from __future__ import annotations
 
+import textwrap
+
 from rich import box
 from rich.console import Console
 from rich.measure import Measurement
@@ -26,7 +28,7 @@ def print_table(console: Console, table: Table | RichTable) -> None:
     if width > console.width and not console.is_terminal:
         console = Console(file=console.file, width=width)
     elif width > console.width and isinstance(table, Table):
-        console.print(stack(table), highlight=False)
+        console.print(stack(table, console.width), highlight=False, soft_wrap=True)
         return
     console.print(drawn, highlight=False)
 
@@ -52,13 +54,13 @@ def draw(table: Table) -> RichTable:
     return drawn
 
 
-def stack(table: Table) -> Text:
-    """The table with a block of lines per row, a line per column that is not empty."""
+def stack(table: Table, width: int) -> Text:
+    """The table with a block of lines per row, a line per column that is not empty; only the note is wrapped."""
     names = table.names
-    width = max(map(len, names))
+    indent = max(map(len, names))
     blocks = []
     for row in table.as_text():
-        lines = [f"  {name.rjust(width)}  {text}" for name, text in zip(names, row, strict=True) if text]
+        lines = [f"  {name.rjust(indent)}  {text}" for name, text in zip(names, row, strict=True) if text]
         blocks.append("\n".join(lines))
-    title = Text(table.title + "\n", style="italic")
-    return title.append("\n\n".join(blocks) + "\n" + (f"{table.note}\n" if table.note else ""), style="not italic")
+    note = [textwrap.fill(line, width) for line in table.note.splitlines()]
+    return Text(f"{table.title}\n", style="italic").append("\n\n".join([*blocks, *note]) + "\n", style="not italic")

@@ -7,7 +7,7 @@ from statistics import fmean
 
 from recombine.recipes.experiment import Experiment, Finished, Group, show_setting
 from recombine.seeds import SeedScore, compare_seeds, score_seeds
-from recombine.tables import Cell, Column, Table, Value
+from recombine.tables import Cell, Column, Number, Table, Value
 
 BOUNDS = ("value", "low", "high")
 
@@ -123,13 +123,13 @@ def cell(score: SeedScore | None) -> Cell | None:
     return Cell(value=score.value, low=score.low, high=score.high, values=values)
 
 
-def mean_cell(values: Sequence[float | None]) -> Cell | None:
+def mean_cell(values: Sequence[Number | None]) -> Cell | None:
     """The mean over seeds, without an interval."""
     numbers = [value for value in values if value is not None]
     return Cell(value=fmean(numbers), values=tuple(numbers) if len(numbers) > 1 else ()) if numbers else None
 
 
-def spread(values: Sequence[float | None], middle: str = "mean") -> Cell | None:
+def spread(values: Sequence[Number | None], middle: str = "mean") -> Cell | None:
     """The mean or the median with the lowest and the highest, where there is more than one value."""
     from statistics import median
 

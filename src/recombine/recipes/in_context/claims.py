@@ -176,11 +176,10 @@ def tabulate_variants(outcomes: Outcomes, scores: Sequence[tuple[Cell | None, Ce
         numbers = [mean_cell([getattr(seed, name) for seed in seeds]) for name in names.values()]
         minutes = mean_cell([seed.minutes for seed in seeds])
         rows.append((*_show(variant), len(seeds), trained, held_out, *numbers, minutes))
-    texts: tuple[str | Column, ...] = ("setting", "model", "trunk", "seeds", "trained", "held out", *names)
-    columns = (*texts, Column(name="minutes", digits=1))
+    columns: tuple[str | Column, ...] = ("setting", "model", "trunk", "seeds", "trained", "held out", *names)
     return Table(
         title="R² (pooled) by setting, model and trunk",
-        columns=columns,
+        columns=(*columns, Column(name="minutes", digits=1)),
         rows=tuple(rows),
         note="means over seeds; in brackets: 95 % intervals over seeds and combinations\n"
         "fitted code: R² held out with the code fitted to the examples instead of inferred\n"
