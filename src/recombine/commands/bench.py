@@ -1,4 +1,4 @@
-"""recombine bench [PART ...]: how fast this machine trains, beside the plain definition under torch.compile."""
+"""recombine bench [PART ...]: how fast this machine trains, compared with the plain definition under torch.compile."""
 
 from __future__ import annotations
 
@@ -28,21 +28,25 @@ class BenchOptions(Output):
     """What to measure."""
 
     parts: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[PART ...]")] = ()
-    """Some of steps, attention, growth, memory, generators; all of them if none is named."""
+    """Parts to run: steps, attention, growth, memory, generators (default: all)."""
     precisions: Annotated[tuple[str, ...], tyro.conf.arg(metavar="PRECISION ...")] = ("float32", "bf16")
-    """Of steps and attention: float32, bf16. On CPUs without bf16 instructions the latter takes many minutes."""
+    """Precisions of the parts steps and attention. On CPUs without bf16 instructions, bf16 takes many minutes."""
     workloads: Annotated[tuple[str, ...], tyro.conf.arg(metavar="WORKLOAD ...")] = ()
+<<<<<<< HEAD
     """Of steps: some of fuzzy_logic, sraven, language; all of them if none is named."""
     scales: Annotated[tuple[str, ...], tyro.conf.arg(metavar="SCALE ...")] = SCALES
     """Of generators: tiny, small, paper."""
+=======
+    """Workloads of the part steps: fuzzy_logic, sraven, language (default: all)."""
+>>>>>>> g-run
     seconds: float = 3.0
-    """For each case: more seconds, more rounds."""
+    """Time per case. More seconds give more rounds."""
     threads: int | None = None
-    """Of torch and the kernels, if not as many as it takes by itself."""
+    """Threads of torch and the kernels (default: as torch chooses)."""
     out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """Write everything to this file, as JSON; parts that are not measured now stay as the file has them."""
+    """Write all results to this file, as JSON. Parts that are not measured now are kept."""
     charts: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
-    """Write pictures to this folder."""
+    """Write charts to this folder."""
 
 
 def run(argv: list[str]) -> None:
@@ -90,7 +94,7 @@ def tables(result: Json) -> list[Table | str]:
 
 def step_table(result: Json) -> Table:
     table = _table(
-        "training steps a second, medians of interleaved rounds",
+        "training steps per second, medians of interleaved rounds",
         "plain: the definition under torch.compile · ours: as training runs it · compiled: that, compiled\n"
         "limit: the matrix products of its dense layers alone",
         ("workload", "attention", "type"),
