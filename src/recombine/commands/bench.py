@@ -32,13 +32,9 @@ class BenchOptions(Output):
     precisions: Annotated[tuple[str, ...], tyro.conf.arg(metavar="PRECISION ...")] = ("float32", "bf16")
     """Precisions of the parts steps and attention. On CPUs without bf16 instructions, bf16 takes many minutes."""
     workloads: Annotated[tuple[str, ...], tyro.conf.arg(metavar="WORKLOAD ...")] = ()
-<<<<<<< HEAD
-    """Of steps: some of fuzzy_logic, sraven, language; all of them if none is named."""
-    scales: Annotated[tuple[str, ...], tyro.conf.arg(metavar="SCALE ...")] = SCALES
-    """Of generators: tiny, small, paper."""
-=======
     """Workloads of the part steps: fuzzy_logic, sraven, language (default: all)."""
->>>>>>> g-run
+    scales: Annotated[tuple[str, ...], tyro.conf.arg(metavar="SCALE ...")] = SCALES
+    """Scales of the part generators: tiny, small, paper (default: all)."""
     seconds: float = 3.0
     """Time per case. More seconds give more rounds."""
     threads: int | None = None
