@@ -1,6 +1,6 @@
 """Hyperteacher: learn a family of networks from the encoding of a task and an input (SC, arXiv 2507.07207).
 
-A task mixes at most K of M modules, with strengths z; a frozen linear hypernetwork (see `modular_teacher`) makes of it
+A task mixes at most K of M modules, with strengths z; a frozen linear hypernetwork (see `teacher.py`) makes of it
 
     y = relu(x . sum_m z_m Theta_m / sqrt(K) + sum_m z_m b_m / sqrt(K)) . Omega,   x uniform in [-1, 1]
 
@@ -23,15 +23,7 @@ from torch import Tensor
 from recombine.compositions import Composition, CompositionSplit
 from recombine.errors import InputError, check_choice, check_positive
 from recombine.tables import Table
-from recombine.tasks.base import (
-    Batch,
-    Preset,
-    Ratio,
-    Scale,
-    SplitName,
-    Task,
-    measure_r2,
-)
+from recombine.tasks.base import Batch, Preset, Ratio, Scale, SplitName, Task, measure_r2
 from recombine.tasks.modular.encodings import (
     Encoding,
     check_encoding,
@@ -42,12 +34,12 @@ from recombine.tasks.modular.encodings import (
 from recombine.tasks.modular.strengths import Latents, draw_strengths
 from recombine.tasks.modular.supports import Support, split_support
 from recombine.tasks.modular.teacher import ModularTeacher, apply_teacher, draw_teacher
+from recombine.tasks.modular.writing import write_task
 from recombine.tasks.per_device import once_per_device
 from recombine.tasks.reading import StrengthReading
 from recombine.tasks.stream import Stream
 
 BATCHES_PER_KEY = 16  # consecutive batches that share a key of the stream
-NUM_SHOWN_FEATURES, NUM_SHOWN_LINES, NUM_SHOWN_SAMPLES = 8, 4, 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +90,7 @@ class Hyperteacher(Task):
         }
         if self.num_samples < 2:
             raise InputError(f"num_samples is {self.num_samples}: expected at least 2, to have a variance")
-        check_positive(**sizes, train_samples=self.num_train_samples)
+        check_positive(**sizes, train_samples=self.train_length)
         if self.num_extra < 0:
             raise InputError(f"num_extra is {self.num_extra}: expected 0 or more modules")
         if self.encoding == "few_shot" and self.num_shots < 1:
@@ -139,11 +131,6 @@ class Hyperteacher(Task):
         return min(self.num_active + self.num_extra, self.num_modules)
 
     @property
-    def num_train_samples(self) -> int:
-        """Inputs x of each task in a training batch."""
-        return self.num_samples if self.train_samples is None else self.train_samples
-
-    @property
     def encoding_dim(self) -> int:
         if self.encoding == "few_shot":
             return self.num_shots * (self.x_dim + self.y_dim)
@@ -163,7 +150,7 @@ class Hyperteacher(Task):
 
     @property
     def train_length(self) -> int:
-        return self.num_train_samples
+        return self.num_samples if self.train_samples is None else self.train_samples
 
     @property
     def num_read(self) -> int:
@@ -194,7 +181,7 @@ class Hyperteacher(Task):
 
     def make_batch(self, split: SplitName, stream: Stream) -> Batch:
         """Inputs x behind the code of a task (batch, sample, feature), and what the teacher makes of each x."""
-        num_samples = self.num_train_samples if split == "train" else self.num_samples
+        num_samples = self.train_length if split == "train" else self.num_samples
         composition, modules = self.draw_compositions(split, stream)
         strengths = self.draw_strengths(modules, stream)
         x = stream.uniform(num_samples, self.x_dim).mul_(2).sub_(1)
@@ -303,22 +290,6 @@ class Hyperteacher(Task):
         return " + ".join(f"module {module}" for module in composition if module >= 0)
 
     def render(self, batch: Batch, row: int) -> str:
-        strengths = batch.info["strengths"][row].tolist()
-        mixed = " + ".join(f"{strength:.2f} × module {m}" for m, strength in enumerate(strengths) if strength)
-        code = batch.inputs[row, 0, : self.encoding_dim].tolist()
-        lines = [f"task = {mixed}", f"encoded as {self.encoding}:"]
-        shown = NUM_SHOWN_FEATURES * NUM_SHOWN_LINES
-        starts = range(0, min(len(code), shown), NUM_SHOWN_FEATURES)
-        lines += ["  " + _write_numbers(code[start : start + NUM_SHOWN_FEATURES]) for start in starts]
-        lines += [f"   … {len(code)} numbers in all"] if len(code) > shown else []
-        pairs = list(zip(batch.inputs[row, :, self.encoding_dim :].tolist(), batch.targets[row].tolist(), strict=True))
-        for number, (x, y) in enumerate(pairs[:NUM_SHOWN_SAMPLES], start=1):
-            lines += [f"x{number}{_write_numbers(x)}", f" →{_write_numbers(y)}"]
-        more = len(pairs) - NUM_SHOWN_SAMPLES
-        return "\n".join([*lines, f"… {more} more"] if more > 0 else lines)
-
-
-def _write_numbers(values: list[float]) -> str:
-    """The first few, and a sign where there are more."""
-    cut = " …" if len(values) > NUM_SHOWN_FEATURES else ""
-    return "".join(f"{value:7.2f}" for value in values[:NUM_SHOWN_FEATURES]) + cut
+        x = batch.inputs[row, :, self.encoding_dim :]
+        code = batch.inputs[row, 0, : self.encoding_dim]
+        return write_task(self.encoding, code, batch.info["strengths"][row], x, batch.targets[row])
