@@ -195,7 +195,7 @@ def test_settings_with_one_name_cannot_share_a_flag(tmp_path):
         Path(EXAMPLES / "own_model.py").read_text().replace("hidden_dim: int = 64", "num_examples: int = 64")
     )
     shown = verb("train", TASK, "--model", f"{model}:AveragingConfig", cwd=tmp_path, fails=True)
-    assert "AveragingConfig and Waves both have a setting 'num_examples': expected two names" in shown
+    assert "AveragingConfig and Waves both have a setting 'num_examples': expected different names" in shown
 
 
 def test_a_class_inside_a_function_cannot_be_sent_to_workers(tmp_path):
