@@ -88,11 +88,11 @@ def test_tasks_show_check(capsys):
 @pytest.mark.parametrize(
     ("arguments", "caption", "row"),
     [
-        (["fuzzy-logic"], "ood: unseen combinations of trained modules", "6"),
-        (["hyperteacher"], "ood: unseen combinations of trained modules", "1820"),
+        (["fuzzy-logic"], "ood: held-out compositions of trained modules", "6"),
+        (["hyperteacher"], "ood: held-out compositions of trained modules", "1820"),
         (
             ["hyperteacher", "--support", "non_compositional"],
-            "ood: unseen combinations, with modules never trained",
+            "ood: held-out compositions, with modules never trained",
             "1820",
         ),
     ],

@@ -55,7 +55,7 @@ def certificate_table(certificate: Json) -> Table:
         "every module covered in training": f"{covered}, at least {certificate['min_coverage']} times",
         "times covered, by module": " ".join(f"{module}:{count}" for module, count in coverage.items()),
         "co-occurrence graph connected": f"{connected}, {certificate['num_components']} component(s)",
-        "compositions on two sides": certificate["overlap"],
+        "compositions in two splits": certificate["overlap"],
         "redraws until covered": certificate["redraws"],
         "sha256": certificate["sha256"],
     }
