@@ -217,7 +217,7 @@ def test_settings_with_one_name_cannot_share_a_flag(verb, tmp_path):
     model = tmp_path / "model.py"
     model.write_text(Path(EXAMPLES / "own_model.py").read_text().replace("hidden_dim", "num_examples"))
     shown = verb("train", TASK, "--model", f"{model}:AveragingConfig", fails=True)
-    assert "AveragingConfig and Waves both have a setting 'num_examples': expected two names" in shown
+    assert "AveragingConfig and Waves both have a setting 'num_examples': expected different names" in shown
 
 
 def test_settings_need_defaults_on_the_command_line(verb, tmp_path):
