@@ -14,6 +14,8 @@ SOURCE = Path(recombine.__file__).parent
 # Each room may import from itself and from the rooms before it.
 ROOMS = (
     "errors",
+    "splitmix",
+    "settings",
     "files",
     "tables",
     "compositions",
@@ -22,6 +24,7 @@ ROOMS = (
     "kernels",
     "layers",
     "models",
+    "outside_code",
     "registry",
     "precision",
     "optim",

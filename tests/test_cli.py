@@ -43,7 +43,7 @@ def test_train_as_json(trained, capsys):
     assert {"task", "model", "num_parameters", "split_sha256", "steps", "seconds", "steps_per_second", "scores"} <= set(
         result
     )
-    assert set(result["scores"]["ood"]["r2"]) == {"value", "low", "high", "chance", "ceiling"}
+    assert set(result["scores"]["ood"]["r2"]) == {"value", "low", "high", "chance", "ceiling", "agnostic"}
 
 
 def test_quiet_prints_the_path_alone(trained, capsys):

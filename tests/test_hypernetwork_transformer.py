@@ -8,7 +8,6 @@ from recombine.errors import InputError
 from recombine.models import HypernetworkTransformerConfig, build_model
 from recombine.models.hypernetwork_transformer import GeneratedNetwork
 from recombine.probe.collect import collect
-from recombine.probe.readings import read_task
 from recombine.run import RunConfig
 from recombine.tasks import FuzzyLogic, InContext
 from recombine.train import TrainingConfig
@@ -89,7 +88,7 @@ def test_the_order_of_examples_does_not_matter():
 
 def test_probes_read_what_the_code_reads():
     model = build()
-    seen = collect(model, read_task(TASK), num_instances=20)
+    seen = collect(model, TASK.reading(), num_instances=20)
     assert list(seen.activations) == ["residual.0", "residual.1", "code"]
     batch = TASK.sample("ood", 0, batch_size=1_000, rows=range(20))
     with torch.no_grad():

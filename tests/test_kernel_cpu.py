@@ -1,103 +1,19 @@
 """The fused CPU kernel: the same values and gradients as the definition, deterministic, one graph, and little memory."""
 
 import gc
-import itertools
 import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from attention_cases import CHOICES, MASKS, by_definition, by_kernel, check, draw_case, evaluate, needs_kernel
 from recombine.errors import InputError
-from recombine.kernels import compiler, cpu, cpu_library, reference
-
-needs_kernel = pytest.mark.skipif(not cpu.is_available(), reason=f"no kernel: {cpu.why_unavailable()}")
-
-CHOICES = [
-    choice
-    for choice in itertools.product(cpu.NORMALISATIONS, cpu.VALUE_NETWORKS)
-    if choice[0] != "softmax_rms_head" or choice[1].startswith("hyper")
-]
-
-
-def draw_case(seed=0, *, b=3, q=5, k=11, h=4, d=3, e=3, bias=None, padded=False, packed=False):
-    """Random tensors in float64; `packed` makes q, k and v strided views of one tensor, as one projection gives them."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def draw(*shape):
-        return torch.randn(shape, generator=generator, dtype=torch.float64)
-
-    tensors = [draw(b, q, h, d), draw(b, k, h, d), draw(b, k, h, e)]
-    if packed:
-        everything = draw(b, max(q, k), h * (2 * d + e) + 3)
-        parts = everything[..., 1:-2].split([h * d, h * d, h * e], dim=-1)
-        tensors = [part[:, -n:].unflatten(-1, (h, -1)) for part, n in zip(parts, (q, k, k), strict=True)]
-    pairs = {None: None, "shared": (h, q, k), "batch": (b, h, q, k), "broadcast": (h, 1, k)}[bias]
-    return SimpleNamespace(
-        qkv=tensors,
-        bias=None if pairs is None else draw(*pairs),
-        key_mask=torch.rand(b, k, generator=generator) < 0.7 if padded else None,
-        grad_out=draw(b, q, h, e),
-    )
-
-
-def evaluate(case, dtype, function):
-    """Output and gradients of q, k, v and bias; tensors keep their strides."""
-    # a view of a changed base keeps its strides only if the base is converted and viewed again
-    leaves = [torch.empty_strided(x.shape, x.stride(), dtype=dtype).copy_(x).requires_grad_() for x in case.qkv]
-    if case.bias is not None:
-        leaves.append(case.bias.to(torch.promote_types(dtype, torch.float32)).requires_grad_())
-    out = function(*leaves[:3], bias=leaves[3] if len(leaves) > 3 else None)
-    gradients = torch.autograd.grad(out, leaves, case.grad_out.to(dtype))
-    return [out.detach(), *gradients]
-
-
-def by_kernel(case, choice, *, causal=False, dtype=torch.float32):
-    normalisation, value_network = choice
-    return evaluate(
-        case,
-        dtype,
-        lambda q, k, v, bias: cpu.attend(
-            q,
-            k,
-            v,
-            normalisation=normalisation,
-            value_network=value_network,
-            bias=bias,
-            causal=causal,
-            key_mask=case.key_mask,
-        ),
-    )
-
-
-def by_definition(case, choice, *, causal=False, dtype=torch.float64):
-    normalisation, value_network = choice
-    mask = None if case.key_mask is None else case.key_mask[:, None, None, :]
-    return evaluate(
-        case,
-        dtype,
-        lambda q, k, v, bias: reference.attend(
-            q, k, v, normalisation=normalisation, value_network=value_network, bias=bias, mask=mask, causal=causal
-        )[0],
-    )
-
-
-def assert_agree(got, want, plain, tolerance=2e-5):
-    """As close to float64 as the scale of the numbers allows, or nearly as close as the definition in float32 is."""
-    for ours, exact, rounded in zip(got, want, plain, strict=True):
-        error = (ours.double() - exact).abs().max()
-        allowed = tolerance * exact.abs().max() + 8 * (rounded.double() - exact).abs().max()
-        assert error <= allowed + 1e-30, f"error {error:.2e}, allowed {allowed:.2e}"
-
-
-def check(case, choice, *, causal=False):
-    want, plain = (by_definition(case, choice, causal=causal, dtype=dtype) for dtype in (torch.float64, torch.float32))
-    assert_agree(by_kernel(case, choice, causal=causal), want, plain)
+from recombine.kernels import compiler, cpu, cpu_library
 
 
 @needs_kernel
@@ -113,7 +29,7 @@ def check(case, choice, *, causal=False):
     e=st.integers(1, 9),
     bias=st.sampled_from([None, "shared", "batch", "broadcast"]),
     causal=st.booleans(),
-    padded=st.booleans(),
+    mask=st.sampled_from([None, *MASKS]),
     packed=st.booleans(),
 )
 def test_values_and_gradients_are_those_of_the_definition(seed, choice, causal, **sizes):
@@ -129,7 +45,7 @@ def test_values_and_gradients_are_those_of_the_definition(seed, choice, causal, 
         {"b": 17, "q": 9, "k": 32, "h": 8, "d": 2, "e": 2, "bias": "shared", "packed": True},  # fuzzy logic
         {"b": 2, "q": 30, "k": 80, "h": 8, "d": 64, "e": 64},  # language: several blocks of keys
         {"b": 3, "q": 90, "k": 300, "h": 5, "d": 6, "e": 5, "bias": "shared"},  # threads share batch elements
-        {"b": 16, "q": 20, "k": 90, "h": 5, "d": 3, "e": 2, "bias": "batch", "padded": True},  # several blocks
+        {"b": 16, "q": 20, "k": 90, "h": 5, "d": 3, "e": 2, "bias": "batch", "mask": "keys"},  # several blocks
     ],
     ids=lambda sizes: "x".join(str(size) for size in sizes.values()),
 )
@@ -145,7 +61,7 @@ def test_vectors_of_four_as_on_arm(monkeypatch):
     try:
         for choice in CHOICES:
             check(draw_case(3, b=17, q=5, k=36, h=16, d=4, e=4, bias="shared", packed=True), choice)
-            check(draw_case(4, b=2, q=30, k=80, h=5, d=7, e=3, bias="batch", padded=True), choice, causal=True)
+            check(draw_case(4, b=2, q=30, k=80, h=5, d=7, e=3, bias="batch", mask="keys"), choice, causal=True)
     finally:
         cpu_library.open_library.cache_clear()
 
@@ -222,7 +138,7 @@ def test_second_derivatives_are_refused_not_wrong():
 @pytest.mark.usefixtures("unchecked")
 def test_one_graph_under_compile():
     torch._dynamo.reset()
-    case = draw_case(8, bias="shared", padded=True, q=11)
+    case = draw_case(8, bias="shared", mask="keys", q=11)
 
     def layer(q, k, v, bias):
         assert cpu.is_available()
@@ -234,7 +150,7 @@ def test_one_graph_under_compile():
             value_network="hyper_relu",
             bias=bias,
             causal=True,
-            key_mask=case.key_mask,
+            mask=case.mask,
         )
         return out.flatten(-2).cos()
 
@@ -248,14 +164,15 @@ def test_one_graph_under_compile():
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("choice", [("rms_head", "hyper_relu"), ("softmax", "linear")])
 def test_the_operators_keep_the_rules_of_torch(choice):
-    case = draw_case(9, bias="shared")
+    case = draw_case(9, bias="shared", mask="pairs")
     q, k, v = (tensor.float().requires_grad_() for tensor in case.qkv)
     bias = case.bias.float()[None].requires_grad_()
-    arguments = (q, k, v, bias, None, *choice, True)
+    mask, key = case.mask.expand(len(q), 4, 5, 11), torch.tensor(1)
+    arguments = (q, k, v, bias, mask, key, *choice, True, "elements", 0.3)
     torch.library.opcheck(torch.ops.recombine.attend_forward.default, arguments)
     out, statistics = torch.ops.recombine.attend_forward(*arguments)
     out, statistics, q, k, v, bias = (tensor.detach() for tensor in (out, statistics, q, k, v, bias))
-    arguments = (out.clone(), q, k, v, bias, None, out, statistics, *choice, True, True)
+    arguments = (out.clone(), q, k, v, bias, mask, key, out, statistics, *choice, True, "elements", 0.3, True)
     torch.library.opcheck(torch.ops.recombine.attend_backward.default, arguments)
 
 

@@ -53,11 +53,10 @@ def check(seed, choice, *, b=1, q=3, k=5, h=2, d=2, e=2, bias=None, causal=False
     shapes = [(b, q, h, d), (b, k, h, d), (b, k, h, e)] + ([] if pairs is None else [pairs])
     leaves = [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
     grad_out = torch.randn(b, q, h, e, generator=generator).to(dtype)
-    key_mask = torch.rand(b, k, generator=generator) < 0.7 if padded else None
-    mask = None if key_mask is None else key_mask[:, None, None]
+    mask = torch.rand(b, 1, 1, k, generator=generator) < 0.7 if padded else None
 
     def ours(q, k, v, bias=None):
-        return kernel.attend(q, k, v, bias=bias, causal=causal, key_mask=key_mask, **choice)
+        return kernel.attend(q, k, v, bias=bias, causal=causal, mask=mask, **choice)
 
     def defined(q, k, v, bias=None):
         return reference.attend(q, k, v, bias=bias, causal=causal, mask=mask, **choice)[0]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from recombine.errors import InputError
-from recombine.kernels import attend, chunked, cpu, reference, triton, use_kernel
+from recombine.kernels import Dropout, attend, chunked, cpu, reference, triton, use_kernel
 from recombine.models import TransformerConfig, build_model
 from recombine.tasks import FuzzyLogic
 from recombine.train import Trainer, TrainingConfig
@@ -51,7 +51,10 @@ needs_compiler = pytest.mark.skipif(not cpu.is_available(), reason=f"no fused ke
         ({"return_codes": False, "bias": torch.ones(4, 3, 5)}, "cpu"),
         ({}, "reference"),
         ({"return_codes": False, "code_map": torch.relu}, "reference"),
-        ({"return_codes": False, "mask": torch.ones(3, 5, dtype=torch.bool)}, "reference"),
+        ({"return_codes": False, "mask": torch.ones(3, 5, dtype=torch.bool), "causal": True}, "cpu"),
+        ({"return_codes": False, "mask": torch.ones(2, 4, 3, 5, dtype=torch.bool)}, "cpu"),
+        ({"return_codes": False, "dropout": Dropout(0.5, "pairs", torch.tensor(1))}, "cpu"),
+        ({"return_codes": False, "dropout": Dropout(0.5, "elements", torch.tensor(1))}, "cpu"),
         ({"return_codes": False, "kernel": "reference"}, "reference"),
         ({"return_codes": True, "kernel": "cpu"}, "reference"),
         ({"return_codes": True, "kernel": "chunked"}, "reference"),

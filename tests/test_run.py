@@ -57,7 +57,7 @@ def test_a_run_leaves_everything_that_is_needed(finished):
     assert result["steps"] == 120
     assert result["seconds"] > 0
     assert set(result["scores"]) == {"test", "ood", "unknown"}
-    assert set(result["scores"]["ood"]["r2"]) == {"value", "low", "high", "chance", "ceiling"}
+    assert set(result["scores"]["ood"]["r2"]) == {"value", "low", "high", "chance", "ceiling", "agnostic"}
     assert finished.read_json("split.json")["certificate"]["sha256"] == result["split_sha256"]
     assert [row["step"] for row in finished.read_metrics()] == list(range(10, 121, 10))
 

@@ -175,7 +175,8 @@ def test_scores_by_hand():
 def test_between_the_best_constant_and_the_teacher(name, split):
     task = SequenceTeacher(teacher=name, **SMALL)
     batch = task.sample(split, 0, batch_size=4_000)
-    ceiling, chance = (task.metrics(predict(batch), batch) for predict in (task.oracle, task.chance))
+    best = task.best_predictions(batch, split=split, metric="loss")
+    ceiling, chance = (task.metrics(predictions, batch) for predictions in (best, task.chance(batch)))
     assert ceiling["loss"].numerator.sum() == 0
     assert chance["r2"].numerator.sum() == 0
     length = task.lengths(split)[1]
@@ -226,13 +227,13 @@ def test_diversity():
 
 
 def test_one_length_for_all_rows():
-    batch = TASK.sample("ood", 0, batch_size=5, length=13)
+    batch = TASK.sample_length("ood", 0, 13, batch_size=5)
     assert batch.inputs.shape == (5, 13, 3)
     assert [len(TASK.split.ood[i]) for i in batch.composition] == [13] * 5
     with pytest.raises(InputError, match="length is 0: expected 11 to 14, the lengths of 'ood'"):
-        TASK.sample("ood", 0, length=0)
+        TASK.sample_length("ood", 0, 0)
     with pytest.raises(InputError, match="length is 15: expected 11 to 14"):
-        TASK.sample("ood", 0, length=15)
+        TASK.sample_length("ood", 0, 15)
 
 
 @pytest.mark.parametrize(
@@ -299,7 +300,7 @@ def test_a_long_sequence_is_cut_in_the_middle():
     lines = task.render(task.sample("ood", 0, batch_size=1), 0).splitlines()
     assert len(lines) == 1 + 10 + 1 + 2
     assert "…" in lines[11]
-    short = task.render(task.sample("test", 0, batch_size=1, length=4), 0).splitlines()
+    short = task.render(task.sample_length("test", 0, 4, batch_size=1), 0).splitlines()
     assert len(short) == 1 + 4
 
 

@@ -15,7 +15,7 @@ from recombine.models import (
     build_model,
     count_parameters,
 )
-from recombine.probe import collect, decode, read_task
+from recombine.probe import collect, decode
 from recombine.tasks import FuzzyLogic, GoalGrid, Hyperteacher, PreferenceGrid
 from recombine.train import Trainer, TrainingConfig
 
@@ -146,7 +146,7 @@ def test_sizes_must_be_positive():
 )
 def test_strengths_are_decoded_from_every_layer(kind, sites):
     model = build_model(CONFIGS[kind], TASK, seed=0)
-    observations = collect(model, read_task(TASK), num_instances=400)
+    observations = collect(model, TASK.reading(), num_instances=400)
     assert set(observations.activations) == sites
     assert not observations.binary
     assert observations.labels.shape == (800, 6)
@@ -158,7 +158,7 @@ def test_strengths_are_decoded_from_every_layer(kind, sites):
 
 def test_the_sites_of_a_perceptron_are_behind_its_relus():
     model = build_model(CONFIGS["mlp"], TASK, seed=0)
-    observations = collect(model, read_task(TASK), num_instances=10)
+    observations = collect(model, TASK.reading(), num_instances=10)
     inputs = TASK.sample("test", 0, batch_size=1_000, rows=range(10)).inputs[:, -1]
     expected = model.dense_layers[0](inputs).relu().detach().numpy()
     assert observations.activations["hidden.0"][:10] == pytest.approx(expected, abs=1e-6)

@@ -84,3 +84,20 @@ def test_digits_of_a_part_are_digits_of_the_whole():
     whole, part = Stream("a", rows=range(100)), Stream("a", rows=range(40, 60))
     for one, other in zip(whole.digits([5, 9], 3), part.digits([5, 9], 3), strict=True):
         assert torch.equal(one[40:60], other)
+
+
+def test_a_chain_draws_what_its_streams_draw():
+    """Streams with other keys, and streams with other rows of one key."""
+    for make in (
+        lambda: [Stream("a", number, rows=range(7, 12)) for number in range(3)],
+        lambda: [Stream("a", rows=range(first, first + 5)) for first in (0, 5, 2**40)],
+    ):
+        chain, alone = Stream.chain(make()), make()
+        assert len(chain) == 15
+        for draw in (
+            lambda stream: stream.bits(3, 2),
+            lambda stream: stream.uniform(4),
+            lambda stream: stream.integers(9, 2),
+            lambda stream: stream.permutations(5),
+        ):
+            assert torch.equal(draw(chain), torch.cat([draw(stream) for stream in alone]))

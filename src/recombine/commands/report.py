@@ -10,7 +10,7 @@ import tyro
 
 from recombine.cli import parse
 from recombine.commands.console import Output
-from recombine.report.html import write_report
+from recombine.report.page import write_report
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from recombine.errors import InputError, check_choice, check_positive
 from recombine.probe import is_probed, probe_run
 from recombine.recipes import EXPERIMENTS, Finished, FinishedRun, Record, find_experiment
 from recombine.recipes.experiment import show_setting
-from recombine.report.html import write_report
+from recombine.report.page import write_report
 from recombine.run import RunConfig, train_run
 from recombine.store import Json, RunDirectory, hash_config
 from recombine.tables import Column, Table, tables_as_dict

@@ -1,11 +1,11 @@
 """The one door to the kernels: layers call `attend` and `linear_gelu` from here and never a kernel directly.
 
 `reference.py` is the definition. `cpu.py` computes the same in fused C wherever it can: float32 or bf16 on a CPU, codes not
-asked for, no mask but causal and key padding. Everything else, and every machine without a C compiler, takes the
-reference path, or for long sequences `chunked`, plain PyTorch in memory linear in the length; that is said once in the log
-`recombine.kernels`. The choice can be forced with the argument `kernel`, for a while with `use_kernel`, or for a process
-with the environment variable RECOMBINE_KERNEL. One more is taken only by that: `triton`, for GPUs, checked against the
-definition in Triton's interpreter but never yet run on a GPU.
+asked for. Everything else, and every machine without a C compiler, takes the reference path, or for long sequences
+`chunked`, plain PyTorch in memory linear in the length; that is said once in the log `recombine.kernels`. The choice can be
+forced with the argument `kernel`, for a while with `use_kernel`, or for a process with the environment variable
+RECOMBINE_KERNEL. One more is taken only by that: `triton`, for GPUs, checked against the definition in Triton's interpreter
+but never yet run on a GPU.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterator
-from typing import Literal, get_args
+from types import ModuleType
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float
@@ -23,6 +24,8 @@ from torch.nn import functional
 
 from recombine.errors import check_choice
 from recombine.kernels import chunked, cpu, gelu, reference, triton
+from recombine.kernels.door import check_linear, open_door
+from recombine.kernels.dropout import Dropout, DropoutForm
 from recombine.kernels.reference import CodeMap, Normalisation, ValueNetwork
 
 Kernel = Literal["auto", "reference", "cpu", "triton", "chunked"]
@@ -43,15 +46,16 @@ def use_kernel(kernel: Kernel) -> Iterator[None]:
 
 
 def attend(
-    q: Float[Tensor, "b q h d"],
-    k: Float[Tensor, "b k h d"],
-    v: Float[Tensor, "b k h e"],
+    q: Float[Tensor, "#b q #h d"],
+    k: Float[Tensor, "#b k #h d"],
+    v: Float[Tensor, "#b k #h e"],
     *,
     normalisation: Normalisation,
     value_network: ValueNetwork,
     bias: Float[Tensor, "*#pairs"] | None = None,
     mask: Bool[Tensor, "*#pairs"] | None = None,
     causal: bool = False,
+    dropout: Dropout | None = None,
     deep_weight: Float[Tensor, "h e e"] | None = None,
     code_map: CodeMap | None = None,
     return_codes: bool = True,
@@ -59,56 +63,43 @@ def attend(
 ) -> tuple[Float[Tensor, "b q h e"], Float[Tensor, "b h q k"] | None]:
     """What `reference.attend` defines, by the fastest path there is; codes only if they are asked for."""
     choice = check_choice("kernel", _chosen if kernel is None else kernel, get_args(Kernel))
-    plain = not return_codes and code_map is None and not _is_transformed()
-    if choice == "auto" and plain and _is_long(q, k) and (q.device.type != "cpu" or not cpu.is_available()):
-        choice = "chunked"
-    if plain and choice == "chunked":
-        out = chunked.attend(
-            q,
-            k,
-            v,
-            normalisation=normalisation,
-            value_network=value_network,
-            bias=bias,
-            mask=mask,
-            causal=causal,
-            deep_weight=deep_weight,
-        )
-        return out, None
-    fused = triton if choice == "triton" else cpu
-    plain = plain and choice != "reference" and deep_weight is None and (mask is None or _is_key_mask(mask, q, k))
-    plain = plain and fused.supports(q, k, v, normalisation=normalisation, value_network=value_network, bias=bias)
-    if plain and (choice != "auto" or _cpu_kernel_is_available()):
-        out = fused.attend(
-            q,
-            k,
-            v,
-            normalisation=normalisation,
-            value_network=value_network,
-            bias=bias,
-            causal=causal,
-            key_mask=None if mask is None else mask[:, 0, 0],
-        )
-        return out, None
-    out, codes = reference.attend(
-        q,
-        k,
-        v,
-        normalisation=normalisation,
-        value_network=value_network,
-        bias=bias,
-        mask=mask,
-        causal=causal,
-        deep_weight=deep_weight,
-        code_map=code_map,
-    )
+    q, k, v = open_door(q, k, v, bias=bias, mask=mask, dropout=dropout, deep_weight=deep_weight)
+    options: dict[str, Any] = {
+        "normalisation": normalisation,
+        "value_network": value_network,
+        "bias": bias,
+        "mask": mask,
+        "causal": causal,
+        "dropout": dropout,
+        "deep_weight": deep_weight,
+    }
+    # only the definition has codes to show or to change
+    needs_codes = return_codes or code_map is not None
+    fast = None if needs_codes else _choose_kernel(choice, q, k, v, options)
+    if fast is not None:
+        return fast.attend(q, k, v, **options), None
+    out, codes = reference.attend(q, k, v, code_map=code_map, **options)
     return out, codes if return_codes else None
+
+
+def _choose_kernel(choice: str, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> ModuleType | None:
+    """The kernel that takes a call without codes; None for the definition."""
+    if choice == "reference" or _is_transformed():
+        return None
+    if choice == "chunked":
+        return chunked
+    if choice == "triton":
+        return triton if triton.supports(q, k, v, **options) else None
+    if cpu.supports(q, k, v, **options) and (choice == "cpu" or _cpu_kernel_is_available()):
+        return cpu
+    return chunked if choice == "auto" and _is_long(q, k) else None
 
 
 def linear_gelu(
     x: Float[Tensor, "*batch input"], weight: Float[Tensor, "output input"], bias: Float[Tensor, " output"]
 ) -> Float[Tensor, "*batch output"]:
     """`gelu(x W^T + b)` in GELU's tanh form."""
+    check_linear(x, weight, bias)
     if torch.compiler.is_compiling() and _chosen != "reference":
         hidden = functional.linear(x, weight, bias)
         # the same function, but the compiler's exponential is much faster than its tanh
@@ -129,10 +120,6 @@ def _is_long(q: Tensor, k: Tensor) -> bool:
     return b * h * num_queries * k.shape[1] > 1 << 26
 
 
-def _is_key_mask(mask: Tensor, q: Tensor, k: Tensor) -> bool:
-    return mask.shape == (q.shape[0], 1, 1, k.shape[1])
-
-
 @torch.compiler.assume_constant_result
 def _cpu_kernel_is_available() -> bool:
     if cpu.is_available():
@@ -151,4 +138,14 @@ def _say_once(message: str, level: int) -> None:
         _log.log(level, message)
 
 
-__all__ = ["CodeMap", "Kernel", "Normalisation", "ValueNetwork", "attend", "linear_gelu", "use_kernel"]
+__all__ = [
+    "CodeMap",
+    "Dropout",
+    "DropoutForm",
+    "Kernel",
+    "Normalisation",
+    "ValueNetwork",
+    "attend",
+    "linear_gelu",
+    "use_kernel",
+]

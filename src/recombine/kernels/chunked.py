@@ -18,25 +18,29 @@ from torch.utils.checkpoint import checkpoint
 
 from recombine.errors import check_positive
 from recombine.kernels import reference
+from recombine.kernels.door import open_door
+from recombine.kernels.dropout import Dropout, Rows
 
 MOST_ELEMENTS = 1 << 24
 """Elements of the largest tensor of a chunk, if `chunk_size` is not given."""
 
 
 def attend(
-    q: Float[Tensor, "b q h d"],
-    k: Float[Tensor, "b k h d"],
-    v: Float[Tensor, "b k h e"],
+    q: Float[Tensor, "#b q #h d"],
+    k: Float[Tensor, "#b k #h d"],
+    v: Float[Tensor, "#b k #h e"],
     *,
     normalisation: reference.Normalisation,
     value_network: reference.ValueNetwork,
     bias: Float[Tensor, "*#pairs"] | None = None,
     mask: Bool[Tensor, "*#pairs"] | None = None,
     causal: bool = False,
+    dropout: Dropout | None = None,
     deep_weight: Float[Tensor, "h e e"] | None = None,
     chunk_size: int | None = None,
 ) -> Float[Tensor, "b q h e"]:
     """What each head of each query receives, as `reference.attend` defines it; `chunk_size` queries at a time."""
+    q, k, v = open_door(q, k, v, bias=bias, mask=mask, dropout=dropout, deep_weight=deep_weight)
     if chunk_size is None:
         chunk_size = choose_chunk_size(q, k, v)
     check_positive(chunk_size=chunk_size)
@@ -51,7 +55,8 @@ def attend(
         if num_visible <= 0:
             outputs.append(queries.new_zeros(*queries.shape[:3], v.shape[3]))
             continue
-        arguments = (queries, k, v, *pairs, deep_weight, num_visible, choices)
+        part = dropout and dropout._replace(rows=Rows(start, num_queries, num_keys))
+        arguments = (queries, k, v, *pairs, part, deep_weight, num_visible, choices)
         if torch.is_grad_enabled():
             outputs.append(checkpoint(_attend_chunk, *arguments, use_reentrant=False, preserve_rng_state=False))
         else:
@@ -59,10 +64,10 @@ def attend(
     return torch.cat(outputs, dim=1)
 
 
-def _attend_chunk(q, k, v, bias, mask, deep_weight, num_visible, choices):
+def _attend_chunk(q, k, v, bias, mask, dropout, deep_weight, num_visible, choices):
     bias, mask = _keep_keys(bias, num_visible), _keep_keys(mask, num_visible)
     k, v = k[:, :num_visible], v[:, :num_visible]
-    return reference.attend(q, k, v, bias=bias, mask=mask, deep_weight=deep_weight, **choices)[0]
+    return reference.attend(q, k, v, bias=bias, mask=mask, dropout=dropout, deep_weight=deep_weight, **choices)[0]
 
 
 def _split(pairs: Tensor | None, chunk_size: int, num_chunks: int) -> Iterable[Tensor | None]:

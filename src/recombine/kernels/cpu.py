@@ -9,6 +9,8 @@ Eager calls go through an `autograd.Function`, which costs half as much per call
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -16,6 +18,8 @@ from torch import Tensor
 from recombine.errors import InputError
 from recombine.kernels import cpu_library
 from recombine.kernels.cpu_library import Choices
+from recombine.kernels.door import open_door
+from recombine.kernels.dropout import Dropout
 
 NORMALISATIONS = ("none", "softmax", "rms_head", "softmax_rms_head")
 VALUE_NETWORKS = ("linear", "nonlinear_value", "hyper_linear", "hyper_relu")
@@ -36,72 +40,82 @@ def why_unavailable() -> str | None:
 
 
 def supports(
-    q: Tensor, k: Tensor, v: Tensor, *, normalisation: str, value_network: str, bias: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    normalisation: str,
+    value_network: str,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    dropout: Dropout | None = None,
+    deep_weight: Tensor | None = None,
 ) -> bool:
     """Whether `attend` of this file takes these arguments; no compiler is needed to tell."""
-    tensors = (q, k, v) if bias is None else (q, k, v, bias)
+    tensors = [tensor for tensor in (q, k, v, bias, mask) if tensor is not None]
     return (
-        normalisation in NORMALISATIONS
+        deep_weight is None
+        and (dropout is None or dropout.rows is None)
+        and normalisation in NORMALISATIONS
         and value_network in VALUE_NETWORKS
         and (normalisation != "softmax_rms_head" or value_network.startswith("hyper"))
         and all(tensor.device.type == "cpu" and tensor.numel() > 0 for tensor in tensors)
         and q.dtype in DTYPES
         and q.dtype == k.dtype == v.dtype
-        and (bias is None or bias.is_floating_point())
     )
 
 
 def attend(
-    q: Float[Tensor, "b q h d"],
-    k: Float[Tensor, "b k h d"],
-    v: Float[Tensor, "b k h e"],
+    q: Float[Tensor, "#b q #h d"],
+    k: Float[Tensor, "#b k #h d"],
+    v: Float[Tensor, "#b k #h e"],
     *,
     normalisation: str,
     value_network: str,
     bias: Float[Tensor, "*#pairs"] | None = None,
+    mask: Bool[Tensor, "*#pairs"] | None = None,
     causal: bool = False,
-    key_mask: Bool[Tensor, "b k"] | None = None,
+    dropout: Dropout | None = None,
+    deep_weight: None = None,
 ) -> Float[Tensor, "b q h e"]:
-    """What each head of each query receives, as `reference.attend` defines it.
-
-    `bias` broadcasts to (b, h, q, k). `causal` aligns queries at the end: the last query sees every key. `key_mask` is True
-    for keys that may be attended to.
-    """
-    if not supports(q, k, v, normalisation=normalisation, value_network=value_network, bias=bias):
+    """What each head of each query receives, as `reference.attend` defines it."""
+    q, k, v = open_door(q, k, v, bias=bias, mask=mask, dropout=dropout)
+    given: dict[str, Any] = {"bias": bias, "mask": mask, "dropout": dropout, "deep_weight": deep_weight}
+    if not supports(q, k, v, normalisation=normalisation, value_network=value_network, **given):
         raise InputError(f"the CPU kernel has no {normalisation} + {value_network} for {q.dtype} on {q.device}")
     reason = why_unavailable()
     if reason is not None:
         raise InputError(f"the CPU kernel is not available: {reason}")
+    pairs = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
     if bias is not None:
-        bias = _expand_bias(bias.float(), (q.shape[0], q.shape[2], q.shape[1], k.shape[1]))
+        shared = bias.dim() < 4 or bias.shape[0] == 1
+        bias = bias.float().expand(1 if shared else pairs[0], *pairs[1:])
+    if mask is not None:
+        mask = mask.expand(pairs)
     if value_network == "nonlinear_value":
         v, value_network = v.relu(), "linear"
-    arguments = (q, k, v, bias, key_mask, normalisation, value_network, causal)
+    rate, form, key, _ = dropout or (0.0, "", None, None)
+    arguments = (q, k, v, bias, mask, key, normalisation, value_network, causal, form, rate)
     if torch.compiler.is_compiling() or type(q) not in (Tensor, torch.nn.Parameter):
         return torch.ops.recombine.attend_forward(*arguments)[0]
     return _Attend.apply(*arguments)
 
 
-def _expand_bias(bias: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
-    """View the bias as (b, h, q, k), or as (1, h, q, k) if the batch shares it."""
-    shared = bias.dim() < 4 or bias.shape[0] == 1
-    return bias.expand(1 if shared else shape[0], *shape[1:])
-
-
 def _save(ctx, inputs, output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, bias, key_mask, *choices = inputs
+    q, k, v, bias, mask, key, *choices = inputs
     ctx.choices = Choices(*choices)
     needs_out = ctx.choices[:2] == ("softmax", "linear")
-    ctx.save_for_backward(q, k, v, bias, key_mask, output[0] if needs_out else None, output[1])
+    ctx.save_for_backward(q, k, v, bias, mask, key, output[0] if needs_out else None, output[1])
 
 
 class _Attend(torch.autograd.Function):
     """The kernel in eager mode."""
 
     @staticmethod
-    def forward(ctx, q, k, v, bias, key_mask, normalisation, value_network, causal):
-        output = cpu_library.run_forward(q, k, v, bias, key_mask, Choices(normalisation, value_network, causal))
-        _save(ctx, (q, k, v, bias, key_mask, normalisation, value_network, causal), output)
+    def forward(ctx, q, k, v, bias, mask, key, *choices):
+        output = cpu_library.run_forward(q, k, v, bias, mask, key, Choices(*choices))
+        _save(ctx, (q, k, v, bias, mask, key, *choices), output)
         return output[0]
 
     @staticmethod
@@ -109,11 +123,11 @@ class _Attend(torch.autograd.Function):
         if torch.is_grad_enabled():
             _refuse_second_derivative(ctx)
         needs_bias = ctx.needs_input_grad[3]
-        q, k, v, bias, key_mask, out, statistics = ctx.saved_tensors
+        q, k, v, bias, mask, key, out, statistics = ctx.saved_tensors
         *grads, grad_bias = cpu_library.run_backward(
-            grad_out, q, k, v, bias, key_mask, out, statistics, ctx.choices, needs_bias
+            grad_out, q, k, v, bias, mask, key, out, statistics, ctx.choices, needs_bias
         )
-        return *grads, grad_bias if needs_bias else None, None, None, None, None
+        return *grads, grad_bias if needs_bias else None, *[None] * 7
 
 
 def _refuse_second_derivative(ctx, *grads):
@@ -121,43 +135,41 @@ def _refuse_second_derivative(ctx, *grads):
 
 
 # the same as operators, for torch.compile
-torch.library.define(
-    "recombine::attend_forward",
-    "(Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? key_mask, str normalisation, str value_network, bool causal)"
-    " -> (Tensor, Tensor)",
-)
+_INPUTS = "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? mask, Tensor? key"
+_CHOICES = "str normalisation, str value_network, bool causal, str dropout_form, float dropout_rate"
+torch.library.define("recombine::attend_forward", f"({_INPUTS}, {_CHOICES}) -> (Tensor, Tensor)")
 torch.library.define(
     "recombine::attend_backward",
-    "(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? key_mask, Tensor? out, Tensor statistics,"
-    " str normalisation, str value_network, bool causal, bool needs_bias) -> (Tensor, Tensor, Tensor, Tensor)",
+    f"(Tensor grad_out, {_INPUTS}, Tensor? out, Tensor statistics, {_CHOICES}, bool needs_bias)"
+    " -> (Tensor, Tensor, Tensor, Tensor)",
 )
 
 
 @torch.library.impl("recombine::attend_forward", "cpu")
-def _forward(q, k, v, bias, key_mask, *choices):
-    return cpu_library.run_forward(q, k, v, bias, key_mask, Choices(*choices))
+def _forward(q, k, v, bias, mask, key, *choices):
+    return cpu_library.run_forward(q, k, v, bias, mask, key, Choices(*choices))
 
 
 @torch.library.register_fake("recombine::attend_forward")
-def _(q, k, v, bias, key_mask, *choices):
+def _(q, k, v, bias, mask, key, *choices):
     return cpu_library.allocate_outputs(q, v, Choices(*choices))
 
 
 @torch.library.impl("recombine::attend_backward", "cpu")
-def _backward(grad_out, q, k, v, bias, key_mask, out, statistics, normalisation, value_network, causal, needs_bias):
-    choices = Choices(normalisation, value_network, causal)
-    return cpu_library.run_backward(grad_out, q, k, v, bias, key_mask, out, statistics, choices, needs_bias)
+def _backward(grad_out, q, k, v, bias, mask, key, out, statistics, *choices):
+    given, needs_bias = Choices(*choices[:-1]), choices[-1]
+    return cpu_library.run_backward(grad_out, q, k, v, bias, mask, key, out, statistics, given, needs_bias)
 
 
 @torch.library.register_fake("recombine::attend_backward")
-def _(grad_out, q, k, v, bias, key_mask, out, statistics, normalisation, value_network, causal, needs_bias):
-    return cpu_library.allocate_gradients(q, k, v, bias if needs_bias else None)
+def _(grad_out, q, k, v, bias, mask, key, out, statistics, *choices):
+    return cpu_library.allocate_gradients(q, k, v, bias if choices[-1] else None)
 
 
 def _differentiate(ctx, grad_out, _):
     needs_bias = ctx.needs_input_grad[3]
     *grads, grad_bias = torch.ops.recombine.attend_backward(grad_out, *ctx.saved_tensors, *ctx.choices, needs_bias)
-    return *grads, grad_bias if needs_bias else None, None, None, None, None
+    return *grads, grad_bias if needs_bias else None, *[None] * 7
 
 
 torch.library.register_autograd("recombine::attend_forward", _differentiate, setup_context=_save)

@@ -12,6 +12,10 @@ from torch import Tensor
 
 from recombine.errors import InputError
 from recombine.kernels.compiler import CompilerError, load_library
+from recombine.kernels.dropout import find_scale, find_threshold
+
+DROPOUT_FORMS = ("", "pairs", "elements")
+"""In the order of the constants of cpu_plan.h."""
 
 
 class Choices(NamedTuple):
@@ -20,6 +24,8 @@ class Choices(NamedTuple):
     normalisation: str
     value_network: str
     causal: bool
+    dropout_form: str = ""
+    dropout_rate: float = 0.0
 
 
 class _Tensor(ctypes.Structure):
@@ -31,14 +37,17 @@ class _PairTensor(ctypes.Structure):
 
 
 class _Problem(ctypes.Structure):
-    """`problem` of cpu.c."""
+    """`problem` of cpu_plan.h."""
 
     _fields_ = (
         *((name, _Tensor) for name in ("q", "k", "v", "out", "grad_out", "grad_q", "grad_k", "grad_v")),
         *((name, _PairTensor) for name in ("bias", "grad_bias")),
-        *((name, ctypes.c_void_p) for name in ("key_mask", "row_shift", "row_scale")),
+        ("mask", _PairTensor),
+        *((name, ctypes.c_void_p) for name in ("row_shift", "row_scale")),
         *((name, ctypes.c_int64) for name in ("batch", "queries", "keys", "heads", "dim", "value_dim")),
         *((name, ctypes.c_int64) for name in ("softmax", "rms", "hyper", "relu", "causal", "bf16", "threads")),
+        *((name, ctypes.c_int64) for name in ("dropout", "dropout_threshold", "dropout_key")),
+        ("dropout_scale", ctypes.c_double),
     )
 
 
@@ -47,7 +56,7 @@ def open_library() -> ctypes.CDLL | str:
     """The compiled kernel, or why there is none, in one line."""
     here = Path(__file__).parent
     try:
-        library = load_library(here / "cpu.c", headers=[here / "cpu_tile.h", here / "cpu_vector.h"])
+        library = load_library(here / "cpu.c", headers=sorted(here.glob("cpu_*.h")))
     except (CompilerError, InputError, OSError) as error:
         return str(error)
     for function in (library.recombine_attend_forward, library.recombine_attend_backward):
@@ -69,13 +78,18 @@ def allocate_gradients(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> 
 
 
 def run_forward(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, key_mask: Tensor | None, choices: Choices
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    dropout_key: Tensor | None,
+    choices: Choices,
 ) -> tuple[Tensor, Tensor]:
     """The output and the statistics of the softmax."""
     out, statistics = allocate_outputs(q, v, choices)
     q, k, v = (_with_unit_stride(tensor) for tensor in (q, k, v))
-    key_mask = None if key_mask is None else key_mask.contiguous()
-    problem = _pose(q, k, v, bias, key_mask, statistics, choices)
+    problem = _pose(q, k, v, bias, mask, dropout_key, statistics, choices)
     problem.out = _describe(out)
     _run("recombine_attend_forward", problem)
     return out, statistics
@@ -87,7 +101,8 @@ def run_backward(
     k: Tensor,
     v: Tensor,
     bias: Tensor | None,
-    key_mask: Tensor | None,
+    mask: Tensor | None,
+    dropout_key: Tensor | None,
     out: Tensor | None,
     statistics: Tensor,
     choices: Choices,
@@ -96,8 +111,7 @@ def run_backward(
     """Gradients of q, k, v and bias; `out` is needed for softmax with the linear value network."""
     grads = allocate_gradients(q, k, v, bias if needs_bias_gradient else None)
     grad_out, q, k, v = (_with_unit_stride(tensor) for tensor in (grad_out, q, k, v))
-    key_mask = None if key_mask is None else key_mask.contiguous()
-    problem = _pose(q, k, v, bias, key_mask, statistics, choices)
+    problem = _pose(q, k, v, bias, mask, dropout_key, statistics, choices)
     problem.grad_out = _describe(grad_out)
     problem.grad_q, problem.grad_k, problem.grad_v = (_describe(grad) for grad in grads[:3])
     if out is not None:
@@ -109,21 +123,31 @@ def run_backward(
 
 
 def _pose(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, key_mask: Tensor | None, statistics: Tensor, choices: Choices
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    dropout_key: Tensor | None,
+    statistics: Tensor,
+    choices: Choices,
 ) -> _Problem:
-    normalisation, value_network, causal = choices
+    normalisation, value_network, causal, form, rate = choices
     problem = _Problem(q=_describe(q), k=_describe(k), v=_describe(v))
     problem.batch, problem.queries, problem.heads, problem.dim = q.shape
     problem.keys, problem.value_dim = k.shape[1], v.shape[3]
     if bias is not None:
         problem.bias = _describe_pairs(bias)
-    if key_mask is not None:
-        problem.key_mask = key_mask.data_ptr()
+    if mask is not None:
+        problem.mask = _describe_pairs(mask)
     problem.softmax, problem.rms = normalisation.startswith("softmax"), normalisation.endswith("rms_head")
     if problem.softmax:
         problem.row_shift, problem.row_scale = statistics[0].data_ptr(), statistics[1].data_ptr()
     problem.hyper, problem.relu = value_network != "linear", value_network == "hyper_relu"
     problem.causal, problem.bf16, problem.threads = causal, q.dtype == torch.bfloat16, torch.get_num_threads()
+    if dropout_key is not None:
+        problem.dropout, problem.dropout_key = DROPOUT_FORMS.index(form), int(dropout_key)
+        problem.dropout_threshold, problem.dropout_scale = find_threshold(rate), find_scale(rate)
     return problem
 
 
@@ -132,8 +156,9 @@ def _describe(tensor: Tensor) -> _Tensor:
 
 
 def _describe_pairs(tensor: Tensor) -> _PairTensor:
-    batch, *strides = tensor.stride()
-    return _PairTensor(tensor.data_ptr(), batch if tensor.shape[0] > 1 else 0, *strides)
+    """A stride of 0 where there is one of something: the batch may share a bias, the heads a mask."""
+    strides = (stride if size > 1 else 0 for size, stride in zip(tensor.shape[:2], tensor.stride()[:2], strict=True))
+    return _PairTensor(tensor.data_ptr(), *strides, *tensor.stride()[2:])
 
 
 def _with_unit_stride(tensor: Tensor) -> Tensor:

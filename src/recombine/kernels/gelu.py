@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from recombine.errors import InputError
 from recombine.kernels.compiler import CompilerError, load_library
+from recombine.kernels.door import check_linear
 
 DTYPES = (torch.float32, torch.bfloat16)
 
@@ -59,6 +60,7 @@ def linear_gelu(
     x: Float[Tensor, "*batch input"], weight: Float[Tensor, "output input"], bias: Float[Tensor, " output"]
 ) -> Float[Tensor, "*batch output"]:
     """`gelu(x W^T + b)` where `supports` says so."""
+    check_linear(x, weight, bias)
     return _Gelu.apply(functional.linear(x, weight), bias)
 
 

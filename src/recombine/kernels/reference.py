@@ -35,6 +35,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from recombine.errors import InputError, check_choice
+from recombine.kernels.door import open_door
+from recombine.kernels.dropout import Dropout, drop
 
 Normalisation = Literal["none", "softmax", "rms_head", "softmax_rms_head"]
 ValueNetwork = Literal["linear", "hyper_linear", "hyper_relu", "hyper_deep", "nonlinear_value"]
@@ -44,38 +46,40 @@ RMS_EPSILON = 1e-6
 
 
 def attend(
-    q: Float[Tensor, "b q h d"],
-    k: Float[Tensor, "b k h d"],
-    v: Float[Tensor, "b k h e"],
+    q: Float[Tensor, "#b q #h d"],
+    k: Float[Tensor, "#b k #h d"],
+    v: Float[Tensor, "#b k #h e"],
     *,
     normalisation: Normalisation,
     value_network: ValueNetwork,
     bias: Float[Tensor, "*#pairs"] | None = None,
     mask: Bool[Tensor, "*#pairs"] | None = None,
     causal: bool = False,
+    dropout: Dropout | None = None,
     deep_weight: Float[Tensor, "h e e"] | None = None,
     code_map: CodeMap | None = None,
 ) -> tuple[Float[Tensor, "b q h e"], Float[Tensor, "b h q k"]]:
     """Return what each head of each query receives, and the latent codes as they were used.
 
-    `bias` is added to the scaled scores; `mask` is True where a query may attend; both broadcast to (b, h, q, k).
-    `causal` also masks later keys, with queries aligned at the end: the last query sees every key. The code of a masked
-    pair is 0, so a query whose keys are all masked receives zeros. `deep_weight` is W of `hyper_deep`.
-    `code_map` changes the codes before they are used: the one hook for dropout and for causal interventions, such as
-    zeroing a head or swapping the codes of two queries. The codes have the precision of the scores: at least float32.
+    Batch and heads of q, k and v broadcast: a size of 1 is shared. `bias` is added to the scaled scores; `mask` is True
+    where a query may attend; both broadcast to (b, h, q, k). `causal` also masks later keys, with queries aligned at the
+    end: the last query sees every key. The code of a masked pair is 0, so a query whose keys are all masked receives
+    zeros. `dropout` sets some codes to 0 and scales the others (see `dropout.py`). `deep_weight` is W of `hyper_deep`.
+    `code_map` changes the codes before they are used: the one hook for causal interventions, such as zeroing a head or
+    swapping the codes of two queries. The codes have the precision of the scores: at least float32.
     """
     check_choice("normalisation", normalisation, get_args(Normalisation))
     check_choice("value network", value_network, get_args(ValueNetwork))
     if (value_network == "hyper_deep") != (deep_weight is not None):
         given = "missing" if deep_weight is None else "given"
         raise InputError(f"deep_weight is {given} for {value_network}: expected for hyper_deep, and only there")
-    shape = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
-    _check_broadcasts("bias", bias, shape)
-    _check_broadcasts("mask", mask, shape)
+    q, k, v = open_door(q, k, v, bias=bias, mask=mask, dropout=dropout, deep_weight=deep_weight)
     if causal:
         earlier = causal_mask(q.shape[1], k.shape[1], q.device)
         mask = earlier if mask is None else mask & earlier
     codes = normalise(score(q, k, bias), normalisation, mask)
+    if dropout is not None:
+        codes = drop(codes, dropout)
     if code_map is not None:
         codes = code_map(codes)
     return apply_value_network(codes.to(v.dtype), v, value_network, deep_weight), codes
@@ -137,11 +141,3 @@ def _softmax_over_keys(scores: Tensor, mask: Tensor | None) -> Tensor:
     # neither its values nor its gradients are NaN
     some_key = mask.any(dim=-1, keepdim=True)
     return scores.masked_fill(~mask & some_key, -torch.inf).softmax(dim=-1).masked_fill(~mask, 0.0)
-
-
-def _check_broadcasts(name: str, tensor: Tensor | None, shape: tuple[int, ...]) -> None:
-    if tensor is None:
-        return
-    aligned = zip(reversed(tensor.shape), reversed(shape), strict=False)
-    if tensor.ndim > len(shape) or any(size not in (1, wanted) for size, wanted in aligned):
-        raise InputError(f"{name} has shape {tuple(tensor.shape)}: expected to broadcast to (b, h, q, k) = {shape}")

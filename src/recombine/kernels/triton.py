@@ -17,6 +17,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from recombine.errors import InputError
+from recombine.kernels.door import is_key_mask, open_door
+from recombine.kernels.dropout import Dropout
 
 NORMALISATIONS = ("none", "rms_head")
 VALUE_NETWORKS = ("linear", "nonlinear_value", "hyper_linear", "hyper_relu")
@@ -45,13 +47,26 @@ def is_available() -> bool:
 
 
 def supports(
-    q: Tensor, k: Tensor, v: Tensor, *, normalisation: str, value_network: str, bias: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    normalisation: str,
+    value_network: str,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    dropout: Dropout | None = None,
+    deep_weight: Tensor | None = None,
 ) -> bool:
     """Whether `attend` of this file takes these arguments."""
-    tensors = (q, k, v) if bias is None else (q, k, v, bias)
+    tensors = [tensor for tensor in (q, k, v, bias, mask) if tensor is not None]
     device = "cpu" if _is_interpreted() else "cuda"
     return (
-        normalisation in NORMALISATIONS
+        deep_weight is None
+        and dropout is None
+        and (mask is None or is_key_mask(mask))
+        and normalisation in NORMALISATIONS
         and value_network in VALUE_NETWORKS
         and all(tensor.device.type == device and tensor.numel() > 0 for tensor in tensors)
         and q.dtype in DTYPES
@@ -62,18 +77,21 @@ def supports(
 
 
 def attend(
-    q: Float[Tensor, "b q h d"],
-    k: Float[Tensor, "b k h d"],
-    v: Float[Tensor, "b k h e"],
+    q: Float[Tensor, "#b q #h d"],
+    k: Float[Tensor, "#b k #h d"],
+    v: Float[Tensor, "#b k #h e"],
     *,
     normalisation: str,
     value_network: str,
     bias: Float[Tensor, "*#pairs"] | None = None,
+    mask: Bool[Tensor, "*#pairs"] | None = None,
     causal: bool = False,
-    key_mask: Bool[Tensor, "b k"] | None = None,
+    dropout: None = None,
+    deep_weight: None = None,
 ) -> Float[Tensor, "b q h e"]:
     """What each head of each query receives, as `reference.attend` defines it; arguments as those of `cpu.attend`."""
-    if not supports(q, k, v, normalisation=normalisation, value_network=value_network, bias=bias):
+    q, k, v = open_door(q, k, v, bias=bias, mask=mask)
+    if not supports(q, k, v, normalisation=normalisation, value_network=value_network, bias=bias, mask=mask):
         raise InputError(f"the Triton kernel has no {normalisation} + {value_network} for {q.dtype} on {q.device}")
     reason = why_unavailable()
     if reason is not None:
@@ -81,6 +99,7 @@ def attend(
     if bias is not None:
         shared = bias.dim() < 4 or bias.shape[0] == 1
         bias = bias.float().expand(1 if shared else q.shape[0], q.shape[2], q.shape[1], k.shape[1])
+    key_mask = None if mask is None else mask.expand(len(q), 1, 1, k.shape[1])[:, 0, 0]
     if value_network == "nonlinear_value":
         v, value_network = v.relu(), "linear"
     return _Attend.apply(q, k, v, bias, key_mask, normalisation, value_network, causal)

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recombine.errors import InputError, check_choice, check_positive
-from recombine.kernels import CodeMap, Normalisation, ValueNetwork, attend
+from recombine.kernels import CodeMap, DropoutForm, Normalisation, ValueNetwork, attend
+from recombine.layers.dropout import CodeDropout
 from recombine.layers.initialise import lecun_linear, lecun_normal_
 from recombine.layers.isolated import attend_isolated
 
@@ -54,7 +55,10 @@ Rotate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class Attention(nn.Module):
-    """Self-attention, or cross-attention to a context of `context_dim` features; `kqv_dim` is the total over heads."""
+    """Self-attention, or cross-attention to a context of `context_dim` features; `kqv_dim` is the total over heads.
+
+    In training, the fraction `dropout` of the latent codes is dropped; `kernels/dropout.py` has the two forms.
+    """
 
     def __init__(
         self,
@@ -64,6 +68,8 @@ class Attention(nn.Module):
         kqv_dim: int,
         attention: str = "hyla",
         context_dim: int | None = None,
+        dropout: float = 0.0,
+        dropout_form: DropoutForm = "pairs",
     ) -> None:
         super().__init__()
         check_positive(embedding_dim=embedding_dim, num_heads=num_heads, kqv_dim=kqv_dim)
@@ -85,6 +91,7 @@ class Attention(nn.Module):
             head_dim = kqv_dim // num_heads
             self.deep_weight = nn.Parameter(torch.empty(num_heads, head_dim, head_dim))
         self.output = lecun_linear(kqv_dim, embedding_dim)
+        self.dropout = CodeDropout(dropout, dropout_form)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -103,8 +110,8 @@ class Attention(nn.Module):
 
     def forward(
         self,
-        x: Float[Tensor, "b t embedding"],
-        context: Float[Tensor, "b k context"] | None = None,
+        x: Float[Tensor, "#b t embedding"],
+        context: Float[Tensor, "#b k context"] | None = None,
         *,
         bias: Float[Tensor, "*#pairs"] | None = None,
         mask: Bool[Tensor, "*#pairs"] | None = None,
@@ -137,6 +144,7 @@ class Attention(nn.Module):
             bias=bias,
             mask=mask,
             causal=causal,
+            dropout=self.dropout(),
             deep_weight=self.deep_weight,
             code_map=code_map,
             return_codes=return_codes,
@@ -145,11 +153,11 @@ class Attention(nn.Module):
 
     def project(
         self,
-        x: Float[Tensor, "b t embedding"],
-        context: Float[Tensor, "b k context"] | None = None,
+        x: Float[Tensor, "#b t embedding"],
+        context: Float[Tensor, "#b k context"] | None = None,
         *,
         num_queries: int | None = None,
-    ) -> tuple[Float[Tensor, "b q h d"], Float[Tensor, "b k h d"], Float[Tensor, "b k h d"]]:
+    ) -> tuple[Float[Tensor, "#b q h d"], Float[Tensor, "#b k h d"], Float[Tensor, "#b k h d"]]:
         """Project to the queries, keys and values of each head."""
         if context is None and num_queries in (None, x.shape[1]) and self.packed:
             q, k, v = functional.linear(x, self.qkv_weight, self.qkv_bias).chunk(3, dim=-1)

@@ -14,7 +14,6 @@ The equations are in `recombine/kernels/reference.py`; the names of the attentio
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -23,13 +22,17 @@ from torch.nn import functional
 
 from recombine.errors import InputError, check_choice, check_positive
 from recombine.kernels import attend
+from recombine.kernels.dropout import check_dropout
 from recombine.layers.attention import ATTENTIONS
+from recombine.layers.dropout import CodeDropout
 from recombine.layers.initialise import lecun_normal_
 from recombine.layers.masks import arrange_masks, merge_masks, pad_keys
 
 
 class HypernetworkAttention(nn.MultiheadAttention):
     """Arguments of `nn.MultiheadAttention`, and by keyword the name of the attention."""
+
+    code_dropout: CodeDropout
 
     def __init__(self, embed_dim: int, num_heads: int, *args: Any, attention: str = "hyla", **options: Any) -> None:
         check_choice("attention", attention, ATTENTIONS)
@@ -40,6 +43,19 @@ class HypernetworkAttention(nn.MultiheadAttention):
             )
         super().__init__(embed_dim, num_heads, *args, **options)
         self.set_attention(attention)
+
+    @property
+    def dropout(self) -> float:
+        """The fraction of latent codes that is dropped in training, each on its own."""
+        return self.code_dropout.rate
+
+    @dropout.setter
+    def dropout(self, rate: float) -> None:
+        if "code_dropout" in self._modules:
+            check_dropout(rate)
+            self.code_dropout.rate = rate
+        else:
+            self.code_dropout = CodeDropout(rate, "elements")
 
     def set_attention(self, attention: str) -> None:
         """Change which attention is computed; the weights that all attentions share stay as they are."""
@@ -94,7 +110,7 @@ class HypernetworkAttention(nn.MultiheadAttention):
             bias=pad_keys(bias, k.shape[1], 0.0),
             mask=pad_keys(mask, k.shape[1], True),
             deep_weight=self.deep_weight,
-            code_map=partial(functional.dropout, p=self.dropout) if self.training and self.dropout > 0 else None,
+            dropout=self.code_dropout(),
             return_codes=need_weights,
         )
         output = self.out_proj(heads.flatten(-2))
@@ -173,6 +189,8 @@ def _convert_layer(layer: nn.MultiheadAttention, attention: str) -> Hypernetwork
         converted = HypernetworkAttention.__new__(HypernetworkAttention)
         converted.__dict__.update(layer.__dict__)
         converted.__dict__["_parameters"] = layer._parameters.copy()
+        converted.__dict__["_modules"] = layer._modules.copy()
+        converted.dropout = converted.__dict__.pop("dropout")
     converted.set_attention(attention)
     return converted
 

@@ -1,12 +1,11 @@
 """Attention of several questions to one context: the last tokens see the tokens before them and themselves, not one another.
 
-So one sequence answers many queries, each exactly as if it had been asked alone. As a mask this is
+So one sequence answers many queries, each exactly as if it had been asked alone. It is attention under the mask
 
     may_attend[q, k] = k is not isolated, or k = q
 
-which a fused kernel does not take. Two ways compute the same numbers with calls that it does take. Before a softmax, a bias
-of MASKED_BIAS gives a pair the weight exp(-1e30 - max) = 0. Every other normalisation weighs each key on its own, so what
-a query receives from the context and what it receives from itself can be computed apart and added.
+Where each key is weighed on its own, by a normalisation other than softmax, most of the masked pairs need not be computed:
+what a query receives from the context and what it receives from itself are computed apart and added.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from recombine.kernels import attend
 
-MASKED_BIAS = -1e30
+WHOLE_CALL = ("causal", "dropout", "return_codes", "code_map")
 
 
 def isolation_mask(
@@ -45,16 +44,13 @@ def attend_isolated(
     """What `kernels.attend` gives under `isolation_mask`, with fast calls wherever nothing else is asked for."""
     num_queries, num_keys = q.shape[1], k.shape[1]
     given = {"normalisation": normalisation, **choices}
-    plain = mask is None and not choices["causal"] and not choices["return_codes"] and choices["code_map"] is None
-    if plain and normalisation.startswith("softmax"):
-        allowed = isolation_mask(num_queries, num_keys, num_isolated, q.device)
-        hidden = torch.zeros(allowed.shape, device=q.device).masked_fill(~allowed, MASKED_BIAS)
-        return attend(q, k, v, bias=hidden if bias is None else bias + hidden, **given)
-    if plain and bias is None and num_isolated < num_keys:
+    apart = not normalisation.startswith("softmax") and num_isolated < num_keys
+    # what belongs to a pair (bias, mask, dropout) and codes that are asked for need the whole call
+    if apart and bias is None and mask is None and not any(choices.get(name) for name in WHOLE_CALL):
         shown = num_keys - num_isolated
         out, _ = attend(q, k[:, :shown], v[:, :shown], **given)
         asked = min(num_queries, num_isolated)
-        alone = [each[:, -asked:].flatten(0, 1).unsqueeze(1) for each in (q, k, v)]
+        alone = [tensor[:, -asked:].flatten(0, 1).unsqueeze(1) for tensor in (q, k, v)]
         own = attend(*alone, **given)[0].view(len(q), asked, *out.shape[2:])
         return torch.cat([out[:, : num_queries - asked], out[:, num_queries - asked :] + own], dim=1), None
     allowed = isolation_mask(num_queries, num_keys, num_isolated, q.device)

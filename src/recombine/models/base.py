@@ -12,11 +12,12 @@ from typing import ClassVar, Literal, NamedTuple
 from torch import nn
 
 from recombine.errors import InputError
+from recombine.settings import Settings
 from recombine.tasks.base import Task
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig(ABC):
+class ModelConfig(Settings, ABC):
     """Sizes and choices of a model; the task gives the sizes of its inputs and predictions."""
 
     kind: ClassVar[str]
@@ -35,7 +36,7 @@ class ModelConfig(ABC):
 
 def require_causal(task: Task, causal: bool) -> None:
     """Refuse a model that could read an answer from a later token."""
-    if task.betrays_answers and not causal:
+    if task.requires_causal_model and not causal:
         raise InputError(f"task {task.name!r} shows in later steps what was done in earlier ones: expected causal=True")
 
 

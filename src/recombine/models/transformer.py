@@ -17,13 +17,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from recombine.errors import InputError, check_choice, check_positive
+from recombine.kernels import DropoutForm
 from recombine.layers import ATTENTIONS, FEEDFORWARDS, Attention, AttentionName, RelativeBias, Rotary, build_feedforward
 from recombine.layers.initialise import lecun_linear
 from recombine.models.base import ModelConfig, Site, require_causal
 from recombine.tasks.base import Task
 
 Position = Literal["relative", "rotary", "none"]
-DropoutForm = Literal["pairs", "elements"]
 CodeMap = Callable[[Tensor], Tensor]
 
 
@@ -88,7 +88,14 @@ class Block(nn.Module):
         super().__init__()
         size = config.embedding_dim
         self.attention_norm = nn.LayerNorm(size, eps=1e-6)
-        self.attention = Attention(size, num_heads=config.num_heads, kqv_dim=config.kqv_dim, attention=config.attention)
+        self.attention = Attention(
+            size,
+            num_heads=config.num_heads,
+            kqv_dim=config.kqv_dim,
+            attention=config.attention,
+            dropout=config.attention_dropout,
+            dropout_form=config.attention_dropout_form,
+        )
         self.bias: RelativeBias | None = None
         self.rotary: nn.Module | None = None
         if config.position == "relative":

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from recombine.errors import InputError, check_positive
 from recombine.models.base import Site
 from recombine.probe.observations import Observations, find_fault
-from recombine.probe.readings import Reading
 from recombine.tasks import Batch, SplitName
+from recombine.tasks.reading import Reading
 
 CHUNK_SIZE = 250  # rows whose codes of all layers are in memory at once
 

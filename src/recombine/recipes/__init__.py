@@ -6,9 +6,9 @@ from importlib import metadata
 from typing import Any
 
 from recombine.errors import InputError, check_choice
+from recombine.outside_code import load_object
 from recombine.recipes import attention_as_hypernetwork, in_context, length_generalization, scale
 from recombine.recipes.experiment import Experiment, Finished, FinishedRun, Group, Published, Record
-from recombine.registry import load_object
 
 PAPERS = (attention_as_hypernetwork, in_context, scale, length_generalization)
 EXPERIMENTS: dict[str, Experiment] = {
@@ -19,7 +19,7 @@ EXPERIMENTS: dict[str, Experiment] = {
 def find_experiment(name: str) -> Experiment:
     """An experiment by name, from an installed package (entry-point group `recombine.experiments`), or `FILE.py:NAME`."""
     if ":" in name:
-        return check_experiment(load_object(name, "experiment"), name)
+        return check_experiment(load_object(name), name)
     installed = {entry.name: entry for entry in metadata.entry_points(group="recombine.experiments")}
     check_choice("experiment", name, (*EXPERIMENTS, *installed, "FILE.py:EXPERIMENT"))
     return EXPERIMENTS[name] if name in EXPERIMENTS else check_experiment(installed[name].load(), name)

@@ -23,22 +23,56 @@ class Stream:
     """Random numbers for a range of rows; each call is one draw with a key of its own."""
 
     def __init__(self, *key: object, rows: range, device: torch.device | str = "cpu") -> None:
-        self.key = key
-        self.rows = rows
+        self.parts: tuple[tuple[tuple[object, ...], range], ...] = ((key, rows),)
         self.device = torch.device(device)
         self.num_draws = 0
 
+    @classmethod
+    def chain(cls, streams: Sequence[Stream]) -> Stream:
+        """The rows of several streams, one stream after the other: each row draws what it draws in its own stream.
+
+        The streams must have as many rows each and the same device, and must not have been drawn from.
+        """
+        chained = cls(rows=range(0), device=streams[0].device)
+        chained.parts = tuple(part for each in streams for part in each.parts)
+        assert len({len(rows) for _, rows in chained.parts}) == 1
+        assert all((each.device, each.num_draws) == (chained.device, 0) for each in streams)
+        return chained
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """The key of a stream that is no chain."""
+        ((key, _),) = self.parts
+        return key
+
+    @property
+    def rows(self) -> range:
+        """The rows of a stream that is no chain."""
+        ((_, rows),) = self.parts
+        return rows
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return sum(len(rows) for _, rows in self.parts)
+
     def bits(self, *shape: int) -> Int[Tensor, "rows ..."]:
         """64 random bits each, for every row."""
-        digest = hashlib.sha256(repr((*self.key, self.num_draws)).encode()).digest()
-        self.num_draws += 1
         width = math.prod(shape)
-        first, last = self.rows.start * width, self.rows.stop * width
-        counter = torch.arange(first, last, dtype=torch.int64, device=self.device)
-        mixed = counter.mul_(_signed(_GOLDEN)).add_(_signed(int.from_bytes(digest[:8], "little")))
+        offsets = [_signed((self._hash(key) + rows.start * width * _GOLDEN) % 2**64) for key, rows in self.parts]
+        self.num_draws += 1
+        counter = torch.arange(len(self.parts[0][1]) * width, dtype=torch.int64, device=self.device)
+        mixed = counter.mul_(_signed(_GOLDEN))
+        if len(offsets) == 1:
+            mixed.add_(offsets[0])
+        else:
+            mixed = mixed + torch.tensor(offsets, device=self.device)[:, None]
         mixed.bitwise_xor_(_shift_right(mixed, 30)).mul_(_signed(_MIX_1))
         mixed.bitwise_xor_(_shift_right(mixed, 27)).mul_(_signed(_MIX_2))
-        return mixed.bitwise_xor_(_shift_right(mixed, 31)).view(len(self.rows), *shape)
+        return mixed.bitwise_xor_(_shift_right(mixed, 31)).view(len(self), *shape)
+
+    def _hash(self, key: tuple[object, ...]) -> int:
+        digest = hashlib.sha256(repr((*key, self.num_draws)).encode()).digest()
+        return int.from_bytes(digest[:8], "little")
 
     def uniform(self, *shape: int) -> Float[Tensor, "rows ..."]:
         """Uniform in [0, 1), multiples of 2^-24, float32."""

@@ -3,8 +3,8 @@
 Published: with limited capacity and diverse data, students trained on at most 10 tokens follow their teacher to 100, and
 their hidden states are a linear map of the teacher's (see `published`); with higher capacity this fails unless the
 intermediate values are supervised. AdamW, rate 1e-3, decay 0.01, betas 0.9 and 0.95, batch 256. The paper trains for 100
-epochs of a data set whose size we do not know. We draw new sequences at every step; the number of steps and the cosine to 0
-are our choice. The seed determines the teacher, the student and the data.
+epochs of a data set whose size we do not know. We draw new sequences at every step; the number of steps and the cosine to
+0 are our choice. The seed determines the teacher, the student and the data.
 
 Deep sets and recurrent networks are badly conditioned: at the paper's rate they do not converge in these steps, so they are
 also trained at ten times that rate.

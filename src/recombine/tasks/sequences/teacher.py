@@ -41,8 +41,9 @@ from recombine.tasks.base import (
     Scale,
     SplitName,
     Task,
-    once_per_device,
 )
+from recombine.tasks.per_device import once_per_device
+from recombine.tasks.reading import Reading
 from recombine.tasks.sequences.functions import (
     AttentionWeights,
     Readout,
@@ -164,30 +165,47 @@ class SequenceTeacher(Task):
         corners = sorted({tuple(corner) for corner in (places + high).tolist()})
         return CompositionSplit(train=(tuple(range(2 * self.token_dim)),), ood=tuple(corners))
 
-    def sample(
+    def make_batch(self, split: SplitName, stream: Stream) -> Batch:
+        """Sequences of the split with the teacher's outputs; `info` has their lengths and the teacher's hidden states."""
+        return self._label(split, *self._draw_tokens(split, stream))
+
+    def sample_length(
         self,
         split: SplitName,
         index: int,
+        length: int,
         *,
         batch_size: int = 128,
         rows: range | None = None,
         device: torch.device | str = "cpu",
-        length: int | None = None,
     ) -> Batch:
-        """Batch `index` of a split. With `length` all rows have so many tokens, one of the lengths of the split."""
-        stream = self.stream(split, index, range(batch_size) if rows is None else rows, device)
+        """Batch `index` of a split with sequences of one length, which must be one of the lengths of the split."""
+        shortest, longest = self.lengths(split)
+        if not shortest <= length <= longest:
+            raise InputError(f"length is {length}: expected {shortest} to {longest}, the lengths of {split!r}")
+        stream = self.stream(split, index, batch_size=batch_size, rows=rows, device=device)
+        x, composition, lengths = self._draw_tokens(split, stream)
+        lengths = torch.full_like(lengths, length)
+        if self.held_out == "lengths":
+            composition = lengths - shortest
+        return self._label(split, x[:, :length], composition, lengths)
+
+    def _draw_tokens(self, split: SplitName, stream: Stream) -> tuple[Tensor, Tensor, Tensor]:
+        """Tokens, before padding; the number of the composition; the length."""
         if split == "train" and self.num_sequences is not None:
             number = stream.integers(self.num_sequences, 1)[:, 0]
-            x, composition, lengths = (each[number] for each in self._pool(stream.device))
-        else:
-            x, composition, lengths = self._draw(split, stream)
-        if length is not None:
-            shortest, longest = self.lengths(split)
-            if not shortest <= length <= longest:
-                raise InputError(f"length is {length}: expected {shortest} to {longest}, the lengths of {split!r}")
-            x, lengths = x[:, :length], torch.full_like(lengths, length)
-            if self.held_out == "lengths":
-                composition = lengths - shortest
+            x, composition, lengths = (column[number] for column in self._pool(stream.device))
+            return x, composition, lengths
+        return self._draw(split, stream)
+
+    def _label(
+        self,
+        split: SplitName,
+        x: Float[Tensor, "b t tokens"],
+        composition: Int[Tensor, " b"],
+        lengths: Int[Tensor, " b"],
+    ) -> Batch:
+        """The batch of these sequences: padding set to 0, and the outputs and hidden states of the teacher."""
         real = mark_real(x, lengths)
         x = x * real[..., None]
         hidden, y = self.label(x)
@@ -325,8 +343,8 @@ class SequenceTeacher(Task):
             total += self.label(x)[1].double().sum(dim=0)
         return (total / NUM_MEAN_SEQUENCES).float()
 
-    def oracle(self, batch: Batch) -> Float[Tensor, "b t targets"]:
-        """The teacher itself."""
+    def best_predictions(self, batch: Batch, *, split: SplitName | None, metric: str) -> Float[Tensor, "b t targets"]:
+        """The teacher itself, whatever the prior: targets are a function of the inputs, so this is exact."""
         return batch.targets
 
     def tables(self, num_instances: int) -> list[Table]:
@@ -348,6 +366,11 @@ class SequenceTeacher(Task):
         return [
             Table(title="outputs of the teacher that vary least in training", columns=columns, rows=rows, note=note)
         ]
+
+    def reading(self) -> Reading:
+        from recombine.tasks.sequences.reading import SequenceTeacherReading
+
+        return SequenceTeacherReading(self)
 
     def describe(self, composition: Composition) -> str:
         if self.held_out == "lengths":

@@ -1,0 +1,135 @@
+/* The forward pass: see cpu.c. */
+#ifndef RECOMBINE_CPU_FORWARD_H
+#define RECOMBINE_CPU_FORWARD_H
+
+#include "cpu_mask.h"
+
+static void start_softmax(const plan *l, work *w, int64_t nq) {
+  for (int64_t i = 0; i < nq * l->heads_padded; i++) {
+    w->row_shift[i] = -INFINITY;
+    w->row_scale[i] = 0;
+  }
+}
+
+/* From sums to inverse sums, and save the statistics; rows without any key keep codes of 0. */
+static void finish_softmax(const plan *l, work *w, int64_t b, int64_t q0, int64_t nq) {
+  const int64_t H = l->p.heads, HP = l->heads_padded;
+  for (int64_t i = 0; i < nq * HP; i++) {
+    w->row_shift[i] = w->row_shift[i] == -INFINITY ? 0 : w->row_shift[i];
+    w->row_scale[i] = w->row_scale[i] == 0 ? 0 : 1 / w->row_scale[i];
+  }
+  for (int64_t q = 0; q < nq; q++) {
+    memcpy(l->p.row_shift + (b * l->p.queries + q0 + q) * H, w->row_shift + q * HP, H * sizeof(float));
+    memcpy(l->p.row_scale + (b * l->p.queries + q0 + q) * H, w->row_scale + q * HP, H * sizeof(float));
+  }
+}
+
+/* ---------------------------------------------------------------- forward: a few queries of one batch element */
+
+/* A hypernetwork needs the final codes: the sums of all rows before anything else. */
+static void softmax_statistics(const plan *l, work *w, tile k, int64_t b, int64_t q0) {
+  for (int64_t v0 = 0; v0 < l->vectors; v0 += l->block) {
+    if (!(k.nv = visible_vectors(l, q0, k.nq, v0))) break;
+    score_tile(l, w, &k, b, q0, v0);
+    softmax_online(k.H, k.HP, k.nq, k.nv, w->codes, w->row_shift, w->row_scale, w->factor);
+  }
+  finish_softmax(l, w, b, q0, k.nq);
+}
+
+static void forward_hyper_tile(const plan *l, work *w, const tile *k, int64_t b, int64_t q0, int64_t v0) {
+  const int64_t softmax = l->p.softmax;
+  if (softmax && l->blocks == 1) /* softmax_statistics has left the codes there */
+    scale_codes(k->H, k->HP, k->nq, k->nv, w->codes, w->row_scale);
+  else {
+    score_tile(l, w, k, b, q0, v0);
+    if (softmax) softmax_final(k->H, k->HP, k->nq, k->nv, w->codes, w->row_shift, w->row_scale);
+  }
+  if (l->rms_apart) rms_over_heads(k->H, k->HP, k->nq, k->nv, w->codes, w->inverse);
+  if (l->drop_late) drop_codes(l, w, k, w->codes, w->codes);
+  l->of_values->hyper_forward(k, l->rms, l->floor, w->codes, w->e.values + v0 * k->H * k->F, w->hidden, w->out_rows);
+}
+
+static void forward_linear_tile(const plan *l, work *w, const tile *k, int64_t b, int64_t q0, int64_t v0) {
+  score_tile(l, w, k, b, q0, v0);
+  if (l->p.softmax) {
+    softmax_online(k->H, k->HP, k->nq, k->nv, w->codes, w->row_shift, w->row_scale, w->factor);
+    if (v0) l->of_values->scale_rows(k, w->out_rows, w->factor);
+  }
+  if (l->rms_apart) rms_over_heads(k->H, k->HP, k->nq, k->nv, w->codes, w->inverse);
+  if (l->drop_late) drop_codes(l, w, k, w->codes, w->codes);
+  l->of_values->contract(k, w->codes, w->e.values + v0 * k->H * k->F, w->out_rows);
+}
+
+static void forward_rows(const plan *l, work *w, int64_t b, int64_t q0, int64_t nq) {
+  const problem *p = &l->p;
+  const int64_t H = p->heads, E = p->value_dim;
+  tile k = {H, E, l->heads_padded, nq, 0};
+  read_rows(&p->q, w->q_rows, b, q0, nq, H, p->dim, p->bf16, l->scale);
+  memset(w->out_rows, 0, nq * H * E * sizeof(float));
+  if (p->softmax) start_softmax(l, w, nq);
+  if (p->softmax && p->hyper) softmax_statistics(l, w, k, b, q0);
+  for (int64_t v0 = 0; v0 < l->vectors; v0 += l->block) {
+    if (!(k.nv = visible_vectors(l, q0, nq, v0))) break;
+    if (p->hyper) forward_hyper_tile(l, w, &k, b, q0, v0);
+    else forward_linear_tile(l, w, &k, b, q0, v0);
+  }
+  if (p->softmax && !p->hyper) {
+    finish_softmax(l, w, b, q0, nq);
+    l->of_values->scale_rows(&k, w->out_rows, w->row_scale);
+  }
+  scale_all(w->out_rows, nq * H * E, l->factor);
+  for (int64_t q = 0; q < nq; q++) write_row(&p->out, b, q0 + q, w->out_rows + q * H * E, H, E, p->bf16);
+}
+
+/* ---------------------------------------------------------------- forward */
+
+/* Every thread takes batch elements, or, when there are few, tiles of queries. The same numbers either way. */
+static int forward_batches(const plan *l) {
+  int failed = 0;
+#pragma omp parallel num_threads(l->p.threads) reduction(| : failed)
+  {
+    work w;
+    const int ready = open_work(l, &w, 1, 0);
+    failed |= !ready;
+#pragma omp for schedule(dynamic)
+    for (int64_t b = 0; b < l->p.batch; b++) {
+      if (!ready) continue;
+      for (int64_t v = 0; v < l->vectors; v++) pack_vector(l, &w, &w.e, b, v, 0);
+      for (int64_t t = 0; t < TILES(l); t++) {
+        TILE(l, t, q0, nq);
+        forward_rows(l, &w, b, q0, nq);
+      }
+    }
+    free(w.memory);
+  }
+  return failed;
+}
+
+static int forward_tiles(const plan *l) {
+  void *memory = NULL;
+  packed_element *elements = open_elements(l, 0, &memory);
+  int failed = 0;
+  if (!elements) return 1;
+#pragma omp parallel num_threads(l->p.threads) reduction(| : failed)
+  {
+    work w;
+    const int ready = open_work(l, &w, 0, 0);
+    failed |= !ready;
+#pragma omp for schedule(dynamic, 4)
+    for (int64_t i = 0; i < l->p.batch * l->vectors; i++)
+      if (ready) pack_vector(l, &w, &elements[i / l->vectors], i / l->vectors, i % l->vectors, 0);
+#pragma omp for schedule(dynamic)
+    for (int64_t i = 0; i < l->p.batch * TILES(l); i++) {
+      if (!ready) continue;
+      TILE(l, i % TILES(l), q0, nq);
+      w.e = elements[i / TILES(l)];
+      forward_rows(l, &w, i / TILES(l), q0, nq);
+    }
+    free(w.memory);
+  }
+  free(elements);
+  free(memory);
+  return failed;
+}
+
+#endif
