@@ -49,7 +49,7 @@ def test_every_verb(verb, tmp_path):
     assert origins == {"task": TASK, "model": MODEL}
     assert verb(*TRAIN, "-q").strip() == run  # finished already
     refused = verb("evaluate", run, fails=True)
-    assert "task 'waves' is not part of this package: expected one of fuzzy_logic, sraven" in refused
+    assert "task 'waves' is not part of this package: expected one of fuzzy_logic, goal_grid" in refused
     assert f"--code {TASK}" in refused
     scores = json.loads(verb("evaluate", run, "--num-instances", "60", "--json", *code))["scores"]
     assert scores == json.loads((tmp_path / run / "result.json").read_text())["scores"]
@@ -186,7 +186,7 @@ def test_an_edited_file_makes_another_run_and_is_mentioned(tmp_path, caplog):
         ("task.py:Waves", "def", "cannot be loaded: line 1: SyntaxError"),
         ("no.such.module:Waves", None, "'no.such.module:Waves' cannot be imported"),
         (":Waves", None, "expected FILE.py:NAME or package.module:NAME"),
-        ("chess", None, "unknown task 'chess': expected one of fuzzy-logic, sraven"),
+        ("chess", None, "unknown task 'chess': expected one of fuzzy-logic, goal-grid"),
     ],
 )
 def test_code_that_cannot_be_used(name, content, message, tmp_path, monkeypatch):

@@ -240,8 +240,8 @@ def test_one_length_for_all_rows():
     ("wrong", "message"),
     [
         ({"teacher": "gru"}, "unknown teacher 'gru': expected one of deep_set, attention, ssm, rnn, product"),
-        ({"teacher_attention": "cosine"}, "unknown attention 'cosine'"),
-        ({"teacher_readout": "deep"}, "unknown readout 'deep': expected one of linear, mlp"),
+        ({"teacher_attention": "cosine"}, "unknown teacher_attention 'cosine'"),
+        ({"teacher_readout": "deep"}, "unknown teacher_readout 'deep': expected one of linear, mlp"),
         ({"generalise_to": "colours"}, "unknown generalise_to 'colours': expected one of lengths, corners"),
         ({"min_length": 0}, "min_length is 0: expected a whole number of at least 1"),
         ({"longest": 0}, "longest is 0"),
@@ -251,7 +251,7 @@ def test_one_length_for_all_rows():
         ({"num_sequences": 0}, "num_sequences is 0"),
         ({"support": 0.0}, "support is 0.0: expected a width above 0"),
         ({"chain_of_thought": -1.0}, "chain_of_thought is -1.0: expected a finite weight of at least 0"),
-        ({"chain_of_thought": math.inf}, "chain_of_thought is inf: expected a finite weight"),
+        ({"chain_of_thought": math.inf}, "chain_of_thought is inf: expected a finite number"),
     ],
 )
 def test_bad_settings(wrong, message, unchecked):
