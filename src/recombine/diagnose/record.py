@@ -12,6 +12,7 @@ AT_CEILING = 0.95  # of the way from chance to ceiling
 AMBIGUOUS = 0.05  # distance of the ceiling from a perfect score
 RECOMBINED = 0.9  # held-out compositions relative to trained ones
 DECODABLE = 0.5  # of the way from an uninformed decoder to a perfect one
+READABLE = 0.9  # score of a decoder that reads the modules, even if the input alone would let it
 
 Verdict = Literal["uncovered", "not learned", "ambiguous", "solved", "inferred but unused", "not inferred"]
 

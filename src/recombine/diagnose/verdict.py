@@ -11,7 +11,8 @@ verdict:
 - solved: held-out compositions reach `RECOMBINED` of what trained ones reach;
 - inferred but unused: they do not, though a decoder fitted on trained compositions reads their modules from the network:
   `DECODABLE` or more of the way from the best uninformed decoder (majority, shuffled control, untrained network) to a
-  perfect one (the finding of "When can transformers compositionally generalize in-context?");
+  perfect one, or a score of `READABLE` or more, where the input itself says which modules there are (the finding of "When
+  can transformers compositionally generalize in-context?");
 - not inferred: they do not, and their modules cannot be read. This is the weakest of the six: a linear decoder of the last
   token can miss what is there. Fuzzy logic is an example, where networks that recombine are hardly easier to read.
 
@@ -32,6 +33,7 @@ from recombine.diagnose.record import (
     AT_CEILING,
     DECODABLE,
     LEARNED,
+    READABLE,
     RECOMBINED,
     Decodability,
     Diagnosis,
@@ -149,7 +151,8 @@ def _decide(
         return "uncovered"
     if decodability is None or not math.isfinite(decodability.informed):
         return None
-    return "inferred but unused" if decodability.informed >= DECODABLE else "not inferred"
+    readable = decodability.informed >= DECODABLE or decodability.held_out >= READABLE
+    return "inferred but unused" if readable else "not inferred"
 
 
 def _place(score: Mapping[str, float | None], split: str, higher_is_better: bool) -> tuple[PlacedScore, _Scale]:

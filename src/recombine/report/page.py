@@ -24,7 +24,7 @@ from recombine.registry import Code
 from recombine.report import figures, inside_figures
 from recombine.report.interventions import Change
 from recombine.report.printed import static_figures
-from recombine.report.runs import ReportRun, compare, metrics_of, reach, read_runs
+from recombine.report.runs import ReportRun, compare, group_seeds, metrics_of, reach, read_runs
 from recombine.report.sections import list_sections
 
 
@@ -79,6 +79,7 @@ def render(runs: Sequence[ReportRun], title: str, *, gallery: bool = True) -> st
         sections=sections,
         templates=templates,
         comparison=compare(runs, metric) if (metric := next(iter(metrics_of(runs)), None)) else None,
+        groups=group_seeds(runs, metric) if metric else [],
         figures={name: tidy(figure) for section in sections for name, figure in section.figures.items()},
         palettes={"light": LIGHT_PALETTE, "dark": DARK_PALETTE},
         scales=SCALES,

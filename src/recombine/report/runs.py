@@ -12,7 +12,8 @@ from typing import Any
 from recombine.errors import InputError
 from recombine.evaluate import Score
 from recombine.registry import Code
-from recombine.store import Json, RunDirectory
+from recombine.seeds import SeedScore, score_seeds
+from recombine.store import Json, RunDirectory, hash_config
 
 Curve = tuple[list[int], list[float]]  # steps, values
 
@@ -96,7 +97,7 @@ def read_runs(paths: Sequence[Path], code: Sequence[Code] = ()) -> list[ReportRu
     directories = [RunDirectory.open(path) for path in dict.fromkeys(Path(path).resolve() for path in paths)]
     if not directories:
         raise InputError("no runs to report on: expected at least one run directory")
-    labels = [" · ".join(_words(*each) for each in settings.items()) for settings in differing_settings(directories)]
+    labels = label_settings(differing_settings(directories))
     if len(set(labels)) < len(labels) or not all(0 < len(label) <= 60 for label in labels):
         labels = [run.path.name for run in directories]
     pairs = zip(directories, labels, strict=True)
@@ -119,6 +120,20 @@ def differing_settings(runs: Sequence[RunDirectory]) -> list[Json]:
     ]
     keys.sort(key=lambda key: not isinstance(flat[0].get(key), str))
     return [{key: each.get(key) for key in keys} for each in flat]
+
+
+def label_settings(settings: Sequence[Json]) -> list[str]:
+    """A label for each run: of the settings that all runs have, those that are needed to tell the runs apart."""
+    shared = [key for key in settings[0] if all(row[key] is not None for row in settings)]
+    labels = [""] * len(settings)
+    for key in shared:
+        longer = [
+            " · ".join(filter(None, (label, _words(key, row[key]))))
+            for label, row in zip(labels, settings, strict=True)
+        ]
+        if len(set(longer)) > len(set(labels)):
+            labels = longer
+    return labels
 
 
 def _words(key: str, value: Any) -> str:
@@ -168,3 +183,46 @@ def metrics_of(runs: Sequence[ReportRun]) -> list[str]:
 def splits_of(runs: Sequence[ReportRun]) -> list[str]:
     """Every split of any run; the one the question is about comes first."""
     return sorted(dict.fromkeys(split for run in runs for split in run.scores), key=lambda split: split != "ood")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunGroup:
+    """Finished runs that differ in their random seed alone, with their mean scores over seeds."""
+
+    label: str
+    runs: list[ReportRun]
+    held_out: SeedScore
+    trained: SeedScore
+
+
+def group_seeds(runs: Sequence[ReportRun], metric: str) -> list[RunGroup]:
+    """Runs grouped over seeds, best first; none if no two runs differ in their seed alone."""
+    members: dict[str, list[ReportRun]] = {}
+    for run in runs:
+        sums = run.result.get("composition_sums", {})
+        if all(metric in sums.get(split, {}) for split in ("ood", "test")):
+            members.setdefault(hash_config(_without_seeds(run.directory.config)), []).append(run)
+    if all(len(group) < 2 for group in members.values()):
+        return []
+    firsts = [group[0].directory for group in members.values()]
+    labels = label_settings(differing_settings(firsts)) if len(firsts) > 1 else [""]
+    groups = [
+        RunGroup(
+            label=label or group[0].result["label"].replace("_", " "),
+            runs=group,
+            held_out=score_seeds([run.result["composition_sums"]["ood"][metric] for run in group]),
+            trained=score_seeds([run.result["composition_sums"]["test"][metric] for run in group]),
+        )
+        for label, group in zip(labels, members.values(), strict=True)
+    ]
+    lower_is_better = _falls(score) if (score := groups[0].runs[0].score("ood", metric)) else False
+    return sorted(groups, key=lambda group: group.held_out.value, reverse=not lower_is_better)
+
+
+def _without_seeds(config: Json) -> Json:
+    seeds = {"task": "seed", "training": "model_seed"}
+    return {
+        part: {key: value for key, value in settings.items() if key != seeds.get(part)}
+        for part, settings in config.items()
+        if isinstance(settings, dict)
+    }
