@@ -99,4 +99,4 @@ def demonstrate(
         cell = targets.gather(1, action[:, None])[:, 0]
         present = present & (objects != cell[:, None])
         active = active & (action != NOTHING)
-    return Episodes(*(torch.stack(each, dim=1) for each in (cells, held, actions, optimal)))
+    return Episodes(*(torch.stack(columns, dim=1) for columns in (cells, held, actions, optimal)))

@@ -139,7 +139,7 @@ class GoalGrid(ImitationTask):
     @cached_property
     def ways(self) -> Ways:
         distances, moves = zip(*map(measure_ways, self.mazes), strict=True)
-        optimal = [find_optimal_moves(*each) for each in zip(distances, moves, strict=True)]
+        optimal = [find_optimal_moves(*maze) for maze in zip(distances, moves, strict=True)]
         return Ways(torch.stack(moves), torch.stack(distances), torch.stack(optimal))
 
     @cached_property

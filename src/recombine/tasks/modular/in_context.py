@@ -145,7 +145,9 @@ class InContext(Task):
             size = self.num_active
             own = tuple(tuple(range(first, first + size)) for first in range(0, size * len(everything), size))
             return CompositionSplit(train=own[: len(train)], ood=own[len(train) :])
-        return CompositionSplit(train=train, ood=tuple(each for each in everything if each not in train))
+        return CompositionSplit(
+            train=train, ood=tuple(composition for composition in everything if composition not in train)
+        )
 
     @property
     def latent_size(self) -> int:

@@ -53,11 +53,11 @@ def fit_strengths(
 ) -> Float[Tensor, "batch active"]:
     """The strengths of these modules, from the middle of their range on."""
     theta = teacher.weights[0][modules]
-    each = (x.flatten(0, 1) @ theta.transpose(0, 1).flatten(1)).view(*x.shape[:2], *theta.shape[::2])
+    preactivations = (x.flatten(0, 1) @ theta.transpose(0, 1).flatten(1)).view(*x.shape[:2], *theta.shape[::2])
     strengths = x.new_full((len(x), len(modules)), sum(bounds) / 2)
     for _ in range(NUM_STEPS):
-        on = (strengths[:, None, None] @ each) > 0
-        slopes = ((each * on) @ teacher.readout).transpose(2, 3).flatten(1, 2)
+        on = (strengths[:, None, None] @ preactivations) > 0
+        slopes = ((preactivations * on) @ teacher.readout).transpose(2, 3).flatten(1, 2)
         gram = slopes.mT @ slopes + 1e-6 * torch.eye(len(modules), device=x.device)
         strengths = torch.linalg.solve(gram, slopes.mT @ y.flatten(1)[..., None])[..., 0].clamp(*bounds)
     return strengths

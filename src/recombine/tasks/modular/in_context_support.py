@@ -58,13 +58,13 @@ def build_halves(num_modules: int, num_active: int) -> tuple[Composition, ...]:
             f"combinations of {num_active}"
         )
     halves = (range(half), range(half, num_modules))
-    rings = [(tuple(each),) if half == num_active else build_ring(each, num_active) for each in halves]
+    rings = [(tuple(modules),) if half == num_active else build_ring(modules, num_active) for modules in halves]
     return rings[0] + rings[1]
 
 
 def parse_combinations(text: str, *, num_modules: int, num_active: int) -> tuple[Composition, ...]:
     """Combinations written as "0-1 1-2 2-3"; they must cover every module."""
-    found: list[Composition] = []
+    combinations: list[Composition] = []
     for word in text.replace(",", " ").split():
         parts = word.split("-")
         combination = tuple(sorted(int(part) for part in parts if part.isdecimal()))
@@ -74,13 +74,13 @@ def parse_combinations(text: str, *, num_modules: int, num_active: int) -> tuple
                 f"combination {word!r}: expected {num_active} different modules of 0 to {num_modules - 1}, such as "
                 f"{'-'.join(map(str, range(num_active)))!r}"
             )
-        if combination in found:
+        if combination in combinations:
             raise InputError(f"combination {word!r} is there twice: expected each once")
-        found.append(combination)
-    missing = [module for module, count in count_coverage(found, range(num_modules)).items() if count == 0]
+        combinations.append(combination)
+    missing = [module for module, count in count_coverage(combinations, range(num_modules)).items() if count == 0]
     if missing:
         raise InputError(
             f"combinations {text!r} leave out module {missing[0]}: expected every module of 0 to {num_modules - 1} to "
             "be trained, or held-out combinations could not be known"
         )
-    return tuple(sorted(found))
+    return tuple(sorted(combinations))

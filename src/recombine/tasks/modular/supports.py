@@ -121,7 +121,9 @@ def _disconnected(
         raise InputError(f"support disconnected of {num_modules} modules: expected at least 4, two in each group")
     order = [module for (module,) in order_by_hash(((module,) for module in range(num_modules)), seed=seed)]
     group = set(order[: num_modules // 2])
-    return {each for each in compositions if group.issuperset(each) or group.isdisjoint(each)}
+    return {
+        composition for composition in compositions if group.issuperset(composition) or group.isdisjoint(composition)
+    }
 
 
 def _non_compositional(
@@ -135,8 +137,8 @@ def _popular_modules(
     compositions: tuple[Composition, ...], num_modules: int, held_out: float, seed: int
 ) -> set[Composition]:
     num_train = _count_train(len(compositions), held_out)
-    sizes = {n: [each for each in compositions if each[0] < n] for n in range(1, num_modules)}
-    fitting = [each for each in sizes.values() if len(each) <= num_train]
+    sizes = {n: [composition for composition in compositions if composition[0] < n] for n in range(1, num_modules)}
+    fitting = [chosen for chosen in sizes.values() if len(chosen) <= num_train]
     if not fitting:
         raise InputError(
             f"support popular_modules with {num_train} training compositions: expected at least {len(sizes[1])}, "
@@ -149,7 +151,7 @@ def _unpopular_modules(
     compositions: tuple[Composition, ...], num_modules: int, held_out: float, seed: int
 ) -> set[Composition]:
     def count(size: int) -> int:
-        return sum(each[-1] < size for each in compositions) + num_modules - size
+        return sum(composition[-1] < size for composition in compositions) + num_modules - size
 
     num_train = _count_train(len(compositions), held_out)
     core = max((size for size in range(2, num_modules) if count(size) <= num_train), default=0)
@@ -158,16 +160,22 @@ def _unpopular_modules(
             f"support unpopular_modules with {num_train} training compositions of {num_modules} modules: expected at "
             f"least {count(2)}, a core of two modules and one link to each other; hold out a smaller fraction"
         )
-    train = {each for each in compositions if each[-1] < core}
+    train = {composition for composition in compositions if composition[-1] < core}
     for module in range(core, num_modules):
-        links = [each for each in compositions if len(each) > 1 and each[-1] == module and each[-2] < core]
+        links = [
+            composition
+            for composition in compositions
+            if len(composition) > 1 and composition[-1] == module and composition[-2] < core
+        ]
         train.add(order_by_hash(links, seed=seed)[0])
-    return _top_up(train, (each for each in compositions if each[-1] < num_modules - 1), num_train, seed)
+    return _top_up(
+        train, (composition for composition in compositions if composition[-1] < num_modules - 1), num_train, seed
+    )
 
 
 def _top_up(train: set[Composition], pool: Iterable[Composition], num_train: int, seed: int) -> set[Composition]:
     """Fill up to the number of training compositions, in the order of the hash."""
-    more = order_by_hash((each for each in pool if each not in train), seed=seed)
+    more = order_by_hash((composition for composition in pool if composition not in train), seed=seed)
     return train | set(more[: num_train - len(train)])
 
 

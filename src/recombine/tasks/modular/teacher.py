@@ -35,8 +35,8 @@ class ModularTeacher:
 
     def to(self, device: torch.device | str) -> ModularTeacher:
         return ModularTeacher(
-            tuple(each.to(device) for each in self.weights),
-            tuple(each.to(device) for each in self.biases),
+            tuple(tensor.to(device) for tensor in self.weights),
+            tuple(tensor.to(device) for tensor in self.biases),
             self.readout.to(device),
         )
 

@@ -290,7 +290,7 @@ class SequenceTeacher(Task):
 
     @once_per_device
     def weights_on(self, device: torch.device) -> Weights:
-        return {part: each.to(device) for part, each in self.weights.items()}
+        return {part: weight.to(device) for part, weight in self.weights.items()}
 
     def loss(self, predictions: Tensor, batch: Batch) -> Float[Tensor, ""]:
         """Mean squared error over real tokens; with chain of thought, that of the hidden states is added."""
@@ -396,7 +396,7 @@ class SequenceTeacher(Task):
         for t in shown:
             if t == length - 2 and length > NUM_SHOWN:
                 lines.append("   …")
-            x, y = (_shorten(each[row, t].tolist()) for each in (batch.inputs, batch.targets))
+            x, y = (_shorten(values[row, t].tolist()) for values in (batch.inputs, batch.targets))
             lines.append(f"{t + 1:>4}  x {x}   y {y}")
         return "\n".join(lines)
 
