@@ -68,7 +68,7 @@ class Hyperteacher(Task):
     teacher_layers: int = 1
     """Number of hidden layers of the teacher, each with its own modules."""
     latents: Latents = "discrete"
-    """Strengths of active modules: 0.5, 0.6, ..., 1 (discrete), always 1 (k_hot), or uniform from 0.5 to 1 (continuous)."""
+    """Strengths of active modules: 0.5, 0.6, ..., 1 (discrete), always 1 (k_hot), or any from 0.5 to 1 (continuous)."""
     encoding: Encoding = "identity"
     """How the task is encoded."""
     num_shots: int = 50

@@ -1,19 +1,19 @@
 """Sequences labelled at every position by a random frozen teacher (On Provable Length and Compositional Generalization,
-arXiv 2402.04875): does a student trained on short sequences follow the teacher on long ones?
+arXiv 2402.04875): does a student trained on short sequences match the teacher on long ones?
 
-Tokens are uniform in [0, 1]^d. The teacher is a causal function of one of the classes in `sequence_functions`; its
-hidden states come with every batch. What is held out:
+Tokens are uniform in [0, 1]^d. The teacher is a causal function of one of the classes in `functions`; every batch includes
+its hidden states. One of the following is held out:
 
-- `lengths`: train on 2..10 tokens, `ood` has 11..100. A sequence of T tokens applies one and the same module T times, so its
+- `lengths`: train on 2..10 tokens, `ood` has 11..100. A sequence of T tokens applies the same module T times, so its
   composition is the multiset of T copies of module 0.
 - `corners`: all sequences have 10 tokens. In training Σ_t x_t stays in [0.25 T, 0.75 T] on the first half of the features
   (by rejection); in `ood` each feature takes all its tokens from [0, 0.25] or all from [0.75, 1]. Module 2i is "feature i
-  is low", 2i + 1 "feature i is high": training mixes them over time, a held-out corner has one of both for each feature.
+  is low", 2i + 1 "feature i is high": training mixes them over time, a held-out corner has one of the two per feature.
   Of all corners of the cube 64 are drawn, which is our choice.
 
 Shorter rows are padded with zeros at the end. Padding never enters a loss or a score, and causal models never see it.
-Scores are those of the last token: as functions are causal, that is the score at exactly this length. The constant that a
-ratio compares with knows the position: for each position the mean output over the training distribution of tokens.
+Scores are those of the last token. Since functions are causal, this is the score at exactly this length. Ratios compare with
+a constant that depends on the position: the mean output at each position over the training distribution of tokens.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ NUM_MEAN_SEQUENCES = 4_096
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceTeacher(Task):
-    """Imitate a random sequence model, and go on where training sequences end."""
+    """Imitate a random sequence model on sequences longer than those in training."""
 
     name: ClassVar[str] = "sequence_teacher"
     summary: ClassVar[str] = "imitate a random sequence model on longer sequences than trained (LG)"
@@ -78,29 +78,29 @@ class SequenceTeacher(Task):
     teacher: SequenceClass = "deep_set"
     """Class of the function that labels the sequences."""
     teacher_attention: AttentionWeights = "sigmoid"
-    """How a teacher of class `attention` weighs its keys."""
+    """Attention weights of a teacher of class `attention`."""
     teacher_readout: Readout = "linear"
-    """From hidden state to output: one layer (limited capacity) or an MLP (higher capacity)."""
+    """Readout from hidden state to output: one layer (limited capacity) or an MLP (higher capacity)."""
     generalise_to: Generalisation = "lengths"
-    """What is never trained: longer sequences, or features that stay low or high."""
+    """What is held out: longer sequences, or sequences whose features stay low or high."""
     token_dim: int = 20
-    """Features of a token."""
+    """Number of features of a token."""
     teacher_dim: int = 20
-    """Features of the teacher's hidden state."""
+    """Number of features of the teacher's hidden state."""
     target_dim: int = 20
-    """Features of an output."""
+    """Number of features of an output."""
     min_length: int = 2
-    """Fewest tokens of a training sequence, where lengths are held out."""
+    """Minimum length of a training sequence, if lengths are held out."""
     max_length: int = 10
-    """Most tokens of a training sequence; where corners are held out, the tokens of every sequence."""
+    """Maximum length of a training sequence; if corners are held out, the length of every sequence."""
     longest: int = 100
-    """Most tokens of a held-out sequence, where lengths are held out."""
+    """Maximum length of a held-out sequence, if lengths are held out."""
     support: float = 1.0
     """Width of the interval around 0.5 that training tokens come from; held-out tokens come from all of [0, 1]."""
     num_sequences: int | None = None
-    """Distinct training sequences; without a number every sequence is new."""
+    """Number of distinct training sequences (default: every sequence is new)."""
     chain_of_thought: float = 0.0
-    """Weight of the squared error of the hidden states in the loss; 0 leaves them unsupervised."""
+    """Weight of the squared error of the hidden states in the loss. With 0 they are not supervised."""
 
     def __post_init__(self) -> None:
         check_choice("teacher", self.teacher, get_args(SequenceClass))
@@ -122,7 +122,7 @@ class SequenceTeacher(Task):
 
     @classmethod
     def preset(cls, scale: Scale, model: str | None = None) -> Preset:
-        """The paper's sizes at every scale, with fewer steps at the smaller ones; the teacher is of the student's class."""
+        """The paper's sizes at every scale, with fewer steps at the smaller ones. The teacher has the student's class."""
         model = model or cls.models[0]
         return Preset(
             task=cls(teacher=model) if model in cls.models else cls(),  # type: ignore[arg-type]
@@ -223,7 +223,7 @@ class SequenceTeacher(Task):
         return Batch(x, y.mul_(is_real), self._modules(split, composition, real), info)
 
     def lengths(self, split: SplitName) -> tuple[int, int]:
-        """The fewest and the most tokens of a sequence of a split."""
+        """The minimum and maximum length of the sequences of a split."""
         if self.generalise_to == "corners":
             return self.max_length, self.max_length
         return (self.max_length + 1, self.longest) if split == "ood" else (self.min_length, self.max_length)
@@ -247,7 +247,7 @@ class SequenceTeacher(Task):
         return x if self.support == 1 else 0.5 + (x - 0.5) * self.support
 
     def _keep_sums_central(self, x: Tensor, stream: Stream) -> Tensor:
-        """Draw again where Σ_t x_t of a feature of the first half leaves the middle; a row depends on its own draws only."""
+        """Redraw rows where Σ_t x_t of a feature of the first half leaves the middle. A row depends on its own draws only."""
         constrained = torch.arange(self.token_dim, device=x.device) < self.token_dim // 2
         while True:
             outside = ((x.mean(dim=1) - 0.5).abs() > 0.25) & constrained
@@ -278,7 +278,7 @@ class SequenceTeacher(Task):
 
     @cached_property
     def weights(self) -> Weights:
-        """Those of the teacher: they depend on its class, sizes and the seed, and on nothing else."""
+        """The teacher's weights. They depend only on its class, its sizes and the seed."""
         return draw_weights(
             self.teacher,
             self.teacher_readout,
@@ -313,7 +313,7 @@ class SequenceTeacher(Task):
     def read(
         self, predictions: Tensor, batch: Batch
     ) -> tuple[Float[Tensor, "b t targets"], Float[Tensor, "b t hidden"] | None]:
-        """Outputs, and the hidden states where a model gives them as well."""
+        """Outputs, and hidden states if the model returns them as well."""
         wanted = (*batch.targets.shape[:2], self.target_dim)
         with_thoughts = (*wanted[:2], self.target_dim + self.teacher_dim)
         if tuple(predictions.shape) not in (wanted, with_thoughts):
@@ -325,7 +325,7 @@ class SequenceTeacher(Task):
         return predictions[..., : self.target_dim], thoughts if thoughts.shape[-1] else None
 
     def metrics(self, predictions: Tensor, batch: Batch) -> dict[str, Ratio]:
-        """At the last token, R² against the best constant and the squared error; then the error over all tokens."""
+        """R² against the best constant and squared error at the last token, then the squared error over all tokens."""
         outputs, _ = self.read(predictions, batch)
         error = (outputs.double() - batch.targets.double()).square().mean(dim=-1)
         spread = (self.chance(batch).double() - batch.targets.double()).square().mean(dim=-1)
@@ -339,7 +339,7 @@ class SequenceTeacher(Task):
         }
 
     def chance(self, batch: Batch) -> Float[Tensor, "b t targets"]:
-        """The best constant of each position: its mean output in training, had it been trained."""
+        """The best constant at each position: the mean output for tokens from the training distribution."""
         means = self.position_means[: batch.targets.shape[1]].to(batch.targets.device)
         return means.expand(len(batch), -1, -1)
 
@@ -354,11 +354,11 @@ class SequenceTeacher(Task):
         return (total / NUM_MEAN_SEQUENCES).float()
 
     def best_predictions(self, batch: Batch, *, split: SplitName | None, metric: str) -> Float[Tensor, "b t targets"]:
-        """The teacher itself, whatever the prior: targets are a function of the inputs, so this is exact."""
+        """The teacher's outputs, for any prior: targets are a function of the inputs, so this is exact."""
         return batch.targets
 
     def tables(self, num_instances: int) -> list[Table]:
-        """Outputs that the teacher's sigmoids hold still in training: there, training does not say what comes later."""
+        """Outputs that hardly vary in training because the teacher's sigmoids saturate; they cannot be learned there."""
         values = {}
         for split in ("test", "ood"):
             batch = self.sample(split, 0, batch_size=num_instances)
@@ -368,8 +368,8 @@ class SequenceTeacher(Task):
         stillest = trained.argsort()[:NUM_STILLEST].tolist()
         larger = values["test"][1].var(dim=0).mean() / trained.square().mean()
         note = (
-            f"the median output deviates by {trained.median():.3f} in training; what stands still is not learned; "
-            f"the variance of hidden states is {larger:,.0f} times that of outputs, to which chain of thought adds it"
+            f"the median output deviates by {trained.median():.3f} in training; outputs that do not vary are not learned; "
+            f"the variance of hidden states, which chain of thought adds to the loss, is {larger:,.0f} times that of outputs"
         )
         rows = tuple((number, trained[number].item(), held_out[number].item()) for number in stillest)
         columns = ("output", "deviation, trained", "deviation, held out")
@@ -386,7 +386,7 @@ class SequenceTeacher(Task):
         if self.generalise_to == "lengths":
             return f"{sum(module >= 0 for module in composition)} tokens"
         if len(composition) == 2 * self.token_dim:
-            return "every feature low and high, in turn"
+            return "every feature both low and high"
         return "features " + "".join("+" if module % 2 else "−" for module in composition)
 
     def render(self, batch: Batch, row: int) -> str:
