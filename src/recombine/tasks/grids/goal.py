@@ -72,7 +72,7 @@ class GoalGrid(ImitationTask):
     show_walls: bool = True
     """Show the walls to the agent. Otherwise it must know each maze by its number."""
     encoding: Encoding = "instruction"
-    """How the goal is encoded: as a sentence, as a one-hot per part, or as a one-hot over all goals, which hides its parts."""
+    """How the goal is encoded: as a sentence, as a one-hot per part, or as a one-hot over all goals (hides the parts)."""
     horizon: int = 20
     """Maximum number of steps per episode. The agent starts close enough to the goal."""
     held_out: float = 0.25

@@ -173,7 +173,7 @@ def build_encoder(encoding: Encoding, *key: object, size: int, num_slots: int, d
 def measure_linearity(
     codes: Float[Tensor, "rows features"], z: Float[Tensor, "rows modules"], fitted: int
 ) -> tuple[float, float]:
-    """R² of z decoded linearly from its encoding: ridge regression on the first rows, scored on as many others and the rest."""
+    """R² of z decoded linearly from its encoding, fitted on the first rows; on as many others, and on the rest."""
     codes, z = codes.double(), z.double()
     mean, deviation = codes[:fitted].mean(dim=0), codes[:fitted].std(dim=0).clamp_min(1e-9)
     x = torch.cat([(codes - mean) / deviation, torch.ones(len(codes), 1, dtype=codes.dtype)], dim=1)
