@@ -88,7 +88,7 @@ def test_what_cannot_be_diagnosed():
         diagnose(scores(0.97, 0.4), COVERED, None)
     with pytest.raises(InputError, match="unknown metric on test 'r2': expected one of accuracy"):
         diagnose(scores(0.9, 0.9), COVERED, READ, metric="r2")
-    with pytest.raises(InputError, match="the certificate says covered is None: expected true or false"):
+    with pytest.raises(InputError, match="covered in the certificate is None: expected true or false"):
         diagnose(scores(0.9, 0.9), {}, READ)
 
 

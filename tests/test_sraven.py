@@ -353,7 +353,7 @@ def test_hugging_face_datasets_loads_the_export(tmp_path):
         ({"num_values": 2}, "num_values is 2: expected a whole number of at least 3"),
         ({"num_values": 4, "grid_size": 5}, "num_values is 4: expected a whole number of at least 5"),
         ({"grid_size": 1}, "grid size is 1: expected at least 2"),
-        ({"num_values": 1000}, "num_values is 1000 at grid size 3, which makes .* expected at most 2097152"),
+        ({"num_values": 1000}, "num_values is 1000 at grid size 3, which gives .* expected at most 2097152"),
         ({"held_out": 0.997}, "held-out fraction is 0.997"),
         ({"held_out": 0.0}, "held-out fraction is 0.0: expected a number strictly between 0 and 1"),
     ],

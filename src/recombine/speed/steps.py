@@ -1,6 +1,6 @@
 """Whole training steps: batch, forward, backward, AdamW.
 
-Three contenders with the same parameters and batches:
+Three variants with the same parameters and batches:
 
     plain       the definition under `torch.compile`: reference attention, every token of the last block computed
     recombine   what training uses: fused kernels, eager
@@ -40,7 +40,7 @@ LANGUAGE_BATCH, LANGUAGE_TOKENS = 1, 256
 
 
 class ReadLate(nn.Module):
-    """A transformer that computes every token, of which the last are read afterwards."""
+    """A transformer that computes every token and then selects the last ones."""
 
     def __init__(self, model: Transformer) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class ReadLate(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """How one step of a contender is made: from a compiled or an eager, a plain or our own model."""
+    """How to build the step of a variant: compiled or eager, with the plain or our own model."""
 
     make_model: Callable[[], Transformer]
     make_step: Callable[[nn.Module, Callable], Pass]

@@ -37,7 +37,7 @@ RIGHT_FROM = 0.95  # of the headline metric of a row, where a task does not say 
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:
-    """The run that a scale stands for: a task, a kind of model with its sizes, and settings of the training.
+    """The run that a scale stands for: a task, a model with its sizes, and training settings.
 
     `sizes` and `training` are plain data, because a task knows neither model classes nor the training loop.
     """
@@ -53,15 +53,15 @@ class Task(Sampler):
     """One task family at one setting. The dataclass is the configuration; derived values are properties."""
 
     summary: ClassVar[str]
-    # Raise it when the same settings give other batches, losses or metrics than before: a run of another version is another
-    # run. See docs/architecture.md.
+    # Raise it when the same settings give different batches, losses or metrics than before. Runs with another version are
+    # different runs. See docs/architecture.md.
     version: ClassVar[int] = 1
-    models: ClassVar[tuple[str, ...]] = ("transformer",)  # kinds of models it has sizes for, the default first
+    models: ClassVar[tuple[str, ...]] = ("transformer",)  # models it has sizes for, the default first
     metric_info: ClassVar[Mapping[str, Metric]] = METRICS
     evaluation_instances: ClassVar[int] = 16_000  # a split, in a final evaluation
     # whether the tokens that are read see the rest and themselves, not one another
     isolated_queries: ClassVar[bool] = False
-    # whether later tokens show the answers to earlier ones, so that only causal models are asked a question
+    # whether later tokens reveal the answers to earlier ones, so that models must be causal
     requires_causal_model: ClassVar[bool] = False
 
     @classmethod
@@ -71,47 +71,47 @@ class Task(Sampler):
 
     @property
     def headline(self) -> str:
-        """The metric that the answer is about: the first that `metrics` returns."""
+        """The main metric: the first that `metrics` returns."""
         batch = self.sample("test", 0, batch_size=1)
         return next(iter(self.metrics(self.chance(batch), batch)))
 
     @classmethod
     def metric(cls, name: str) -> Metric:
-        """How to show a metric; one that is not described is shown by its name, and more of it is better."""
+        """How to show a metric. The default shows its name and assumes that higher is better."""
         return cls.metric_info.get(name, Metric(title=name.replace("_", " ")))
 
     @property
     def encoding_dim(self) -> int:
-        """How many features, first in each token and the same in all tokens of a row, tell which task it is; 0 for none."""
+        """Number of features that encode the task: the first ones of each token, equal in all tokens of a row; 0 for none."""
         return 0
 
     @property
     def num_modules(self) -> int | None:
-        """How many modules compositions are made of, for models that give each of them a feature; None if not said."""
+        """Number of modules in all, for models that have a feature per module; None if not defined."""
         return None
 
     @property
     def thought_dim(self) -> int:
-        """How many intermediate values are supervised, which models return behind their predictions; 0 for none."""
+        """Number of supervised intermediate values, which models return after their predictions; 0 for none."""
         return 0
 
     @property
     @abstractmethod
     def output_dim(self) -> int:
-        """Features of a prediction."""
+        """Number of features of a prediction."""
 
     @property
     @abstractmethod
     def num_read(self) -> int:
-        """How many tokens, at the end of the sequence, are read as predictions."""
+        """Number of tokens, at the end of the sequence, that are read as predictions."""
 
     @abstractmethod
     def loss(self, predictions: Tensor, batch: Batch) -> Float[Tensor, ""]:
-        """What training minimises."""
+        """The loss that training minimises."""
 
     @abstractmethod
     def metrics(self, predictions: Tensor, batch: Batch) -> dict[str, Ratio]:
-        """Scores by name, the headline first, per row."""
+        """Scores per row, by name; the headline metric first."""
 
     @abstractmethod
     def chance(self, batch: Batch) -> Tensor:
@@ -123,9 +123,9 @@ class Task(Sampler):
 
         With `split`, which must be the split of the batch, the compositions of that split are equally likely. The score
         of these predictions is the *ceiling*: no predictor exceeds it, up to the sampling error of finitely many
-        instances. Without, all compositions of the family are equally likely: the *agnostic* optimum, which a predictor
-        can reach without knowing what the split holds out. Where the exact optimum is not known, return predictions that
-        are at least as good, such as the targets, and say so in the docstring.
+        instances. Without `split`, all compositions of the family are equally likely. The score is then the *agnostic*
+        optimum, which a predictor can reach without knowing what the split holds out. Where the exact optimum is not known,
+        return predictions that are at least as good, such as the targets, and say so in the docstring.
         """
 
     def reference_predictions(
@@ -145,15 +145,15 @@ class Task(Sampler):
 
     @abstractmethod
     def describe(self, composition: Composition) -> str:
-        """A composition in words or formulas."""
+        """A composition as text."""
 
     @abstractmethod
     def render(self, batch: Batch, row: int) -> str:
-        """One row of a batch as text, for people."""
+        """One row of a batch as text."""
 
     def reading(self) -> Reading:
         """What a probe reads of this task."""
-        from recombine.tasks.reading import Reading  # which needs this class
+        from recombine.tasks.reading import Reading  # imported here because it needs this class
 
         return Reading(self)
 
@@ -167,7 +167,7 @@ class Task(Sampler):
 
     def draw(self, batch: Batch, row: int, path: Path | str) -> None:
         """Write a picture of one row."""
-        raise InputError(f"task {self.name!r} has no picture: expected one that has, such as 'sraven'")
+        raise InputError(f"task {self.name!r} has no picture: expected a task with pictures, such as 'sraven'")
 
     @property
     def right_means(self) -> str:
@@ -175,14 +175,14 @@ class Task(Sampler):
         return f"its {self.metric(self.headline).title} is at least {RIGHT_FROM}"
 
     def judge(self, predictions: Tensor, batch: Batch) -> tuple[Tensor, Bool[Tensor, " batch"]]:
-        """The answers that predictions give, for `card`, and which rows are right. By default, by the headline metric."""
+        """The answers of the predictions, for `card`, and which rows are right. By default, judged by the headline metric."""
         name, ratio = next(iter(self.metrics(predictions, batch).items()))
         value = ratio.numerator / ratio.denominator
         right = value >= RIGHT_FROM if self.metric(name).higher_is_better else value <= 1 - RIGHT_FROM
         return predictions, right
 
     def card(self, batch: Batch, row: int, answer: Tensor) -> Card:
-        """One row with a model's answer, for the report: by default its text and the first numbers of both answers."""
+        """One row with a model's answer, for the report. The default shows its text and the first numbers of both answers."""
         target = batch.targets[row].flatten().tolist()
         given = answer.flatten().tolist()
         remarks = (f"network {shorten(given)}", f"target {shorten(target)}")
@@ -200,7 +200,7 @@ class Task(Sampler):
 
 
 def shorten(numbers: Sequence[float], most: int = 6) -> str:
-    """The first few numbers, and a sign where there are more."""
+    """The first few numbers, with an ellipsis if there are more."""
     shown = ", ".join(f"{number:.3g}" for number in numbers[:most])
     return f"{shown}, ..." if len(numbers) > most else shown
 

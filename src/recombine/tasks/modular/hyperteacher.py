@@ -5,8 +5,8 @@ A task mixes at most K of M modules, with strengths z; a frozen linear hypernetw
     y = relu(x . sum_m z_m Theta_m / sqrt(K) + sum_m z_m b_m / sqrt(K)) . Omega,   x uniform in [-1, 1]
 
 A row is one task with a few inputs; each token is the encoding of the task (see `encodings`), then x. All sets of 1 to K
-modules are trained or held out (`ood`) as the support says (see `supports`); the split `unknown` has more modules at once
-than any training task.
+modules are trained or held out (`ood`), depending on the support (see `supports`). The split `unknown` has more active
+modules than any training task.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ BATCHES_PER_KEY = 16  # consecutive batches that share a key of the stream
 
 @dataclass(frozen=True, kw_only=True)
 class Hyperteacher(Task):
-    """Predict the outputs of a network that mixes a few modules, given which and how much of each."""
+    """Predict the outputs of a network that mixes a few modules, given their strengths."""
 
     name: ClassVar[str] = "hyperteacher"
     summary: ClassVar[str] = "predict what a mixture of frozen modules does to an input (SC)"
@@ -54,33 +54,33 @@ class Hyperteacher(Task):
     models: ClassVar[tuple[str, ...]] = ("mlp", "hypernetwork", "task_transformer")
 
     num_modules: int = 16
-    """Modules there are."""
+    """Number of modules."""
     num_active: int = 3
-    """Most modules that a training task mixes."""
+    """Maximum number of modules in a training task."""
     x_dim: int = 16
-    """Features of an input x."""
+    """Number of features of an input x."""
     teacher_dim: int = 16
-    """Hidden features of the teacher."""
+    """Number of hidden units per layer of the teacher."""
     y_dim: int = 16
-    """Features of an output y."""
+    """Number of features of an output y."""
     teacher_layers: int = 1
-    """Hidden layers of the teacher, each with modules of its own."""
+    """Number of hidden layers of the teacher, each with its own modules."""
     latents: Latents = "discrete"
-    """Strengths of active modules: 0.5, 0.6, ..., 1; or always 1; or anything from 0.5 to 1."""
+    """Strengths of active modules: 0.5, 0.6, ..., 1 (discrete), always 1 (k_hot), or any from 0.5 to 1 (continuous)."""
     encoding: Encoding = "identity"
     """How the task is encoded in the inputs."""
     num_shots: int = 50
-    """Examples (x, y) that make up the encoding few_shot."""
+    """Number of examples (x, y) in the encoding few_shot."""
     support: Support = "random"
     """Which compositions are trained."""
     held_out: float = 0.25
-    """Fraction never trained; disconnected, non_compositional and unpopular_modules hold out what they must."""
+    """Fraction of compositions held out. disconnected and non_compositional ignore it; unpopular_modules may exceed it."""
     num_extra: int = 1
-    """Up to how many modules more than in training a task of the split unknown mixes; 0 for no such split."""
+    """Maximum number of additional modules in tasks of the split unknown; with 0, there is no such split."""
     num_samples: int = 16
-    """Inputs x of each task."""
+    """Number of inputs x per task."""
     train_samples: int | None = None
-    """Inputs x of each task in training batches, if not as many."""
+    """Number of inputs x per task in training batches (default: num_samples)."""
 
     def __post_init__(self) -> None:
         check_choice("latents", self.latents, get_args(Latents))
@@ -96,7 +96,7 @@ class Hyperteacher(Task):
         if self.encoding == "few_shot" and self.num_shots < 1:
             raise InputError(f"num_shots is {self.num_shots}: encoding few_shot expected at least 1 example")
         check_encoding(self.encoding, latents=self.latents, num_modules=self.num_modules)
-        _ = self.split  # refuse what cannot be covered before anything is built on it
+        _ = self.split  # raise an error now if the split cannot cover all modules
 
     @classmethod
     def preset(cls, scale: Scale, model: str | None = None) -> Preset:
@@ -127,7 +127,7 @@ class Hyperteacher(Task):
 
     @property
     def most_active(self) -> int:
-        """Most modules that any task mixes, trained or not."""
+        """Maximum number of modules in any task, trained or not."""
         return min(self.num_active + self.num_extra, self.num_modules)
 
     @property
@@ -197,13 +197,13 @@ class Hyperteacher(Task):
         return Batch(inputs, y, modules, {"composition": composition, "strengths": strengths})
 
     def draw_strengths(self, modules: Int[Tensor, "rows active"], stream: Stream) -> Float[Tensor, "rows modules"]:
-        """How strongly each module acts: 0 but for those of the composition."""
+        """The strength of each module; 0 for modules outside the composition."""
         return draw_strengths(modules, stream, num_modules=self.num_modules, latents=self.latents)
 
     def apply(
         self, strengths: Float[Tensor, "rows modules"], x: Float[Tensor, "rows samples x"]
     ) -> Float[Tensor, "rows samples y"]:
-        """What the teacher makes of x."""
+        """The teacher's outputs for x."""
         return apply_teacher(self.teacher_on(x.device), strengths / math.sqrt(self.num_active), x)
 
     @cached_property
@@ -233,7 +233,7 @@ class Hyperteacher(Task):
         return measure_r2(error, targets.var(dim=1, correction=0, keepdim=True))
 
     def read(self, predictions: Tensor, batch: Batch) -> Float[Tensor, "batch samples y"]:
-        """One prediction for each output, in any layout that has so many."""
+        """Predictions in the shape of the targets, from any layout with the same number of values."""
         if predictions.numel() != batch.targets.numel():
             raise InputError(
                 f"predictions have shape {tuple(predictions.shape)}: expected {tuple(batch.targets.shape)}, "
@@ -247,7 +247,7 @@ class Hyperteacher(Task):
 
     @cached_property
     def mean_target(self) -> Float[Tensor, " y"]:
-        """Mean of y over 65,536 inputs of the training stream's own distribution."""
+        """Mean of y over 65,536 inputs from the training distribution."""
         stream = Stream(self.name, self.seed, "mean target", rows=range(65_536))
         _, modules = self.draw_compositions("train", stream)
         x = stream.uniform(1, self.x_dim) * 2 - 1
@@ -256,14 +256,14 @@ class Hyperteacher(Task):
     def best_predictions(
         self, batch: Batch, *, split: SplitName | None, metric: str
     ) -> Float[Tensor, "batch samples y"]:
-        """The targets, whatever the prior: exact wherever the encoding determines the strengths of the modules.
+        """The targets, for any prior: exact where the encoding determines the strengths of the modules.
 
         With too few examples in the encoding `few_shot` it does not, and this is only an upper bound.
         """
         return batch.targets
 
     def tables(self, num_instances: int) -> list[Table]:
-        """How linearly the strengths can be read from each encoding that this setting allows."""
+        """How linearly the strengths can be decoded from each encoding that these settings allow."""
         rows = []
         for encoding in get_args(Encoding):
             try:
@@ -276,7 +276,7 @@ class Hyperteacher(Task):
             rows.append((encoding, task.encoding_dim, *measure_linearity(codes, strengths, num_instances // 2)))
         return [
             Table(
-                title="how linearly the strengths of modules can be read from an encoding",
+                title="how linearly the strengths of modules can be decoded from an encoding",
                 columns=("encoding", "features", "R² on test", "R² on ood"),
                 rows=tuple(rows),
                 note="ridge regression, fitted on other tasks of the training compositions",

@@ -1,5 +1,5 @@
 """Sequences labelled at every position by a random frozen teacher (On Provable Length and Compositional Generalization,
-arXiv 2402.04875): does a student trained on short sequences follow the teacher on long ones?
+arXiv 2402.04875): does a student trained on short sequences match the teacher on long ones?
 
 The teacher is a causal function of one of the classes in `functions.py`; its hidden states come with every batch. Which
 sequences are trained and held out is in `tokens.py`.
@@ -60,15 +60,15 @@ class SequenceTeacher(SequenceTask):
     teacher: SequenceClass = "deep_set"
     """Class of the function that labels the sequences."""
     teacher_attention: AttentionWeights = "sigmoid"
-    """How a teacher of class `attention` weighs its keys."""
+    """Attention weights of a teacher of class `attention`."""
     teacher_readout: Readout = "linear"
     """From hidden state to output: one layer (limited capacity) or an MLP (higher capacity)."""
     teacher_dim: int = 20
-    """Features of the teacher's hidden state."""
+    """Number of features of the teacher's hidden state."""
     target_dim: int = 20
     """Features of an output."""
     chain_of_thought: float = 0.0
-    """Weight of the squared error of the hidden states in the loss; 0 leaves them unsupervised."""
+    """Weight of the squared error of the hidden states in the loss. With 0 they are not supervised."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -81,7 +81,7 @@ class SequenceTeacher(SequenceTask):
 
     @classmethod
     def preset(cls, scale: Scale, model: str | None = None) -> Preset:
-        """The paper's sizes at every scale, with fewer steps at the smaller ones; the teacher is of the student's class."""
+        """The paper's sizes at every scale, with fewer steps at the smaller ones. The teacher has the student's class."""
         model = model or cls.models[0]
         return Preset(
             task=cls(teacher=model) if model in cls.models else cls(),  # type: ignore[arg-type]
@@ -117,7 +117,7 @@ class SequenceTeacher(SequenceTask):
 
     @cached_property
     def weights(self) -> Weights:
-        """Those of the teacher: they depend on its class, sizes and the seed, and on nothing else."""
+        """The teacher's weights. They depend only on its class, its sizes and the seed."""
         return draw_weights(
             self.teacher,
             self.teacher_readout,
@@ -129,7 +129,7 @@ class SequenceTeacher(SequenceTask):
 
     @once_per_device
     def weights_on(self, device: torch.device) -> Weights:
-        return {part: each.to(device) for part, each in self.weights.items()}
+        return {part: weight.to(device) for part, weight in self.weights.items()}
 
     def loss(self, predictions: Tensor, batch: Batch) -> Float[Tensor, ""]:
         """Mean squared error over real tokens; with chain of thought, that of the hidden states is added."""
@@ -152,7 +152,7 @@ class SequenceTeacher(SequenceTask):
     def read(
         self, predictions: Tensor, batch: Batch
     ) -> tuple[Float[Tensor, "b t targets"], Float[Tensor, "b t hidden"] | None]:
-        """Outputs, and the hidden states where a model gives them as well."""
+        """Outputs, and hidden states if the model returns them as well."""
         wanted = (*batch.targets.shape[:2], self.target_dim)
         with_thoughts = (*wanted[:2], self.target_dim + self.teacher_dim)
         if tuple(predictions.shape) not in (wanted, with_thoughts):
@@ -164,7 +164,7 @@ class SequenceTeacher(SequenceTask):
         return predictions[..., : self.target_dim], thoughts if thoughts.shape[-1] else None
 
     def metrics(self, predictions: Tensor, batch: Batch) -> dict[str, Ratio]:
-        """At the last token, R² against the best constant and the squared error; then the error over all tokens."""
+        """R² against the best constant and squared error at the last token, then the squared error over all tokens."""
         outputs, _ = self.read(predictions, batch)
         error = (outputs.double() - batch.targets.double()).square().mean(dim=-1)
         spread = (self.chance(batch).double() - batch.targets.double()).square().mean(dim=-1)
@@ -178,7 +178,7 @@ class SequenceTeacher(SequenceTask):
         }
 
     def chance(self, batch: Batch) -> Float[Tensor, "b t targets"]:
-        """The best constant of each position: its mean output in training, had it been trained."""
+        """The best constant at each position: the mean output for tokens from the training distribution."""
         means = self.position_means[: batch.targets.shape[1]].to(batch.targets.device)
         return means.expand(len(batch), -1, -1)
 
@@ -193,11 +193,11 @@ class SequenceTeacher(SequenceTask):
         return (total / NUM_MEAN_SEQUENCES).float()
 
     def best_predictions(self, batch: Batch, *, split: SplitName | None, metric: str) -> Float[Tensor, "b t targets"]:
-        """The teacher itself, whatever the prior: targets are a function of the inputs, so this is exact."""
+        """The teacher's outputs, for any prior: targets are a function of the inputs, so this is exact."""
         return batch.targets
 
     def tables(self, num_instances: int) -> list[Table]:
-        """Outputs that the teacher's sigmoids hold still in training: there, training does not say what comes later."""
+        """Outputs that hardly vary in training because the teacher's sigmoids saturate; they cannot be learned there."""
         values = {}
         for split in ("test", "ood"):
             batch = self.sample(split, 0, batch_size=num_instances)
@@ -207,8 +207,8 @@ class SequenceTeacher(SequenceTask):
         stillest = trained.argsort()[:NUM_STILLEST].tolist()
         larger = values["test"][1].var(dim=0).mean() / trained.square().mean()
         note = (
-            f"the median output deviates by {trained.median():.3f} in training; what stands still is not learned; "
-            f"the variance of hidden states is {larger:,.0f} times that of outputs, to which chain of thought adds it"
+            f"the median output deviates by {trained.median():.3f} in training; outputs that do not vary are not learned; "
+            f"the variance of hidden states, which chain of thought adds to the loss, is {larger:,.0f} times that of outputs"
         )
         rows = tuple((number, trained[number].item(), held_out[number].item()) for number in stillest)
         columns = ("output", "deviation, trained", "deviation, held out")
@@ -228,7 +228,7 @@ class SequenceTeacher(SequenceTask):
         for t in shown:
             if t == length - 2 and length > NUM_SHOWN:
                 lines.append("   …")
-            x, y = (_shorten(each[row, t].tolist()) for each in (batch.inputs, batch.targets))
+            x, y = (_shorten(values[row, t].tolist()) for values in (batch.inputs, batch.targets))
             lines.append(f"{t + 1:>4}  x {x}   y {y}")
         return "\n".join(lines)
 
