@@ -177,7 +177,7 @@ def main() -> None:
     entries = {
         entry: {"versions": versions, "numbers": describe()} for entry, (versions, describe) in list_entries().items()
     }
-    lines = [f"{json.dumps(entry)}: {json.dumps(value)}" for entry, value in entries.items()]
+    lines = [f"{json.dumps(entry)}: {json.dumps(value)}" for entry, value in sorted(entries.items())]
     FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
