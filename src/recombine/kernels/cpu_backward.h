@@ -9,18 +9,18 @@ static void open_softmax_rows(const plan *l, work *w, int64_t b, int64_t q0, int
   const problem *p = &l->p;
   const int64_t H = p->heads, E = p->value_dim, HP = l->heads_padded;
   for (int64_t q = 0; q < nq; q++) {
-    memcpy(w->row_shift + q * HP, p->row_shift + (b * p->queries + q0 + q) * H, H * sizeof(float));
-    memcpy(w->row_scale + q * HP, p->row_scale + (b * p->queries + q0 + q) * H, H * sizeof(float));
+    memcpy(w->row_shift + q * ROW_STRIDE, p->row_shift + (b * p->queries + q0 + q) * H, H * sizeof(float));
+    memcpy(w->row_scale + q * ROW_STRIDE, p->row_scale + (b * p->queries + q0 + q) * H, H * sizeof(float));
   }
-  if (l->dots) memcpy(w->dots, l->dots + (b * p->queries + q0) * HP, nq * HP * sizeof(float));
-  else memset(w->dots, 0, nq * HP * sizeof(float));
+  if (l->dots) memcpy(w->dots, l->dots + (b * p->queries + q0) * ROW_STRIDE, nq * ROW_STRIDE * sizeof(float));
+  else memset(w->dots, 0, nq * ROW_STRIDE * sizeof(float));
   if (p->hyper || l->blocks == 1) return;
   read_rows(&p->out, w->scratch, b, q0, nq, H, E, p->bf16, 1);
   for (int64_t q = 0; q < nq; q++)
     for (int64_t h = 0; h < H; h++)
       for (int64_t f = 0; f < E; f++) {
         int64_t at = (q * H + h) * E + f;
-        w->dots[q * HP + h] += w->scratch[at] * w->g_rows[at];
+        w->dots[q * ROW_STRIDE + h] += w->scratch[at] * w->g_rows[at];
       }
 }
 
@@ -32,6 +32,7 @@ static void open_backward_rows(const plan *l, work *w, int64_t b, int64_t q0, in
   read_rows(&p->grad_out, w->g_rows, b, q0, nq, H, E, p->bf16, 1);
   if (p->softmax) open_softmax_rows(l, w, b, q0, nq);
   scale_all(w->g_rows, nq * H * E, l->factor);
+  if (p->hyper && !ONE_CHUNK(E)) pack_chunks(H, E, nq, w->g_rows, w->g_chunks);
 }
 
 /* The codes as the value network used them: without those that were dropped, while the others stay as they are. */
@@ -45,7 +46,7 @@ static const vec *used_codes(const plan *l, work *w, const tile *k) {
 static void hyper_gradient(const plan *l, work *w, const tile *k, int64_t v0, int64_t first_masked, int to_values) {
   const int64_t at = v0 * k->H * k->F;
   if (l->rms_apart) rms_over_heads(k->H, k->HP, k->nq, k->nv, w->codes, w->inverse);
-  l->of_values->hyper_backward(k, l->rms, l->floor, used_codes(l, w, k), w->e.values + at, w->g_rows, w->hidden, w->gradient,
+  l->of_values->hyper_backward(k, l->rms, l->floor, used_codes(l, w, k), w->e.values + at, w->g_chunks, w->hidden, w->gradient,
                                to_values ? w->e.grad_values + at : NULL);
   if (l->drop_late) drop_codes(l, w, k, w->gradient, w->gradient);
   if (l->rms_apart) rms_backward(k->H, k->HP, k->nq, k->nv, w->codes, w->inverse, w->gradient);
@@ -101,7 +102,7 @@ static void backward_tile(const plan *l, work *w, int64_t b, int64_t q0, int64_t
   }
   if (grad_bias) add_grad_bias(l, &k, w->gradient, grad_bias, q0, v0);
   l->of_keys->spread(&of_keys, w->gradient, w->q_rows, w->e.grad_keys + at);
-  l->of_keys->contract(&of_keys, w->gradient, w->e.keys + at, w->out_rows);
+  contract_block(l, l->of_keys, &of_keys, &p->k, b, v0, w->gradient, w->e.keys, w->out_rows);
 }
 
 #define GROUPS 8 /* the batch is cut into so many groups, each with its own sum of bias gradients */
@@ -124,11 +125,11 @@ static void write_grad_bias(const plan *l, int64_t b, const vec *buffers, int64_
 }
 
 static void fill_row_dots(const plan *l, work *w, int64_t b, int64_t q0, int64_t nq) {
-  float *dots = l->dots + (b * l->p.queries + q0) * l->heads_padded;
-  memset(dots, 0, nq * l->heads_padded * sizeof(float));
+  float *dots = l->dots + (b * l->p.queries + q0) * l->row_stride;
+  memset(dots, 0, nq * l->row_stride * sizeof(float));
   open_backward_rows(l, w, b, q0, nq);
   for (int64_t v0 = 0; v0 < l->vectors; v0 += l->block) row_dots_tile(l, w, b, q0, nq, v0);
-  memcpy(dots, w->dots, nq * l->heads_padded * sizeof(float));
+  memcpy(dots, w->dots, nq * l->row_stride * sizeof(float));
 }
 
 static void backward_element(const plan *l, work *w, int64_t b, vec *grad_bias) {
