@@ -51,10 +51,6 @@ int recombine_attend_backward(const problem *p) {
   /* enough blocks for 16 threads to share */
   int64_t most = steps ? at_most_one_less(at_most_one_less(p->keys, LANES), at_most_one_less(16, p->batch)) : BLOCK_VECTORS;
   int failed = !open_plan(&l, p, smaller(most, BLOCK_VECTORS), 1);
-  if (!failed && p->softmax && p->hyper && l.blocks > 1) {
-    l.dots = allocate(p->batch * p->queries * l.row_stride * sizeof(float));
-    failed = !l.dots;
-  }
   if (!failed) failed = steps ? backward_steps(&l) : backward_batches(&l);
   close_plan(&l);
   return failed;

@@ -42,7 +42,7 @@ typedef struct {
   float scale;                    /* of the scores */
   const float *bias;
   int64_t bias_batch, bias_head, bias_query;
-  float *bias_copy, *dots; /* dots: (batch, query, head_padded), for the softmax of hypernetworks over several blocks */
+  float *bias_copy;
   int mask_per_head;
   int drop_early, drop_late; /* as a mask of the scores, or after the normalisation */
   int rms_apart;             /* normalise over heads before the value network, not within it */
@@ -118,7 +118,7 @@ static size_t lay_out_work(const plan *l, work *w, char *arena, int element, int
   w->kept = take(arena, &used, l->drop_late ? codes : 0);
   w->dropped = take(arena, &used, l->drop_late && backward ? codes : 0);
   w->g_rows = take(arena, &used, rows);
-  w->g_chunks = ONE_CHUNK(p->value_dim) ? w->g_rows : take(arena, &used, rows);
+  w->g_chunks = !p->hyper || ONE_CHUNK(p->value_dim) ? w->g_rows : take(arena, &used, rows);
   for (int64_t i = 0; i < (backward ? 1 : l->group); i++) {
     w->group[i].q_rows = take(arena, &used, rows);
     w->group[i].out_rows = take(arena, &used, rows);
@@ -235,7 +235,6 @@ static int open_plan(plan *l, const problem *p, int64_t most_vectors, int backwa
 static void close_plan(plan *l) {
   free(l->value_order);
   free(l->bias_copy);
-  free(l->dots);
 }
 
 /* Packed keys and values of all batch elements at once, for work that several threads share. */
