@@ -187,7 +187,7 @@ def test_words():
     assert len(text.splitlines()) == 14  # the first and the last ones
     corners = SequenceTeacher(generalise_to="corners", token_dim=3, max_length=3)
     assert corners.describe((0, 3, 4)) == "features −+−"
-    assert corners.describe(tuple(range(6))) == "every feature both low and high"
+    assert corners.describe(tuple(range(6))) == "every feature low and high, in turn"
     hidden = represent(
         "rnn", draw_weights("rnn", "linear", token_dim=3, hidden_dim=4, target_dim=2, seed=0), batch.inputs
     )

@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -38,7 +38,9 @@ def all_multisets(num_modules: int, sizes: int | Iterable[int]) -> tuple[Composi
     return _enumerate(itertools.combinations_with_replacement, num_modules, sizes)
 
 
-def _enumerate(combine, num_modules: int, sizes: int | Iterable[int]) -> tuple[Composition, ...]:
+def _enumerate(
+    combine: Callable[[range, int], Iterable[Composition]], num_modules: int, sizes: int | Iterable[int]
+) -> tuple[Composition, ...]:
     sizes = (sizes,) if isinstance(sizes, int) else tuple(sizes)
     if num_modules < 1 or not sizes or min(sizes) < 1:
         raise InputError(f"{num_modules} modules in compositions of {sizes}: expected both to be at least 1")

@@ -9,11 +9,12 @@ import tyro
 from rich.table import Table
 
 from recombine.cli import parse
-from recombine.commands.console import RunOutput, format_number
+from recombine.commands.console import RunOutput
 from recombine.diagnose import DECODER_TITLES, Diagnosis, diagnose_run
 from recombine.errors import InputError
 from recombine.probe import is_probed, probe_run
 from recombine.store import RunDirectory
+from recombine.tables import format_number
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,10 +10,11 @@ import tyro
 from rich.table import Table
 
 from recombine.cli import parse
-from recombine.commands.console import RunOutput, format_number
+from recombine.commands.console import RunOutput
 from recombine.errors import InputError
 from recombine.probe import examine_activations, probe_run
 from recombine.store import Json
+from recombine.tables import format_number
 from recombine.tasks.base import Task
 
 TITLES = {"f1": "F1", "r2": "R²"}  # of decoders

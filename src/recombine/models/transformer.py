@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -166,7 +166,7 @@ class Transformer(nn.Module):
         *,
         return_codes: bool = False,
         code_maps: Sequence[CodeMap | None] | None = None,
-    ):
+    ) -> Any:
         """Predictions (b, num_read, output_dim); with `return_codes` also the latent codes (b, h, q, k) of each layer.
 
         In the last layer only the tokens that are read are queries; queries are aligned at the end in every layer, so

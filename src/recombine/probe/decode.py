@@ -147,7 +147,7 @@ def _score_split(
         if dealt is not None and fit.control is not None:
             control |= score(decide(x, fit.control), dealt)
     return {
-        **keep_scores(scores),
+        **keep_scores(scores),  # type: ignore[typeddict-item]
         "majority": keep_scores(majority),
         "control": keep_scores(control),
         "selectivity": keep_scores({name: scores[name] - control[name] for name in control}),

@@ -48,7 +48,7 @@ def make_passes(shape: Shape, attention: str, precision: str, *contenders: str) 
     normalisation, value_network = ATTENTIONS[attention]
     choice: dict[str, Any] = {"normalisation": normalisation, "value_network": value_network, "causal": shape.causal}
     compiled = torch.compile(reference.attend, dynamic=False)
-    functions: dict[str, Callable] = {
+    functions: dict[str, Callable[..., Any]] = {
         "eager": lambda *qkv, bias: reference.attend(*qkv, bias=bias, **choice)[0],
         "compiled": lambda *qkv, bias: compiled(*qkv, bias=bias, **choice)[0],
         "fused": lambda *qkv, bias: cpu.attend(*qkv, bias=bias, **choice),
@@ -60,7 +60,7 @@ def make_passes(shape: Shape, attention: str, precision: str, *contenders: str) 
     return {name: _make_pass(functions[name], shape, qkv, bias, grad_out) for name in contenders}
 
 
-def _make_pass(attend: Callable, shape: Shape, qkv: Tensor, bias: Tensor | None, grad_out: Tensor) -> Pass:
+def _make_pass(attend: Callable[..., Any], shape: Shape, qkv: Tensor, bias: Tensor | None, grad_out: Tensor) -> Pass:
     leaves = [qkv.clone().requires_grad_()] + ([] if bias is None else [bias.clone().requires_grad_()])
 
     def run() -> None:
