@@ -34,10 +34,10 @@ ANSWERS = {
         "hyla generalises best .* R² 0.800 .95 % interval 0.780 to 0.820., 80 % of the way .* clear of every",
     ),
     "order of runs": ([0.5, 0.8], "softmax generalises best"),
-    "overlap": ([0.8, 0.77], "hyla scores highest .* overlaps that of softmax, so the order is open"),
+    "overlap": ([0.8, 0.77], "hyla scores highest .* overlaps that of softmax, so the order is not certain"),
     "chance": ([0.01, -0.01], "No run is clearly better than chance .* hyla, the highest, has R² 0.010"),
     "below": ([-0.3, -0.5], "even hyla is below chance"),
-    "one": ([0.8], "^On combinations never seen in training, run-[0-9a-f]+ reaches R² 0.800 .* 80 % of the way"),
+    "one": ([0.8], "^On compositions never seen in training, run-[0-9a-f]+ reaches R² 0.800 .* 80 % of the way"),
     "one at chance": ([0.01], "This run is not clearly better than chance"),
     "ceiling": ([0.99, 0.5], "hyla generalises best .* the interval includes the ceiling; its interval is clear"),
     "none finished": ([None, None], "No run has finished yet, so there is no answer; below is what they have written"),
@@ -81,7 +81,7 @@ def test_table_certificate_and_origin(render, tmp_path):
     assert re.search("hyla −0.800 −0.820 … −0.780 0.950 0.930 … 0.970 softmax 0.500", table)
     assert re.search("Ceiling 1.000 1.000 Chance 0.000 0.000", table)
     assert re.search(
-        "Combinations trained20 Held out46 .* Overlap0 .*trainedyes .*connectedyes .*SHA-256 9{64}",
+        "Compositions trained20 Held out46 .* Overlap0 .*trainedyes .*connectedyes .*SHA-256 9{64}",
         words(page, "The split</h2>", "</article>"),
     )
     origin = words(page, "How it was made</h2>", "</main>")

@@ -1,6 +1,6 @@
-"""The map of latent codes: t-SNE coordinates and what each point is, in as few bytes as a reader can tell apart.
+"""The map of latent codes: t-SNE coordinates and labels of each point, stored at the resolution of a screen.
 
-The page makes the picture when a reader picks run, site and colour (`explorer.js`), so that no point is stored twice.
+The page draws the picture when a reader selects run, site and colour (`explorer.js`), so no point is stored twice.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from recombine.report.findings import Found, as_number, read_part
 from recombine.report.runs import ReportRun
 from recombine.store import Json
 
-MAX_MAPPED = 1_500  # points of a map: as many as a browser draws at once as vectors
+MAX_MAPPED = 1_500  # points per map, limited by how fast a browser draws vectors
 RESOLUTION = 1_000  # steps of a coordinate; t-SNE has no units
 
 
@@ -41,12 +41,12 @@ class EmbeddingMap:
 
     @property
     def single(self) -> bool:
-        """Whether each point has one module, so that all can be coloured at once."""
+        """Whether each point has exactly one module, so that all modules can be shown as colours."""
         return self.binary and bool((self.labels.sum(axis=1) == 1).all())
 
     @property
     def purest(self) -> str:
-        """The site whose neighbourhoods say most about modules."""
+        """The site whose neighbourhoods are purest by module."""
         purity = {site: self.structure[site]["module"]["purity"] or 0.0 for site in self.sites}
         return max(purity, key=lambda site: purity[site])
 
@@ -64,7 +64,7 @@ def read_map(run: ReportRun) -> EmbeddingMap | None:
             return _read_arrays(dict(arrays), part["probe"])
     except (zipfile.BadZipFile, OSError, EOFError):
         raise InputError(
-            "probe.npz is missing or cannot be read: expected the one that recombine probe writes"
+            "probe.npz is missing or cannot be read: expected the file that recombine probe writes"
         ) from None
 
 
@@ -104,7 +104,7 @@ def _read_structure(probe: Json, site: str) -> dict[str, dict[str, float | None]
 
 
 def _scale(places: np.ndarray) -> np.ndarray:
-    """Whole numbers; equal steps in both directions, for distances are the picture."""
+    """Round to whole numbers, with equal steps in both directions, which preserves distances."""
     low, high = np.nanmin(places, axis=0), np.nanmax(places, axis=0)
     centred = (places - (low + high) / 2) / max(float((high - low).max()), 1e-9)
     return np.rint(np.nan_to_num(centred + 0.5) * RESOLUTION).astype(int)

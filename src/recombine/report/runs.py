@@ -1,4 +1,4 @@
-"""Runs as a report sees them: read from their directories, labelled by what differs, compared by their intervals."""
+"""Runs of a report: read from their directories, labelled by the settings that differ, compared by their intervals."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ MAX_POINTS = 1_000  # of a curve: as many as a screen can show
 
 @dataclass(frozen=True, kw_only=True)
 class ReportRun:
-    """A run as the report sees it; what its directory does not hold yet is empty."""
+    """A run of the report. What its directory does not contain yet is empty."""
 
     directory: RunDirectory
-    label: str  # what sets it apart from the other runs of the report
-    series: int  # its place in the palette
+    label: str  # distinguishes it from the other runs of the report
+    series: int  # index in the palette
     code: tuple[Code, ...] = ()  # classes from outside the package that the user named
 
     def read(self, name: str) -> Json:
@@ -56,7 +56,7 @@ class ReportRun:
 
     @cached_property
     def scores(self) -> dict[str, dict[str, Score]]:
-        """Those of the result; of an unfinished run the last on its way, which have no interval, chance or ceiling."""
+        """Scores of the result; for an unfinished run the last ones, without interval, chance or ceiling."""
         found: Json = self.result.get("scores") or next(
             (row["scores"] for row in self.metrics[::-1] if "scores" in row), {}
         )
@@ -87,13 +87,13 @@ def _score(found: Json | float) -> Score:
 
 
 def _thin(points: list[tuple[int, Any]]) -> Curve:
-    """The points as two columns, evenly left out where there are too many; the last one stays."""
+    """The points as two columns, evenly thinned out if there are too many; the last one is kept."""
     kept = points[:: -(len(points) // MAX_POINTS + 1)][::-1]
     return [step for step, _ in kept], [float(value) for _, value in kept]
 
 
 def read_runs(paths: Sequence[Path], code: Sequence[Code] = ()) -> list[ReportRun]:
-    """Open runs, each once, and label each by the settings that differ, if these are few and tell the runs apart."""
+    """Open each run once, and label it by the settings that differ, if these are few and distinguish the runs."""
     directories = [RunDirectory.open(path) for path in dict.fromkeys(Path(path).resolve() for path in paths)]
     if not directories:
         raise InputError("no runs to report on: expected at least one run directory")
@@ -108,7 +108,7 @@ def read_runs(paths: Sequence[Path], code: Sequence[Code] = ()) -> list[ReportRu
 
 
 def differing_settings(runs: Sequence[RunDirectory]) -> list[Json]:
-    """Of each run's configuration, the settings that are not the same in all runs: names first, then numbers."""
+    """The settings of each run that are not the same in all runs: names first, then numbers."""
     flat: list[Json] = []
     for run in runs:
         parts = {part: each if isinstance(each, dict) else {"value": each} for part, each in run.config.items()}
@@ -142,7 +142,7 @@ def _words(key: str, value: Any) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Finished runs by their score on unseen combinations, best first, and what their intervals bear out."""
+    """Finished runs by their score on held-out compositions, best first, and what their intervals support."""
 
     metric: str
     ranked: list[tuple[ReportRun, Score]]
@@ -164,24 +164,24 @@ def compare(runs: Sequence[ReportRun], metric: str) -> Comparison:
 
 
 def _falls(score: Score) -> bool:
-    """Whether less is better, as for an error."""
+    """Whether lower is better, as for an error."""
     return score.chance is not None and score.ceiling is not None and score.ceiling < score.chance
 
 
 def reach(score: Score, value: float) -> float | None:
-    """Where a value lies on the way from chance (0) to the ceiling (1), if both are known and differ."""
+    """The position of a value between chance (0) and ceiling (1), if both are known and differ."""
     if score.chance is None or score.ceiling is None or score.chance == score.ceiling:
         return None
     return (value - score.chance) / (score.ceiling - score.chance)
 
 
 def metrics_of(runs: Sequence[ReportRun]) -> list[str]:
-    """Every metric of any run; the first is the one the answer is about."""
+    """Every metric of any run; the headline metric first."""
     return list(dict.fromkeys(metric for run in runs for metrics in run.scores.values() for metric in metrics))
 
 
 def splits_of(runs: Sequence[ReportRun]) -> list[str]:
-    """Every split of any run; the one the question is about comes first."""
+    """Every split of any run; held-out compositions first."""
     return sorted(dict.fromkeys(split for run in runs for split in run.scores), key=lambda split: split != "ood")
 
 

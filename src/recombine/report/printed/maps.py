@@ -88,13 +88,13 @@ def draw_last_similarities(found: Labelled) -> Canvas:
 def _draw_similarities(panels: Labelled) -> Canvas:
     from matplotlib.colors import LinearSegmentedColormap
 
-    side = 0.9 + 0.16 * max(len(each["modules"]) for _, each in panels)
+    side = 0.9 + 0.16 * max(len(similarity["modules"]) for _, similarity in panels)
     canvas = make_figure(1.6 + side * len(panels), side + 0.8)
     diverging = LinearSegmentedColormap.from_list("diverging", LIGHT["diverging"])
     grid = canvas.subplots(1, len(panels), squeeze=False)[0]
-    for number, (axes, (title, each)) in enumerate(zip(grid, panels, strict=True)):
-        shown = axes.imshow(_fill(each["centred"]), cmap=diverging, vmin=-1, vmax=1)
-        names = [escape_text(name) for name in each["modules"]] if number == 0 else []
+    for number, (axes, (title, similarity)) in enumerate(zip(grid, panels, strict=True)):
+        shown = axes.imshow(_fill(similarity["centred"]), cmap=diverging, vmin=-1, vmax=1)
+        names = [escape_text(name) for name in similarity["modules"]] if number == 0 else []
         axes.set(title=escape_text(title), xticks=[], yticks=range(len(names)))
         axes.set_yticklabels(names, fontsize=6)
     canvas.colorbar(shown, ax=list(grid), shrink=0.7, label="cosine, minus the mean")
@@ -107,13 +107,13 @@ def draw_by_rule(splits: dict[str, Json], label: str) -> Canvas:
 
     ramp = LinearSegmentedColormap.from_list("follow", ("#f6f6f4", LIGHT["follow"][1]))
     canvas = make_figure(1.2 + 3.0 * len(splits), 3.2)
-    for axes, (split, each) in zip(canvas.subplots(1, len(splits), squeeze=False)[0], splits.items(), strict=True):
-        axes.imshow(_fill(each["values"]), cmap=ramp, vmin=0, vmax=1, aspect="auto")
-        for i, row in enumerate(each["values"]):
+    for axes, (split, table) in zip(canvas.subplots(1, len(splits), squeeze=False)[0], splits.items(), strict=True):
+        axes.imshow(_fill(table["values"]), cmap=ramp, vmin=0, vmax=1, aspect="auto")
+        for i, row in enumerate(table["values"]):
             for j, value in enumerate(row):
                 if value is not None:
                     axes.text(j, i, f"{value:.0%}", ha="center", va="center", fontsize=6)
-        columns, rows = ([escape_text(name) for name in each[side]] for side in ("columns", "rows"))
+        columns, rows = ([escape_text(name) for name in table[side]] for side in ("columns", "rows"))
         axes.set_xticks(range(len(columns)), columns, fontsize=6, rotation=45, ha="right")
         axes.set_yticks(range(len(rows)), rows, fontsize=6)
         axes.set(title=split_title(split), xlabel="swapped-in rule", ylabel="own rule")
