@@ -110,13 +110,13 @@ def test_the_twin_of_a_run_is_the_run(tmp_path):
     assert again == pytest.approx({name: rows[-1][name] for name in again}, rel=1e-4)
 
 
-def test_decodability_is_measured_once(tmp_path):
+def test_decodability_is_measured_once(tmp_path, monkeypatch):
     run = train_run(small_run(), out=tmp_path, device="cpu", evaluation_instances=50)
     found = measure_decodability(run.path, num_instances=200, device="cpu")
     assert list(found["sites"]) == ["residual.0"]
     assert set(found["sites"]["residual.0"]) == {"id", "ood", "untrained"}
-    (run.path / "decodability.json").write_text(json.dumps({"kept": True}))
-    assert measure_decodability(run.path) == {"kept": True}
+    monkeypatch.setattr("recombine.probe.measures.decodability.decode_sites", None)
+    assert measure_decodability(run.path, num_instances=200, device="cpu") == found
 
 
 def test_a_code_that_is_fitted_tells_execution_from_inference(tmp_path):
@@ -139,14 +139,14 @@ def test_a_code_that_is_fitted_tells_execution_from_inference(tmp_path):
     assert all(torch.equal(before[name], each) for name, each in model.state_dict().items())
 
 
-def test_a_fitted_code_is_measured_once_and_of_a_bottleneck_alone(tmp_path):
+def test_a_fitted_code_is_measured_once_and_of_a_bottleneck_alone(tmp_path, monkeypatch):
     config = HypernetworkTransformerConfig(**SIZES, execution_dim=8)
     run = train_run(replace(small_run(), model=config), out=tmp_path, evaluation_instances=50)
     found = measure_fitted_code(run.path, num_instances=100)
     assert found["fitted"]["ood"] > found["inferred"]["ood"]
-    (run.path / "fitted_code.json").write_text(json.dumps({"kept": True}))
-    assert measure_fitted_code(run.path) == {"kept": True}
     vanilla = train_run(small_run(), out=tmp_path, evaluation_instances=50)
+    monkeypatch.setattr("recombine.probe.measures.fitted_code.fit_code", None)
+    assert measure_fitted_code(run.path, num_instances=100) == found
     with pytest.raises(InputError, match="kind 'transformer': expected 'hypernetwork_transformer'"):
         measure_fitted_code(vanilla.path)
 
