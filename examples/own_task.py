@@ -131,20 +131,3 @@ class Waves(recombine.Task):
         lines = [f"f(x) = {self.describe(tuple(batch.latents[row].tolist()))}"]
         lines += [f"f({point:.3f}) = {value:6.3f}" for point, value in examples]
         return "\n".join([*lines, f"f({x:.3f}) = ?       (answer {batch.targets[row]:.3f})"])
-
-    # bridge: until Task.sample and Task.best_predictions are in the base class
-
-    def sample(
-        self,
-        split: str,
-        index: int,
-        *,
-        batch_size: int = 128,
-        rows: range | None = None,
-        device: torch.device | str = "cpu",
-    ) -> Batch:
-        rows = range(batch_size) if rows is None else rows
-        return self.make_batch(split, Stream(self.name, self.seed, split, index, rows=rows, device=device))
-
-    def oracle(self, batch: Batch) -> Tensor:
-        return self.best_predictions(batch, split=None, metric="r2")

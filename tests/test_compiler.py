@@ -1,11 +1,12 @@
 """Building C on first use: cached, checked, rebuilt when damaged, and safe when several build at once."""
 
 import ctypes
+import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
-from recombine.errors import InputError
 from recombine.kernels import compiler
 
 pytestmark = pytest.mark.skipif(compiler.find_compiler() is None, reason="no C compiler on the PATH")
@@ -70,18 +71,76 @@ def test_a_compiler_that_fails_is_a_reason(source):
     assert builds(source) == []
 
 
-def test_openmp_is_dropped_where_it_is_missing(source, monkeypatch):
-    monkeypatch.setattr(compiler, "_openmp_flags", lambda: ["-fno-such-openmp"])
+@pytest.mark.parametrize("openmp", ["-fno-such-openmp", "/no/such/libomp.so"])
+def test_openmp_is_dropped_where_it_is_missing(source, monkeypatch, caplog, openmp):
+    monkeypatch.setattr(compiler, "find_openmp", lambda _: [(openmp,)])
     assert load(source).answer() == 42
+    assert "answer.c was built without OpenMP: it uses one thread" in caplog.text
+
+
+def write_program(path, script) -> str:
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.fixture
+def set_compiler(monkeypatch):
+    """Name another compiler, which would otherwise be looked for once per process."""
+
+    def set_it(command):
+        monkeypatch.setenv("CC", command)
+        compiler.find_compiler.cache_clear()
+        compiler._compiler_version.cache_clear()
+
+    yield set_it
+    monkeypatch.undo()
+    compiler.find_compiler.cache_clear()
+
+
+def test_a_compiler_may_come_with_options(source, set_compiler):
+    source.write_text("int answer(void) { return NUMBER; }\n")
+    set_compiler(f"{compiler.find_compiler()[0]} -DNUMBER=44 '-DUNUSED=a b'")
+    assert load(source).answer() == 44
+
+
+def test_a_missing_compiler_is_named(source, set_compiler):
+    set_compiler("no-such-compiler -m64")
+    with pytest.raises(compiler.CompilerError, match="CC is 'no-such-compiler -m64', which is no program on the PATH"):
+        load(source)
+
+
+def test_a_compiler_that_hangs_is_ended_with_what_it_started(source, set_compiler, monkeypatch):
+    monkeypatch.setattr(compiler, "PATIENCE", 0.5)
+    (source.parent / "pid").touch()
+    set_compiler(write_program(source.parent / "slow", f"sleep 1000 & echo $! > {source.parent}/pid; wait"))
+    with pytest.raises(compiler.CompilerError, match=r"slow did not end within 0 seconds"):
+        load(source)
+    child = int((source.parent / "pid").read_text())
+    state = Path(f"/proc/{child}/stat")
+    deadline = time.monotonic() + 5
+    while state.exists() and state.read_text().split()[2] != "Z" and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not state.exists() or state.read_text().split()[2] == "Z"
+
+
+def test_a_compiler_of_another_kind_is_a_reason(source, set_compiler):
+    program = "echo \"cl : Command line error D8021 : invalid numeric argument '/std=gnu11'\"; exit 2"
+    set_compiler(write_program(source.parent / "cl", program))
+    with pytest.raises(compiler.CompilerError, match=r"cl cannot compile answer\.c: cl : Command line error D8021"):
+        load(source)
+
+
+def test_a_file_that_is_no_program_is_a_reason(source, set_compiler):
+    program = source.parent / "text"
+    program.write_bytes(b"\x00\x01")
+    program.chmod(0o755)
+    set_compiler(str(program))
+    with pytest.raises(compiler.CompilerError, match="does not run"):
+        load(source)
 
 
 def test_no_compiler_and_no_build(source, monkeypatch):
     monkeypatch.setattr(compiler, "find_compiler", lambda: None)
     with pytest.raises(compiler.CompilerError, match="no C compiler on the PATH"):
-        load(source)
-
-
-def test_an_unusable_cache_directory_is_named(source, monkeypatch):
-    monkeypatch.setenv("RECOMBINE_CACHE", str(source / "cache"))
-    with pytest.raises(InputError, match=r"RECOMBINE_CACHE is .* expected a writable directory"):
         load(source)

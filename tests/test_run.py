@@ -189,8 +189,8 @@ def test_configurations_survive_json():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda c: c["task"].update(name="chess"), "unknown task 'chess'"),
-        (lambda c: c["model"].update(kind="tree"), "unknown model 'tree'"),
+        (lambda c: c["task"].update(name="chess"), "task 'chess' is not part of this package"),
+        (lambda c: c["model"].update(kind="tree"), "model 'tree' is not part of this package"),
         (lambda c: c["training"].update(momentum=1), "unknown field of TrainingConfig 'momentum'"),
         (lambda c: c.pop("training"), "lacks or misshapes 'training'"),
         (lambda c: c.update(task=3), "lacks or misshapes"),
@@ -227,7 +227,7 @@ def test_devices_that_are_not_there():
     ("change", "message"),
     [
         ({"steps": 0}, "steps is 0"),
-        ({"learning_rate": 0.0}, "learning rate 0.0"),
+        ({"learning_rate": 0.0}, "learning_rate is 0.0"),
         ({"precision": "int4"}, "unknown precision"),
     ],
 )

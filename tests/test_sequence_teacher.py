@@ -96,7 +96,7 @@ def test_recurrent_matrices_are_rotations(size):
 
 
 def test_the_teacher_depends_on_class_sizes_and_seed_alone():
-    for other in ({"longest": 20}, {"support": 0.1}, {"num_sequences": 5}, {"held_out": "corners"}):
+    for other in ({"longest": 20}, {"support": 0.1}, {"num_sequences": 5}, {"generalise_to": "corners"}):
         changed = SequenceTeacher(**{**SMALL, **other})
         assert all(torch.equal(changed.weights[name], value) for name, value in TASK.weights.items())
     assert not torch.equal(SequenceTeacher(**SMALL, seed=1).weights["embed.0.weight"], TASK.weights["embed.0.weight"])
@@ -131,7 +131,7 @@ def test_batches_are_pure_and_made_of_rows(name, seed, split):
 
 
 def test_rows_of_the_corners_do_not_depend_on_each_other():
-    task = SequenceTeacher(held_out="corners", max_length=3, min_length=3, token_dim=6, longest=3)
+    task = SequenceTeacher(generalise_to="corners", max_length=3, min_length=3, token_dim=6, longest=3)
     whole = task.sample("train", 0, batch_size=64).inputs
     parts = [task.sample("train", 0, batch_size=64, rows=range(r, r + 1)).inputs for r in range(64)]
     assert torch.equal(torch.cat(parts), whole)
@@ -199,7 +199,7 @@ def test_chain_of_thought_adds_the_error_of_hidden_states():
 
 
 def test_corners():
-    task = SequenceTeacher(held_out="corners", max_length=10)
+    task = SequenceTeacher(generalise_to="corners", max_length=10)
     assert len(task.split.ood) == 64
     assert task.split.certificate.min_coverage == 1
     trained = task.sample("train", 0, batch_size=2_000)
@@ -242,7 +242,7 @@ def test_one_length_for_all_rows():
         ({"teacher": "gru"}, "unknown teacher 'gru': expected one of deep_set, attention, ssm, rnn, product"),
         ({"teacher_attention": "cosine"}, "unknown attention 'cosine'"),
         ({"teacher_readout": "deep"}, "unknown readout 'deep': expected one of linear, mlp"),
-        ({"held_out": "colours"}, "unknown held-out part 'colours': expected one of lengths, corners"),
+        ({"generalise_to": "colours"}, "unknown generalise_to 'colours': expected one of lengths, corners"),
         ({"min_length": 0}, "min_length is 0: expected a whole number of at least 1"),
         ({"longest": 0}, "longest is 0"),
         ({"min_length": 11}, "min_length is 11: expected at most max_length = 10"),
@@ -271,7 +271,7 @@ def test_words():
     length = batch.info["length"].item()
     assert text.startswith(f"{length} tokens, labelled by a teacher of class deep_set")
     assert len(text.splitlines()) == 14  # the first and the last ones
-    corners = SequenceTeacher(held_out="corners", token_dim=3, max_length=3)
+    corners = SequenceTeacher(generalise_to="corners", token_dim=3, max_length=3)
     assert corners.describe((0, 3, 4)) == "features −+−"
     assert corners.describe(tuple(range(6))) == "every feature low and high, in turn"
     hidden = represent(

@@ -1,8 +1,10 @@
 """Streams: pure, disjoint, and the same for whoever makes a part of them."""
 
+import pytest
 import torch
 
 from recombine.tasks import Stream
+from recombine.tasks.stream import mix_on_cpu, mix_on_device
 
 GOLDEN_BITS = [[-8335510945538506834, -3499300899384406317, -7818127620248559695]]
 
@@ -101,3 +103,10 @@ def test_a_chain_draws_what_its_streams_draw():
             lambda stream: stream.permutations(5),
         ):
             assert torch.equal(draw(chain), torch.cat([draw(stream) for stream in alone]))
+
+
+@pytest.mark.parametrize("count", [1, 5, 16_384, 40_000])
+def test_both_ways_to_mix_are_the_same(count):
+    """numpy in blocks on the CPU, torch elsewhere."""
+    offsets, cpu = [0, 1, 2**63 + 5, 2**64 - 1], torch.device("cpu")
+    assert torch.equal(mix_on_cpu(offsets, count, cpu), mix_on_device(offsets, count, cpu))

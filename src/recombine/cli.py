@@ -13,7 +13,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from recombine.errors import InputError, check_choice
 
@@ -40,14 +40,15 @@ Does a network recombine what it learned into combinations it has never seen?
 recombine VERB --help lists the options of a verb; recombine --version prints the version."""
 
 
-class HasVerbosity(Protocol):
-    """Parsed flags, which include `--verbose`."""
+class ParsedFlags:
+    """Base class of dataclasses that hold the flags of a verb."""
 
-    @property
-    def verbose(self) -> bool: ...
+    def is_verbose(self) -> bool:
+        """Whether `--verbose` was given."""
+        return False
 
 
-Flags = TypeVar("Flags", bound=HasVerbosity)
+Flags = TypeVar("Flags", bound=ParsedFlags)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -128,7 +129,7 @@ def parse(owner: type[Flags], argv: Sequence[str], *, prog: str, **options: Any)
         if error.code == 0:  # --help
             raise
         raise InputError(f"{_first_message(stderr.getvalue())}; see recombine {prog} --help") from None
-    if flags.verbose:
+    if flags.is_verbose():
         logging.getLogger().setLevel(logging.INFO)
     return flags
 
@@ -157,7 +158,7 @@ def _first_message(box: str) -> str:
     message = re.sub(r"^Error parsing (?!--)[\w.-]+: ", "", " ".join(paragraphs[0]))
     suggestions = [paragraph for paragraph in paragraphs if paragraph and paragraph[0].startswith("Perhaps you meant")]
     flags = [line.split()[0] for paragraph in suggestions for line in paragraph if line.startswith("--")]
-    return f"{message}; did you mean {' or '.join(flags)}?" if flags else message
+    return f"{message} (did you mean {' or '.join(flags)}?)" if flags else message
 
 
 if __name__ == "__main__":

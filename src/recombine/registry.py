@@ -59,7 +59,7 @@ def check_task(candidate: Any) -> type[Task]:
 
 def check_model(candidate: Any) -> type[ModelConfig]:
     """Require a model configuration; a module class or a function of the task gets one without fields."""
-    if isinstance(candidate, type) and issubclass(candidate, ModelConfig) and not inspect.isabstract(candidate):
+    if _is_config(candidate):
         _check_outside(candidate, "kind", MODELS)
         return candidate
     if _is_factory(candidate):
@@ -80,7 +80,7 @@ def match_classes(
         candidate = find_code(item) if isinstance(item, str) else item
         if isinstance(candidate, type) and issubclass(candidate, Task):
             task = candidate if check_task(candidate).name == config["task"].get("name") else task
-        elif config["model"].get("kind") == OutsideModule.kind and _is_factory(candidate):
+        elif config["model"].get("kind") == OutsideModule.kind and not _is_config(candidate):
             model = bind_module(candidate)
         else:
             model_class = check_model(candidate)
@@ -187,6 +187,10 @@ def _check_outside(candidate: Any, attribute: str, own: Mapping[str, type]) -> N
         )
 
 
+def _is_config(candidate: Any) -> bool:
+    return isinstance(candidate, type) and issubclass(candidate, ModelConfig) and not inspect.isabstract(candidate)
+
+
 def _is_factory(candidate: Any) -> bool:
     """Whether it is a module class, or a function."""
     if isinstance(candidate, type):
@@ -226,4 +230,6 @@ def _written_by_user(owner: Any) -> Any:
 
 
 def _name_of(candidate: Any) -> str:
+    if isinstance(candidate, nn.Module):
+        return f"this {type(candidate).__name__}"
     return getattr(candidate, "__qualname__", repr(candidate))

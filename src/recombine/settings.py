@@ -7,11 +7,10 @@ late, or never. The check runs before `__init__`, so subclasses need not call an
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, fields
-from functools import cache
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from recombine.errors import InputError, check_choice
 
@@ -36,7 +35,7 @@ class Settings:
 
 def check_settings(owner: type, values: Mapping[str, Any]) -> None:
     """Require each value to have the type of the field it is for; unknown names are left to the constructor."""
-    annotations = _annotations(cast(Hashable, owner))
+    annotations = _annotations(owner)
     for name, value in values.items():
         annotation = annotations.get(name)
         if get_origin(annotation) is Literal:
@@ -45,7 +44,6 @@ def check_settings(owner: type, values: Mapping[str, Any]) -> None:
             raise InputError(f"{name} is {value!r}: expected {describe(annotation)}")
 
 
-@cache
 def _annotations(owner: Any) -> dict[str, Any]:
     return get_type_hints(owner)
 
@@ -80,7 +78,7 @@ def describe(annotation: Any) -> str:
 
 def settings_as_dict(settings: Any) -> dict[str, Any]:
     """The values of a dataclass by name; a whole number for a float is written as a float, so that 1 and 1.0 are the same."""
-    annotations = _annotations(cast(Hashable, type(settings)))
+    annotations = _annotations(type(settings))
     return {
         name: float(value) if isinstance(value, int) and _is_float(annotations[name]) else value
         for name, value in asdict(settings).items()
@@ -89,7 +87,7 @@ def settings_as_dict(settings: Any) -> dict[str, Any]:
 
 def settings_from_dict(owner: type[Owner], values: Mapping[str, Any]) -> Owner:
     """The inverse of `settings_as_dict`, also for values that were JSON in between; unknown names are errors."""
-    annotations = _annotations(cast(Hashable, owner))
+    annotations = _annotations(owner)
     known = [field.name for field in fields(owner)]  # type: ignore[arg-type]
     for name in values:
         check_choice(f"field of {owner.__name__}", name, known)

@@ -13,6 +13,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from recombine.cli import ParsedFlags
 from recombine.commands.layout import print_table
 from recombine.evaluate import MetricDict
 from recombine.run import progress_bar as progress_bar
@@ -34,7 +35,7 @@ REFERENCE_LEGEND = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Output:
+class Output(ParsedFlags):
     """Flags of every verb."""
 
     json: tyro.conf.FlagCreatePairsOff[bool] = False
@@ -43,6 +44,9 @@ class Output:
     """Log what happens to standard error."""
     quiet: Annotated[tyro.conf.FlagCreatePairsOff[bool], tyro.conf.arg(aliases=["-q"])] = False
     """Print only the result."""
+
+    def is_verbose(self) -> bool:
+        return self.verbose
 
     def show(self, value: Json, *tables: Table | ResultTable | str) -> None:
         """Print a result, as JSON or as tables and text."""

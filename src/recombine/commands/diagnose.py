@@ -33,7 +33,7 @@ def run(argv: list[str]) -> None:
     directory = RunDirectory.open(options.run)
     if not directory.finished:
         raise InputError(f"{directory.path} has no result.json: expected a finished run")
-    if not is_probed(directory):
+    if not is_probed(directory, code=options.code):
         say = (lambda _: None) if options.json else (lambda part: options.say(f"probe: {part}"))
         probe_run(
             options.run,

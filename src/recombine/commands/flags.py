@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Annotated, Generic, TypeVar
+from typing import Annotated, TypeVar, cast
 
 import tyro
 
-from recombine.cli import parse, parse_known
+from recombine.cli import ParsedFlags, parse, parse_known
 from recombine.commands.console import Output
 from recombine.errors import InputError
 from recombine.models import ModelConfig
@@ -44,28 +44,26 @@ ModelVerb = TypeVar("ModelVerb", bound=ModelOptions)
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskFlags(Generic[TaskVerb]):
+class TaskFlags(ParsedFlags):
     """All flags of a verb that names a task. tyro takes the flags of the class that the default value has."""
 
-    options: TaskVerb
+    options: TaskOptions
     task: Task
 
-    @property
-    def verbose(self) -> bool:
+    def is_verbose(self) -> bool:
         return self.options.verbose
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunFlags(Generic[ModelVerb]):
+class RunFlags(ParsedFlags):
     """All flags of a verb that names a task and a model."""
 
-    options: ModelVerb
+    options: ModelOptions
     task: Task
     model: ModelConfig
     training: TrainingConfig
 
-    @property
-    def verbose(self) -> bool:
+    def is_verbose(self) -> bool:
         return self.options.verbose
 
 
@@ -76,7 +74,7 @@ def parse_task(owner: type[TaskVerb], argv: Sequence[str], *, verb: str) -> tupl
     default = TaskFlags(options=owner(), task=task)
     _require_distinct(default.options, task)
     parsed = parse(TaskFlags, flags, prog=prog, **_tyro_options(default, task_class))
-    return parsed.task, parsed.options
+    return parsed.task, cast(TaskVerb, parsed.options)
 
 
 def parse_run(owner: type[ModelVerb], argv: Sequence[str], *, verb: str) -> tuple[RunConfig, ModelVerb]:
@@ -87,7 +85,7 @@ def parse_run(owner: type[ModelVerb], argv: Sequence[str], *, verb: str) -> tupl
     default = RunFlags(options=owner(), task=run.task, model=run.model, training=run.training)
     _require_distinct(default.options, run.task, run.model, run.training)
     parsed = parse(RunFlags, flags, prog=prog, **_tyro_options(default, task_class))
-    return RunConfig(task=parsed.task, model=parsed.model, training=parsed.training), parsed.options
+    return RunConfig(task=parsed.task, model=parsed.model, training=parsed.training), cast(ModelVerb, parsed.options)
 
 
 def _split_task(argv: Sequence[str], verb: str) -> tuple[type[Task], list[str], str]:
@@ -103,12 +101,9 @@ def _split_task(argv: Sequence[str], verb: str) -> tuple[type[Task], list[str], 
     return find_task(argv[0]), list(argv[1:]), f"{verb} {argv[0]}"
 
 
-def _tyro_options(default: TaskFlags[TaskVerb] | RunFlags[ModelVerb], task: type[Task]) -> dict[str, object]:
-    models = ", ".join(task.models)
-    description = (
-        f"{task.summary} Models with sizes for this task: {models}." if hasattr(default, "model") else task.summary
-    )
-    return {"default": default, "description": description, "config": (tyro.conf.OmitArgPrefixes,)}
+def _tyro_options(default: TaskFlags | RunFlags, task: type[Task]) -> dict[str, object]:
+    models = f" Models with sizes for this task: {', '.join(task.models)}." if isinstance(default, RunFlags) else ""
+    return {"default": default, "description": task.summary + models, "config": (tyro.conf.OmitArgPrefixes,)}
 
 
 def _require_distinct(*owners: object) -> None:

@@ -173,7 +173,7 @@ def _place(score: Mapping[str, float | None], split: str, higher_is_better: bool
     return placed, scale
 
 
-def _read_number(score: Mapping[str, float | None], key: str) -> float | None:
+def _read_number(score: Mapping[str, Any], key: str) -> float | None:
     """A finite number, or None if it is missing, NaN or infinite."""
     number = score.get(key)
     return float(number) if isinstance(number, (int, float)) and math.isfinite(number) else None

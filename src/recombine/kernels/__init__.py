@@ -1,11 +1,12 @@
-"""The one door to the kernels: layers call `attend` and `linear_gelu` from here and never a kernel directly.
+"""The one door to the kernels: layers call `attend`, `linear_gelu` and `add_norm` from here and never a kernel directly.
 
 `reference.py` is the definition. `cpu.py` computes the same in fused C wherever it can: float32 or bf16 on a CPU, codes not
-asked for. Everything else, and every machine without a C compiler, takes the reference path, or for long sequences
-`chunked`, plain PyTorch in memory linear in the length; that is said once in the log `recombine.kernels`. The choice can be
-forced with the argument `kernel`, for a while with `use_kernel`, or for a process with the environment variable
-RECOMBINE_KERNEL. One more is taken only by that: `triton`, for GPUs, checked against the definition in Triton's interpreter
-but never yet run on a GPU.
+asked for. Long sequences may take a shorter way: linear attention in linear time (`linear.py`), softmax by torch's own
+function (`sdpa.py`), each where it `pays`. Everything else, and every machine without a C compiler, takes the reference path,
+or for long sequences `chunked`, plain PyTorch in memory linear in the length; that is said once in the log
+`recombine.kernels`. The choice can be forced with the argument `kernel`, for a while with `use_kernel`, or for a process
+with the environment variable RECOMBINE_KERNEL. One more is taken only by that: `triton`, for GPUs, checked against the
+definition in Triton's interpreter but never yet run on a GPU.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from recombine.errors import check_choice
-from recombine.kernels import chunked, cpu, gelu, reference, triton
-from recombine.kernels.door import check_linear, open_door
+from recombine.kernels import chunked, cpu, gelu, linear, norm, reference, sdpa, triton
+from recombine.kernels.door import check_linear, check_norm, open_door
 from recombine.kernels.dropout import Dropout, DropoutForm
 from recombine.kernels.reference import CodeMap, Normalisation, ValueNetwork
 
-Kernel = Literal["auto", "reference", "cpu", "triton", "chunked"]
+Kernel = Literal["auto", "reference", "cpu", "triton", "chunked", "linear", "sdpa"]
 
 _log = logging.getLogger(__name__)
 _chosen: str = os.environ.get("RECOMBINE_KERNEL", "auto")
@@ -88,8 +89,12 @@ def _choose_kernel(choice: str, q: Tensor, k: Tensor, v: Tensor, options: dict[s
         return None
     if choice == "chunked":
         return chunked
-    if choice == "triton":
-        return triton if triton.supports(q, k, v, **options) else None
+    forced: dict[str, ModuleType] = {"triton": triton, "linear": linear, "sdpa": sdpa}
+    if choice in forced:
+        return forced[choice] if forced[choice].supports(q, k, v, **options) else None
+    for shorter in (linear, sdpa) if choice == "auto" else ():
+        if shorter.supports(q, k, v, **options) and shorter.pays(q, k, causal=options["causal"]):
+            return shorter
     if cpu.supports(q, k, v, **options) and (choice == "cpu" or _cpu_kernel_is_available()):
         return cpu
     return chunked if choice == "auto" and _is_long(q, k) else None
@@ -107,6 +112,22 @@ def linear_gelu(
     if _chosen in ("auto", "cpu") and not _is_transformed() and gelu.supports(x, bias):
         return gelu.linear_gelu(x, weight, bias)
     return functional.gelu(functional.linear(x, weight, bias), approximate="tanh")
+
+
+def add_norm(
+    residual: Float[Tensor, "*batch width"],
+    update: Float[Tensor, "*batch width"] | None,
+    weight: Float[Tensor, " width"],
+    bias: Float[Tensor, " width"],
+    eps: float,
+) -> tuple[Float[Tensor, "*batch width"], Float[Tensor, "*batch width"]]:
+    """`residual + update` (the residual itself without an update), and its LayerNorm."""
+    check_norm(residual, update, weight, bias)
+    fused = _chosen in ("auto", "cpu") and not torch.compiler.is_compiling() and not _is_transformed()
+    if fused and norm.supports(residual, update, weight, bias):
+        return norm.add_norm(residual, update, weight, bias, eps)
+    total = residual if update is None else residual + update
+    return total, functional.layer_norm(total, weight.shape, weight, bias, eps)
 
 
 def _is_transformed() -> bool:
@@ -145,6 +166,7 @@ __all__ = [
     "Kernel",
     "Normalisation",
     "ValueNetwork",
+    "add_norm",
     "attend",
     "linear_gelu",
     "use_kernel",

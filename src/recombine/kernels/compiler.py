@@ -1,133 +1,152 @@
 """Compile the C kernels on first use, for this very machine, and keep the result.
 
-A build is one file in the cache directory, `RECOMBINE_CACHE` or `~/.cache/recombine`:
+A build is one file in the folder that `build_cache` gives:
 
     <name>-<hash of source and CPU>-<hash of compiler and flags>-<hash of the file's own content>.so
 
 The first two hashes say whether it fits, the last whether it is intact: a truncated or altered file is built again. It is
 written under a temporary name and renamed, so that processes that start together do not disturb each other. Without a
-compiler, any intact build for this source and CPU is used.
+compiler, any intact build for this source and CPU is used. Where OpenMP is not found, the build has one thread.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-import hashlib
+import logging
 import os
 import platform
-import re
+import shlex
 import shutil
+import signal
 import subprocess
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from recombine.errors import InputError
+from recombine.kernels.build_cache import cache_directory, digest, is_writable, load_if_intact
+from recombine.kernels.openmp import find_openmp
 
 COMPILERS = ("cc", "gcc", "clang")
 # contraction to fused multiply-adds is exact enough; -ffast-math is not wanted: NaN in must be NaN out
 FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast")
 SHARED = ("-shared", "-fPIC")
+PATIENCE = 600.0
+"""Seconds after which a compiler is ended; the largest kernel takes about 20."""
+
+_log = logging.getLogger(__name__)
 
 
 class CompilerError(RuntimeError):
     """The kernel cannot be built or loaded here; the message says why."""
 
 
-def cache_directory() -> Path:
-    """Where builds are kept; created if missing."""
-    chosen = os.environ.get("RECOMBINE_CACHE")
-    directory = Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "recombine"
-    try:
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError as error:
-        raise InputError(
-            f"RECOMBINE_CACHE is {str(directory)!r}: expected a writable directory ({error.strerror})"
-        ) from error
-    if not os.access(directory, os.W_OK | os.X_OK):
-        raise InputError(f"RECOMBINE_CACHE is {str(directory)!r}: expected a writable directory (permission denied)")
-    return directory
-
-
 def load_library(source: Path, headers: Sequence[Path] = ()) -> ctypes.CDLL:
     """Load the build of `source`, compiling it if there is none that fits; raise `CompilerError` if that is impossible."""
     directory = cache_directory()
-    prefix = f"{source.stem}-{_digest([*(path.read_bytes() for path in (source, *headers)), _describe_cpu()])}"
+    prefix = f"{source.stem}-{digest([*(path.read_bytes() for path in (source, *headers)), _describe_cpu()])}"
     compiler = find_compiler()
-    flags = FLAGS if compiler is None else (*FLAGS, *_openmp_flags())
-    exact = (
-        prefix if compiler is None else f"{prefix}-{_digest([_compiler_version(compiler), ' '.join(flags).encode()])}"
-    )
-    for path in sorted(directory.glob(f"{exact}-*.so")):
-        library = _load_if_intact(path)
+    if compiler is not None:
+        version = _compiler_version(compiler)
+        attempts = list_attempts(is_clang=b"clang" in version)
+        prefix += f"-{digest([' '.join(compiler).encode(), version, repr(attempts).encode()])}"
+    for path in sorted(directory.glob(f"{prefix}-*.so")):
+        library = load_if_intact(path)
         if library is not None:
             return library
     if compiler is None:
-        raise CompilerError(
-            f"no C compiler on the PATH (looked for {', '.join(COMPILERS)}) and no earlier build in {directory}"
-        )
-    library = _load_if_intact(_build(compiler, flags, source, directory, exact))
+        raise CompilerError(f"{_explain_missing_compiler()} and no earlier build in {directory}")
+    if not is_writable(directory):
+        raise CompilerError(f"no build of {source.name} in {directory}, which is read-only")
+    library = load_if_intact(_build(compiler, attempts, source, directory, prefix))
     if library is None:
         raise CompilerError(f"the build of {source.name} in {directory} does not load")
     return library
 
 
 @cache
-def find_compiler() -> str | None:
-    """The C compiler: `CC` if set, otherwise the first known one on the PATH."""
-    candidates = (os.environ["CC"],) if os.environ.get("CC") else COMPILERS
-    return next((path for name in candidates if (path := shutil.which(name))), None)
+def find_compiler() -> tuple[str, ...] | None:
+    """The C compiler and the options that come with its name: `CC` if set, otherwise the first known one on the PATH."""
+    for candidate in (os.environ["CC"],) if os.environ.get("CC") else COMPILERS:
+        name, *options = shlex.split(candidate) or [""]
+        path = shutil.which(name)
+        if path:
+            return (path, *options)
+    return None
 
 
-def _build(compiler: str, flags: Sequence[str], source: Path, directory: Path, prefix: str) -> Path:
-    without_openmp = [flag for flag in flags if flag in FLAGS]
-    portable = [flag for flag in without_openmp if flag != "-march=native"]  # some clang on ARM does not know it
-    attempts = [flags, [*without_openmp, "-fopenmp"], without_openmp, portable]
+def _explain_missing_compiler() -> str:
+    if os.environ.get("CC"):
+        return f"CC is {os.environ['CC']!r}, which is no program on the PATH,"
+    return f"no C compiler on the PATH (looked for {', '.join(COMPILERS)})"
+
+
+def list_attempts(is_clang: bool) -> list[tuple[str, ...]]:
+    """Flags to try one after the other: with OpenMP, without, and without `-march=native`, which some clang refuses."""
+    portable = tuple(flag for flag in FLAGS if flag != "-march=native")
+    return [*((*FLAGS, *openmp) for openmp in find_openmp(is_clang)), FLAGS, portable]
+
+
+def _build(
+    compiler: Sequence[str], attempts: Sequence[Sequence[str]], source: Path, directory: Path, prefix: str
+) -> Path:
     with tempfile.TemporaryDirectory(dir=directory, prefix="building-") as scratch:
-        built = Path(scratch) / "library.so"
-        for attempt in attempts:
-            command = [compiler, *attempt, *SHARED, "-o", str(built), str(source), "-lm"]
-            outcome = subprocess.run(command, capture_output=True, text=True, check=False)
-            if outcome.returncode == 0 and built.exists():
+        built, errors = Path(scratch) / "library.so", Path(scratch) / "errors"
+        for flags in attempts:
+            # libraries follow what needs them
+            options = [flag for flag in flags if not flag.startswith("/")]
+            libraries = [flag for flag in flags if flag.startswith("/")]
+            command = [*compiler, *options, *SHARED, "-o", str(built), str(source), *libraries, "-lm"]
+            if _run(command, errors) == 0 and _loads(built):
                 break
         else:
-            lines = outcome.stderr.strip().splitlines() or [f"exit code {outcome.returncode}"]
-            raise CompilerError(f"{compiler} cannot compile {source.name}: {lines[0]}")
-        final = directory / f"{prefix}-{_digest([built.read_bytes()])}.so"
+            lines = errors.read_text(errors="replace").strip().splitlines() or ["it gives no reason"]
+            raise CompilerError(f"{' '.join(compiler)} cannot compile {source.name}: {lines[0]}")
+        if flags in (FLAGS, attempts[-1]):
+            _log.warning("%s was built without OpenMP: it uses one thread", source.name)
+        built.chmod(0o700)  # whatever the umask says
+        final = directory / f"{prefix}-{digest([built.read_bytes()])}.so"
         built.replace(final)
     return final
 
 
-def _load_if_intact(path: Path) -> ctypes.CDLL | None:
+def _run(command: Sequence[str], output: Path) -> int:
+    """Run a compiler to its end, or end it and what it started; returns its exit code."""
+    with output.open("wb") as file:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            return process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            raise CompilerError(f"{command[0]} did not end within {PATIENCE:.0f} seconds") from None
+        finally:
+            if process.poll() is None:
+                with contextlib.suppress(OSError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.kill()
+                process.wait()
+
+
+def _loads(path: Path) -> bool:
+    """Whether all it was linked to is there."""
     try:
-        if path.stem.rsplit("-", 1)[-1] != _digest([path.read_bytes()]):
-            path.unlink(missing_ok=True)
-            return None
-        return ctypes.CDLL(str(path))
+        ctypes.CDLL(str(path))
     except OSError:
-        return None
+        return False
+    return True
 
 
-def _openmp_flags() -> list[str]:
-    """Link to the OpenMP runtime torch has loaded: a second one would keep a second pool of threads spinning."""
-    try:
-        mapped = re.findall(r"/\S*libgomp\S*\.so[.\d]*$", Path("/proc/self/maps").read_text(), re.MULTILINE)
-    except OSError:
-        mapped = []
-    loaded = [path for path in dict.fromkeys(mapped) if "torch" in path]
-    return [*loaded[:1], "-fopenmp"]
-
-
-def _digest(parts: Iterable[bytes]) -> str:
-    content = hashlib.sha256()
-    for part in parts:
-        content.update(len(part).to_bytes(8, "little") + part)
-    return content.hexdigest()[:16]
-
-
-def _compiler_version(compiler: str) -> bytes:
-    return subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout
+@cache
+def _compiler_version(compiler: tuple[str, ...]) -> bytes:
+    with tempfile.TemporaryDirectory() as scratch:
+        output = Path(scratch) / "version"
+        try:
+            _run([*compiler, "--version"], output)
+        except OSError as error:
+            raise CompilerError(f"{compiler[0]} does not run: {error.strerror}") from error
+        return output.read_bytes()
 
 
 def _describe_cpu() -> bytes:

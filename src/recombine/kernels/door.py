@@ -74,6 +74,19 @@ def check_linear(x: Tensor, weight: Tensor, bias: Tensor) -> None:
         raise InputError(f"bias has shape {tuple(bias.shape)}: expected ({weight.shape[0]},), one per output")
 
 
+def check_norm(residual: Tensor, update: Tensor | None, weight: Tensor, bias: Tensor) -> None:
+    """Require the arguments of a residual sum with LayerNorm to fit together."""
+    if update is not None and update.shape != residual.shape:
+        raise InputError(
+            f"the update has shape {tuple(update.shape)}: expected the residual's, {tuple(residual.shape)}"
+        )
+    if residual.dim() == 0 or not weight.shape == bias.shape == residual.shape[-1:]:
+        raise InputError(
+            f"weight and bias have shapes {tuple(weight.shape)} and {tuple(bias.shape)}: "
+            f"expected {tuple(residual.shape[-1:])}, one number per feature"
+        )
+
+
 def is_key_mask(mask: Tensor) -> bool:
     """Whether a mask is the same for every head and query, as that of padded batches is."""
     return all(size == 1 for size in mask.shape[-3:-1])

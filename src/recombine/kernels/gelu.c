@@ -8,9 +8,8 @@ With w(x) = 2 sqrt(2/pi) (x + 0.044715 x^3) the tanh form x (1 + tanh(w/2)) / 2 
 The gradient of the bias is the sum of that of x over the rows: first over blocks of ROWS rows, then over the blocks, so that
 it does not depend on the number of threads.
 */
-#include "cpu_vector.h"
+#include "rows.h"
 
-#define ROWS 64
 #define SLOPE 1.5957691216057308f  /* 2 sqrt(2/pi) */
 #define CUBIC 0.044715f
 
@@ -34,26 +33,6 @@ INLINE vec gelu_slope(vec x) {
   return s + x * s * (splat(1) - s) * (splat(SLOPE) + splat(3 * SLOPE * CUBIC) * square);
 }
 
-/* n <= LANES numbers from `at` on, with zeros behind them. */
-INLINE vec read_vec(const void *data, int64_t at, int64_t n, int64_t bf16) {
-  if (!bf16 && n == LANES) return load((const float *)data + at);
-  float row[LANES] = {0};
-  read_floats(row, data, at, n, bf16);
-  return load(row);
-}
-
-INLINE void write_vec(void *data, int64_t at, vec x, int64_t n, int64_t bf16) {
-  if (!bf16 && n == LANES) {
-    store((float *)data + at, x);
-    return;
-  }
-  float row[LANES];
-  store(row, x);
-  write_floats(data, at, row, n, bf16);
-}
-
-INLINE int64_t lanes_left(int64_t width, int64_t f) { return width - f < LANES ? width - f : LANES; }
-
 INLINE void forward_row(const problem *p, int64_t row, int64_t bf16) {
   for (int64_t f = 0; f < p->width; f += LANES) {
     const int64_t n = lanes_left(p->width, f), at = row * p->width + f;
@@ -70,7 +49,7 @@ INLINE void backward_row(const problem *p, int64_t row, float *sums, int64_t bf1
     if (p->bias) x += read_vec(p->bias, f, n, 0);
     vec gradient = gelu_slope(x) * read_vec(p->grad_out, at, n, bf16);
     write_vec(p->grad_hidden, at, gradient, n, bf16);
-    if (sums) write_vec(sums, f, read_vec(sums, f, n, 0) + gradient, n, 0);
+    if (sums) add_to(sums, f, gradient, n);
   }
 }
 
@@ -95,11 +74,7 @@ int recombine_gelu_backward(const problem *p) {
       if (p->bf16) backward_row(p, row, own, 1);
       else backward_row(p, row, own, 0);
   }
-  if (sums) {
-    memset(p->grad_bias, 0, p->width * sizeof(float));
-    for (int64_t block = 0; block < blocks; block++)
-      for (int64_t f = 0; f < p->width; f++) p->grad_bias[f] += sums[block * p->width + f];
-  }
+  if (sums) sum_blocks(p->grad_bias, sums, blocks, p->width, p->width);
   free(sums);
   return 0;
 }

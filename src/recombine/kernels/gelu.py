@@ -36,7 +36,7 @@ def open_library() -> ctypes.CDLL | str:
     """The compiled kernel, or why there is none, in one line."""
     here = Path(__file__).parent
     try:
-        library = load_library(here / "gelu.c", headers=[here / "cpu_vector.h"])
+        library = load_library(here / "gelu.c", headers=[here / "rows.h", here / "cpu_vector.h"])
     except (CompilerError, InputError, OSError) as error:
         return str(error)
     for function in (library.recombine_gelu_forward, library.recombine_gelu_backward):

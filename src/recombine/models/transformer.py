@@ -9,7 +9,7 @@ feed-forward for these alone: the same numbers, for less work.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
@@ -17,14 +17,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from recombine.errors import InputError, check_choice, check_positive
-from recombine.kernels import DropoutForm
+from recombine.kernels import CodeMap, DropoutForm
 from recombine.layers import ATTENTIONS, FEEDFORWARDS, Attention, AttentionName, RelativeBias, Rotary, build_feedforward
 from recombine.layers.initialise import lecun_linear
-from recombine.models.base import ModelConfig, Site, require_causal
+from recombine.layers.residual_norm import ResidualNorm
+from recombine.models.base import HIDDEN_ANSWERS, ModelConfig, Need, Site
 from recombine.tasks.base import Task
 
 Position = Literal["relative", "rotary", "none"]
-CodeMap = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +69,15 @@ class TransformerConfig(ModelConfig):
     def label(self) -> str:
         return self.attention
 
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        return () if self.causal else (HIDDEN_ANSWERS,)
+
+    def build_rotation(self) -> nn.Module | None:
+        """What is done to the queries and keys of a block before they meet: turned by their positions, if rotary."""
+        return Rotary(self.kqv_dim // self.num_heads) if self.position == "rotary" else None
+
     def build(self, task: Task) -> nn.Module:
-        require_causal(task, self.causal)
         return Transformer(
             self,
             input_dim=task.input_dim,
@@ -87,7 +94,7 @@ class Block(nn.Module):
     def __init__(self, config: TransformerConfig, sequence_length: int, num_isolated: int = 0) -> None:
         super().__init__()
         size = config.embedding_dim
-        self.attention_norm = nn.LayerNorm(size, eps=1e-6)
+        self.attention_norm = ResidualNorm(size, eps=1e-6)
         self.attention = Attention(
             size,
             num_heads=config.num_heads,
@@ -97,12 +104,10 @@ class Block(nn.Module):
             dropout_form=config.attention_dropout_form,
         )
         self.bias: RelativeBias | None = None
-        self.rotary: nn.Module | None = None
         if config.position == "relative":
             self.bias = RelativeBias(config.num_heads, num_buckets=sequence_length, max_distance=sequence_length)
-        elif config.position == "rotary":
-            self.rotary = Rotary(config.kqv_dim // config.num_heads)
-        self.feedforward_norm = nn.LayerNorm(size, eps=1e-6)
+        self.rotary = config.build_rotation()
+        self.feedforward_norm = ResidualNorm(size, eps=1e-6)
         self.feedforward = build_feedforward(config.feedforward, size, config.mlp_dim)
         self.causal = config.causal
         self.num_isolated = num_isolated
@@ -110,8 +115,9 @@ class Block(nn.Module):
     def forward(
         self, x: Float[Tensor, "b k d"], num_queries: int, code_map: CodeMap | None, return_codes: bool
     ) -> tuple[Float[Tensor, "b q d"], Float[Tensor, "b h q k"] | None]:
+        x, normed = self.attention_norm(x)
         mixed, codes = self.attention(
-            self.attention_norm(x),
+            normed,
             bias=None if self.bias is None else self.bias(num_queries, x.shape[1]),
             rotate=self.rotary,
             causal=self.causal,
@@ -120,8 +126,9 @@ class Block(nn.Module):
             code_map=code_map,
             return_codes=return_codes,
         )
-        x = x[:, -num_queries:] + mixed
-        return x + self.feedforward(self.feedforward_norm(x)), codes
+        # a slice of everything would still cost a copy in the backward pass
+        x, normed = self.feedforward_norm(x if num_queries == x.shape[1] else x[:, -num_queries:], mixed)
+        return x + self.feedforward(normed), codes
 
 
 class Transformer(nn.Module):

@@ -1,21 +1,17 @@
-"""What can be read from activations by a linear decoder, and what that is worth.
+"""What a linear decoder reads from activations, compared with what it would read from nothing.
 
-A decoder learns from the rows `fit` alone and is scored on `id` (other instances of the same compositions) and on `ood`
-(compositions never trained, for the network or for the decoder). Features are standardised and the strength of
-regularisation is chosen on the fitting side, by cross-validation over *compositions*: a strength that only remembers
-compositions is not chosen. Three scores stand beside each score:
+A decoder is fitted on the rows `fit` alone and scored on `id` (other instances of the same compositions) and on `ood`
+(compositions that neither the network nor the decoder was trained on). Features are standardised. The strength of
+regularisation is chosen on the fitting side, by cross-validation over *compositions*, so that a strength that only memorises
+compositions is not chosen. Each score is compared with three others:
 
-- majority: the best that a decoder can say without looking at activations: always yes for F1, the more frequent answer for
-  the rest;
-- control: a decoder of the same kind and strength for labels dealt anew to the kinds of rows (a kind: composition and
-  labels), so that they can be remembered but not understood (Hewitt & Liang 2019);
-- selectivity: the score minus the control's. It separates a code that carries modules from one that only tells
+- majority: the best score without activations: always yes for F1, the more frequent answer for the rest;
+- control: a decoder of the same kind and strength for labels that are permuted between the kinds of rows (a kind: composition
+  and labels), so that they can be memorised but not inferred (Hewitt & Liang 2019);
+- selectivity: the score minus the control's. It separates a code that represents modules from one that only tells
   compositions apart.
 
-Scores: `f1`, `accuracy` (the mean of that on rows with the module and on rows without) and `auc` (the area under the ROC
-curve: how often a row with the module is ranked above one without, which needs no threshold), means over modules of one
-logistic decoder each, for which both classes weigh the same; `exact`, how often the modules with the highest scores (as many
-as the row has) are exactly the row's; `r2` of ridge regression to the labels, pooled over modules.
+The scores are those of `scores`.
 """
 
 from __future__ import annotations
@@ -28,12 +24,13 @@ from typing import Any, Literal, cast
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 from recombine.errors import InputError
 from recombine.probe.linear import Weights, decide, fit_logistic_path, fit_ridge_path
 from recombine.probe.observations import Observations
 from recombine.probe.schema import SPLITS, DecoderScores, SiteDecoder, SplitDecoderScores
+from recombine.probe.scores import Scores, score_presence, score_values
 
 LOGISTIC_STRENGTHS = (1e-3, 1e-1, 10.0)  # from strong regularisation to weak
 RIDGE_STRENGTHS = (1e-4, 1e-2, 1.0)
@@ -43,7 +40,6 @@ MAX_FITTING_ROWS = 4_000  # more would hardly move a linear decoder
 MAX_SELECTION_ROWS = 2_000  # of these, to choose the strength on
 
 DecoderKind = Literal["logistic", "ridge"]
-Scores = dict[str, float]
 FitPath = Callable[[np.ndarray, np.ndarray, Sequence[float]], Iterator[Weights]]
 
 
@@ -166,9 +162,9 @@ def keep_scores(scores: Mapping[str, Any]) -> DecoderScores:
 def find_best_site(decoders: Mapping[str, SiteDecoder]) -> str | None:
     """The site from which training compositions left out of the fit are decoded best."""
     scores = {site: decoder["cross_validated"] for site, decoder in decoders.items()}
-    if any("f1" in each for each in scores.values()):
+    if any("f1" in values for values in scores.values()):
         return max(scores, key=lambda site: _or_lowest(scores[site].get("f1")))
-    if any("r2" in each for each in scores.values()):
+    if any("r2" in values for values in scores.values()):
         return max(scores, key=lambda site: _or_lowest(scores[site].get("r2")))
     return None
 
@@ -241,42 +237,6 @@ def choose_strength(
 
 def _headline(scores: Scores) -> float:
     return next(iter(scores.values()))
-
-
-def score_presence(z: Float[np.ndarray, "rows modules"], labels: Float[np.ndarray, "rows modules"]) -> Scores:
-    """F1, accuracy and AUC, means over the modules that are both present and absent in these rows; and `exact`."""
-    from scipy.stats import rankdata
-
-    truth, said = labels > 0.5, z > 0
-    varying = truth.any(axis=0) & ~truth.all(axis=0)
-    hits = (truth & said).sum(axis=0)
-    f1 = 2 * hits / np.maximum(truth.sum(axis=0) + said.sum(axis=0), 1)
-    num_present, num_absent = truth.sum(axis=0), (~truth).sum(axis=0)
-    rejections = (~truth & ~said).sum(axis=0)
-    accuracy = (hits / np.maximum(num_present, 1) + rejections / np.maximum(num_absent, 1)) / 2
-    rank_sums = (rankdata(z, axis=0) * truth).sum(axis=0) - num_present * (num_present + 1) / 2
-    auc = rank_sums / np.maximum(num_present * num_absent, 1)
-    means = {name: _mean(values[varying]) for name, values in (("f1", f1), ("accuracy", accuracy), ("auc", auc))}
-    return {**means, "exact": float((_take_highest(z, truth.sum(axis=1)) == truth).all(axis=1).mean())}
-
-
-def _mean(values: np.ndarray) -> float:
-    return float(values.mean()) if len(values) else 0.0
-
-
-def _take_highest(
-    z: Float[np.ndarray, "rows modules"], count: Int[np.ndarray, " rows"]
-) -> Bool[np.ndarray, "rows modules"]:
-    """The modules with the highest scores of each row, as many as `count` says."""
-    rank = np.argsort(np.argsort(-z, axis=1, kind="stable"), axis=1, kind="stable")
-    return rank < count[:, None]
-
-
-def score_values(z: Float[np.ndarray, "rows modules"], labels: Float[np.ndarray, "rows modules"]) -> Scores:
-    """Explained variance, pooled over modules; predicting the mean of these very rows would give 0."""
-    error = np.square(labels - z).sum(dtype=np.float64)
-    total = np.square(labels - labels.mean(axis=0)).sum(dtype=np.float64)
-    return {"r2": float(1 - error / total) if total > 0 else 0.0}
 
 
 KINDS: dict[DecoderKind, tuple[FitPath, Sequence[float], Callable[..., Scores]]] = {

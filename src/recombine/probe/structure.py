@@ -1,15 +1,15 @@
 """The shape of the latent codes: which lie close together, and what those have in common.
 
-On a sample of rows, as many ID as OOD: t-SNE to two dimensions (van der Maaten & Hinton 2008), and beside each picture two
-numbers of the codes themselves, for its two colourings, by target and by module:
+For a sample of rows, as many ID as OOD: t-SNE to two dimensions (van der Maaten & Hinton 2008), and two numbers computed from
+the codes themselves, for each of the two colourings, by target and by module:
 
 - purity: of a row's ten nearest neighbours, the share with the same colour; `chance` is the share in the whole sample;
 - silhouette: (b - a) / max(a, b), with a the mean distance to rows of the same colour and b to those of the next (Rousseeuw
   1987); -1 to 1.
 
-Where a row has several modules, both are means over modules, each with the colours present and absent, and purity asks the
-rows where it is present. Similarity is the cosine between the mean codes of modules (figure 5E), and between the same
-after the mean of all codes is taken away.
+Where a row has several modules, both are means over modules, with the two colours present and absent, and purity is that of
+the rows where the module is present. Similarity is the cosine between the mean codes of modules (figure 5E), also with the
+mean of all codes subtracted.
 """
 
 from __future__ import annotations

@@ -5,14 +5,15 @@ from __future__ import annotations
 from importlib import metadata
 from typing import Any
 
+from recombine.discovery import find_classes
 from recombine.errors import InputError, check_choice
 from recombine.outside_code import load_object
-from recombine.recipes import attention_as_hypernetwork, in_context, length_generalization, scale
 from recombine.recipes.experiment import Experiment, Finished, FinishedRun, Group, Published, Record
 
-PAPERS = (attention_as_hypernetwork, in_context, scale, length_generalization)
 EXPERIMENTS: dict[str, Experiment] = {
-    experiment.name: experiment for paper in PAPERS for experiment in paper.EXPERIMENTS
+    experiment.name: experiment()
+    for experiment in find_classes(__name__, __path__, Experiment)
+    if "name" in vars(experiment)
 }
 
 

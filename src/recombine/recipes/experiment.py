@@ -14,7 +14,7 @@ so that nothing is ever read back from text. To add an experiment, subclass `Exp
                 run = default_run("hyperteacher", scale)
                 yield Record(settings={"width": width}, config=replace(run, model=replace(run.model, hidden_dim=width)))
 
-Then list it in the `EXPERIMENTS` of its paper's folder, or name it on the command line:
+A file in a folder of `recipes` is found by itself; one anywhere else is named on the command line:
 `recombine reproduce path/to/file.py:Widths`.
 """
 

@@ -7,14 +7,12 @@ a sentence instead.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from recombine.drawing.card import Card
 from recombine.errors import InputError
-from recombine.registry import Code
 from recombine.report.runs import ReportRun
 from recombine.run import load_run
 
@@ -34,12 +32,12 @@ class Gallery:
     meaning: str  # of right
 
 
-def read_gallery(run: ReportRun, code: Sequence[Code] = ()) -> Gallery | None:
-    """None where there is no checkpoint to ask; `code` names classes from outside the package."""
+def read_gallery(run: ReportRun) -> Gallery | None:
+    """None where there is no checkpoint to ask."""
     if not (run.directory.path / "checkpoint.safetensors").exists():
         return None
     try:
-        return make_gallery(run, code)
+        return make_gallery(run)
     except InputError:
         raise
     except Exception as error:  # whatever is wrong with a network or a task, the report is made
@@ -48,9 +46,9 @@ def read_gallery(run: ReportRun, code: Sequence[Code] = ()) -> Gallery | None:
         ) from None
 
 
-def make_gallery(run: ReportRun, code: Sequence[Code] = ()) -> Gallery:
+def make_gallery(run: ReportRun) -> Gallery:
     try:
-        _, config, model = load_run(run.directory.path, "cpu", code=code)
+        _, config, model = load_run(run.directory.path, "cpu", code=run.code)
     except InputError as error:
         raise InputError(str(error).replace(str(run.directory.path), "the run")) from None
     task = config.task

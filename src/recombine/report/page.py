@@ -20,6 +20,7 @@ from markupsafe import Markup
 from recombine.drawing.palette import DARK_PALETTE, LIGHT_PALETTE, SCALES
 from recombine.drawing.svg import define_shapes
 from recombine.files import write_whole
+from recombine.registry import Code
 from recombine.report import figures, inside_figures
 from recombine.report.interventions import Change
 from recombine.report.printed import static_figures
@@ -28,10 +29,19 @@ from recombine.report.sections import list_sections
 
 
 def write_report(
-    runs: Sequence[Path], out: Path, *, title: str, static: Path | None = None, gallery: bool = True
+    runs: Sequence[Path],
+    out: Path,
+    *,
+    title: str,
+    static: Path | None = None,
+    gallery: bool = True,
+    code: Sequence[Code] = (),
 ) -> None:
-    """Write the page, whole or not at all; with `static` also its figures as PNG and SVG files into that folder."""
-    opened = read_runs(runs)
+    """Write the page, whole or not at all; with `static` also its figures as PNG and SVG files into that folder.
+
+    `code` names classes from outside the package, as for `load_run`.
+    """
+    opened = read_runs(runs, code)
     write_whole(out, render(opened, title, gallery=gallery).encode(errors="replace"))
     if static is not None:
         for name, content in static_figures(opened, metrics_of(opened)):

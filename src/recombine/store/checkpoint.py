@@ -60,5 +60,6 @@ def digest_tensors(tensors: Mapping[str, Tensor], header: Mapping[str, Any] | No
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
         digest.update(f"\0{name} {tensor.dtype} {tuple(tensor.shape)}\0".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        content: Any = tensor.reshape(-1).view(torch.uint8).numpy()  # no copy
+        digest.update(content)
     return digest.hexdigest()

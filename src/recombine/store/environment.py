@@ -61,10 +61,10 @@ def describe_kernel(device: torch.device | str) -> str:
 
 @cache
 def _describe_compiler() -> str:
-    path = compiler.find_compiler()
-    if path is None:
+    command = compiler.find_compiler()
+    if command is None:
         return "compiled earlier"
-    shown = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
+    shown = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False).stdout
     return " ".join([*shown.splitlines()[:1], *compiler.FLAGS])
 
 

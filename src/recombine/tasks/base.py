@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 SplitName = Literal["train", "test", "ood", "unknown"]
 Scale = Literal["tiny", "small", "paper"]
 SCALES: tuple[Scale, ...] = get_args(Scale)
-MAX_NUMBERS_AHEAD = 1 << 20  # of inputs, made before training uses them
 # scores that every result is compared with; see `Task.best_predictions`
 Reference = Literal["chance", "ceiling", "agnostic"]
 REFERENCES: tuple[Reference, ...] = get_args(Reference)
@@ -107,6 +106,7 @@ class Task(Settings, ABC):
     # How many training batches `sample_many` may make at once, for tasks whose small batches cost more in calls than in
     # numbers. Training always asks for groups that start at a multiple of `count_batches_at_once`.
     max_batches_at_once: ClassVar[int] = 1
+    max_numbers_at_once: ClassVar[int] = 1 << 20  # of inputs
     # whether the tokens that are read see the rest and themselves, not one another
     isolated_queries: ClassVar[bool] = False
     # whether later tokens show the answers to earlier ones, so that only causal models are asked a question
@@ -216,8 +216,8 @@ class Task(Settings, ABC):
         return self.make_batch(split, Stream.chain(streams)).divide(len(streams[0]))
 
     def count_batches_at_once(self, batch_size: int) -> int:
-        """How many training batches are made at once: a power of two, so that about 2^20 numbers are made ahead of use."""
-        room = MAX_NUMBERS_AHEAD // (batch_size * self.train_length * self.input_dim)
+        """How many training batches are made at once: the largest power of two that both limits allow."""
+        room = self.max_numbers_at_once // (batch_size * self.train_length * self.input_dim)
         return 1 << (max(1, min(room, self.max_batches_at_once)).bit_length() - 1)
 
     @abstractmethod

@@ -11,11 +11,13 @@ import hashlib
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 _GOLDEN = 0x9E3779B97F4A7C15
+_BLOCK = 1 << 14
 _MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
@@ -58,17 +60,10 @@ class Stream:
     def bits(self, *shape: int) -> Int[Tensor, "rows ..."]:
         """64 random bits each, for every row."""
         width = math.prod(shape)
-        offsets = [_signed((self._hash(key) + rows.start * width * _GOLDEN) % 2**64) for key, rows in self.parts]
+        offsets = [(self._hash(key) + rows.start * width * _GOLDEN) % 2**64 for key, rows in self.parts]
         self.num_draws += 1
-        counter = torch.arange(len(self.parts[0][1]) * width, dtype=torch.int64, device=self.device)
-        mixed = counter.mul_(_signed(_GOLDEN))
-        if len(offsets) == 1:
-            mixed.add_(offsets[0])
-        else:
-            mixed = mixed + torch.tensor(offsets, device=self.device)[:, None]
-        mixed.bitwise_xor_(_shift_right(mixed, 30)).mul_(_signed(_MIX_1))
-        mixed.bitwise_xor_(_shift_right(mixed, 27)).mul_(_signed(_MIX_2))
-        return mixed.bitwise_xor_(_shift_right(mixed, 31)).view(len(self), *shape)
+        mix = mix_on_cpu if self.device.type == "cpu" else mix_on_device
+        return mix(offsets, len(self.parts[0][1]) * width, self.device).view(len(self), *shape)
 
     def _hash(self, key: tuple[object, ...]) -> int:
         digest = hashlib.sha256(repr((*key, self.num_draws)).encode()).digest()
@@ -106,6 +101,34 @@ class Stream:
     def permutations(self, size: int, *shape: int) -> Int[Tensor, "rows ... size"]:
         """Uniformly random orders of 0..size-1."""
         return self.bits(*shape, size).argsort(dim=-1)
+
+
+def mix_on_cpu(offsets: Sequence[int], count: int, device: torch.device) -> Int[Tensor, "offsets count"]:
+    """SplitMix64 at counters 0 .. count - 1, under each offset.
+
+    In blocks that stay in the cache, and with unsigned shifts, which torch does not have: twice as fast as `mix_on_device`.
+    """
+    counter = np.arange(count, dtype=np.uint64) * np.uint64(_GOLDEN)
+    mixed = counter + np.array(offsets, dtype=np.uint64)[:, None]
+    flat = mixed.reshape(-1)
+    shifted = np.empty(min(len(flat), _BLOCK), dtype=np.uint64)
+    for first in range(0, len(flat), _BLOCK):
+        block = flat[first : first + _BLOCK]
+        spare = shifted[: len(block)]
+        for places, factor in ((30, _MIX_1), (27, _MIX_2), (31, 1)):
+            np.bitwise_xor(block, np.right_shift(block, np.uint64(places), out=spare), out=block)
+            if factor != 1:
+                np.multiply(block, np.uint64(factor), out=block)
+    return torch.from_numpy(mixed.view(np.int64))
+
+
+def mix_on_device(offsets: Sequence[int], count: int, device: torch.device) -> Int[Tensor, "offsets count"]:
+    """The same integers, in torch."""
+    counter = torch.arange(count, dtype=torch.int64, device=device).mul_(_signed(_GOLDEN))
+    mixed = counter + torch.tensor([_signed(offset) for offset in offsets], device=device)[:, None]
+    mixed.bitwise_xor_(_shift_right(mixed, 30)).mul_(_signed(_MIX_1))
+    mixed.bitwise_xor_(_shift_right(mixed, 27)).mul_(_signed(_MIX_2))
+    return mixed.bitwise_xor_(_shift_right(mixed, 31))
 
 
 def _signed(value: int) -> int:

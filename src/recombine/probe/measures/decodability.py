@@ -77,7 +77,7 @@ def decode_sites(model: nn.Module, task: Task, *, num_instances: int) -> dict[st
     device = next(model.parameters()).device
     observations = collect(model, task.reading(), num_instances=num_instances, device=device)
     decoders = decode(observations, seed=task.seed, controlled=False)
-    chosen = {site: each for site, each in decoders.items() if site == "code" or site.startswith("residual.")}
+    chosen = {site: decoder for site, decoder in decoders.items() if site == "code" or site.startswith("residual.")}
     return chosen or decoders
 
 

@@ -119,7 +119,9 @@ class Corners(LengthExperiment):
 
     def variants(self, scale: Scale) -> Iterator[Record]:
         for student in STUDENTS:
-            yield Record(settings={"student": student}, config=sequence_teacher(scale, student, held_out="corners"))
+            yield Record(
+                settings={"student": student}, config=sequence_teacher(scale, student, generalise_to="corners")
+            )
 
     def tables(self, finished: Finished, device: str) -> list[Table]:
         return tables.tabulate_corners(finished)

@@ -47,6 +47,8 @@ class ImitationTask(Task):
     """A task whose targets are an expert's actions; `info["optimal"]` of a batch holds all optimal ones."""
 
     requires_causal_model: ClassVar[bool] = True
+    max_batches_at_once: ClassVar[int] = 8
+    max_numbers_at_once: ClassVar[int] = 1 << 22
     models: ClassVar[tuple[str, ...]] = ("mlp", "task_transformer", "hypernetwork")
     metric_info: ClassVar[Mapping[str, Metric]] = METRICS | {
         "action_accuracy": Metric(title="action accuracy"),

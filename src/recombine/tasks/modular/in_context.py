@@ -90,7 +90,7 @@ class InContext(Task):
         if count > MAX_COMBINATIONS:
             raise InputError(
                 f"{self.num_active} of {self.num_modules} modules make {count} combinations: expected at most "
-                f"{MAX_COMBINATIONS}, since the oracle tries each"
+                f"{MAX_COMBINATIONS}, because the agnostic optimum fits each of them"
             )
         _ = self.split  # refuse a support that cannot exist before anything is built on it
 

@@ -17,7 +17,7 @@ from recombine.tasks.base import Batch, SplitName, Task
 from recombine.tasks.stream import Stream
 
 BATCH_SIZE = 8_192
-NUM_TRAINING = 256  # training puzzles for each evaluation puzzle
+NUM_TRAINING, MAX_TRAINING = 256, 1 << 20  # training puzzles: for each evaluation puzzle, and at most
 FRACTIONS = (16, 4, 1)
 
 
@@ -26,7 +26,7 @@ def tabulate_overlap(task: Task, num_instances: int) -> Table:
     evaluated: dict[SplitName, Tensor] = {
         split: fingerprint(task.sample(split, 0, batch_size=num_instances)) for split in ("test", "ood")
     }
-    num_training = NUM_TRAINING * num_instances
+    num_training = min(NUM_TRAINING * num_instances, MAX_TRAINING)
     training = torch.cat(list(_draw_training(task, num_training)))
     rows = []
     for fraction in FRACTIONS:

@@ -1,0 +1,158 @@
+"""Linear attention in linear time is the definition without normalisation, in values and in gradients."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recombine.errors import InputError
+from recombine.kernels import attend, linear, reference
+from recombine.kernels.linear import LinearState
+
+
+def draw_qkv(batch, num_queries, num_keys, heads, width, value_width, dtype=torch.float64, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    shapes = ((num_queries, width), (num_keys, width), (num_keys, value_width))
+    return [
+        torch.randn(batch, tokens, heads, size, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+        for tokens, size in shapes
+    ]
+
+
+def define(q, k, v, *, value_network="linear", causal=False, mask=None):
+    choices = {"normalisation": "none", "value_network": value_network, "causal": causal, "mask": mask}
+    return reference.attend(q, k, v, **choices)[0]
+
+
+def differentiate(attend, tensors, **choices):
+    out = attend(*tensors, **choices)
+    grad_out = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return out, *torch.autograd.grad(out, tensors, grad_out.to(out.dtype))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    num_queries=st.integers(1, 200),
+    num_keys=st.integers(1, 200),
+    sizes=st.tuples(st.integers(1, 2), st.integers(1, 3), st.integers(1, 5), st.integers(1, 5)),
+    value_network=st.sampled_from(linear.VALUE_NETWORKS),
+    causal=st.booleans(),
+    masked=st.booleans(),
+)
+def test_values_and_gradients_are_those_of_the_definition(num_queries, num_keys, sizes, value_network, causal, masked):
+    batch, *widths = sizes
+    tensors = draw_qkv(batch, num_queries, num_keys, *widths)
+    mask = torch.rand(batch, 1, 1, num_keys, generator=torch.Generator().manual_seed(2)) < 0.7 if masked else None
+    choices = {"value_network": value_network, "causal": causal, "mask": mask}
+    expected = differentiate(define, tensors, **choices)
+    for mine, theirs in zip(differentiate(linear.attend, tensors, **choices), expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2**-7)])
+def test_lower_precision_rounds_once(dtype, tolerance):
+    tensors = draw_qkv(2, 300, 300, 2, 16, 16, dtype)
+    exact = differentiate(define, [x.detach().double().requires_grad_() for x in tensors], causal=True)
+    for mine, theirs in zip(differentiate(linear.attend, tensors, causal=True), exact, strict=True):
+        assert mine.dtype == dtype
+        assert (mine.double() - theirs).norm() < tolerance * theirs.norm()
+    with torch.autocast("cpu", torch.bfloat16):
+        under_autocast = linear.attend(*tensors, causal=True)
+    assert torch.equal(under_autocast, linear.attend(*tensors, causal=True)), "autocast must not round the sums"
+
+
+def test_second_derivatives(monkeypatch):
+    monkeypatch.setattr(linear, "CHUNK", 3)
+    tensors = draw_qkv(1, 7, 8, 2, 2, 3)
+    assert torch.autograd.gradgradcheck(lambda *x: linear.attend(*x, causal=True), tensors)
+
+
+def test_no_query_sees_a_later_key():
+    q, k, v = draw_qkv(1, 150, 150, 1, 4, 4)
+    out = linear.attend(q, k, v, causal=True)
+    for gradient in torch.autograd.grad(out[:, 70].sum(), (k, v)):
+        assert gradient[:, :71].abs().amax(dim=(0, 2, 3)).all()
+        assert not gradient[:, 71:].any()
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_compiled_graph_is_whole(unchecked, causal):
+    torch._dynamo.reset()
+    tensors = draw_qkv(2, 130, 140, 2, 4, 4, torch.float32)
+    compiled = torch.compile(linear.attend, backend="aot_eager", fullgraph=True)
+    expected = differentiate(linear.attend, tensors, causal=causal)
+    for mine, theirs in zip(differentiate(compiled, tensors, causal=causal), expected, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_memory_is_linear_in_the_length():
+    saved = {}
+    for length in (1000, 2000):
+        tensors = draw_qkv(1, length, length, 1, 4, 4, torch.float32)
+        sizes = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda x, sizes=sizes: sizes.append(x.numel()) or x, lambda x: x):
+            linear.attend(*tensors, causal=True)
+        saved[length] = sum(sizes)
+    assert saved[2000] == 2 * saved[1000] == 2 * 3 * 1000 * 4
+
+
+@pytest.mark.parametrize("value_network", linear.VALUE_NETWORKS)
+def test_a_state_of_constant_size_generates_the_same(value_network):
+    q, k, v = draw_qkv(2, 90, 90, 3, 4, 5)
+    key_mask = torch.rand(2, 90, generator=torch.Generator().manual_seed(2)) < 0.7
+    expected = define(q, k, v, value_network=value_network, causal=True, mask=key_mask[:, None, None])
+    state = LinearState(value_network)
+    state.append(k[:, :50], v[:, :50], key_mask[:, :50])  # the prompt
+    torch.testing.assert_close(state.read(q[:, 49:50]), expected[:, 49:50])
+    for t in range(50, 90):
+        state.append(k[:, t : t + 1], v[:, t : t + 1], key_mask[:, t : t + 1])
+        assert state.total is not None
+        assert state.total.shape == (2, 3, 4, 5)
+        torch.testing.assert_close(state.read(q[:, t : t + 1]), expected[:, t : t + 1])
+
+
+def test_a_state_of_bf16_tokens_is_kept_in_float32():
+    q, k, v = draw_qkv(1, 600, 600, 1, 4, 4, torch.bfloat16)
+    state = LinearState()
+    for t in range(600):
+        state.append(k[:, t : t + 1], v[:, t : t + 1])
+    out = state.read(q[:, -1:])
+    assert out.dtype == torch.bfloat16
+    exact = define(q.double(), k.double(), v.double(), causal=True)[:, -1:]
+    torch.testing.assert_close(out.double(), exact, rtol=2**-7, atol=2**-7)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"normalisation": "softmax"},
+        {"value_network": "hyper_relu"},
+        {"bias": torch.zeros(5, 5)},
+        {"mask": torch.ones(5, 5, dtype=torch.bool)},
+    ],
+)
+def test_what_is_not_linear_is_refused_by_the_kernel_and_left_to_others_by_the_door(unchecked, wrong):
+    q, k, v = draw_qkv(1, 5, 5, 1, 2, 2)
+    with pytest.raises(InputError, match="there is no linear time for"):
+        linear.attend(q, k, v, **wrong)
+    choices = {"normalisation": "none", "value_network": "linear"} | wrong
+    expected = reference.attend(q, k, v, **choices)[0]
+    torch.testing.assert_close(attend(q, k, v, kernel="linear", return_codes=False, **choices)[0], expected)
+
+
+@pytest.mark.parametrize(("length", "causal", "taken"), [(256, True, True), (255, True, False), (128, False, True)])
+def test_the_door_takes_it_where_it_pays(monkeypatch, length, causal, taken):
+    calls = []
+    real = linear.attend
+    monkeypatch.setattr(linear, "attend", lambda *x, **choices: calls.append(1) or real(*x, **choices))
+    tensors = draw_qkv(1, length, length, 1, 16, 16, torch.float32)
+    out, _ = attend(*tensors, normalisation="none", value_network="linear", causal=causal, return_codes=False)
+    assert bool(calls) == taken
+    torch.testing.assert_close(out, define(*tensors, causal=causal), rtol=1e-4, atol=1e-4)
+
+
+def test_misuse_of_a_state_is_told():
+    with pytest.raises(InputError, match="the state is empty"):
+        LinearState().read(torch.zeros(1, 1, 1, 1))
+    with pytest.raises(InputError, match="hyper_relu"):
+        LinearState("hyper_relu")
