@@ -18,7 +18,7 @@ $(VENV)/dev: $(VENV)/ready
 	touch $@
 
 demo: $(VENV)/ready
-	$(BIN)/recombine reproduce fuzzy-logic --scale tiny --out runs/demo --report report.html
+	$(BIN)/recombine reproduce demo --jobs 2 --out runs/demo --report report.html
 
 # one process a core, each with one thread
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto

@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 
 from recombine.drawing.canvas import canvas
+from recombine.drawing.palette import LIGHT_PALETTE
 from recombine.models import SequenceModel, build_model
 from recombine.models.constructed_network import build_modular_mlp, count_neurons
 from recombine.models.constructed_students import change_basis, forget_beyond
 from recombine.recipes.length_generalization.runs import STUDENTS
-from recombine.report.figures import LIGHT_PALETTE
 from recombine.tasks import Hyperteacher, SequenceTeacher
 
 MODULES = (4, 8, 16, 24, 32, 48, 64)
@@ -75,12 +75,12 @@ def draw_sequences(path: Path) -> None:
         left, right = figure.subplots(1, 2)
         for colour, (name, kind, basis) in zip(LIGHT_PALETTE, bases, strict=False):
             task, model = copy_teacher(name)
-            x = task.sample("ood", 0, batch_size=200, length=100).inputs.double()
+            x = task.sample_length("ood", 0, 100, batch_size=200).inputs.double()
             change = (change_basis(model, basis)(x) - model(x)).abs().mean(dim=(0, 2)).clamp_min(1e-18)
             left.plot(LENGTHS, change, color=colour, label=f"{name.replace('_', ' ')}, {kind}")
         left.set(title="hidden states in another basis", ylabel="mean change of the outputs", yscale="log")
         task, model = copy_teacher("deep_set")
-        inputs = task.sample("ood", 0, batch_size=500, length=100).inputs.double()
+        inputs = task.sample_length("ood", 0, 100, batch_size=500).inputs.double()
         targets = model(inputs)
         error = (forget_beyond(model, 10)(inputs) - targets).square().mean(dim=(0, 2))  # type: ignore[arg-type]
         constant = (targets.mean(dim=0) - targets).square().mean(dim=(0, 2))

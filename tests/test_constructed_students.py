@@ -44,7 +44,7 @@ def largest_change(name: str, kind: str) -> tuple[float, float]:
     """Of the outputs over 100 tokens, and of the hidden states from what the basis would make of them."""
     task, model = copy_teacher(name)
     model, basis = model.double(), random_basis(kind)
-    x = task.sample("ood", 0, batch_size=20, length=100).inputs.double()
+    x = task.sample_length("ood", 0, 100, batch_size=20).inputs.double()
     changed = change_basis(model, basis)
     hidden = changed.represent(x) - model.represent(x) @ basis.T
     return (changed(x) - model(x)).abs().max().item(), hidden.abs().max().item()
@@ -86,7 +86,7 @@ def test_higher_capacity_can_be_right_up_to_ten_tokens_and_wrong_at_a_hundred(se
     assert task.loss(student(short.inputs), short) == task.loss(model(short.inputs), short)
     extreme = torch.cat([torch.zeros(50, 10, 20), torch.ones(50, 10, 20), torch.rand(50, 10, 20).round()])
     assert torch.equal(student(extreme), model(extreme))
-    long = task.sample("ood", 0, batch_size=500, length=100)
+    long = task.sample_length("ood", 0, 100, batch_size=500)
     error, constant = (
         (prediction[:, -1] - long.targets[:, -1]).square().mean()
         for prediction in (student(long.inputs), task.chance(long))

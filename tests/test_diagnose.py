@@ -1,8 +1,19 @@
 """Each verdict from a constructed case, with its evidence; and from a run."""
 
+import math
+from typing import get_type_hints
+
 import pytest
 
-from recombine.diagnose import ADVICE, Decodability, diagnose, read_decodability
+from recombine.diagnose import (
+    ADVICE,
+    Decodability,
+    DiagnosisDict,
+    Evidence,
+    PlacedScore,
+    diagnose,
+    read_decodability,
+)
 from recombine.errors import InputError
 
 COVERED = {"covered": True, "connected": True, "coverage": {"0": 2, "1": 1}}
@@ -75,12 +86,79 @@ def test_what_cannot_be_diagnosed():
         diagnose({"test": scores(1.0, 1.0)["test"]}, COVERED, READ)
     with pytest.raises(InputError, match="nothing was decoded: expected a probe"):
         diagnose(scores(0.97, 0.4), COVERED, None)
-    with pytest.raises(InputError, match="unknown metric 'r2': expected one of accuracy"):
+    with pytest.raises(InputError, match="unknown metric on test 'r2': expected one of accuracy"):
         diagnose(scores(0.9, 0.9), COVERED, READ, metric="r2")
-    bare = scores(0.9, 0.9)
-    bare["ood"]["accuracy"]["ceiling"] = None
-    with pytest.raises(InputError, match="lacks its value, chance or ceiling"):
-        diagnose(bare, COVERED, READ)
+    with pytest.raises(InputError, match="the certificate says covered is None: expected true or false"):
+        diagnose(scores(0.9, 0.9), {}, READ)
+
+
+@pytest.mark.parametrize("key", ["value", "chance", "ceiling"])
+@pytest.mark.parametrize("number", [None, math.nan, math.inf, "missing"])
+def test_a_score_that_is_not_known_is_named(key, number):
+    given = scores(0.9, 0.9)
+    if number == "missing":
+        del given["ood"]["accuracy"][key]
+    else:
+        given["ood"]["accuracy"][key] = number
+    with pytest.raises(InputError, match=f"the score on 'ood' cannot be placed because its {key} is (None|nan|inf)"):
+        diagnose(given, COVERED, READ)
+
+
+@pytest.mark.parametrize("number", [None, math.nan])
+def test_without_an_interval_there_are_no_alternatives(number):
+    given = scores(0.82, 0.8)
+    for split in ("test", "ood"):
+        given[split]["accuracy"] |= {"low": number, "high": number}
+    found = diagnose(given, COVERED, READ)
+    assert (found.verdict, found.alternatives) == ("solved", ())
+    assert found.evidence["trained"]["low"] == 0.82
+
+
+def test_a_decoder_without_a_number_counts_as_none():
+    nothing = Decodability(site="x", metric="r2", trained=math.nan, held_out=math.nan, baseline=0.0)
+    assert diagnose(scores(0.98, 0.97), COVERED, nothing).verdict == "solved"
+    with pytest.raises(InputError, match="nothing was decoded"):
+        diagnose(scores(0.97, 0.4), COVERED, nothing)
+    decoders = {"codes.1": {"id": {"f1": 0.9}, "ood": {"f1": math.nan}}}
+    assert read_decodability({"best_site": "codes.1", "decoders": decoders}) is None
+
+
+@pytest.mark.parametrize(
+    ("verdict", "trained", "held_out", "placed"),
+    [("ambiguous", -3.0, -2.9, 1.0), ("not learned", -3.5, -2.9, 0.0), ("not inferred", -3.0, -400.0, 1.0)],
+)
+def test_a_ceiling_below_chance_leaves_nothing_to_learn(verdict, trained, held_out, placed):
+    """A score as good as the ceiling is all there is; a worse one is not, however large the scale."""
+    given = scores(trained, held_out, chance=-2.0, ceiling=-3.0, width=0.0)
+    found = diagnose(given, COVERED, UNREAD)
+    assert found.verdict == verdict
+    assert found.evidence["trained"]["placed"] == placed
+
+
+@pytest.mark.parametrize(
+    ("verdict", "trained", "held_out", "ceiling", "decodability"),
+    [
+        ("solved", 0.05, 0.06, 0.0, None),
+        ("not learned", 1.5, 0.0, 0.0, READ),
+        ("not learned", 3.0, 3.0, 0.0, READ),
+        ("inferred but unused", 0.05, 1.8, 0.0, READ),
+        ("ambiguous", 0.5, 0.52, 0.5, None),
+    ],
+)
+def test_less_can_be_better(verdict, trained, held_out, ceiling, decodability):
+    """A squared error: chance 2, the ceiling below it."""
+    given = scores(trained, held_out, chance=2.0, ceiling=ceiling)
+    found = diagnose(given, COVERED, decodability, higher_is_better=False)
+    assert found.verdict == verdict
+    assert found.evidence["higher_is_better"] is False
+    assert found.evidence["trained"]["placed"] == pytest.approx((2 - trained) / (2 - ceiling))
+
+
+def test_the_file_holds_what_its_type_says():
+    written = diagnose(scores(0.97, 0.4), COVERED, READ).as_dict()
+    assert written.keys() == DiagnosisDict.__annotations__.keys()
+    assert written["evidence"].keys() == Evidence.__annotations__.keys()
+    assert written["evidence"]["trained"].keys() == get_type_hints(PlacedScore).keys()
 
 
 def test_decodability_comes_from_the_best_site_with_the_hardest_baseline():

@@ -97,13 +97,14 @@ def wait_until(condition, seconds=60):
 
 
 def test_reproduce_at_once(tmp_path, capsys, monkeypatch):
-    from recombine.recipes import EXPERIMENTS
+    from recombine.recipes import EXPERIMENTS, Record
 
     experiment = EXPERIMENTS["scale-width"]
-    monkeypatch.setitem(
-        EXPERIMENTS, "scale-width", replace(experiment, runs=lambda scale: CONFIGS, tables=lambda runs, device: [])
-    )
+    records = [Record(settings={}, config=config) for config in CONFIGS.values()]
+    again = [replace(record, settings={"again": 1}) for record in records]  # a configuration is trained once
+    monkeypatch.setattr(experiment, "records", lambda scale: [*records, *again])
+    monkeypatch.setattr(experiment, "tables", lambda finished, device: [])
     assert run_verb(["reproduce", "scale-width", "--jobs", "2", "--out", str(tmp_path)]) == 0
     shown = capsys.readouterr()
-    assert "3/3 seed" in shown.err
+    assert "3/3 again 1, seed" in shown.err
     assert len(list(tmp_path.glob("*/result.json"))) == 3

@@ -5,8 +5,17 @@ import torch
 from torch import nn
 
 from recombine.errors import InputError
-from recombine.evaluate import CompositionSums, compare, evaluation_splits, score, score_references
-from recombine.tasks import Batch, FuzzyLogic, Ratio
+from recombine.evaluate import (
+    CompositionSums,
+    compare,
+    compare_rows,
+    describe_metrics,
+    evaluate_predictor,
+    evaluation_splits,
+    score,
+    score_references,
+)
+from recombine.tasks import Batch, FuzzyLogic, Ratio, SequenceTeacher, SRaven
 
 TASK = FuzzyLogic(num_examples=8)
 
@@ -20,12 +29,14 @@ def test_the_best_constant_scores_chance():
             assert each.chance < each.ceiling
 
 
-def test_the_oracle_scores_its_own_ceiling():
-    def oracle(inputs):
-        return TASK.oracle(Batch(inputs, inputs[:, -1, -1], torch.zeros(len(inputs), 2, dtype=torch.int64)))
+def best_on_ood(inputs):
+    batch = Batch(inputs, inputs[:, -1, -1], torch.zeros(len(inputs), 2, dtype=torch.int64))
+    return TASK.best_predictions(batch, split="ood", metric="r2")
 
-    for metrics in score(oracle, TASK, num_instances=500).values():
-        assert all(each.value == each.ceiling for each in metrics.values())
+
+def test_the_best_predictions_score_the_ceiling():
+    found = score(best_on_ood, TASK, splits=("ood",), num_instances=500)["ood"]["r2"]
+    assert found.value == found.ceiling > found.agnostic > found.chance
 
 
 def test_values_agree_with_the_definition_over_several_batches():
@@ -41,11 +52,33 @@ def test_values_agree_with_the_definition_over_several_batches():
 def test_splits_and_references():
     assert evaluation_splits(TASK) == ("test", "ood", "unknown")
     scores = score(lambda x: x[:, 0, 0], TASK, splits=("ood",), num_instances=100, references=False)
-    assert scores["ood"]["r2"].chance is None
+    assert scores["ood"]["r2"].chance is scores["ood"]["r2"].agnostic is None
     references = score_references(TASK, num_instances=100)
     full = score(lambda x: x[:, 0, 0], TASK, num_instances=100)
-    assert references["ood"]["r2"]["ceiling"] == full["ood"]["r2"].ceiling
-    assert references["ood"]["r2"]["chance"] == full["ood"]["r2"].chance
+    for metric, values in references["ood"].items():
+        assert {name: getattr(full["ood"][metric], name) for name in ("chance", "ceiling", "agnostic")} == values
+
+
+def test_every_batch_is_sampled_once(monkeypatch):
+    """Model, references and baselines share it."""
+    task, sampled = SRaven(num_features=2, num_values=5), []
+    plain = SRaven.sample
+    monkeypatch.setattr(SRaven, "sample", lambda *a, **k: sampled.append(a[1:3]) or plain(*a, **k))
+    evaluation = evaluate_predictor(lambda x: x[:, -4:-2], task, num_instances=1_200)
+    assert sampled == [("test", 0), ("test", 1), ("ood", 0), ("ood", 1)]
+    rows = [plain(task, "ood", index, batch_size=1_000, rows=range(n)) for index, n in ((0, 1_000), (1, 200))]
+    right = [task.metrics(task.baselines(batch)["panel to the left"], batch)["accuracy"].numerator for batch in rows]
+    assert evaluation.baselines["panel to the left"]["ood"]["accuracy"] == torch.cat(right).mean()
+    assert evaluation.baselines.keys() == {"panel to the left", "most frequent answer"}
+    assert evaluation.scores == score(lambda x: x[:, -4:-2], task, num_instances=1_200)
+
+
+def test_metrics_are_described_by_the_task():
+    task = SequenceTeacher()
+    described = describe_metrics(task, [{"r2": 0, "loss": 0}, {"loss_all_tokens": 0, "own_metric": 0}])
+    assert list(described) == ["r2", "loss", "loss_all_tokens", "own_metric"]
+    assert described["loss_all_tokens"] == {"title": "squared error, all tokens", "higher_is_better": False}
+    assert described["own_metric"] == {"title": "own metric", "higher_is_better": True}
 
 
 def test_a_module_is_scored_in_eval_mode_and_left_as_it_was():
@@ -94,7 +127,7 @@ def test_paired_differences_are_sharper_than_two_intervals():
     """A predictor that is a little better everywhere: intervals overlap, the difference is clear."""
 
     def noisy(size):
-        return lambda inputs: TASK.oracle(Batch(inputs, inputs[:, -1, -1], inputs[:, 0, :2].long())) + size
+        return lambda inputs: best_on_ood(inputs) + size
 
     better, worse = (
         score(noisy(size), TASK, splits=("ood",), num_instances=2_000)["ood"]["r2"] for size in (0.1, 0.101)
@@ -106,6 +139,22 @@ def test_paired_differences_are_sharper_than_two_intervals():
     assert difference.real
     same = compare(better.sums, better.sums)
     assert (same.value, same.low, same.high, same.real) == (0, 0, 0, False)
+
+
+def test_rows_of_a_batch_are_compared_in_pairs():
+    batch = TASK.sample("ood", 0, batch_size=600)
+    mine, theirs = (TASK.metrics(batch.targets + size, batch)["r2_pooled"] for size in (0.1, 0.11))
+    difference = compare_rows(mine, theirs, batch)
+    sums = []
+    for ratio in (mine, theirs):
+        total = CompositionSums(46)
+        total.add({"m": ratio}, batch)
+        sums.append(total.totals["m"].tolist())
+    assert difference == compare(*sums)
+    assert difference.real
+    assert difference.value == pytest.approx(compare_rows(theirs, mine, batch).value * -1)
+    with pytest.raises(InputError, match="not of the same instances"):
+        compare_rows(mine, Ratio(theirs.numerator, 2 * theirs.denominator), batch)
 
 
 def test_scores_of_other_instances_cannot_be_paired():
@@ -121,5 +170,25 @@ def test_bad_requests(unchecked):
         score(lambda x: x, TASK, num_instances=0)
     with pytest.raises(InputError, match=r"the model returned \(3,\): expected a tensor with 10 rows"):
         score(lambda x: torch.zeros(3), TASK, num_instances=10)
-    with pytest.raises(InputError, match="the model returned tuple"):
-        score(lambda x: (x, x), TASK, num_instances=10)
+    with pytest.raises(
+        InputError, match=r"the model returned a tuple of 2 \(Tensor, dict\): .* returns its predictions"
+    ):
+        score(lambda x: (x, {}), TASK, num_instances=10)
+    with pytest.raises(InputError, match="the model returned dict: expected a tensor"):
+        score(lambda x: {}, TASK, num_instances=10)
+    with pytest.raises(InputError, match=r"the model returned torch.bool: expected floating-point"):
+        score(lambda x: x[:, 0, 0] > 0, TASK, num_instances=10)
+
+
+def test_predictions_that_are_no_numbers_are_refused(unchecked):
+    with pytest.raises(InputError, match=r"400 of 400 predictions are not finite \(NaN\): expected numbers"):
+        score(lambda x: x * float("nan"), TASK, num_instances=10)
+
+    def overflow(inputs):
+        return torch.where(torch.arange(len(inputs)) < 3, torch.inf, 0.0)
+
+    with pytest.raises(InputError, match="r2 of 3 of 10 instances is not finite: expected finite predictions"):
+        score(overflow, TASK, num_instances=10)
+    task = SRaven(num_features=2, num_values=5)
+    masked = score(lambda x: x[:, -4:-2].log(), task, num_instances=10)  # logits of minus infinity exclude an answer
+    assert masked == score(lambda x: x[:, -4:-2], task, num_instances=10)

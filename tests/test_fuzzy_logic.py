@@ -1,4 +1,4 @@
-"""Fuzzy logic: the definition, the splits, the scores, the oracle."""
+"""Fuzzy logic: the definition, the splits, the scores."""
 
 import itertools
 
@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from recombine.errors import InputError
 from recombine.tasks import FuzzyLogic
-from recombine.tasks.fuzzy_logic.task import evaluate_function, evaluate_terms
+from recombine.tasks.fuzzy_logic.posterior import evaluate_terms
+from recombine.tasks.fuzzy_logic.task import evaluate_function
 
 TASK = FuzzyLogic()
 
@@ -89,20 +90,6 @@ def test_a_rank_makes_its_own_rows():
     assert torch.equal(torch.cat([part.latents for part in parts]), whole.latents)
 
 
-def test_fixed_parts_are_shared_by_all_rows():
-    context = TASK.sample("ood", 0, fixed="context")
-    assert context.inputs[:, :-1, :4].unique(dim=0).shape[0] == 1
-    assert context.inputs[:, -1, :4].unique(dim=0).shape[0] == 128
-    query = TASK.sample("ood", 0, fixed="query")
-    assert query.inputs[:, -1, :4].unique(dim=0).shape[0] == 1
-    assert query.inputs[:, 0, :4].unique(dim=0).shape[0] == 128
-
-
-def test_an_unknown_fixed_part(unchecked):
-    with pytest.raises(InputError, match="unknown fixed part 'all'"):
-        TASK.sample("ood", 0, fixed="all")
-
-
 def test_scores_by_hand():
     batch = TASK.sample("test", 0, batch_size=50)
     prediction = batch.targets + 0.1
@@ -122,39 +109,6 @@ def test_the_best_constant_scores_about_zero():
     assert abs(metrics["r2_pooled"].numerator.sum() / metrics["r2_pooled"].denominator.sum()) < 0.08
     best = batch.targets.var(correction=0)
     assert (TASK.chance(batch) - batch.targets).square().mean() < 1.02 * best
-
-
-@pytest.mark.parametrize("split", ["test", "ood", "unknown"])
-def test_the_oracle_solves_what_the_context_determines(split):
-    batch = TASK.sample(split, 0, batch_size=500)
-    assert torch.equal(TASK.oracle(batch), batch.targets)
-    assert (TASK.find_consistent(batch).sum(dim=1) >= 1).all()
-
-
-def test_the_oracle_is_the_posterior_mean_by_enumeration():
-    """With three examples many functions remain; average the naive ones that agree with the context."""
-    task = FuzzyLogic(num_variables=3, num_examples=4, held_out=0.3)
-    batch = task.sample("ood", 0, batch_size=40)
-    compositions = list(itertools.combinations(range(8), 2))
-    oracle = task.oracle(batch)
-    ambiguous = 0
-    for row in range(40):
-        tokens = batch.inputs[row].tolist()
-        fitting = [
-            naive_function(tokens[-1][:3], terms)
-            for terms in compositions
-            if all(abs(naive_function(token[:3], terms) - token[3]) < 1e-6 for token in tokens[:-1])
-        ]
-        ambiguous += max(fitting) - min(fitting) > 1e-6
-        assert oracle[row].item() == pytest.approx(sum(fitting) / len(fitting), abs=1e-6)
-    assert ambiguous > 5
-
-
-def test_the_oracle_beats_guessing_with_few_examples():
-    task = FuzzyLogic(num_examples=3)
-    batch = task.sample("ood", 0, batch_size=2_000)
-    oracle, chance = (task.loss(predict(batch), batch) for predict in (task.oracle, task.chance))
-    assert 0 < oracle < 0.6 * chance
 
 
 def test_predictions_may_have_any_reasonable_shape():
@@ -184,14 +138,14 @@ def test_bad_settings(settings, message):
 def test_unknown_and_empty_splits(unchecked):
     with pytest.raises(InputError, match="unknown split 'oops': expected one of train, test, ood, unknown"):
         TASK.sample("oops", 0)
-    with pytest.raises(InputError, match="split 'unknown' is empty"):
+    with pytest.raises(InputError, match="split 'unknown' of task 'fuzzy_logic' is empty: 2 variables have too few"):
         FuzzyLogic(num_variables=2, num_terms=2, held_out=0.34).sample("unknown", 0)
 
 
-def test_an_oracle_too_large_to_enumerate_says_so():
+def test_a_ceiling_too_large_to_enumerate_says_so():
     task = FuzzyLogic(num_variables=6, num_terms=4, num_examples=4)
     with pytest.raises(InputError, match="would enumerate 635376 compositions"):
-        task.oracle(task.sample("test", 0, batch_size=2))
+        task.best_predictions(task.sample("test", 0, batch_size=2), split="test", metric="r2")
 
 
 def test_words():

@@ -1,5 +1,8 @@
 """The bottleneck: all that a prediction knows of the examples is the code, and x meets only the generated network."""
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 import pytest
 import torch
 from torch import nn
@@ -8,7 +11,6 @@ from recombine.errors import InputError
 from recombine.models import HypernetworkTransformerConfig, build_model
 from recombine.models.hypernetwork_transformer import GeneratedNetwork
 from recombine.probe.collect import collect
-from recombine.probe.readings import read_task
 from recombine.run import RunConfig
 from recombine.tasks import FuzzyLogic, InContext
 from recombine.train import TrainingConfig
@@ -89,7 +91,7 @@ def test_the_order_of_examples_does_not_matter():
 
 def test_probes_read_what_the_code_reads():
     model = build()
-    seen = collect(model, read_task(TASK), num_instances=20)
+    seen = collect(model, TASK.reading(), num_instances=20)
     assert list(seen.activations) == ["residual.0", "residual.1", "code"]
     batch = TASK.sample("ood", 0, batch_size=1_000, rows=range(20))
     with torch.no_grad():
@@ -121,5 +123,15 @@ def test_bad_choices(unchecked):
         HypernetworkTransformerConfig(execution="film")
     with pytest.raises(InputError, match="code_dim is 0"):
         HypernetworkTransformerConfig(code_dim=0)
-    with pytest.raises(InputError, match="task 'fuzzy_logic' asks a query that sees the examples"):
-        HypernetworkTransformerConfig().build(FuzzyLogic())
+    with pytest.raises(InputError, match="does not fit task 'fuzzy_logic', which asks queries that see the examples"):
+        build_model(HypernetworkTransformerConfig(), FuzzyLogic(), seed=0)
+
+
+def test_without_a_number_of_modules_the_code_needs_a_size():
+    @dataclass(frozen=True, kw_only=True)
+    class Isolated(FuzzyLogic):
+        isolated_queries: ClassVar[bool] = True
+
+    with pytest.raises(InputError, match="which has no number of modules: expected a task that has one, or a code_dim"):
+        build_model(HypernetworkTransformerConfig(), Isolated(), seed=0)
+    assert build_model(HypernetworkTransformerConfig(**SIZES, code_dim=4), Isolated(), seed=0).code.out_features == 4

@@ -8,7 +8,7 @@ import torch
 
 from recombine.errors import InputError
 from recombine.models import DeepSetConfig, RecurrentConfig, SequenceModel, StateSpaceConfig, build_model
-from recombine.probe import collect, read_task
+from recombine.probe import collect
 from recombine.probe.measures.identification import identify, identify_run, match_units
 from recombine.run import RunConfig, train_run
 from recombine.tasks import FuzzyLogic, SequenceTeacher
@@ -85,7 +85,7 @@ def test_by_position_is_by_length():
     task = SequenceTeacher(teacher="rnn", **SIZES)
     model = build_model(RecurrentConfig(hidden_dim=4), task, seed=1)
     found = identify(model, task, num_sequences=1_000)
-    batch = task.sample("ood", 0, batch_size=1_000, length=20)
+    batch = task.sample_length("ood", 0, 20, batch_size=1_000)
     with torch.no_grad():
         error = task.metrics(model(batch.inputs), batch)["loss"]
     assert error.numerator.mean().item() == pytest.approx(found.loss[19], rel=0.1)
@@ -126,11 +126,11 @@ def test_the_probe_reads_the_same_hidden_states():
     """`recombine probe` on any run of the family is linear identification at the longest sequences of each split."""
     task = SequenceTeacher(teacher="ssm", **SIZES)
     student = student_of(StateSpaceConfig(hidden_dim=4), task)
-    seen = collect(student, read_task(task), num_instances=300)
+    seen = collect(student, task.reading(), num_instances=300)
     assert seen.modules == ("unit 0", "unit 1", "unit 2", "unit 3")
     assert list(seen.activations) == ["hidden"]
     np.testing.assert_allclose(seen.activations["hidden"], seen.labels, atol=1e-4)
-    short, long = (task.sample(split, 0, batch_size=1_000, length=n) for split, n in (("test", 10), ("ood", 30)))
+    short, long = (task.sample_length(split, 0, n, batch_size=1_000) for split, n in (("test", 10), ("ood", 30)))
     np.testing.assert_allclose(seen.labels[:300], short.info["hidden"][:300, -1], atol=1e-5)
     np.testing.assert_allclose(seen.labels[300:], long.info["hidden"][:300, -1], atol=1e-5)
 

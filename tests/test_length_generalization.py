@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from recombine.cli import run as run_verb
-from recombine.recipes import EXPERIMENTS, length_generalization
-from recombine.recipes.length_generalization.tables import format_r2, spread
-from recombine.report.drawings import DRAWINGS
+from recombine.recipes import EXPERIMENTS
+from recombine.recipes.comparison import spread
 from recombine.run import default_run
+from recombine.tables import Cell
 from recombine.tasks import SequenceTeacher
 from recombine.train import TrainingConfig
 
-NAMES = [each.name for each in length_generalization.EXPERIMENTS]
+NAMES = [name for name in EXPERIMENTS if name.startswith("length-")]
 SIZES = ["--token-dim", "3", "--teacher-dim", "4", "--target-dim", "2", "--hidden-dim", "4"]
 TRAIN = ["--steps", "20", "--batch-size", "16", "--evaluation-instances", "200", "--quiet"]
 
@@ -34,62 +34,67 @@ def test_defaults_are_the_papers():
 @pytest.mark.parametrize("name", NAMES)
 def test_every_run_of_an_experiment_is_another(name):
     for scale, num_seeds in (("tiny", 1), ("paper", 3)):
-        runs = EXPERIMENTS[name].runs(scale)
-        assert len({json.dumps(run.as_dict(), sort_keys=True) for run in runs.values()}) == len(runs)
-        assert {run.task.seed for run in runs.values()} <= set(range(num_seeds))
-    for run in EXPERIMENTS[name].runs("tiny").values():
-        run.model.build(run.task)
+        records = list(EXPERIMENTS[name].records(scale))
+        assert len({json.dumps(record.config.as_dict(), sort_keys=True) for record in records}) == len(records)
+        assert len({record.text for record in records}) == len(records)
+        assert {record.seed for record in records} <= set(range(num_seeds))
+    for record in EXPERIMENTS[name].records("tiny"):
+        record.config.model.build(record.config.task)
 
 
 def test_chain_of_thought_is_the_only_difference_between_pairs():
-    runs = EXPERIMENTS["length-capacity"].runs("paper")
-    for label, run in runs.items():
-        if "outputs only" in label:
-            other = runs[label.replace("outputs only", "chain of thought")]
-            assert other == replace(run, task=replace(run.task, chain_of_thought=1.0))
+    configs = {(record.key, record.seed): record.config for record in EXPERIMENTS["length-capacity"].records("paper")}
+    for (key, seed), config in configs.items():
+        settings = dict(key)
+        if settings["supervision"] == "outputs only":
+            other = configs[tuple((settings | {"supervision": "chain of thought"}).items()), seed]
+            assert other == replace(config, task=replace(config.task, chain_of_thought=1.0))
 
 
-def shrink(runs, num_runs: int):
-    """The first runs of an experiment, as small as can be."""
-    small = TrainingConfig(steps=10, batch_size=8, warmup_steps=0)
-    task = {"token_dim": 3, "teacher_dim": 4, "target_dim": 2}
-    return lambda scale: {
-        label: replace(run, task=replace(run.task, **task), model=replace(run.model, hidden_dim=4), training=small)
-        for label, run in list(runs(scale).items())[:num_runs]
-    }
+def shrink(records, num_runs: int):
+    """The first records of an experiment, as small as can be."""
+    training = TrainingConfig(steps=10, batch_size=8, warmup_steps=0)
+    sizes = {"token_dim": 3, "teacher_dim": 4, "target_dim": 2}
+
+    def shrink_record(record):
+        task, model = replace(record.config.task, **sizes), replace(record.config.model, hidden_dim=4)
+        return replace(record, config=replace(record.config, task=task, model=model, training=training))
+
+    return lambda scale: [shrink_record(record) for record in list(records(scale))[:num_runs]]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_reproduce_ends_with_tables(name, tmp_path, capsys, monkeypatch):
     experiment = EXPERIMENTS[name]
-    monkeypatch.setitem(EXPERIMENTS, name, replace(experiment, runs=shrink(experiment.runs, 2)))
+    monkeypatch.setattr(experiment, "records", shrink(experiment.records, 2))
     monkeypatch.setattr(SequenceTeacher, "evaluation_instances", 200)
     monkeypatch.setattr("recombine.tasks.sequences.teacher.NUM_MEAN_SEQUENCES", 512)
     monkeypatch.setattr("recombine.recipes.length_generalization.tables.NUM_SEQUENCES", 50)
     arguments = ["reproduce", name, "--scale", "tiny", "--out", str(tmp_path)]
-    figures = ["--figures", str(tmp_path / "figures")] if name in DRAWINGS else []
+    figures = ["--figures", str(tmp_path / "figures")] if experiment.has_figures else []
     assert run_verb([*arguments, *figures, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     tables = shown["tables"]
     for figure in shown.get("figures", []):
         assert Path(figure).read_bytes().startswith(b"\x89PNG")
     assert len(shown.get("figures", [])) == (0 if name == "length-composition" else 1)
-    assert all(len(rows) == 2 for rows in tables.values())
+    assert [len(rows) for rows in tables.values()] == ([2] if name == "length-composition" else [2, 2, 4])
     if name == "length-generalization":
         loss, ratio, identified = tables.values()
-        assert list(loss[0]) == ["", "T = 10", "T = 20", "T = 50", "T = 100", "paper"]
-        assert loss[0]["paper"] == "1e-7 … 1e-4"
-        assert float(ratio[0]["T = 100"]) > 0
-        assert "→" in identified[0]["transfer, T = 100"]
+        assert list(loss[0]) == ["student", "rate", "T = 10", "T = 20", "T = 50", "T = 100"]
+        assert (loss[0]["student"], loss[0]["rate"]) == ("deep set", 1e-3)
+        assert ratio[0]["T = 100"]["value"] > 0
+        assert [row["training"] for row in identified] == ["before", "after"] * 2
+        assert identified[1]["transfer, T = 100"]["value"] <= 1
         assert run_verb([*arguments, "--quiet", "--report", str(tmp_path / "report.html")]) == 0
-        assert "before → after training" in capsys.readouterr().out
+        assert "before and after training" in capsys.readouterr().out
         assert "squared error" in (tmp_path / "report.html").read_text()
 
 
-def test_words_of_the_tables():
-    assert spread([1e-4]) == "1.0e-04"
-    assert spread([1e-4, 3e-4]) == "2.0e-04 (1e-04 … 3e-04)"
-    assert (format_r2(0.99951), format_r2(-0.5), format_r2(-1e9)) == ("1.000", "-0.500", "< −10")
+def test_spread_over_seeds():
+    assert spread([1e-4]) == Cell(value=1e-4)
+    assert spread([1e-4, 2e-4, 9e-4], "median") == Cell(value=2e-4, low=1e-4, high=9e-4, values=(1e-4, 2e-4, 9e-4))
+    assert spread([None]) is None
 
 
 @pytest.mark.parametrize("model", ["deep_set", "attention", "ssm", "rnn"])
@@ -125,7 +130,10 @@ def test_other_verbs(tmp_path, capsys):
         (["--teacher", "gru"], "gru"),
         (["--longest", "5"], "longest is 5: expected more than max_length = 10"),
         (["--min-length", "0"], "min_length is 0"),
-        (["--chain-of-thought", "1", "--hidden-dim", "7"], "hidden_dim of the model is 7: expected 20"),
+        (
+            ["--chain-of-thought", "1", "--hidden-dim", "7"],
+            "which supervises 20 hidden states",
+        ),
     ],
 )
 def test_bad_flags_are_one_line(flags, message, tmp_path, capsys):

@@ -14,7 +14,6 @@ from recombine.cli import run
 from recombine.errors import InputError
 from recombine.evaluate import score_references
 from recombine.models import MODELS, build_model
-from recombine.probe.readings import read_task
 from recombine.run import default_run
 from recombine.tasks import GoalGrid
 from recombine.tasks.grids.imitation import ENDED
@@ -187,11 +186,12 @@ def test_any_optimal_action_is_right_and_nothing_else():
     batch = TASK.sample("test", 0, batch_size=200)
     optimal, active = batch.info["optimal"], batch.targets != ENDED
     last = optimal.float() * torch.arange(1, 6)  # the last of the optimal actions, not the first
-    for predictions, expected in ((TASK.oracle(batch), 1.0), (last, 1.0), (-last, 0.0)):
+    best = TASK.best_predictions(batch, split="test", metric="action_accuracy")
+    for predictions, expected in ((best, 1.0), (last, 1.0), (-last, 0.0)):
         metrics = TASK.metrics(predictions, batch)
         ratio = metrics["action_accuracy"].numerator.sum() / metrics["action_accuracy"].denominator.sum()
         assert ratio == expected or (expected == 0 and ratio == optimal[active].all(dim=-1).double().mean())
-    broken = TASK.oracle(batch)
+    broken = best.clone()
     broken[0, 0] = (~optimal[0, 0]).float()
     assert not optimal[0, 0].all()
     whole = TASK.metrics(broken, batch)["trajectory_accuracy"].numerator
@@ -330,7 +330,7 @@ def test_training_from_the_command_line_learns(tmp_path, capsys):
 
 def test_check_tells_what_the_published_expert_misses(capsys):
     assert run(["check", "preference-grid", "--num-instances", "1000", "--json"]) == 0
-    ours, theirs = json.loads(capsys.readouterr().out)["audits"]["the experts"]
+    ours, theirs = json.loads(capsys.readouterr().out)["tables"]["the experts"]
     assert ours["episodes that earn less"] == 0
     assert 0.01 < theirs["episodes that earn less"] < 0.15
     assert 0.1 < theirs["steps with several optimal actions"] < ours["steps with several optimal actions"] < 0.3
@@ -341,10 +341,11 @@ def test_check_tells_what_the_published_expert_misses(capsys):
 
 def test_probes_read_the_first_step():
     """The last one may be empty."""
-    reading = read_task(TASK)
+    reading = TASK.reading()
     (batch,) = reading.batches("test", 50, "cpu")
     plain = TASK.sample("test", 0, batch_size=1_000, rows=range(50))
     assert torch.equal(batch.inputs[:, -1], plain.inputs[:, 0])
     assert torch.equal(reading.target(batch), plain.targets[:, 0])
     assert torch.equal(reading.label(batch), plain.info["strengths"])
-    assert TASK.metrics(TASK.oracle(batch), batch)["trajectory_accuracy"].numerator.all()
+    best = TASK.best_predictions(batch, split="test", metric="trajectory_accuracy")
+    assert TASK.metrics(best, batch)["trajectory_accuracy"].numerator.all()

@@ -8,8 +8,8 @@ from torch import nn
 from recombine.errors import InputError
 from recombine.models import TransformerConfig, build_model
 from recombine.probe.collect import collect, find_sites
-from recombine.probe.readings import FixedReading, read_task
 from recombine.tasks import FuzzyLogic, SRaven
+from recombine.tasks.fuzzy_logic.reading import SharedReading
 from recombine.tasks.fuzzy_logic.task import evaluate_function
 
 SMALL = TransformerConfig(embedding_dim=16, kqv_dim=8, mlp_dim=24, num_heads=4)
@@ -19,7 +19,7 @@ PUZZLES = SRaven(num_features=2)
 
 def test_fuzzy_logic_is_read_at_the_query_attending_to_itself():
     model = build_model(SMALL, FUZZY, seed=0)
-    seen = collect(model, read_task(FUZZY), num_instances=300)
+    seen = collect(model, FUZZY.reading(), num_instances=300)
     assert list(seen.activations) == ["codes.0", "codes.1", "residual.0", "residual.1", "hidden.0", "hidden.1"]
     batch = FUZZY.sample("ood", 0, batch_size=1_000, rows=range(300))
     with torch.inference_mode():
@@ -38,12 +38,12 @@ def test_fuzzy_logic_is_read_at_the_query_attending_to_itself():
 
 
 def test_fitting_rows_share_no_composition_with_held_out_rows():
-    seen = collect(build_model(SMALL, FUZZY, seed=0), read_task(FUZZY), num_instances=300)
+    seen = collect(build_model(SMALL, FUZZY, seed=0), FUZZY.reading(), num_instances=300)
     assert not set(seen.composition[seen.rows("fit", "id")]) & set(seen.composition[seen.rows("ood")])
 
 
 def test_sraven_is_read_without_permutations_at_its_own_row():
-    reading = read_task(PUZZLES)
+    reading = PUZZLES.reading()
     assert not reading.task.permuted
     assert reading.keys == (-5, -3, -1)
     model = build_model(SMALL, PUZZLES, seed=0)
@@ -62,11 +62,11 @@ def test_sraven_is_read_without_permutations_at_its_own_row():
     assert "constant" in seen.modules
 
 
-@pytest.mark.parametrize("fixed", ["context", "query"])
-def test_a_fixed_reading_shares_inputs_among_all_functions_of_both_splits(fixed):
-    reading = FixedReading(FUZZY, fixed)
+@pytest.mark.parametrize("part", ["examples", "query"])
+def test_a_shared_reading_gives_the_same_inputs_to_all_functions_of_both_splits(part):
+    reading = SharedReading(FUZZY, part)
     batches = [next(iter(reading.batches(split, 50, "cpu"))) for split in ("test", "ood")]
-    shared, free = (slice(None, -1), slice(-1, None))[:: 1 if fixed == "context" else -1]
+    shared, free = (slice(None, -1), slice(-1, None))[:: 1 if part == "examples" else -1]
     x = torch.cat([batch.inputs[..., :-1] for batch in batches])
     assert (x[:, shared] == x[:1, shared]).all()
     assert not (x[:, free] == x[:1, free]).all()
@@ -92,7 +92,7 @@ class Own(nn.Module):
 
 def test_any_module_is_seen_by_hooks_that_are_taken_off_again():
     model = Own().train()
-    seen = collect(model, read_task(FUZZY), num_instances=20, sites=["encode"])
+    seen = collect(model, FUZZY.reading(), num_instances=20, sites=["encode"])
     batch = FUZZY.sample("test", 0, batch_size=1_000, rows=range(20))
     expected = model.encode(batch.inputs[:, -1]).detach()
     np.testing.assert_allclose(seen.activations["encode"][:20], expected, atol=1e-6)
@@ -105,12 +105,12 @@ def test_places_that_are_not_there():
     with pytest.raises(InputError, match="no submodule 'decode': expected some of encode, unused, answer"):
         find_sites(Own(), ["decode"])
     with pytest.raises(InputError, match="submodule 'unused' was not called"):
-        collect(Own(), read_task(FUZZY), num_instances=2, sites=["unused"])
+        collect(Own(), FUZZY.reading(), num_instances=2, sites=["unused"])
 
 
 def test_a_part_that_is_never_called_is_left_out_with_its_reason():
     """A list of layers, for one, is a submodule that nobody calls."""
-    seen = collect(Own(), read_task(FUZZY), num_instances=2)
+    seen = collect(Own(), FUZZY.reading(), num_instances=2)
     assert set(seen.activations) == {"encode", "answer"}
     assert seen.skipped["unused"].startswith("submodule 'unused' was not called")
 
@@ -119,7 +119,7 @@ def test_a_site_with_nan_is_left_out_with_its_reason():
     model = build_model(SMALL, FUZZY, seed=0)
     with torch.no_grad():
         model.blocks[1].feedforward.input.bias[0] = torch.nan
-    seen = collect(model, read_task(FUZZY), num_instances=10)
+    seen = collect(model, FUZZY.reading(), num_instances=10)
     assert "hidden.1" not in seen.activations
     assert seen.skipped["hidden.1"] == "hidden.1 has NaN or infinite values in 20 of 20 rows"
     assert "codes.1" in seen.activations

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from recombine.errors import InputError
-from recombine.probe.decode import MAX_DEVIATIONS, deal_labels, decode, score_presence, score_values, standardise
+from recombine.probe.decode import MAX_DEVIATIONS, deal_labels, decode, standardise
 from recombine.probe.linear import balance_classes, decide, fit_logistic, fit_logistic_path, fit_ridge
 from recombine.probe.observations import Observations
+from recombine.probe.scores import score_presence, score_values
 
 PAIRS = np.array(list(itertools.combinations(range(8), 2)))
 HELD_OUT = np.arange(len(PAIRS)) % 3 == 1

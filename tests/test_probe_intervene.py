@@ -8,9 +8,8 @@ from torch import nn
 from torch.nn.functional import one_hot
 
 from recombine.models import TransformerConfig, build_model
-from recombine.probe.ablate import compare, find_partners, mean_codes, measure_ablations
-from recombine.probe.readings import read_task
-from recombine.probe.swap import swap_functions, swap_rules
+from recombine.probe.ablate import find_partners, mean_codes, measure_ablations, measure_change
+from recombine.probe.swap import measure_swaps
 from recombine.tasks import FuzzyLogic, Ratio, SRaven
 from recombine.tasks.sraven.rules import DISTRIBUTE, deduce_last
 
@@ -77,7 +76,7 @@ def test_changes_are_paired():
     batch = FUZZY.sample("test", 0, batch_size=200)
     base = torch.randn(200, dtype=torch.float64)
     ones = torch.ones_like(base)
-    found = compare(Ratio(base, ones), Ratio(base - 0.25, ones), batch)
+    found = measure_change(Ratio(base, ones), Ratio(base - 0.25, ones), batch)
     assert found == pytest.approx({"change": -0.25, "low": -0.25, "high": -0.25})
 
 
@@ -107,7 +106,7 @@ class RuleByCode(nn.Module):
 
 
 def test_an_answer_driven_by_the_code_follows_the_swapped_in_rule():
-    found = swap_rules(RuleByCode(), read_task(PUZZLES), num_instances=400)
+    found = measure_swaps(RuleByCode(), PUZZLES.reading(), num_instances=400)
     for split in ("test", "ood"):
         each = found["splits"][split]
         assert each["base"]["own"] > 0.95
@@ -126,7 +125,7 @@ def test_an_answer_driven_by_the_code_follows_the_swapped_in_rule():
 
 
 def test_an_answer_that_ignores_the_code_stays_with_its_own_rule():
-    found = swap_rules(RuleByCode(driven=False), read_task(PUZZLES), num_instances=400)
+    found = measure_swaps(RuleByCode(driven=False), PUZZLES.reading(), num_instances=400)
     for each in found["splits"].values():
         for arm in each["arms"]:
             assert {name: arm[name] for name in each["base"]} == each["base"]
@@ -134,7 +133,7 @@ def test_an_answer_that_ignores_the_code_stays_with_its_own_rule():
 
 def test_in_the_first_layer_the_query_knows_nothing_of_its_examples():
     model = build_model(replace(SOFTMAX, attention="hyla"), FUZZY, seed=0)
-    found = swap_functions(model, read_task(FUZZY), num_instances=100)
+    found = measure_swaps(model, FUZZY.reading(), num_instances=100)
     for each in found["splits"].values():
         follows = {(tuple(arm["layers"]), arm["keys"]): arm["follows"] for arm in each["arms"]}
         assert set(follows) == {(layers, keys) for layers in ((0,), (1,), (0, 1)) for keys in ("probed", "all")}

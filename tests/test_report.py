@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from recombine.errors import InputError
-from recombine.report import html
+from recombine.report.page import render as render_page
+from recombine.report.page import write_report
 from recombine.report.runs import MAX_POINTS, read_runs
 from recombine.store import RunDirectory
 
@@ -70,7 +71,7 @@ def make_run(
 def render(monkeypatch: pytest.MonkeyPatch):
     """Render runs without the plotting library, which is as long as everything else is not."""
     monkeypatch.setattr("plotly.offline.get_plotlyjs", lambda: "/* plotly */")
-    return lambda *paths, title="Do they recombine?": html.render(read_runs(paths), title)
+    return lambda *paths, title="Do they recombine?": render_page(read_runs(paths), title)
 
 
 def words(page: str, start: str, end: str) -> str:
@@ -203,7 +204,7 @@ def test_file_is_small_offline_and_allows_only_its_own_scripts(tmp_path):
     from plotly.offline import get_plotlyjs
 
     runs = [make_run(tmp_path, name, make_score(0.5), num_rows=2_000) for name in ("hyla", "linear", "softmax")]
-    html.write_report(runs, tmp_path / "report.html", title="Do they recombine?")
+    write_report(runs, tmp_path / "report.html", title="Do they recombine?")
     page = (tmp_path / "report.html").read_text()
     assert page.count(get_plotlyjs()) == 1
     rest = page.replace(get_plotlyjs(), "")
@@ -229,12 +230,12 @@ def test_bad_input_gets_one_line_and_leaves_nothing(tmp_path):
     ]
     for runs, path, expected in cases:
         with pytest.raises(InputError, match=expected) as caught:
-            html.write_report(runs, path, title="t")
+            write_report(runs, path, title="t")
         assert "\n" not in str(caught.value)
     for broken in ('{"scores": {"ood": {"r2": {"value": "high"}}}}', '{"scores": 3}', '{"scores"'):
         (run / "result.json").write_text(broken)
         with pytest.raises(InputError):
-            html.write_report([run], tmp_path / "file", title="t")
+            write_report([run], tmp_path / "file", title="t")
     assert not out.parent.exists()
     assert (tmp_path / "file").read_text() == "kept"
     assert not list(tmp_path.rglob("*.tmp"))
@@ -245,7 +246,7 @@ def test_static_figures_repeat_and_stay_in_their_folder(tmp_path):
     for run in runs:
         (run / "result.json").write_text(json.dumps({"scores": {"ood": {"../up": make_score(0.5)}}}))
     for folder in ("one", "two"):
-        html.write_report(runs, tmp_path / "report.html", title="t", static=tmp_path / folder / "figures")
+        write_report(runs, tmp_path / "report.html", title="t", static=tmp_path / folder / "figures")
     first, second = (
         {path.name: path.read_bytes() for path in (tmp_path / f / "figures").iterdir()} for f in ("one", "two")
     )
@@ -260,7 +261,7 @@ def test_static_figures_repeat_and_stay_in_their_folder(tmp_path):
 def test_browser_draws_every_figure_and_follows_clicks(browser, tmp_path):
     scores = {"hyla": make_score(0.8), HOSTILE[:50]: make_score(0.5), "softmax": None}
     runs = [make_run(tmp_path / "runs", name, score) for name, score in scores.items()]
-    html.write_report(runs, tmp_path / "report.html", title=HOSTILE)
+    write_report(runs, tmp_path / "report.html", title=HOSTILE)
     browser.open(tmp_path / "report.html")
     shown = "[...document.querySelectorAll('.plot')].filter(each => each.offsetParent)"
     drawn = f"{shown}.filter(each => each.querySelector('svg.main-svg .trace')).map(each => each.dataset.figure)"
@@ -279,3 +280,23 @@ def test_browser_draws_every_figure_and_follows_clicks(browser, tmp_path):
     assert browser.run("document.documentElement.scrollWidth") <= 360
     assert browser.find_troubles() == []
     assert browser.find_requests() == [(tmp_path / "report.html").as_uri()]
+
+
+def test_a_new_section_is_one_file(tmp_path, monkeypatch, render):
+    """A file in the folder of sections is all it takes, and without it the page is as before."""
+    from recombine.report import sections
+
+    run = make_run(tmp_path, "hyla", make_score(0.5))
+    before = render(run)
+    (tmp_path / "weather.py").write_text(
+        "from recombine.report.sections import Section\n"
+        "ORDER = 15\n"
+        "def build(runs):\n"
+        "    template = '<p>{{ section.content.words }} on {{ runs | length }} run</p>'\n"
+        "    return Section(name='weather', title='Weather', content={'words': 'Sun & wind'}, template=template)\n"
+    )
+    monkeypatch.setattr(sections, "__path__", [*sections.__path__, str(tmp_path)])
+    page = render(run)
+    assert "<p>Sun &amp; wind on 1 run</p>" in page
+    assert page.index('id="weather"') < page.index('id="scores"')
+    assert 'id="weather"' not in before

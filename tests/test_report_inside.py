@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 from recombine.models import TransformerConfig
-from recombine.report import html
 from recombine.report.explorer import MAX_MAPPED, RESOLUTION, read_map
 from recombine.report.gallery import NUM_ASKED, NUM_SHOWN, make_gallery
+from recombine.report.page import render as render_page
+from recombine.report.page import write_report
 from recombine.report.runs import read_runs
 from recombine.run import RunConfig, train_run
 from recombine.tasks.fuzzy_logic.task import FuzzyLogic
@@ -116,7 +117,7 @@ def make_probed(root: Path, name: str, ood: float = 0.75, num_rows: int = 60) ->
 @pytest.fixture
 def render(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("plotly.offline.get_plotlyjs", lambda: "/* plotly */")
-    return lambda *paths: html.render(read_runs(paths), "Do they recombine?")
+    return lambda *paths: render_page(read_runs(paths), "Do they recombine?")
 
 
 def section_of(page: str, name: str) -> str:
@@ -278,7 +279,7 @@ def test_three_runs_stay_small(render, tmp_path):
 
 def test_static_figures_of_the_inside(tmp_path):
     runs = [make_probed(tmp_path / "runs", name) for name in ("hyla", "softmax")]
-    html.write_report(runs, tmp_path / "report.html", title="t", static=tmp_path / "figures")
+    write_report(runs, tmp_path / "report.html", title="t", static=tmp_path / "figures")
     found = {path.stem for path in (tmp_path / "figures").iterdir()}
     assert {"decoders-f1", "decoders-exact", "codes-last", "similarity-last"} <= found
     assert {
@@ -313,7 +314,7 @@ def test_gallery_is_optional_and_breaks_nothing(render, trained, tmp_path):
     shutil.copytree(trained, run)
     page = render(run)
     assert "instances right" in section_of(page, "gallery")
-    assert 'id="gallery"' not in html.render(read_runs([run]), "t", gallery=False)
+    assert 'id="gallery"' not in render_page(read_runs([run]), "t", gallery=False)
     (run / "checkpoint.safetensors").write_bytes(b"nothing")
     page = render(run)
     assert "checkpoint.safetensors cannot be read" in section_of(page, "gallery")
@@ -323,7 +324,7 @@ def test_gallery_is_optional_and_breaks_nothing(render, trained, tmp_path):
 
 def test_browser_follows_every_picker(browser, tmp_path):
     runs = [make_probed(tmp_path / "runs", name) for name in ("hyla", HOSTILE[:50])]
-    html.write_report(runs, tmp_path / "report.html", title=HOSTILE)
+    write_report(runs, tmp_path / "report.html", title=HOSTILE)
     browser.open(tmp_path / "report.html")
 
     def pick(section: str, name: str, value: str) -> None:

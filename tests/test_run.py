@@ -57,7 +57,7 @@ def test_a_run_leaves_everything_that_is_needed(finished):
     assert result["steps"] == 120
     assert result["seconds"] > 0
     assert set(result["scores"]) == {"test", "ood", "unknown"}
-    assert set(result["scores"]["ood"]["r2"]) == {"value", "low", "high", "chance", "ceiling"}
+    assert set(result["scores"]["ood"]["r2"]) == {"value", "low", "high", "chance", "ceiling", "agnostic"}
     assert finished.read_json("split.json")["certificate"]["sha256"] == result["split_sha256"]
     assert [row["step"] for row in finished.read_metrics()] == list(range(10, 121, 10))
 
@@ -189,8 +189,8 @@ def test_configurations_survive_json():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda c: c["task"].update(name="chess"), "unknown task 'chess'"),
-        (lambda c: c["model"].update(kind="tree"), "unknown model 'tree'"),
+        (lambda c: c["task"].update(name="chess"), "task 'chess' is not part of this package"),
+        (lambda c: c["model"].update(kind="tree"), "model 'tree' is not part of this package"),
         (lambda c: c["training"].update(momentum=1), "unknown field of TrainingConfig 'momentum'"),
         (lambda c: c.pop("training"), "lacks or misshapes 'training'"),
         (lambda c: c.update(task=3), "lacks or misshapes"),
@@ -227,7 +227,7 @@ def test_devices_that_are_not_there():
     ("change", "message"),
     [
         ({"steps": 0}, "steps is 0"),
-        ({"learning_rate": 0.0}, "learning rate 0.0"),
+        ({"learning_rate": 0.0}, "learning_rate is 0.0"),
         ({"precision": "int4"}, "unknown precision"),
     ],
 )

@@ -2,14 +2,18 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 
 from recombine.cli import run as run_verb
-from recombine.recipes import EXPERIMENTS, scale
+from recombine.recipes import EXPERIMENTS, Finished, FinishedRun, Record
+from recombine.recipes.scale import figures as scale_figures
 from recombine.recipes.scale.figures import draw_scale
-from recombine.recipes.scale.tables import compare_seeds, correlate_decodability
+from recombine.recipes.scale.runs import change
+from recombine.recipes.scale.tables import correlate_decodability, tabulate_seeds
 from recombine.run import default_run, train_run
 
 
@@ -19,12 +23,14 @@ def runs(tmp_path_factory):
     out = tmp_path_factory.mktemp("runs")
     base = default_run("hyperteacher", "tiny")
     base = replace(base, training=replace(base.training, steps=40))
-    configs = {
-        f"width {width} / seed {seed}": scale.change(base, {"hidden_dim": width}, seed=seed, num_samples=4)
+    records = [
+        Record(settings={"width": width}, config=change(base, {"hidden_dim": width}, seed=seed, num_samples=4))
         for width in (8, 32)
         for seed in (0, 1)
-    }
-    return {label: train_run(each, out=out, evaluation_instances=200) for label, each in configs.items()}
+    ]
+    return Finished(
+        tuple(FinishedRun(record, train_run(record.config, out=out, evaluation_instances=200)) for record in records)
+    )
 
 
 def test_the_papers_sizes():
@@ -40,73 +46,97 @@ def test_the_papers_sizes():
 
 @pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name.startswith("scale-")])
 def test_runs_of_an_experiment_differ(name):
-    runs = EXPERIMENTS[name].runs("small")
-    hashes = [json.dumps(run.as_dict(), sort_keys=True) for run in runs.values()]
-    assert len(runs) >= 9
+    records = list(EXPERIMENTS[name].records("small"))
+    hashes = [json.dumps(record.config.as_dict(), sort_keys=True) for record in records]
+    assert len(records) >= 9
+    assert len({record.text for record in records}) == len(records)
     assert len(set(hashes)) == len(hashes) or name == "scale-decodability"
 
 
 def test_decodability_has_enough_runs_and_none_of_its_own():
-    runs = EXPERIMENTS["scale-decodability"].runs("small")
-    assert len({json.dumps(run.as_dict(), sort_keys=True) for run in runs.values()}) >= 20
+    records = EXPERIMENTS["scale-decodability"].records("small")
+    assert len({json.dumps(record.config.as_dict(), sort_keys=True) for record in records}) >= 20
 
 
 def test_a_random_support_as_small_as_the_disconnected_one():
-    runs = EXPERIMENTS["scale-supports"].runs("small")
-    few, cut = (runs[f"{name} / seed 0"].task.split for name in ("random, as few as disconnected", "disconnected"))
+    splits = {
+        record.settings["support"]: record.config.task.split
+        for record in EXPERIMENTS["scale-supports"].variants("small")
+    }
+    few, cut = splits["random_as_few_as_disconnected"], splits["disconnected"]
     assert len(few.train) == len(cut.train)
     assert few.certificate.connected
     assert not cut.certificate.connected
 
 
 def test_means_over_seeds_by_hand(runs):
-    (audit,) = compare_seeds(runs)
-    assert [row[0] for row in audit.rows] == ["width 8", "width 32"]
-    row = dict(zip(audit.columns, audit.rows[1], strict=True))
-    results = [run.read_json("result.json") for label, run in runs.items() if label.startswith("width 32")]
-    values = [result["scores"]["ood"]["r2_pooled"]["value"] for result in results]
-    mean, error = sum(values) / 2, abs(values[0] - values[1]) / 2
-    assert row["R² held out"].replace("−", "-") == f"{mean:.3f} ± {error:.3f}"
+    (table,) = tabulate_seeds(runs)
+    row = table.as_dicts()[1]
+    assert [each["width"] for each in table.as_dicts()] == [8, 32]
+    values = [run.score("ood", "r2_pooled") for run in runs.runs if run.record.settings["width"] == 32]
+    assert row["R² held out"]["value"] == pytest.approx(sum(values) / 2)
+    assert row["R² held out"]["values"] == pytest.approx(values)
+    assert row["R² held out"]["low"] < min(values) < max(values) < row["R² held out"]["high"]
     assert row["seeds"] == 2
-    assert (row["covered"], row["connected"], row["trained"]) == ("yes", "yes", "69")
+    assert (row["covered"], row["connected"], row["trained"]) == ("yes", "yes", {"value": 69})
 
 
 def test_decodability_is_measured_once_and_correlated(runs, monkeypatch):
-    decodability, correlations = correlate_decodability(runs)
+    decodability, correlations = correlate_decodability(runs, "cpu")
     assert len(decodability.rows) == 4
     assert {row[0] for row in correlations.rows} == {"hidden.0", "hidden.1"}
-    held_out = [each.read_json("decodability.json")["sites"]["hidden.1"]["ood"] for each in runs.values()]
-    scores = [each.read_json("result.json")["scores"]["ood"]["r2_pooled"]["value"] for each in runs.values()]
+    held_out = [row["hidden.1 ood"] for row in decodability.as_dicts()]
+    scores = [run.score("ood", "r2_pooled") for run in runs.runs]
     row = next(row for row in correlations.rows if row[:2] == ("hidden.1", "all"))
     assert row[2:4] == (4, pytest.approx(np.corrcoef(held_out, scores)[0, 1]))
     monkeypatch.setattr("recombine.probe.measures.decodability.decode_sites", None)  # all are measured already
-    assert correlate_decodability(runs)[0].rows == decodability.rows
+    assert correlate_decodability(runs, "cpu")[0].rows == decodability.rows
 
 
 def test_the_figure_of_all_runs(runs, tmp_path):
     """Four panels; a line for each split of a curve, a point a run of the last."""
-    correlate_decodability(runs)
-    labels = {"width 8": "4 compositions", "width 32": "random"}
-    others = {
-        label.replace(old, new): run for label, run in runs.items() for old, new in labels.items() if old in label
-    }
-    (path,) = draw_scale(runs | others, tmp_path)
+    correlate_decodability(runs, "cpu")
+    names = {8: {"compositions": 4}, 32: {"support": "random"}}
+    others = [
+        FinishedRun(replace(run.record, settings=names[run.record.settings["width"]]), run.run) for run in runs.runs
+    ]
+    (path,) = draw_scale(Finished((*runs.runs, *others)), tmp_path)
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
-def test_reproduce_prints_the_tables(tmp_path, monkeypatch, capsys):
-    quick = {
-        "only / seed 0": replace(
-            default_run("hyperteacher", "tiny"),
-            training=replace(default_run("hyperteacher", "tiny").training, steps=5),
-        )
-    }
-    experiment = replace(EXPERIMENTS["scale-width"], runs=lambda _: quick)
-    monkeypatch.setitem(EXPERIMENTS, "scale-width", experiment)
-    assert run_verb(["reproduce", "scale-width", "--scale", "tiny", "--out", str(tmp_path), "--json"]) == 0
+def test_the_figure_takes_the_last_layer(monkeypatch):
+    """Layer 10 comes after layer 9, although its name does not."""
+    sites = {f"hidden.{layer}": {"ood": layer / 10} for layer in range(11)}
+    run = SimpleNamespace(
+        run=SimpleNamespace(path="run"),
+        certificate={"connected": True, "covered": True},
+        score=lambda split, metric: 0.5,
+    )
+    monkeypatch.setattr(scale_figures, "read_decodability", lambda _: {"sites": sites})
+    axes = MagicMock()
+    scale_figures._draw_decodability(axes, SimpleNamespace(runs=[run]))
+    assert axes.plot.call_args.args[:2] == (1.0, 0.5)
+
+
+def test_reproduce_prints_the_tables(tmp_path, capsys):
+    command = [
+        "reproduce",
+        "scale-width",
+        "--scale",
+        "tiny",
+        "--only",
+        "width=16",
+        "--steps",
+        "5",
+        "--out",
+        str(tmp_path),
+    ]
+    assert run_verb([*command, "--json"]) == 0
     value = json.loads(capsys.readouterr().out)
-    assert value["tables"]["means over seeds"][0]["parameters"] == value["results"]["only / seed 0"]["num_parameters"]
-    assert run_verb(["reproduce", "scale-width", "--scale", "tiny", "--out", str(tmp_path), "-q"]) == 0
+    (run,) = value["runs"]
+    assert (run["settings"], run["seed"], run["result"]["steps"]) == ({"width": 16}, 0, 5)
+    assert value["tables"]["Means over seeds"][0]["parameters"] == run["result"]["num_parameters"]
+    assert run_verb([*command, "-q"]) == 0
     assert "Do wider networks" in capsys.readouterr().out
 
 

@@ -143,7 +143,7 @@ def test_chain_of_thought_returns_the_hidden_states(config):
 
 def test_hidden_sizes_must_agree_for_chain_of_thought():
     task = SequenceTeacher(chain_of_thought=1.0)
-    with pytest.raises(InputError, match="hidden_dim of the model is 7: expected 20, that of the teacher"):
+    with pytest.raises(InputError, match="which supervises 20 hidden states: expected a task that supervises 7"):
         build(DeepSetConfig(hidden_dim=7), task)
     assert build(DeepSetConfig(hidden_dim=7), SequenceTeacher())(torch.rand(1, 3, 20)).shape == (1, 3, 20)
 

@@ -28,7 +28,7 @@ def small(monkeypatch):
     monkeypatch.setattr(growth, "DEPTHS", (1, 2))
     monkeypatch.setattr(growth, "MEMORY_LENGTHS", (16, 32))
     monkeypatch.setattr(growth, "MOST_PLAIN", 16)
-    monkeypatch.setattr(generators, "TASKS", ["fuzzy_logic"])
+    monkeypatch.setattr(generators, "TASKS", ["hyperteacher"])
     monkeypatch.setattr(machine, "MIN_ROUNDS", 1)
 
 
@@ -99,7 +99,7 @@ def test_memory_of_the_kernel_grows_with_the_inputs_only(monkeypatch):
 @needs_kernel
 def test_bench_measures_and_draws(small, tmp_path, capsys):
     out = tmp_path / "speed.json"
-    arguments = ["bench", "--seconds", "0.01", "--out", str(out), "--charts", str(tmp_path)]
+    arguments = ["bench", "--seconds", "0.01", "--out", str(out), "--charts", str(tmp_path), "--scales", "tiny"]
     assert cli.run(arguments) == 0
     shown = capsys.readouterr().out
     for title in ("training steps a second", "attention of one layer", "growth", "HYLA against length", "batches"):
@@ -111,8 +111,12 @@ def test_bench_measures_and_draws(small, tmp_path, capsys):
     assert "eager" not in result["memory"][1]["milliseconds"]
     for part in ("steps", "growth", "memory"):
         assert (tmp_path / f"speed_{part}.png").read_bytes()[:4] == b"\x89PNG"
-    assert cli.run(["bench", "generators", "--json", "--seconds", "0.01", "--out", str(out)]) == 0
-    assert set(json.loads(capsys.readouterr().out)) == {"machine", "generators"}
+    assert cli.run(["bench", "generators", "--json", "--scales", "tiny", "--seconds", "0.01", "--out", str(out)]) == 0
+    measured = json.loads(capsys.readouterr().out)
+    assert set(measured) == {"machine", "generators"}
+    (row,) = measured["generators"]
+    assert (row["task"], row["scale"], row["batches_at_once"]) == ("hyperteacher", "tiny", 16)
+    assert 0 < row["share_of_step"] < 1
     assert json.loads(out.read_text())["steps"] == result["steps"]  # parts measured before stay
     assert chart.write_charts({"machine": {}}, tmp_path) == []
 
@@ -123,6 +127,7 @@ def test_bench_measures_and_draws(small, tmp_path, capsys):
         (["everything"], "unknown part 'everything': expected one of steps, attention, growth, memory, generators"),
         (["--precisions", "int8"], "unknown precision 'int8': expected one of float32, bf16"),
         (["--workloads", "chess"], "unknown workload 'chess': expected one of fuzzy_logic, sraven, language"),
+        (["--scales", "huge"], "unknown scale 'huge': expected one of tiny, small, paper"),
         (["--seconds", "0"], "seconds is 0.0: expected a positive number"),
         (["--threads", "0"], "threads is 0: expected a whole number of at least 1"),
     ],

@@ -7,8 +7,9 @@ import pytest
 import torch
 from matplotlib.image import imread
 
+from recombine.drawing.shapes import SHAPES
 from recombine.errors import InputError
-from recombine.tasks.sraven.picture import SHAPES, draw_puzzle
+from recombine.tasks.sraven.picture import draw_puzzle
 from recombine.tasks.sraven.task import SRaven
 
 GRID = torch.tensor([[[0, 0, 0, 0]] * 3, [[1, 2, 3, 0]] * 3, [[4, 5, 6, 7]] * 3])

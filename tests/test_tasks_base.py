@@ -1,8 +1,10 @@
 """Streams: pure, disjoint, and the same for whoever makes a part of them."""
 
+import pytest
 import torch
 
 from recombine.tasks import Stream
+from recombine.tasks.stream import mix_on_cpu, mix_on_device
 
 GOLDEN_BITS = [[-8335510945538506834, -3499300899384406317, -7818127620248559695]]
 
@@ -84,3 +86,27 @@ def test_digits_of_a_part_are_digits_of_the_whole():
     whole, part = Stream("a", rows=range(100)), Stream("a", rows=range(40, 60))
     for one, other in zip(whole.digits([5, 9], 3), part.digits([5, 9], 3), strict=True):
         assert torch.equal(one[40:60], other)
+
+
+def test_a_chain_draws_what_its_streams_draw():
+    """Streams with other keys, and streams with other rows of one key."""
+    for make in (
+        lambda: [Stream("a", number, rows=range(7, 12)) for number in range(3)],
+        lambda: [Stream("a", rows=range(first, first + 5)) for first in (0, 5, 2**40)],
+    ):
+        chain, alone = Stream.chain(make()), make()
+        assert len(chain) == 15
+        for draw in (
+            lambda stream: stream.bits(3, 2),
+            lambda stream: stream.uniform(4),
+            lambda stream: stream.integers(9, 2),
+            lambda stream: stream.permutations(5),
+        ):
+            assert torch.equal(draw(chain), torch.cat([draw(stream) for stream in alone]))
+
+
+@pytest.mark.parametrize("count", [1, 5, 16_384, 40_000])
+def test_both_ways_to_mix_are_the_same(count):
+    """numpy in blocks on the CPU, torch elsewhere."""
+    offsets, cpu = [0, 1, 2**63 + 5, 2**64 - 1], torch.device("cpu")
+    assert torch.equal(mix_on_cpu(offsets, count, cpu), mix_on_device(offsets, count, cpu))

@@ -6,74 +6,129 @@ from importlib import import_module, metadata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from recombine.compositions import CompositionSplit, all_sets, split_compositions
     from recombine.diagnose import Diagnosis, diagnose_run
+    from recombine.engines import train_runs
     from recombine.errors import InputError
     from recombine.evaluate import Score, score
     from recombine.layers.attention import Attention
     from recombine.layers.hypernetwork_attention import HypernetworkAttention, convert
     from recombine.layers.hypernetwork_view import HypernetworkView, hypernetwork_view
+    from recombine.models.base import ModelConfig, Site
     from recombine.models.transformer import Transformer, TransformerConfig
     from recombine.probe import Examination, examine, examine_activations, probe_run
-    from recombine.run import RunConfig, benchmark, load_run, train_run
-    from recombine.tasks import FuzzyLogic, GoalGrid, PreferenceGrid, SRaven
+    from recombine.run import Benchmark, RunConfig, benchmark, default_run, load_run, train_run
+    from recombine.store import RunDirectory
+    from recombine.tasks import (
+        Batch,
+        FuzzyLogic,
+        GoalGrid,
+        Hyperteacher,
+        InContext,
+        PreferenceGrid,
+        Ratio,
+        SequenceTeacher,
+        SRaven,
+        Stream,
+        Task,
+    )
+    from recombine.tasks.base import Metric, Preset, measure_r2
     from recombine.train import TrainingConfig
 
-# name -> module; imported on first use, so that `import recombine` costs next to nothing
+# name -> module; imported on first use, so that `import recombine` takes almost no time
 _PUBLIC = {
     "Attention": "layers.attention",
+    "Batch": "tasks",
+    "Benchmark": "run",
+    "CompositionSplit": "compositions",
     "Diagnosis": "diagnose",
     "Examination": "probe",
     "FuzzyLogic": "tasks",
     "GoalGrid": "tasks",
     "HypernetworkAttention": "layers.hypernetwork_attention",
     "HypernetworkView": "layers.hypernetwork_view",
+    "Hyperteacher": "tasks",
+    "InContext": "tasks",
     "InputError": "errors",
+    "Metric": "tasks.base",
+    "ModelConfig": "models.base",
     "PreferenceGrid": "tasks",
+    "Preset": "tasks.base",
+    "Ratio": "tasks",
     "RunConfig": "run",
+    "RunDirectory": "store",
     "SRaven": "tasks",
     "Score": "evaluate",
+    "SequenceTeacher": "tasks",
+    "Site": "models.base",
+    "Stream": "tasks",
+    "Task": "tasks",
     "TrainingConfig": "train",
     "Transformer": "models.transformer",
     "TransformerConfig": "models.transformer",
+    "all_sets": "compositions",
     "benchmark": "run",
     "convert": "layers.hypernetwork_attention",
+    "default_run": "run",
     "diagnose_run": "diagnose",
     "examine": "probe",
     "examine_activations": "probe",
     "hypernetwork_view": "layers.hypernetwork_view",
     "load_run": "run",
+    "measure_r2": "tasks.base",
     "probe_run": "probe",
     "score": "evaluate",
+    "split_compositions": "compositions",
     "train_run": "run",
+    "train_runs": "engines",
 }
 
 __all__ = [
     "Attention",
+    "Batch",
+    "Benchmark",
+    "CompositionSplit",
     "Diagnosis",
     "Examination",
     "FuzzyLogic",
     "GoalGrid",
     "HypernetworkAttention",
     "HypernetworkView",
+    "Hyperteacher",
+    "InContext",
     "InputError",
+    "Metric",
+    "ModelConfig",
     "PreferenceGrid",
+    "Preset",
+    "Ratio",
     "RunConfig",
+    "RunDirectory",
     "SRaven",
     "Score",
+    "SequenceTeacher",
+    "Site",
+    "Stream",
+    "Task",
     "TrainingConfig",
     "Transformer",
     "TransformerConfig",
     "__version__",
+    "all_sets",
     "benchmark",
     "convert",
+    "default_run",
     "diagnose_run",
     "examine",
     "examine_activations",
     "hypernetwork_view",
     "load_run",
+    "measure_r2",
     "probe_run",
     "score",
+    "split_compositions",
     "train_run",
+    "train_runs",
 ]
 
 

@@ -1,6 +1,6 @@
-"""The command line: one verb a file in `commands/`, imported only when it is called.
+"""The command line: one file per verb in `commands/`, imported only when it is called.
 
-Results go to standard output, progress and errors to standard error. What a user got wrong is one line and exit code 2.
+Results go to standard output, progress and errors to standard error. Invalid input produces one line and exit code 2.
 """
 
 from __future__ import annotations
@@ -9,28 +9,26 @@ import contextlib
 import importlib
 import io
 import logging
+import os
 import re
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from recombine.errors import InputError, check_choice
-
-if TYPE_CHECKING:
-    from recombine.tasks import Task
 
 VERBS = {
     "tasks": "list the task families",
     "show": "print an instance of a task",
-    "check": "print a split's certificate, with chance and ceiling of each split",
+    "check": "print the certificate of a split, and its chance and ceiling",
     "train": "train a model on a task",
     "evaluate": "score a trained run again",
-    "probe": "look inside a run: what can be read from it, and what drives it",
+    "probe": "look inside a run: what can be decoded from it, and what its codes do",
     "diagnose": "say whether a run generalises, and if not, why not",
     "export": "write instances of a task to a Parquet file",
-    "reproduce": "run a named experiment and print it beside the paper's figures",
-    "report": "make one HTML file from runs",
-    "bench": "measure how fast this machine trains, beside the plain definition",
+    "reproduce": "run a named experiment and print it next to the paper's figures",
+    "report": "write one HTML file about runs",
+    "bench": "measure how fast this machine trains, compared with the plain definition",
 }
 
 USAGE = """usage: recombine VERB ...
@@ -39,30 +37,34 @@ Does a network recombine what it learned into combinations it has never seen?
 
 {verbs}
 
-recombine VERB --help tells the options of a verb; recombine --version the version."""
+recombine VERB --help lists the options of a verb; recombine --version prints the version."""
 
-Options = TypeVar("Options")
+
+class ParsedFlags:
+    """Base class of dataclasses that hold the flags of a verb."""
+
+    def is_verbose(self) -> bool:
+        """Whether `--verbose` was given."""
+        return False
+
+
+Flags = TypeVar("Flags", bound=ParsedFlags)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run a verb and exit with its code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # an ASCII or Latin-1 terminal shows "?" for what it does not have
     sys.exit(run(list(sys.argv[1:] if argv is None else argv)))
 
 
 def run(argv: list[str]) -> int:
-    if not argv or argv[0] in ("-h", "--help", "help"):
-        print(USAGE.format(verbs="\n".join(f"  {verb:<11}{what}" for verb, what in VERBS.items())))
-        return 0 if argv else 2
-    if argv[0] == "--version":
-        import recombine
-
-        print(f"recombine {recombine.__version__}")
-        return 0
-    if "-v" in argv or "--verbose" in argv:
-        logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+    """Run a verb; returns its exit code."""
+    logging.basicConfig(format="recombine: %(message)s")
     try:
-        verb = check_choice("verb", argv[0], VERBS)
-        importlib.import_module(f"recombine.commands.{verb}").run(argv[1:])
+        _run_verb(argv)
+        sys.stdout.flush()
     except InputError as error:
         return _complain(error, 2)
     except KeyboardInterrupt:
@@ -70,70 +72,93 @@ def run(argv: list[str]) -> int:
     except BrokenPipeError:  # the reader of a pipe has left
         sys.stderr.close()
         return 141
+    except OSError as error:
+        _discard_output()
+        return _complain(_describe(error), 2)
     except RuntimeError as error:
-        if type(error).__name__ != "DivergedError":  # named, not imported: torch would come with it
+        if type(error).__name__ != "DivergedError":  # by name, because importing it would import torch
             raise
         return _complain(error, 1)
+    except SystemExit as stop:  # --help, or a usage message
+        return stop.code if isinstance(stop.code, int) else 0
     return 0
 
 
+def _run_verb(argv: list[str]) -> None:
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(USAGE.format(verbs="\n".join(f"  {verb:<11}{what}" for verb, what in VERBS.items())))
+        raise SystemExit(0 if argv else 2)
+    if argv[0] == "--version":
+        import recombine
+
+        print(f"recombine {recombine.__version__}")
+        return
+    verb = check_choice("verb", argv[0], VERBS)
+    importlib.import_module(f"recombine.commands.{verb}").run(argv[1:])
+
+
 def _complain(message: object, code: int) -> int:
-    print(f"recombine: {message}", file=sys.stderr)
+    with contextlib.suppress(OSError):
+        print(f"recombine: {message}", file=sys.stderr)
     return code
 
 
-def parse(owner: type[Options], argv: Sequence[str], *, prog: str) -> Options:
-    """Fill a dataclass from flags; what does not fit is an InputError of one line."""
+def _describe(error: OSError) -> str:
+    """Disk full, read-only folder and the like, in one line."""
+    reason = error.strerror or str(error) or type(error).__name__
+    return f"{error.filename}: {reason}" if error.filename else reason
+
+
+def _discard_output() -> None:
+    """Drop what standard output could not take, or Python would try to write it again at exit and fail with a traceback."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def parse(owner: type[Flags], argv: Sequence[str], *, prog: str, **options: Any) -> Flags:
+    """Fill a dataclass from flags; what does not fit is an InputError of one line. `options` go to `tyro.cli`."""
     import tyro
 
     stderr = io.StringIO()
     try:
         with contextlib.redirect_stderr(stderr):
-            return tyro.cli(owner, args=list(argv), prog=f"recombine {prog}")
+            flags: Flags = tyro.cli(owner, args=list(argv), prog=f"recombine {prog}", **options)
     except SystemExit as error:
         if error.code == 0:  # --help
             raise
-        raise InputError(_first_message(stderr.getvalue()) + f"; see recombine {prog} --help") from None
+        raise InputError(f"{_first_message(stderr.getvalue())}; see recombine {prog} --help") from None
+    if flags.is_verbose():
+        logging.getLogger().setLevel(logging.INFO)
+    return flags
+
+
+def parse_known(owner: type[Flags], argv: Sequence[str], *, prog: str) -> Flags:
+    """Like `parse`, but flags that `owner` does not have are ignored, and `--help` is one of them."""
+    import tyro
+
+    stderr = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(stderr):
+            return tyro.cli(owner, args=list(argv), return_unknown_args=True, add_help=False)[0]
+    except SystemExit:
+        raise InputError(f"{_first_message(stderr.getvalue())}; see recombine {prog} --help") from None
 
 
 def _first_message(box: str) -> str:
-    """The first message in the frame that tyro draws around its errors, below its title."""
-    lines: list[str] = []
+    """The first message in the frame that tyro draws around its errors, and its suggestion if there is one."""
+    paragraphs: list[list[str]] = [[]]
     for line in box.splitlines()[1:]:
         text = line.strip("│|+╭╰╮╯ ")
-        is_rule = not text.strip("─-")
-        if is_rule and lines:
-            break
-        if not is_rule:
-            lines.append(text)
-    return re.sub(r"^Error parsing (?!--)[\w.-]+: ", "", " ".join(lines))
-
-
-def split_task(argv: Sequence[str], *, prog: str) -> tuple[type[Task], list[str]]:
-    """The task family that a command names first, and the flags that follow it."""
-    from recombine.tasks import TASKS
-
-    choices = [name.replace("_", "-") for name in TASKS]
-    if not argv or argv[0] in ("-h", "--help"):
-        print(
-            f"usage: recombine {prog} TASK [flags]\n\nTASK is one of {', '.join(choices)}; then --help tells its flags."
-        )
-        raise SystemExit(0 if argv else 2)
-    name = check_choice("task", argv[0].replace("_", "-"), choices)
-    return TASKS[name.replace("-", "_")], list(argv[1:])
-
-
-def parse_task(owner: type[Options], argv: Sequence[str], *, verb: str) -> tuple[Task, Options]:
-    """The task that a command names first with its own flags, and the verb's flags, all flat."""
-    from dataclasses import make_dataclass
-
-    import tyro
-
-    task_class, flags = split_task(argv, prog=verb)
-    flat = tyro.conf.OmitArgPrefixes
-    both = make_dataclass("both", [("task", flat[task_class], task_class()), ("verb", flat[owner], owner())])
-    options: Any = parse(both, flags, prog=f"{verb} {task_class.name.replace('_', '-')}")
-    return options.task, options.verb
+        if text.strip("─-"):
+            paragraphs[-1].append(text)
+        elif paragraphs[-1]:
+            paragraphs.append([])
+    message = re.sub(r"^Error parsing (?!--)[\w.-]+: ", "", " ".join(paragraphs[0]))
+    suggestions = [paragraph for paragraph in paragraphs if paragraph and paragraph[0].startswith("Perhaps you meant")]
+    flags = [line.split()[0] for paragraph in suggestions for line in paragraph if line.startswith("--")]
+    return f"{message} (did you mean {' or '.join(flags)}?)" if flags else message
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Errors a user can cause: one line that names the value, what was expected and the choices."""
+"""Errors that a user can cause: one line with the value, what was expected and the choices."""
 
 from __future__ import annotations
 
@@ -6,15 +6,21 @@ from collections.abc import Iterable
 
 
 class InputError(ValueError):
-    """Something the user gave cannot be used; the command line prints it as one line and exits with code 2."""
+    """Invalid input; the command line prints the message as one line and exits with code 2."""
 
 
 def check_choice(kind: str, value: str, choices: Iterable[str]) -> str:
-    """Return `value` if it is one of `choices`, otherwise say what the choices are."""
+    """Return `value` if it is one of `choices`; otherwise raise an error that lists them."""
     choices = tuple(choices)
     if value not in choices:
-        raise InputError(f"unknown {kind} {value!r}: expected one of {', '.join(choices)}")
+        raise InputError(f"unknown {kind} {value!r}: expected one of {', '.join(map(str, choices))}")
     return value
+
+
+def require(condition: bool, name: str, value: object, expected: str) -> None:
+    """Raise an error that names a value and what was expected, unless the condition holds."""
+    if not condition:
+        raise InputError(f"{name} is {value!r}: expected {expected}")
 
 
 def check_positive(**values: int) -> None:

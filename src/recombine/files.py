@@ -1,4 +1,4 @@
-"""Atomic files: whole or absent, also across a kill or a power cut."""
+"""Atomic files: whole or absent, also if the process is killed or the power fails."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from recombine.errors import InputError
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Whole or not at all, also across a kill or a power cut."""
+    """Write a file so that it is either whole or unchanged, also if the process is killed or the power fails."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
@@ -17,15 +17,18 @@ def replace_file(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+    except OSError as error:
+        error.filename = str(path)  # a full disk does not say which file it was
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """A file for the user, whole or not at all, in a folder made if it is missing."""
+    """Write a file that the user asked for; its folder is created if it is missing."""
     try:
         if path.exists() and not path.is_file():
-            raise IsADirectoryError(0, "it exists and is no file")
+            raise IsADirectoryError(0, "it exists and is not a file")
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, content)
     except OSError as error:

@@ -1,213 +1,235 @@
-"""Task and model classes by name: the package's own, those of installed packages, and those of any file or module.
+"""Task and model classes by name: the package's own, those of installed packages, and those in any file or module.
 
     fuzzy_logic                 one of the package's own
     my_task                     from an installed package, by the entry-point groups `recombine.tasks` and `recombine.models`
     path/to/file.py:MyTask      a class in a file
     package.module:MyTask       a class in an importable module
 
-A class from outside is looked up only when the user names it, on the command line or in a call. A run directory records
-where its classes came from, but nothing is ever imported because a file says so.
+A model may also be a `torch.nn.Module` whose constructor takes the task, or a function of the task that returns a module.
+
+Code from outside runs only if the user names it, on the command line or in a call. A run directory records where its classes
+came from, but nothing is ever imported because a file says so.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib
-import importlib.util
 import inspect
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
+from functools import cache
 from importlib import metadata
 from pathlib import Path
-from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import nn
 
 from recombine.errors import InputError, check_choice
 from recombine.models import MODELS, ModelConfig
+from recombine.models.outside import OutsideModule
+from recombine.outside_code import is_loaded_file, load_object
 from recombine.tasks import TASKS, Task
 
-Class = TypeVar("Class", bound=type)
-Code = str | type  # how a user names a class from outside: a specification, or the class itself
+# How a user names code from outside: a specification (see above), a class, or a function that builds a module.
+Code = str | type | Callable[[Task], nn.Module]
+GROUPS = {"task": "recombine.tasks", "model": "recombine.models"}
 
 
 def find_task(name: str) -> type[Task]:
-    """The task class that a name, a file or a module gives."""
+    """The task class with a name, or the one that a file or module holds."""
     return check_task(_find(name, "task", TASKS))
 
 
 def find_model(name: str) -> type[ModelConfig]:
-    """The configuration class of a model that a name, a file or a module gives."""
+    """The configuration class of the model with a name, or of the one that a file or module holds."""
     return check_model(_find(name, "model", MODELS))
 
 
-def check_task(found: Any) -> type[Task]:
-    """Refuse what is no task, or takes the name of one of the package's own."""
-    if not (isinstance(found, type) and issubclass(found, Task) and not inspect.isabstract(found)):
-        raise InputError(f"{_name_of(found)} is not a task: expected a subclass of recombine.Task with all its methods")
-    _check_outside(found, "name", TASKS)
-    return found
+def check_task(candidate: Any) -> type[Task]:
+    """Require a task class that does not use the name of one of the package's own."""
+    if not (isinstance(candidate, type) and issubclass(candidate, Task)):
+        raise InputError(f"{_name_of(candidate)} is not a task: expected a subclass of recombine.Task")
+    if inspect.isabstract(candidate):
+        missing = ", ".join(sorted(candidate.__abstractmethods__))
+        raise InputError(f"{_name_of(candidate)} is not a complete task: expected definitions of {missing}")
+    _check_outside(candidate, "name", TASKS)
+    return candidate
 
 
-def check_model(found: Any) -> type[ModelConfig]:
-    """A model configuration, or any module whose constructor takes the task and nothing else."""
-    if isinstance(found, type) and issubclass(found, nn.Module):
-        return _configure_module(found)
-    if not (isinstance(found, type) and issubclass(found, ModelConfig) and not inspect.isabstract(found)):
-        raise InputError(
-            f"{_name_of(found)} is not a model: expected a subclass of recombine.ModelConfig, or a torch.nn.Module "
-            "whose constructor takes the task"
-        )
-    _check_outside(found, "kind", MODELS)
-    return found
+def check_model(candidate: Any) -> type[ModelConfig]:
+    """Require a model configuration; a module class or a function of the task gets one without fields."""
+    if _is_config(candidate):
+        _check_outside(candidate, "kind", MODELS)
+        return candidate
+    if _is_factory(candidate):
+        return _configure_factory(candidate)
+    raise InputError(
+        f"{_name_of(candidate)} is not a model: expected a subclass of recombine.ModelConfig, a torch.nn.Module whose "
+        "constructor takes the task, or a function of the task that returns a module"
+    )
 
 
 def match_classes(
     code: Sequence[Code], config: Mapping[str, Any]
 ) -> tuple[type[Task] | None, type[ModelConfig] | None]:
-    """Of the classes that the user names, those that a configuration asks for by name and kind."""
+    """Of the code that the user names, the task and model classes that a configuration asks for by name and kind."""
     task: type[Task] | None = None
     model: type[ModelConfig] | None = None
     for item in code:
-        found = _load(item, "class") if isinstance(item, str) else item
-        if isinstance(found, type) and issubclass(found, Task):
-            if check_task(found).name == config["task"].get("name"):
-                task = found
+        candidate = find_code(item) if isinstance(item, str) else item
+        if isinstance(candidate, type) and issubclass(candidate, Task):
+            task = candidate if check_task(candidate).name == config["task"].get("name") else task
+        elif config["model"].get("kind") == OutsideModule.kind and not _is_config(candidate):
+            model = bind_module(candidate)
         else:
-            candidate = check_model(found)
-            model = candidate if candidate.kind == config["model"].get("kind") else model
+            model_class = check_model(candidate)
+            model = model_class if model_class.kind == config["model"].get("kind") else model
     return task, model
 
 
-def is_own(owner: type) -> bool:
-    """Whether a class belongs to this package."""
-    return _source_class(owner).__module__.split(".")[0] == "recombine"
+def find_code(name: str) -> Any:
+    """The task or model that a `--code` specification or the name of an entry point stands for."""
+    if ":" in name:
+        return load_object(name)
+    installed = _installed(*GROUPS.values())
+    check_choice("code", name.replace("-", "_"), (*installed, "FILE.py:NAME", "package.module:NAME"))
+    return installed[name.replace("-", "_")].load()
 
 
-def describe_origin(owner: type) -> str | None:
-    """Where a class from outside came from; None for the package's own."""
+def bind_module(factory: Any) -> type[OutsideModule]:
+    """The configuration of a module from `benchmark`, with the function of the task that builds it."""
+    if not _is_factory(factory):
+        raise InputError(
+            f"{_name_of(factory)} does not build a module: expected a function of the task that returns one, or its class"
+        )
+
+    def build(self: OutsideModule, task: Task) -> nn.Module:
+        return _call(factory, task)
+
+    namespace = {"build": build, "__module__": OutsideModule.__module__}
+    return dataclass(frozen=True, kw_only=True)(type("OutsideModule", (OutsideModule,), namespace))
+
+
+def is_own(owner: Any) -> bool:
+    """Whether a class or function belongs to this package."""
+    return _written_by_user(owner).__module__.split(".")[0] == "recombine"
+
+
+def describe_origin(owner: Any) -> str | None:
+    """A specification of a class or function from outside, as `--code` takes it; None for the package's own."""
     if is_own(owner):
         return None
-    source = _source_class(owner)
-    module = sys.modules.get(source.__module__)
+    written = _written_by_user(owner)
+    module = sys.modules.get(written.__module__)
     file = getattr(module, "__file__", None)
-    return f"{file or source.__module__}:{source.__qualname__}"
+    by_file = file is not None and (written.__module__ == "__main__" or is_loaded_file(written.__module__))
+    return f"{file if by_file else written.__module__}:{written.__qualname__}"
 
 
 def version_of(owner: type[Task] | type[ModelConfig]) -> int | str:
     """What tells the numbers of one version of a class from those of another.
 
-    The package's own classes carry a number that is raised by hand. For a class from outside the hash of its file is
-    added, so that an edit is never mistaken for the run before it.
+    The package's own classes carry a number that is raised by hand. For a class from outside, the hash of the files of the
+    class and its bases is added, so that results from before an edit are not mistaken for those after it.
     """
     if is_own(owner):
         return owner.version
-    try:
-        source = Path(inspect.getfile(_source_class(owner))).read_bytes()
-    except (OSError, TypeError):  # a class made in a console or notebook has no file
-        source = owner.__qualname__.encode()
-    return f"{owner.version}-{hashlib.sha256(source).hexdigest()[:12]}"
+    return f"{owner.version}-{hash_files(_written_by_user(owner))}"
+
+
+def hash_files(owner: Any) -> str:
+    """A hash of the files that define a class from outside and its bases from outside, or a function."""
+    bases = [base for base in getattr(owner, "__mro__", ()) if not is_own(base) and _is_extension(base)]
+    digest = hashlib.sha256()
+    for source in bases or [owner]:
+        try:
+            digest.update(Path(inspect.getfile(source)).read_bytes())
+        except (OSError, TypeError):  # a class made in a console or notebook has no file
+            digest.update(source.__qualname__.encode())
+    return digest.hexdigest()[:12]
+
+
+def _is_extension(base: type) -> bool:
+    known = (Task, ModelConfig, nn.Module)
+    return issubclass(base, known) and base.__module__.split(".")[0] != "torch"
 
 
 def _find(name: str, kind: str, own: Mapping[str, type]) -> Any:
     if ":" in name:
-        return _load(name, kind)
+        return load_object(name)
     plain = name.replace("-", "_")
     if plain in own:
         return own[plain]
-    installed = {entry.name: entry for entry in metadata.entry_points(group=f"recombine.{kind}s")}
-    check_choice(kind, plain, (*own, *installed, f"FILE.py:{kind.title()}"))
+    installed = _installed(GROUPS[kind])
+    choices = [known.replace("_", "-") for known in (*own, *installed)]
+    check_choice(kind, name.replace("_", "-"), (*choices, "FILE.py:CLASS"))
     return installed[plain].load()
 
 
-def _load(specification: str, kind: str) -> Any:
-    """The attribute that `file.py:Name` or `package.module:Name` names; runs that code."""
-    place, _, name = specification.rpartition(":")
-    if not place or not name:
-        raise InputError(f"{kind} {specification!r}: expected FILE.py:NAME or package.module:NAME")
-    module = _load_file(Path(place)) if place.endswith(".py") else _import_module(place, specification)
-    if not hasattr(module, name):
-        choices = [
-            key
-            for key, value in vars(module).items()
-            if isinstance(value, type) and value.__module__ == module.__name__
-        ]
+def _installed(*groups: str) -> dict[str, metadata.EntryPoint]:
+    """The entry points of installed packages, by name."""
+    entries = [entry for group in groups for entry in metadata.entry_points(group=group)]
+    return {entry.name.replace("-", "_"): entry for entry in entries}
+
+
+def _check_outside(candidate: Any, attribute: str, own: Mapping[str, type]) -> None:
+    name = getattr(candidate, attribute, None)
+    if not isinstance(name, str) or not name.isidentifier():
         raise InputError(
-            f"{place} has no {name!r}: expected one of {', '.join(choices) or 'its classes, but it has none'}"
+            f"{_name_of(candidate)}.{attribute} is {name!r}: expected a name of letters, digits and underscores"
         )
-    return getattr(module, name)
+    if not is_dataclass(candidate):
+        raise InputError(f"{_name_of(candidate)} is not a dataclass: expected @dataclass(frozen=True, kw_only=True)")
+    if name in own and own[name] is not candidate:
+        raise InputError(
+            f"{_name_of(candidate)}.{attribute} is {name!r}, which this package uses: expected another name"
+        )
 
 
-def _load_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise InputError(f"{str(path)!r} is not a file: expected Python source")
-    path = path.resolve()
-    name = f"recombine_code_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
+def _is_config(candidate: Any) -> bool:
+    return isinstance(candidate, type) and issubclass(candidate, ModelConfig) and not inspect.isabstract(candidate)
+
+
+def _is_factory(candidate: Any) -> bool:
+    """Whether it is a module class, or a function."""
+    if isinstance(candidate, type):
+        return issubclass(candidate, nn.Module)
+    return callable(candidate) and not isinstance(candidate, nn.Module)
+
+
+@cache
+def _configure_factory(factory: Callable[[Task], nn.Module]) -> type[ModelConfig]:
+    def build(self: ModelConfig, task: Task) -> nn.Module:
+        return _call(factory, task)
+
+    name = _name_of(factory)
+    namespace = {"kind": name, "build": build, "__module__": factory.__module__, "factory": staticmethod(factory)}
+    config: type[ModelConfig] = dataclass(frozen=True, kw_only=True)(type(f"{name}Config", (ModelConfig,), namespace))
+    _check_outside(config, "kind", MODELS)
+    return config
+
+
+def _call(factory: Callable[[Task], nn.Module], task: Task) -> nn.Module:
     try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[name]
-        raise InputError(f"{path} cannot be loaded: {describe_error(error, path)}") from error
+        inspect.signature(factory).bind(task)
+    except TypeError as error:
+        raise InputError(
+            f"{_name_of(factory)} cannot be called with the task ({error}): expected one argument"
+        ) from None
+    module = factory(task)
+    if not isinstance(module, nn.Module):
+        raise InputError(f"{_name_of(factory)} returned {type(module).__name__}: expected a torch.nn.Module")
     return module
 
 
-def describe_error(error: Exception, path: Path) -> str:
-    """An exception in a user's file, with the line of that file it came from."""
-    lines = [frame.lineno for frame in _frames(error) if frame.filename == str(path)]
-    line = getattr(error, "lineno", None) if isinstance(error, SyntaxError) else (lines[-1] if lines else None)
-    where = "" if line is None else f"line {line}: "
-    return f"{where}{type(error).__name__}: {error}"
+def _written_by_user(owner: Any) -> Any:
+    """The module class or function that a configuration was made for here; otherwise the class itself."""
+    factory = vars(owner).get("factory") if isinstance(owner, type) else None
+    return owner if factory is None else factory.__func__
 
 
-def _frames(error: Exception) -> Any:
-    import traceback
-
-    return traceback.extract_tb(error.__traceback__)
-
-
-def _import_module(name: str, specification: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise InputError(f"{specification!r} cannot be imported ({error}): expected package.module:NAME") from None
-
-
-def _check_outside(found: Any, attribute: str, own: Mapping[str, type]) -> None:
-    name = getattr(found, attribute, None)
-    if not isinstance(name, str) or not name.isidentifier():
-        raise InputError(
-            f"{_name_of(found)}.{attribute} is {name!r}: expected a name of letters, digits and underscores"
-        )
-    if not is_dataclass(found):
-        raise InputError(f"{_name_of(found)} is not a dataclass: expected @dataclass(frozen=True, kw_only=True)")
-    if name in own and own[name] is not found:
-        raise InputError(f"{_name_of(found)}.{attribute} is {name!r}, which the package has: expected another name")
-
-
-def _configure_module(module: type[nn.Module]) -> type[ModelConfig]:
-    """A configuration without fields for a module whose constructor takes the task."""
-
-    def build(self: ModelConfig, task: Task) -> nn.Module:
-        return module(task)
-
-    name = module.__name__
-    namespace = {"kind": name, "build": build, "__module__": module.__module__, "module_class": module}
-    return dataclass(frozen=True, kw_only=True)(type(f"{name}Config", (ModelConfig,), namespace))
-
-
-def _source_class(owner: type) -> type:
-    """The class that a user wrote: the module, where its configuration was made here."""
-    return vars(owner).get("module_class", owner)
-
-
-def _name_of(found: Any) -> str:
-    return getattr(found, "__qualname__", repr(found))
+def _name_of(candidate: Any) -> str:
+    if isinstance(candidate, nn.Module):
+        return f"this {type(candidate).__name__}"
+    return getattr(candidate, "__qualname__", repr(candidate))

@@ -20,6 +20,7 @@ from recombine.precision import Precision
 from recombine.speed import PARTS, describe_machine, steps
 from recombine.speed.chart import write_charts
 from recombine.store import Json
+from recombine.tasks.base import SCALES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,8 @@ class BenchOptions(Output):
     """Of steps and attention: float32, bf16. On CPUs without bf16 instructions the latter takes many minutes."""
     workloads: Annotated[tuple[str, ...], tyro.conf.arg(metavar="WORKLOAD ...")] = ()
     """Of steps: some of fuzzy_logic, sraven, language; all of them if none is named."""
+    scales: Annotated[tuple[str, ...], tyro.conf.arg(metavar="SCALE ...")] = SCALES
+    """Of generators: tiny, small, paper."""
     seconds: float = 3.0
     """For each case: more seconds, more rounds."""
     threads: int | None = None
@@ -50,6 +53,8 @@ def run(argv: list[str]) -> None:
         check_choice("precision", precision, get_args(Precision))
     for workload in options.workloads:
         check_choice("workload", workload, steps.WORKLOADS)
+    for scale in options.scales:
+        check_choice("scale", scale, SCALES)
     if options.seconds <= 0:
         raise InputError(f"seconds is {options.seconds}: expected a positive number")
     if options.threads is not None:
@@ -62,6 +67,7 @@ def run(argv: list[str]) -> None:
     for part in options.parts or PARTS:
         choice = {"precisions": options.precisions} if part in ("steps", "attention") else {}
         choice |= {"workloads": options.workloads} if part == "steps" else {}
+        choice |= {"scales": options.scales} if part == "generators" else {}
         result[part] = PARTS[part](options.seconds, say, **choice)
     if options.out is not None:
         earlier = json.loads(options.out.read_text()) if options.out.exists() else {}
@@ -160,13 +166,14 @@ def memory_table(result: Json) -> Table:
 def generator_table(result: Json) -> Table:
     table = _table(
         "batches and oracles",
-        None,
-        ("task",),
+        "batch: as training makes it, with others of its group · step: with the batch, the task's default model",
+        ("task", "scale"),
         ("batch ms", "step ms", "of step", "instances/s", "solved/s"),
     )
     for row in result["generators"]:
         table.add_row(
             row["task"],
+            row["scale"],
             f"{row['milliseconds']['batch']:.2f}",
             f"{row['milliseconds']['step']:.1f}",
             f"{row['share_of_step']:.1%}",

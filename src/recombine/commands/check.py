@@ -1,44 +1,47 @@
-"""recombine check TASK: what a split guarantees, and between which numbers a score on it lies."""
+"""recombine check TASK: what a split guarantees, and its reference scores: chance, ceiling and agnostic optimum."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rich.table import Table
 
-from recombine.cli import parse_task
-from recombine.commands.console import Output, format_number, split_legend
-from recombine.evaluate import METRIC_TITLES, score_references
+from recombine.commands.console import REFERENCE_LEGEND, format_number, split_legend, title_of
+from recombine.commands.flags import TaskOptions, parse_task
+from recombine.evaluate import MetricDict, describe_metrics, score_references
 from recombine.store import Json
-from recombine.tasks.base import Audit
+from recombine.tables import tables_as_dict
+from recombine.tasks.base import REFERENCES
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckOptions(Output):
+class CheckOptions(TaskOptions):
     """How much to check."""
 
     num_instances: int = 4_096
-    """Instances for each estimate; 0 leaves out all but the certificate."""
+    """Instances per estimate. With 0, only the certificate is printed."""
 
 
 def run(argv: list[str]) -> None:
     task, options = parse_task(CheckOptions, argv, verb="check")
     certificate = task.split.certificate.as_dict()
     references = score_references(task, num_instances=options.num_instances) if options.num_instances else {}
-    audits = task.audits(options.num_instances) if options.num_instances else []
+    facts = task.tables(options.num_instances) if options.num_instances else []
+    metrics = describe_metrics(task, references.values())
     value = {
         "task": task.name,
         "certificate": certificate,
+        "metrics": metrics,
         "references": references,
-        "audits": audits_as_dict(audits),
+        "tables": tables_as_dict(facts),
     }
-    tables = [references_table(references, covered=bool(certificate["covered"]))] if references else []
-    options.show(value, certificate_table(certificate), *tables, *map(audit_table, audits))
+    tables = [references_table(references, metrics, covered=bool(certificate["covered"]))] if references else []
+    options.show(value, certificate_table(certificate), *tables, *facts)
 
 
 def certificate_table(certificate: Json) -> Table:
-    """The certificate, a line each."""
+    """The certificate, one fact per line."""
     table = Table(title="certificate", title_justify="left", show_header=False)
     table.add_column()
     table.add_column(overflow="fold")
@@ -61,29 +64,13 @@ def certificate_table(certificate: Json) -> Table:
     return table
 
 
-def audits_as_dict(audits: Sequence[Audit]) -> Json:
-    """Each table by its title, a row as an object."""
-    return {audit.title: [dict(zip(audit.columns, row, strict=True)) for row in audit.rows] for audit in audits}
-
-
-def audit_table(audit: Audit) -> Table:
-    """A table of facts the task itself has estimated."""
-    table = Table(title=audit.title, title_justify="left", caption=audit.note, caption_justify="left")
-    for column in audit.columns:
-        table.add_column(column, justify="right")
-    for row in audit.rows:
-        table.add_row(*(f"{cell:.4f}" if isinstance(cell, float) else str(cell) for cell in row))
-    return table
-
-
-def references_table(references: Json, *, covered: bool) -> Table:
-    """Chance and ceiling of each split and metric."""
-    table = Table("split", "metric", title="between chance and ceiling", title_justify="left")
-    table.caption, table.caption_justify = split_legend(references, covered), "left"
-    table.add_column("chance", justify="right")
-    table.add_column("ceiling", justify="right")
-    for split, metrics in references.items():
-        for metric, score in metrics.items():
-            numbers = (format_number(score["chance"]), format_number(score["ceiling"]))
-            table.add_row(split, METRIC_TITLES.get(metric, metric), *numbers)
+def references_table(references: Json, metrics: Mapping[str, MetricDict], *, covered: bool) -> Table:
+    """Chance, ceiling and agnostic optimum of each split and metric."""
+    table = Table("split", "metric", title="reference scores", title_justify="left")
+    table.caption, table.caption_justify = f"{split_legend(references, covered)}\n{REFERENCE_LEGEND}", "left"
+    for name in REFERENCES:
+        table.add_column(name, justify="right")
+    for split, values in references.items():
+        for metric, score in values.items():
+            table.add_row(split, title_of(metric, metrics), *(format_number(score[name]) for name in REFERENCES))
     return table

@@ -9,7 +9,7 @@ import tyro
 from rich.table import Table
 
 from recombine.cli import parse
-from recombine.commands.console import METRIC_TITLES, Output, format_number
+from recombine.commands.console import RunOutput, format_number
 from recombine.diagnose import DECODER_TITLES, Diagnosis, diagnose_run
 from recombine.errors import InputError
 from recombine.probe import is_probed, probe_run
@@ -17,15 +17,15 @@ from recombine.store import RunDirectory
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiagnoseOptions(Output):
+class DiagnoseOptions(RunOutput):
     """What to diagnose."""
 
     run: tyro.conf.Positional[Path]
-    """Run directory of a finished run; diagnosis.json is written there."""
+    """Run directory of a finished run. Writes diagnosis.json there."""
     num_instances: int = 4_000
-    """Instances a split, if the run must be probed first."""
+    """Instances per split, if the run must be probed first."""
     device: str = "auto"
-    """auto, cpu, cuda, ..."""
+    """Device to run on: auto, cpu, cuda, ..."""
 
 
 def run(argv: list[str]) -> None:
@@ -33,14 +33,21 @@ def run(argv: list[str]) -> None:
     directory = RunDirectory.open(options.run)
     if not directory.finished:
         raise InputError(f"{directory.path} has no result.json: expected a finished run")
-    if not is_probed(directory):
+    if not is_probed(directory, code=options.code):
         say = (lambda _: None) if options.json else (lambda part: options.say(f"probe: {part}"))
-        probe_run(options.run, num_instances=options.num_instances, tsne=False, device=options.device, say=say)
+        probe_run(
+            options.run,
+            num_instances=options.num_instances,
+            tsne=False,
+            device=options.device,
+            say=say,
+            code=options.code,
+        )
     found = diagnose_run(options.run)
     closing = [f"Next: {found.advice}."]
     if found.alternatives:
         closing.insert(0, f"Within its intervals it could also be: {', '.join(found.alternatives)}.")
-    options.show(found.as_dict(), f"{found.verdict.upper()}\n{found.sentence}", evidence_table(found), *closing)
+    options.show(dict(found.as_dict()), f"{found.verdict.upper()}\n{found.sentence}", evidence_table(found), *closing)
 
 
 def evidence_table(found: Diagnosis) -> Table:
@@ -50,16 +57,16 @@ def evidence_table(found: Diagnosis) -> Table:
     table.add_column("value", justify="right")
     table.add_column("95 % interval", justify="right")
     table.add_column("chance … ceiling", justify="right")
-    metric = METRIC_TITLES.get(evidence["metric"], evidence["metric"])
-    for key, words in (("trained", "trained"), ("held_out", "held out")):
-        each = evidence[key]
-        interval = f"{format_number(each['low'])} … {format_number(each['high'])}"
-        ends = f"{format_number(each['chance'])} … {format_number(each['ceiling'])}: {each['placed']:.0%}"
-        table.add_row(f"{metric}, {words}", format_number(each["value"]), interval, ends)
+    for score, words in ((evidence["trained"], "trained"), (evidence["held_out"], "held out")):
+        interval = f"{format_number(score['low'])} … {format_number(score['high'])}"
+        ends = f"{format_number(score['chance'])} … {format_number(score['ceiling'])}: {score['placed']:.0%}"
+        table.add_row(f"{evidence['title']}, {words}", format_number(score["value"]), interval, ends)
     read = evidence["decodability"]
     if read is not None:
-        for key, words in (("trained", "trained"), ("held_out", "held out"), ("baseline", "uninformed")):
-            table.add_row(f"decoder's {DECODER_TITLES[read['metric']]}, {words}", format_number(read[key]), "", "")
+        title = f"decoder's {DECODER_TITLES[read['metric']]}"
+        table.add_row(f"{title}, trained", format_number(read["trained"]), "", "")
+        table.add_row(f"{title}, held out", format_number(read["held_out"]), "", "")
+        table.add_row(f"{title}, uninformed", format_number(read["baseline"]), "", "")
     table.add_row("every module trained", "yes" if evidence["covered"] else "NO", "", "")
     table.add_row("modules connected", "yes" if evidence["connected"] else "NO", "", "")
     return table

@@ -1,4 +1,4 @@
-"""recombine evaluate RUN: score a trained run again, on any splits and any number of instances."""
+"""recombine evaluate RUN: score a trained run on any splits and any number of instances."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from pathlib import Path
 import tyro
 
 from recombine.cli import parse
-from recombine.commands.console import Output, score_table
-from recombine.evaluate import score, scores_as_dict
+from recombine.commands.console import RunOutput, score_table
+from recombine.evaluate import describe_metrics, score, scores_as_dict
 from recombine.run import load_run, resolve_device
 from recombine.store import Json
 from recombine.tasks import SplitName
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateOptions(Output):
+class EvaluateOptions(RunOutput):
     """What to score."""
 
     run: tyro.conf.Positional[Path]
     """Run directory."""
     splits: tuple[SplitName, ...] = ()
-    """Splits to score; by default all but train."""
+    """Splits to score (default: all but train)."""
     num_instances: int | None = None
-    """Instances a split, if not the paper's number."""
+    """Instances per split (default: as in the paper)."""
     device: str = "auto"
-    """auto, cpu, cuda, ..."""
+    """Device to run on: auto, cpu, cuda, ..."""
 
 
 def run(argv: list[str]) -> None:
     options = parse(EvaluateOptions, argv, prog="evaluate")
-    directory, config, model = load_run(options.run, options.device)
+    directory, config, model = load_run(options.run, options.device, code=options.code)
     scores = score(
         model,
         config.task,
@@ -42,6 +42,6 @@ def run(argv: list[str]) -> None:
     value: Json = {"run": str(directory.path)}
     if directory.finished:
         value |= directory.read_json("result.json")
-    value |= {"scores": scores_as_dict(scores)}
+    value |= {"metrics": describe_metrics(config.task, scores.values()), "scores": scores_as_dict(scores)}
     covered = config.task.split.certificate.min_coverage > 0
-    options.show(value, score_table(value["scores"], config.name, covered=covered))
+    options.show(value, score_table(value["scores"], config.name, covered=covered, metrics=value["metrics"]))

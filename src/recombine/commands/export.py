@@ -1,4 +1,4 @@
-"""recombine export TASK -o FILE: instances as Parquet, each row with the latents that made it."""
+"""recombine export TASK -o FILE: write instances to a Parquet file, each with the modules that generated it."""
 
 from __future__ import annotations
 
@@ -10,24 +10,23 @@ from typing import Annotated
 
 import tyro
 
-from recombine.cli import parse_task
-from recombine.commands.console import Output
+from recombine.commands.flags import TaskOptions, parse_task
 from recombine.errors import check_positive
-from recombine.evaluate import evaluation_batches
 from recombine.files import write_whole
 from recombine.tasks import SplitName, Task
+from recombine.tasks.evaluation import evaluation_batches
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportOptions(Output):
-    """What to write, and where."""
+class ExportOptions(TaskOptions):
+    """What to write and where."""
 
     out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("instances.parquet")
-    """The file to write."""
+    """File to write."""
     split: SplitName = "ood"
-    """Which split to write."""
+    """Split to write."""
     num_instances: int = 1_000
-    """How many rows."""
+    """Number of instances."""
 
 
 def run(argv: list[str]) -> None:
@@ -41,7 +40,7 @@ def run(argv: list[str]) -> None:
 
 
 def export(task: Task, split: SplitName, num_instances: int, path: Path) -> None:
-    """Write the first instances of a split; the task's setting and the split's hash go into the file's metadata."""
+    """Write the first instances of a split. The file's metadata hold the task's settings and the split's hash."""
     import pyarrow as pa
     from pyarrow import parquet
 

@@ -10,30 +10,31 @@ import tyro
 from rich.table import Table
 
 from recombine.cli import parse
-from recombine.commands.console import METRIC_TITLES, Output, format_number
+from recombine.commands.console import RunOutput, format_number
 from recombine.errors import InputError
 from recombine.probe import examine_activations, probe_run
 from recombine.store import Json
+from recombine.tasks.base import Task
 
-TITLES = METRIC_TITLES | {"f1": "F1"}
+TITLES = {"f1": "F1", "r2": "R²"}  # of decoders
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProbeOptions(Output):
+class ProbeOptions(RunOutput):
     """What to look into."""
 
     run: tyro.conf.Positional[Path | None] = None
-    """Run directory; probe.json and probe.npz are written there."""
+    """Run directory. Writes probe.json and probe.npz there."""
     activations: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """Instead of a run: an npz file with the arrays activations, labels and split."""
+    """Instead of a run, an npz file with the arrays activations, labels and split."""
     num_instances: int = 4_000
-    """Instances a split."""
+    """Instances per split."""
     tsne: bool = True
-    """Lay out the codes in two dimensions, which takes longest."""
+    """Compute a t-SNE map of the codes, which takes longest."""
     save_activations: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Write residual stream and hidden activations to probe.npz too, not only the codes."""
+    """Also write the residual stream and hidden activations to probe.npz."""
     device: str = "auto"
-    """auto, cpu, cuda, ..."""
+    """Device to run on: auto, cpu, cuda, ..."""
 
 
 def run(argv: list[str]) -> None:
@@ -42,7 +43,7 @@ def run(argv: list[str]) -> None:
         raise InputError("expected a run directory or --activations FILE, one of the two; see recombine probe --help")
     say = (lambda _: None) if options.json else (lambda part: options.say(f"probe: {part}"))
     if options.activations is not None:
-        numbers = examine_activations(options.activations, tsne=options.tsne, say=say).numbers
+        numbers = dict(examine_activations(options.activations, tsne=options.tsne, say=say).numbers)
     else:
         assert options.run is not None
         numbers = probe_run(
@@ -52,6 +53,7 @@ def run(argv: list[str]) -> None:
             save_activations=options.save_activations,
             device=options.device,
             say=say,
+            code=options.code,
         )
     options.show(numbers, *tables(numbers))
 
@@ -111,7 +113,7 @@ def structure_table(structure: Json) -> Table:
 def layer_table(ablations: Json) -> Table:
     """What becomes of the score if a layer's codes are changed."""
     base = ", ".join(f"{split} {format_number(value)}" for split, value in ablations["base"].items())
-    table = _table(f"codes of a layer changed: {TITLES.get(ablations['metric'], ablations['metric'])}, else {base}")
+    table = _table(f"codes of a layer changed: {Task.metric(ablations['metric']).title}, else {base}")
     table.add_column("layer", justify="right")
     table.add_column("codes")
     for split in ablations["base"]:

@@ -9,20 +9,20 @@ from typing import Annotated
 import tyro
 
 from recombine.cli import parse
-from recombine.commands.console import Output
-from recombine.report.html import write_report
+from recombine.commands.console import RunOutput
+from recombine.report.page import write_report
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportOptions(Output):
+class ReportOptions(RunOutput):
     """Which runs, and where the report goes."""
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
     """Run directories."""
     out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("report.html")
-    """The file to write."""
+    """File to write."""
     figures: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
-    """Write the figures as PNG and SVG files into this folder too."""
+    """Also write the figures to this folder, as PNG and SVG files."""
     gallery: bool = True
     """Load each network and show instances that it gets right and wrong."""
     title: str = "Do these networks recombine what they learned?"
@@ -31,5 +31,12 @@ class ReportOptions(Output):
 
 def run(argv: list[str]) -> None:
     options = parse(ReportOptions, argv, prog="report")
-    write_report(options.runs, options.out, title=options.title, static=options.figures, gallery=options.gallery)
+    write_report(
+        options.runs,
+        options.out,
+        title=options.title,
+        static=options.figures,
+        gallery=options.gallery,
+        code=options.code,
+    )
     options.show({"report": str(options.out), "bytes": options.out.stat().st_size}, f"{options.out}")

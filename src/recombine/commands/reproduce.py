@@ -1,56 +1,59 @@
-"""recombine reproduce NAME: run a named experiment, print it beside the paper's figures, and report on it."""
+"""recombine reproduce EXPERIMENT: train the runs of an experiment, and print them next to the published numbers."""
 
 from __future__ import annotations
 
 import itertools
-import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import tyro
-from rich import box
-from rich.table import Table
 
 from recombine.cli import parse
-from recombine.commands.check import audit_table, audits_as_dict
-from recombine.commands.console import Output, format_number, format_score, progress_bar
+from recombine.commands.console import Output, progress_bar
 from recombine.diagnose import diagnose_run
 from recombine.engines import train_runs
-from recombine.errors import InputError, check_choice
-from recombine.evaluate import METRIC_TITLES, compare
+from recombine.errors import InputError, check_choice, check_positive
 from recombine.probe import is_probed, probe_run
-from recombine.recipes import EXPERIMENTS, Experiment
-from recombine.report.drawings import DRAWINGS
-from recombine.report.html import write_report
+from recombine.recipes import EXPERIMENTS, Finished, FinishedRun, Record, find_experiment
+from recombine.recipes.experiment import show_setting
+from recombine.report.page import write_report
 from recombine.run import RunConfig, train_run
-from recombine.store import Json, RunDirectory
+from recombine.store import Json, RunDirectory, hash_config
+from recombine.tables import Column, Table, tables_as_dict
 from recombine.tasks.base import Scale
 
-NUM_PROBED = 600  # instances a split; `recombine probe RUN` takes more, and more time
+NUM_PROBED = 600  # instances per split; `recombine probe RUN` takes more, and more time
 NUM_PICTURED = 500  # points of a map
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReproduceOptions(Output):
-    """Which experiment, and how large."""
+    """Which experiment to run, and how large."""
 
     name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="EXPERIMENT")]
-    """One of those that `recombine reproduce list` prints."""
-    scale: Scale = "small"
-    """Size of the experiment: tiny takes minutes, paper the paper's budget."""
+    """Name of an experiment (`recombine reproduce list` prints them), or FILE.py:NAME for one of your own."""
+    scale: Scale | None = None
+    """Size of the experiment: tiny takes minutes, paper has the paper's sizes (default: the experiment's, mostly small)."""
+    only: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE")] = ()
+    """Run only records with these settings, e.g. --only model=vanilla trunk=softmax,hyla."""
+    steps: int | None = None
+    """Training steps of every run (default: as the experiment says)."""
+    seeds: tuple[int, ...] = ()
+    """Random seeds for every setting, e.g. --seeds 0 1 2 (default: as the experiment says)."""
     out: Path = Path("runs")
     """Folder for run directories."""
     jobs: int = 1
-    """Runs to train at the same time; cores are shared out among them. Small models gain most."""
+    """Number of runs to train at the same time. They share the cores evenly; small models gain most."""
     device: str = "auto"
-    """auto, cpu, cuda, ..."""
+    """Device to train on: auto, cpu, cuda, ..."""
     report: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """Write an HTML report to this file."""
     probe: bool = True
-    """For the report, look inside each run and say why it does or does not recombine."""
+    """For the report, probe and diagnose each run."""
     figures: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
-    """Write the experiment's own figures to this folder, if it has any."""
+    """Write the figures of the experiment to this folder, if it has any."""
 
 
 def run(argv: list[str]) -> None:
@@ -58,59 +61,114 @@ def run(argv: list[str]) -> None:
     if options.name == "list":
         list_experiments(options)
         return
-    experiment = EXPERIMENTS[check_choice("experiment", options.name, EXPERIMENTS)]
-    if options.figures is not None:
-        check_choice("experiment with figures", experiment.name, DRAWINGS)
-    runs = train_all(experiment, options)
-    results = {label: run.read_json("result.json") for label, run in runs.items()}
-    paths = [run.path for run in runs.values()]
+    experiment = find_experiment(options.name)
+    if options.figures is not None and not experiment.has_figures:
+        drawn = [name for name, known in EXPERIMENTS.items() if known.has_figures]
+        raise InputError(f"experiment {experiment.name!r} has no figures: expected one of {', '.join(drawn)}")
+    scale = options.scale or experiment.default_scale
+    records = choose_records(experiment.records(scale), options)
+    finished = train_records(records, options)
+    tables = experiment.tables(finished, options.device)
+    closing: list[str] = []
     value: Json = {
         "experiment": experiment.name,
-        "scale": options.scale,
-        "runs": [str(path) for path in paths],
-        "results": results,
+        "question": experiment.question,
+        "scale": scale,
+        "runs": [describe_run(run) for run in finished.runs],
+        "tables": tables_as_dict(tables),
     }
-    closing = []
     if options.report is not None:
+        paths = list(dict.fromkeys(run.run.path for run in finished.runs))
         write_report(paths, options.report, title=experiment.question)
         closing.append(f"report: {options.report}")
-    if experiment.tables is None:
-        closing.insert(0, "intervals come from a bootstrap over combinations; differences are paired")
-        tables: list[Table | str] = [comparison_table(experiment, results, options.scale)]
-    else:
-        options.say("reading the runs")
-        audits = experiment.tables(runs, options.device)
-        value["tables"] = audits_as_dict(audits)
-        tables = [experiment.question, *map(audit_table, audits)]
     if options.figures is not None:
-        figures = DRAWINGS[experiment.name](runs, options.figures)
+        figures = experiment.figures(finished, options.figures)
         value["figures"] = [str(path) for path in figures]
         closing += [f"figure: {path}" for path in figures]
-    options.show(value, *tables, *closing)
+    options.show(value, experiment.question, *tables, *closing)
 
 
 def list_experiments(options: Output) -> None:
-    table = Table("experiment", "question")
-    for each in EXPERIMENTS.values():
-        table.add_row(each.name, each.question)
-    options.show({name: each.question for name, each in EXPERIMENTS.items()}, table)
+    """The name and the question of every experiment."""
+    rows = tuple((name, experiment.question) for name, experiment in EXPERIMENTS.items())
+    table = Table(title="Experiments", columns=("experiment", Column(name="question", wrap=True)), rows=rows)
+    options.show({name: experiment.question for name, experiment in EXPERIMENTS.items()}, table)
 
 
-def train_all(experiment: Experiment, options: ReproduceOptions) -> dict[str, RunDirectory]:
-    """The runs of an experiment, by label; those that are finished stay as they are."""
-    configs, runs = experiment.runs(options.scale), {}
+def choose_records(records: Iterable[Record], options: ReproduceOptions) -> list[Record]:
+    """The records of an experiment with the steps and seeds that were asked for, without those that --only leaves out."""
+    chosen = list(records)
+    if options.steps is not None:
+        check_positive(steps=options.steps)
+        chosen = [record.with_steps(options.steps) for record in chosen]
+    if options.seeds:
+        chosen = [record.with_seed(seed) for record in chosen for seed in options.seeds]
+    distinct = list({(record.key, record.seed): record for record in chosen}.values())
+    for condition in options.only:
+        distinct = filter_records(distinct, condition)
+    return distinct
+
+
+def filter_records(records: Sequence[Record], condition: str) -> list[Record]:
+    """The records that meet a condition such as `model=vanilla` or `trunk=softmax,hyla`."""
+    name, equals, values = condition.partition("=")
+    if not equals or not values:
+        raise InputError(f"--only {condition!r}: expected NAME=VALUE, such as seed=0")
+    settings = [{_plain(key): show_setting(value) for key, value in _all_settings(record)} for record in records]
+    name = check_choice("setting", _plain(name), dict.fromkeys(key for row in settings for key in row))
+    known = list(dict.fromkeys(row[name] for row in settings if name in row))
+    wanted = {check_choice(f"value of {name}", _plain(value, known), known) for value in values.split(",")}
+    return [record for record, row in zip(records, settings, strict=True) if row.get(name) in wanted]
+
+
+def _all_settings(record: Record) -> list[tuple[str, str | int | float]]:
+    return [*record.settings.items(), ("seed", record.seed)]
+
+
+def _plain(text: str, known: Sequence[str] = ()) -> str:
+    """A name as the user may write it: `held-out` or `held_out` for `held out`; a number in any form."""
+    words = text.strip().replace("-", "_").replace("_", " ") if not known else text.strip().replace("_", " ")
+    try:
+        return f"{float(words):g}" if known and words not in known else words
+    except ValueError:
+        return words.replace("-", " ") if words not in known else words
+
+
+def describe_run(run: FinishedRun) -> Json:
+    """A record and its result, without the sums per composition."""
+    result = {name: value for name, value in run.result.items() if name != "composition_sums"}
+    return {
+        "settings": dict(run.record.settings),
+        "seed": run.record.seed,
+        "path": str(run.run.path),
+        "result": result,
+    }
+
+
+def train_records(records: Sequence[Record], options: ReproduceOptions) -> Finished:
+    """Train every record; finished runs are reused, and records that share a configuration share a run."""
+    identities = [hash_config(record.config.identity) for record in records]
+    distinct = dict(zip(identities, records, strict=True))
     if options.jobs != 1:
-        train_at_once(configs, options)
-    for number, (label, config) in enumerate(configs.items(), start=1):
-        with progress_bar(f"{number}/{len(configs)} {label}", quiet=options.quiet or options.json) as watch:
-            runs[label] = train_run(config, out=options.out, device=options.device, watch=watch)
+        train_at_once({record.text: record.config for record in distinct.values()}, options)
+    runs: dict[str, RunDirectory] = {}
+    quiet = options.quiet or options.json
+    for number, (identity, record) in enumerate(distinct.items(), start=1):
+        with progress_bar(f"{number}/{len(distinct)} {record.text}", quiet=quiet) as watch:
+            runs[identity] = train_run(record.config, out=options.out, device=options.device, watch=watch)
         if options.report is not None and options.probe:
-            look_inside(runs[label], options, label)
-    return runs
+            look_inside(runs[identity], options, record.text)
+
+    def watch_reading(number: int, total: int, text: str) -> None:
+        if not options.json:
+            options.say(f"reading {number}/{total} {text}")
+
+    finished = tuple(FinishedRun(record, runs[identity]) for record, identity in zip(records, identities, strict=True))
+    return Finished(finished, watch_reading)
 
 
 def train_at_once(configs: dict[str, RunConfig], options: ReproduceOptions) -> None:
-    """Several at a time, with a line for each that ends."""
+    """Train several runs at a time and print a line when one ends."""
     numbers = itertools.count(1)
 
     def done(label: str, run: RunDirectory) -> None:
@@ -121,61 +179,12 @@ def train_at_once(configs: dict[str, RunConfig], options: ReproduceOptions) -> N
 
 
 def look_inside(run: RunDirectory, options: ReproduceOptions, label: str) -> None:
-    """Probe and diagnose a run, in seconds; what cannot be done is said, and left out of the report."""
+    """Probe and diagnose a run, in seconds. A run that cannot be probed is left out of that part of the report."""
     if not options.json:
-        options.say(f"looking inside {label}")
+        options.say(f"probing {label}")
     try:
         if not is_probed(run):
             probe_run(run.path, num_instances=NUM_PROBED, num_pictured=NUM_PICTURED, device=options.device)
         diagnose_run(run.path)
     except InputError as error:
-        options.say(f"{label} is left out of what happens inside: {error}")
-
-
-def comparison_table(experiment: Experiment, results: Json, scale: Scale) -> Table:
-    """Ours beside the paper's, where the task is the same."""
-    published = experiment.published if experiment.published_scale in (None, scale) else {}
-    metric = METRIC_TITLES.get(experiment.metric, experiment.metric)
-    steps = " / ".join(dict.fromkeys(str(result["steps"]) for result in results.values()))
-    where = f"on combinations never trained on ({experiment.split}) after {steps} steps"
-    title = f"{experiment.question}\n{metric} {where}, with 95 % intervals"
-    table = Table("", title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    baseline, baseline_result = next(iter(results.items()))
-    for name in (metric, f"above {baseline}", "trained on", "paper", "minutes"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for name, reference in reference_rows(experiment, baseline_result).items():
-        table.add_row(name, format_number(reference), style="dim")
-    for label, result in results.items():
-        value, interval, *_ = format_score(result["scores"][experiment.split][experiment.metric])
-        table.add_row(
-            label.replace("_", " "),
-            f"{value}\n{interval}",
-            "" if label == baseline else format_difference(experiment, result, baseline_result),
-            format_number(result["scores"]["test"][experiment.metric]["value"]),
-            format_published(published.get(label)),
-            f"{result['seconds'] / 60:.1f}",
-        )
-    return table
-
-
-def format_difference(experiment: Experiment, result: Json, other: Json) -> str:
-    """The paired difference on the same instances, with its interval."""
-    sums, others = (each["composition_sums"][experiment.split][experiment.metric] for each in (result, other))
-    difference = compare(sums, others)
-    return f"{format_number(difference.value)}\n{format_number(difference.low)} … {format_number(difference.high)}"
-
-
-def reference_rows(experiment: Experiment, result: Json) -> dict[str, float]:
-    """What needs no training: chance, simple strategies, the exact solver."""
-    score = result["scores"][experiment.split][experiment.metric]
-    baselines = {
-        name: values[experiment.split][experiment.metric] for name, values in result.get("baselines", {}).items()
-    }
-    return {"chance": score["chance"], **baselines, "exact solver": score["ceiling"]}
-
-
-def format_published(figure: tuple[float, float] | None) -> str:
-    if figure is None:
-        return ""
-    value, error = figure
-    return format_number(value) + ("" if math.isnan(error) else f"±{error:.3f}")
+        options.say(f"{label} was not probed: {error}")

@@ -1,4 +1,4 @@
-"""recombine show TASK: one instance, for people."""
+"""recombine show TASK: print one instance."""
 
 from __future__ import annotations
 
@@ -8,25 +8,26 @@ from typing import Annotated
 
 import tyro
 
-from recombine.cli import parse_task
-from recombine.commands.console import Output
+from recombine.commands.flags import TaskOptions, parse_task
+from recombine.errors import require
 from recombine.tasks import SplitName
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShowOptions(Output):
+class ShowOptions(TaskOptions):
     """Which instance to show."""
 
     split: SplitName = "ood"
-    """Which split to draw from."""
+    """Split to take the instance from."""
     index: int = 0
-    """Which instance of it."""
+    """Number of the instance in the split."""
     image: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """Draw it to this PNG or SVG file, where the task has a picture."""
+    """Also draw the instance to this PNG or SVG file, if the task has pictures."""
 
 
 def run(argv: list[str]) -> None:
     task, options = parse_task(ShowOptions, argv, verb="show")
+    require(options.index >= 0, "index", options.index, "0 or a positive whole number")
     batch = task.sample(options.split, options.index, batch_size=1)
     if options.image is not None:
         task.draw(batch, 0, options.image)

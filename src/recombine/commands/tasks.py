@@ -1,4 +1,4 @@
-"""recombine tasks: the families there are."""
+"""recombine tasks: list the task families."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def run(argv: list[str]) -> None:
     table = Table("task", "what it asks", "splits", "settings and defaults")
     value = {}
     for name, task in TASKS.items():
-        settings = {each.name: each.default for each in fields(task)}
+        settings = {field.name: field.default for field in fields(task)}
         value[name] = {"summary": task.summary, "splits": list(task.splits), "settings": settings}
         listed = "\n".join(f"--{key.replace('_', '-')} {default}" for key, default in settings.items())
         table.add_row(name.replace("_", "-"), task.summary, "\n".join(task.splits), listed)

@@ -37,7 +37,7 @@ Results do not depend on the number of threads, bit for bit: who adds what in wh
 int recombine_attend_forward(const problem *p) {
   plan l;
   int failed = 1;
-  if (open_plan(&l, p, BLOCK_VECTORS)) failed = p->batch >= 4 * p->threads ? forward_batches(&l) : forward_tiles(&l);
+  if (open_plan(&l, p, BLOCK_VECTORS, 0)) failed = p->batch >= 4 * p->threads ? forward_batches(&l) : forward_tiles(&l);
   close_plan(&l);
   return failed;
 }
@@ -48,15 +48,20 @@ int recombine_attend_backward(const problem *p) {
   const int64_t pairs = p->heads * p->queries * p->keys;
   const int shared = p->grad_bias.data && !p->grad_bias.batch;
   const int steps = (p->batch < 16 && pairs * (p->dim + p->value_dim) > 1 << 20) || (shared && pairs > 1 << 20);
-  /* enough blocks for the threads to share */
-  int64_t most = steps ? at_most_one_less(at_most_one_less(p->keys, LANES), 16) : BLOCK_VECTORS;
-  int failed = !open_plan(&l, p, smaller(most, BLOCK_VECTORS));
-  if (!failed && p->softmax && p->hyper && l.blocks > 1) {
-    l.dots = allocate(p->batch * p->queries * l.heads_padded * sizeof(float));
-    failed = !l.dots;
-  }
+  /* enough blocks for 16 threads to share */
+  int64_t most = steps ? at_most_one_less(at_most_one_less(p->keys, LANES), at_most_one_less(16, p->batch)) : BLOCK_VECTORS;
+  int failed = !open_plan(&l, p, smaller(most, BLOCK_VECTORS), 1);
   if (!failed) failed = steps ? backward_steps(&l) : backward_batches(&l);
   close_plan(&l);
   return failed;
 }
 
+
+/* Whether vectors of 16 floats, and thus cpu_wide.c, are worth compiling here. */
+int recombine_has_wide_vectors(void) {
+#ifdef __AVX512F__
+  return 1;
+#else
+  return 0;
+#endif
+}

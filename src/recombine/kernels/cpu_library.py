@@ -17,6 +17,9 @@ from recombine.kernels.dropout import find_scale, find_threshold
 DROPOUT_FORMS = ("", "pairs", "elements")
 """In the order of the constants of cpu_plan.h."""
 
+MANY_KEYS = 128
+"""From so many on, vectors of 16 floats are used where the machine has them."""
+
 
 class Choices(NamedTuple):
     """What is computed, beside the tensors."""
@@ -52,11 +55,11 @@ class _Problem(ctypes.Structure):
 
 
 @cache
-def open_library() -> ctypes.CDLL | str:
+def open_library(source: str = "cpu.c") -> ctypes.CDLL | str:
     """The compiled kernel, or why there is none, in one line."""
     here = Path(__file__).parent
     try:
-        library = load_library(here / "cpu.c", headers=sorted(here.glob("cpu_*.h")))
+        library = load_library(here / source, headers=[here / "cpu.c", *sorted(here.glob("cpu_*.h"))])
     except (CompilerError, InputError, OSError) as error:
         return str(error)
     for function in (library.recombine_attend_forward, library.recombine_attend_backward):
@@ -168,5 +171,8 @@ def _with_unit_stride(tensor: Tensor) -> Tensor:
 def _run(function: str, problem: _Problem) -> None:
     library = open_library()
     assert not isinstance(library, str)
+    if problem.keys >= MANY_KEYS and library.recombine_has_wide_vectors():
+        wide = open_library("cpu_wide.c")
+        library = library if isinstance(wide, str) else wide
     if getattr(library, function)(ctypes.byref(problem)) != 0:
         raise MemoryError("not enough memory for the scratch space of attention")

@@ -18,6 +18,17 @@ static int64_t visible_vectors(const plan *l, int64_t q0, int64_t nq, int64_t v0
   return last < 0 ? 0 : last;
 }
 
+/* rows += sum over the keys of a block from v0 on of codes times keys (or values), which are packed or, faster, in rows. */
+static void contract_block(const plan *l, const products *of, const tile *k, const tensor *t, int64_t b, int64_t v0,
+                           const vec *s, const vec *packed, float *rows) {
+  if (l->p.bf16 || k->F % (2 * LANES)) {
+    of->contract(k, s, packed + v0 * k->H * k->F, rows);
+    return;
+  }
+  const row_source source = {(const float *)t->data + b * t->batch + v0 * LANES * t->token, t->token, t->head};
+  of->contract_rows(k, smaller(k->nv * LANES, l->p.keys - v0 * LANES), s, &source, rows);
+}
+
 /* ---------------------------------------------------------------- dropout: the bits of kernels/dropout.py */
 
 static uint64_t mix(uint64_t x) { /* SplitMix64 */

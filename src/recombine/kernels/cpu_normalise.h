@@ -11,13 +11,13 @@ INLINE void softmax_online(int64_t H, int64_t HP, int64_t nq, int64_t nv, vec *s
                            float *factor) {
   for (int64_t q = 0; q < nq; q++)
     for (int64_t h = 0; h < H; h += LANES) {
-      vec part[LANES] = {0}, before = load(row_shift + q * HP + h);
+      vec part[LANES] = {0}, before = load(row_shift + q * ROW_STRIDE + h);
       UNROLL for (int i = 0; i < LANES; i++) {
         part[i] = s[AT(0, q) + h + i];
         for (int64_t v = 1; v < nv; v++) part[i] = larger(s[AT(v, q) + h + i], part[i]);
       }
       vec shift = larger(max_lanes(part), before);
-      store(row_shift + q * HP + h, shift);
+      store(row_shift + q * ROW_STRIDE + h, shift);
       shift = choose(shift == splat(-INFINITY), splat(0), shift); /* no key so far: any finite shift will do */
       float shifts[LANES];
       store(shifts, shift);
@@ -31,8 +31,8 @@ INLINE void softmax_online(int64_t H, int64_t HP, int64_t nq, int64_t nv, vec *s
         part[i] = sum;
       }
       vec correct = exp2_of((before - shift) * LOG2_E);
-      store(row_sum + q * HP + h, load(row_sum + q * HP + h) * correct + sum_lanes(part));
-      store(factor + q * HP + h, correct);
+      store(row_sum + q * ROW_STRIDE + h, load(row_sum + q * ROW_STRIDE + h) * correct + sum_lanes(part));
+      store(factor + q * ROW_STRIDE + h, correct);
     }
 }
 
@@ -43,14 +43,14 @@ INLINE void softmax_final(int64_t H, int64_t HP, int64_t nq, int64_t nv, vec *s,
     for (int64_t q = 0; q < nq; q++)
       for (int64_t h = 0; h < H; h++) {
         vec *a = s + AT(v, q) + h;
-        *a = exp2_of((*a - row_shift[q * HP + h]) * LOG2_E) * row_scale[q * HP + h];
+        *a = exp2_of((*a - row_shift[q * ROW_STRIDE + h]) * LOG2_E) * row_scale[q * ROW_STRIDE + h];
       }
 }
 
 INLINE void scale_codes(int64_t H, int64_t HP, int64_t nq, int64_t nv, vec *s, const float *row_scale) {
   for (int64_t v = 0; v < nv; v++)
     for (int64_t q = 0; q < nq; q++)
-      for (int64_t h = 0; h < H; h++) s[AT(v, q) + h] *= row_scale[q * HP + h];
+      for (int64_t h = 0; h < H; h++) s[AT(v, q) + h] *= row_scale[q * ROW_STRIDE + h];
 }
 
 /* Divide by the root mean square over heads, and keep its inverse. */
@@ -91,7 +91,7 @@ INLINE void add_row_dots(int64_t HP, int64_t nq, int64_t nv, const vec *codes, c
       vec sum[LANES] = {0};
       for (int64_t v = 0; v < nv; v++)
         UNROLL for (int i = 0; i < LANES; i++) sum[i] += codes[AT(v, q) + h + i] * gradient[AT(v, q) + h + i];
-      store(dots + q * HP + h, load(dots + q * HP + h) + sum_lanes(sum));
+      store(dots + q * ROW_STRIDE + h, load(dots + q * ROW_STRIDE + h) + sum_lanes(sum));
     }
 }
 
@@ -100,7 +100,7 @@ INLINE void softmax_backward(int64_t H, int64_t HP, int64_t nq, int64_t nv, cons
     for (int64_t q = 0; q < nq; q++)
       for (int64_t h = 0; h < H; h++) {
         int64_t at = AT(v, q) + h;
-        ds[at] = codes[at] * (ds[at] - dots[q * HP + h]);
+        ds[at] = codes[at] * (ds[at] - dots[q * ROW_STRIDE + h]);
       }
 }
 

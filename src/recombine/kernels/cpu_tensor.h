@@ -31,9 +31,9 @@ static void write_row(const tensor *t, int64_t b, int64_t token, const float *ro
     for (int64_t h = 0; h < heads; h++) write_floats(t->data, at + h * t->head, row + h * dim, dim, bf16);
 }
 
-/* LANES tokens, from the given one, to [head][feature] vectors; tokens past the end are zeros. */
+/* LANES tokens, from the given one, to [head][feature] vectors, or in another order; tokens past the end are zeros. */
 static void pack(vec *packed, const tensor *t, int64_t b, int64_t token, int64_t tokens, int64_t heads, int64_t dim,
-                 int64_t bf16, float *scratch) {
+                 int64_t bf16, const int64_t *order, float *scratch) {
   int64_t width = heads * dim, padded = (width + LANES - 1) / LANES * LANES;
   const float *rows[LANES];
   for (int64_t i = 0; i < LANES; i++) {
@@ -50,14 +50,14 @@ static void pack(vec *packed, const tensor *t, int64_t b, int64_t token, int64_t
     vec x[LANES];
     UNROLL for (int i = 0; i < LANES; i++) x[i] = load(rows[i] + f);
     transpose(x);
-    UNROLL for (int i = 0; i < LANES; i++) packed[f + i] = x[i];
+    UNROLL for (int i = 0; i < LANES; i++) packed[order ? order[f + i] : f + i] = x[i];
   }
   for (; f < width; f++)
-    for (int i = 0; i < LANES; i++) packed[f][i] = rows[i][f];
+    for (int i = 0; i < LANES; i++) packed[order ? order[f] : f][i] = rows[i][f];
 }
 
 static void unpack(const tensor *t, int64_t b, int64_t token, int64_t tokens, const vec *packed, int64_t heads, int64_t dim,
-                   int64_t bf16, float *scratch) {
+                   int64_t bf16, const int64_t *order, float *scratch) {
   int64_t width = heads * dim, padded = (width + LANES - 1) / LANES * LANES, f = 0;
   const int direct = !bf16 && t->head == dim && token + LANES <= tokens;
   float *rows[LANES];
@@ -65,12 +65,12 @@ static void unpack(const tensor *t, int64_t b, int64_t token, int64_t tokens, co
     rows[i] = direct ? (float *)t->data + b * t->batch + (token + i) * t->token : scratch + i * padded;
   for (; f + LANES <= width; f += LANES) {
     vec x[LANES];
-    UNROLL for (int i = 0; i < LANES; i++) x[i] = packed[f + i];
+    UNROLL for (int i = 0; i < LANES; i++) x[i] = packed[order ? order[f + i] : f + i];
     transpose(x);
     UNROLL for (int i = 0; i < LANES; i++) store(rows[i] + f, x[i]);
   }
   for (; f < width; f++)
-    for (int i = 0; i < LANES; i++) rows[i][f] = packed[f][i];
+    for (int i = 0; i < LANES; i++) rows[i][f] = packed[order ? order[f] : f][i];
   for (int64_t i = 0; i < LANES && token + i < tokens && !direct; i++) write_row(t, b, token + i, rows[i], heads, dim, bf16);
 }
 

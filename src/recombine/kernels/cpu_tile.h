@@ -3,6 +3,7 @@
 #define RECOMBINE_CPU_TILE_H
 
 #include "cpu_hyper.h"
+#include "cpu_rows.h"
 
 /* ---------------------------------------------------------------- tables of the products, for common sizes and for any */
 
@@ -14,6 +15,7 @@ typedef struct {
   void (*score)(const tile *, const vec *keys, const float *rows, const float *bias, int64_t bias_head, int64_t bias_query,
                 vec *s);
   void (*contract)(const tile *, const vec *s, const vec *packed, float *rows);
+  void (*contract_rows)(const tile *, int64_t num_keys, const vec *s, const row_source *keys, float *rows);
   void (*spread)(const tile *, const vec *s, const float *rows, vec *packed);
   void (*scale_rows)(const tile *, float *rows, const float *factor);
   void (*hyper_forward)(const tile *, ivec rms, vec floor, const vec *s, const vec *values, vec *z, float *rows);
@@ -30,6 +32,9 @@ typedef struct {
   static void contract_##name(const tile *k, const vec *s, const vec *packed, float *rows) {                               \
     FOR_RANGES(F, contract_range(C, H, F, HP, begin, end, k->nq, k->nv, s, packed, rows))                                  \
   }                                                                                                                        \
+  static void contract_rows_##name(const tile *k, int64_t num_keys, const vec *s, const row_source *keys, float *rows) {     \
+    contract_rows_inline(H, F, HP, k->nq, num_keys, s, keys, rows);                                                        \
+  }                                                                                                                        \
   static void spread_##name(const tile *k, const vec *s, const float *rows, vec *packed) {                                 \
     FOR_RANGES(F, spread_range(C, H, F, HP, begin, end, k->nq, k->nv, s, rows, packed))                                    \
   }                                                                                                                        \
@@ -42,13 +47,17 @@ typedef struct {
   }                                                                                                                        \
   static void hyper_backward_##name(const tile *k, ivec rms, vec floor, const vec *s, const vec *values,                   \
                                     const float *grads, vec *t, vec *gradient, vec *grad_values) {                         \
-    FOR_CHUNKS(F, f, {                                                                                                     \
-      hyper_backward_inline(C, ONCE, H, F, HP, f, k->nq, k->nv, rms, floor, s, values, grads, t, gradient);                \
-      if (grad_values) spread_hidden_inline(C, H, F, HP, f, k->nq, k->nv, s, t, grad_values);                              \
-    })                                                                                                                     \
+    /* one vector of keys after another, so that its codes and their gradient stay in the first-level cache */             \
+    for (int64_t v = 0; v < k->nv; v++)                                                                                    \
+      FOR_CHUNKS(F, f, {                                                                                                   \
+        const int64_t at = (v * (F) + f) * (H), start = v * (TILE_QUERIES * (HP) + TILE_PADDING);                          \
+        hyper_backward_inline(C, ONCE, ONCE || f == 0, H, HP, k->nq, rms, floor, s + start, values + at,                   \
+                              grads + f * TILE_QUERIES * (H), t, gradient + start);                                        \
+        if (grad_values) spread_hidden_inline(C, H, HP, k->nq, s + start, t, grad_values + at);                            \
+      })                                                                                                                   \
   }                                                                                                                        \
-  static const products name##_products = {score_##name,         contract_##name,       spread_##name, scale_rows_##name, \
-                                           hyper_forward_##name, hyper_backward_##name, ONCE};
+  static const products name##_products = {score_##name,      contract_##name,      contract_rows_##name,  spread_##name, \
+                                           scale_rows_##name, hyper_forward_##name, hyper_backward_##name, ONCE};
 DEFINE_PRODUCTS(fuzzy_logic, 8, 2, 8, 1)
 DEFINE_PRODUCTS(sraven, 16, 4, 16, 1)
 DEFINE_PRODUCTS(language, 8, 64, 8, 0)

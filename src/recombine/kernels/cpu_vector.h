@@ -7,18 +7,24 @@
 #include <stdlib.h>
 #include <string.h>
 
-#if defined(__AVX__) && !defined(RECOMBINE_NARROW)
+#if defined(RECOMBINE_WIDE) && defined(__AVX512F__)
+#include <immintrin.h>
+#define LANES 16
+#elif defined(__AVX__) && !defined(RECOMBINE_NARROW)
 #define LANES 8
 #else
 #define LANES 4 /* NEON, SSE: compilers handle vectors wider than the machine's poorly */
 #endif
+#define MANY_REGISTERS (LANES == 16) /* 32, where there are 16 otherwise */
 #define LOG2_E 1.4426950408889634f
 
 typedef float vec __attribute__((vector_size(4 * LANES)));
 typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
 typedef float loose_vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias)); /* a vec at any address */
 
-#ifdef __AVX__
+#if LANES == 16
+#define IN_REGISTER(x) __asm__("" : "+v"(x)) /* any of 32 */
+#elif defined(__AVX__)
 #define IN_REGISTER(x) __asm__("" : "+x"(x)) /* or the compiler reads it from memory again for each product */
 #else
 #define IN_REGISTER(x) (void)0
@@ -31,6 +37,8 @@ typedef float loose_vec __attribute__((vector_size(4 * LANES), aligned(4), may_a
 #define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (ivec){__VA_ARGS__})
 #endif
 
+INLINE int64_t smaller(int64_t x, int64_t y) { return x < y ? x : y; }
+
 /* ---------------------------------------------------------------- vectors */
 
 INLINE vec splat(float x) { return x - (vec){0}; }
@@ -41,7 +49,9 @@ INLINE vec choose(ivec mask, vec x, vec y) { return (vec)(((ivec)x & mask) | ((i
 
 /* x > y ? x : y. With NaN in either it is y: so larger(limit, y) keeps a NaN of y. */
 INLINE vec larger(vec x, vec y) {
-#if LANES == 8
+#if LANES == 16
+  return (vec)_mm512_max_ps((__m512)x, (__m512)y);
+#elif LANES == 8
   return __builtin_ia32_maxps256(x, y);
 #else
   return choose(x > y, x, y);
@@ -49,7 +59,50 @@ INLINE vec larger(vec x, vec y) {
 }
 
 /* Reduce LANES vectors to one: lane i of the result is the sum (or maximum) over the lanes of x[i]. And transpose them. */
-#if LANES == 8
+#if LANES == 16
+#define EVEN 0, 2, 16, 18, 4, 6, 20, 22, 8, 10, 24, 26, 12, 14, 28, 30
+#define ODD 1, 3, 17, 19, 5, 7, 21, 23, 9, 11, 25, 27, 13, 15, 29, 31
+/* quarters of a vector: the first and third of two vectors, the second and fourth, and so on */
+#define FIRST_THIRD 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27
+#define SECOND_FOURTH 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31
+#define DEFINE_REDUCTION(name, COMBINE)                                                                                  \
+  INLINE vec name(const vec *x) {                                                                                        \
+    vec pair[8], quad[4], half[2];                                                                                       \
+    UNROLL for (int i = 0; i < 8; i++)                                                                                   \
+      pair[i] = COMBINE(SHUFFLE(x[2 * i], x[2 * i + 1], EVEN), SHUFFLE(x[2 * i], x[2 * i + 1], ODD));                    \
+    UNROLL for (int i = 0; i < 4; i++)                                                                                   \
+      quad[i] = COMBINE(SHUFFLE(pair[2 * i], pair[2 * i + 1], EVEN), SHUFFLE(pair[2 * i], pair[2 * i + 1], ODD));        \
+    UNROLL for (int i = 0; i < 2; i++)                                                                                   \
+      half[i] = COMBINE(SHUFFLE(quad[2 * i], quad[2 * i + 1], FIRST_THIRD),                                              \
+                        SHUFFLE(quad[2 * i], quad[2 * i + 1], SECOND_FOURTH));                                           \
+    return COMBINE(SHUFFLE(half[0], half[1], FIRST_THIRD), SHUFFLE(half[0], half[1], SECOND_FOURTH));                    \
+  }
+
+INLINE void transpose(vec *x) {
+  vec a[16], b[16], c[16];
+  UNROLL for (int i = 0; i < 16; i += 2) {
+    a[i] = SHUFFLE(x[i], x[i + 1], 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29);
+    a[i + 1] = SHUFFLE(x[i], x[i + 1], 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
+  }
+  UNROLL for (int i = 0; i < 16; i += 4) {
+    UNROLL for (int j = 0; j < 2; j++) {
+      b[i + 2 * j] = SHUFFLE(a[i + j], a[i + j + 2], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29);
+      b[i + 2 * j + 1] = SHUFFLE(a[i + j], a[i + j + 2], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
+    }
+  }
+  /* quarter L of b[4 g + j] holds rows 4 g .. 4 g + 3 of column 4 L + j */
+  UNROLL for (int j = 0; j < 4; j++) {
+    UNROLL for (int g = 0; g < 2; g++) {
+      c[8 * g + j] = SHUFFLE(b[8 * g + j], b[8 * g + 4 + j], FIRST_THIRD);
+      c[8 * g + 4 + j] = SHUFFLE(b[8 * g + j], b[8 * g + 4 + j], SECOND_FOURTH);
+    }
+    x[j] = SHUFFLE(c[j], c[8 + j], FIRST_THIRD);
+    x[8 + j] = SHUFFLE(c[j], c[8 + j], SECOND_FOURTH);
+    x[4 + j] = SHUFFLE(c[4 + j], c[12 + j], FIRST_THIRD);
+    x[12 + j] = SHUFFLE(c[4 + j], c[12 + j], SECOND_FOURTH);
+  }
+}
+#elif LANES == 8
 #define EVEN 0, 2, 8, 10, 4, 6, 12, 14
 #define ODD 1, 3, 9, 11, 5, 7, 13, 15
 #define LOWER 0, 1, 2, 3, 8, 9, 10, 11

@@ -5,12 +5,14 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from recombine.discovery import find_classes
 from recombine.models.base import ModelConfig
 from recombine.models.causal_attention import CausalAttention, CausalAttentionConfig
 from recombine.models.deep_set import DeepSet, DeepSetConfig
 from recombine.models.hypernetwork import Hypernetwork, HypernetworkConfig
 from recombine.models.hypernetwork_transformer import HypernetworkTransformer, HypernetworkTransformerConfig
 from recombine.models.mlp import MLPConfig, MultilayerPerceptron
+from recombine.models.outside import OutsideModule
 from recombine.models.recurrent import RecurrentConfig, RecurrentNetwork, StateSpaceConfig, StateSpaceModel
 from recombine.models.sequence_model import SequenceModel
 from recombine.models.task_transformer import TaskTransformer, TaskTransformerConfig
@@ -18,24 +20,14 @@ from recombine.models.transformer import Transformer, TransformerConfig, count_p
 from recombine.tasks.base import Task
 
 MODELS: dict[str, type[ModelConfig]] = {
-    config.kind: config
-    for config in (
-        TransformerConfig,
-        MLPConfig,
-        TaskTransformerConfig,
-        HypernetworkConfig,
-        HypernetworkTransformerConfig,
-        DeepSetConfig,
-        CausalAttentionConfig,
-        StateSpaceConfig,
-        RecurrentConfig,
-    )
+    config.kind: config for config in find_classes(__name__, __path__, ModelConfig) if config is not OutsideModule
 }
 
 
 def build_model(config: ModelConfig, task: Task, *, seed: int) -> nn.Module:
     """The model a configuration describes, for a task; the same parameters for the same seed, on every device."""
     with torch.random.fork_rng(devices=()):
+        config.check_task(task)
         torch.manual_seed(seed)
         return config.build(task)
 

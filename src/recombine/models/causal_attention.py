@@ -45,17 +45,29 @@ class CausalAttentionConfig(SequenceModelConfig):
         positions = "" if self.position == "none" else "-positions"
         return f"{self.attention}-{super().label}{positions}"
 
-    def assemble(self, task: Task) -> CausalAttention:
+    def build(self, task: Task) -> CausalAttention:
         return CausalAttention(
-            self, input_dim=task.input_dim, output_dim=task.output_dim, sequence_length=task.sequence_length
+            self,
+            input_dim=task.input_dim,
+            output_dim=task.output_dim,
+            with_thoughts=task.thought_dim > 0,
+            sequence_length=task.sequence_length,
         )
 
 
 class CausalAttention(SequenceModel):
     """Queries, keys and values are linear in the tokens."""
 
-    def __init__(self, config: CausalAttentionConfig, *, input_dim: int, output_dim: int, sequence_length: int) -> None:
-        super().__init__(config, input_dim=input_dim, output_dim=output_dim)
+    def __init__(
+        self,
+        config: CausalAttentionConfig,
+        *,
+        input_dim: int,
+        output_dim: int,
+        sequence_length: int,
+        with_thoughts: bool = False,
+    ) -> None:
+        super().__init__(config, input_dim=input_dim, output_dim=output_dim, with_thoughts=with_thoughts)
         self.weighing = config.attention
         self.query, self.key, self.value = (normal_parameter(config.hidden_dim, input_dim) for _ in range(3))
         self.position: nn.Parameter | None = None

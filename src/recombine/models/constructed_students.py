@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from recombine.errors import InputError, check_positive
 from recombine.models.causal_attention import CausalAttention
 from recombine.models.deep_set import DeepSet
+from recombine.models.recurrent import RecurrentNetwork, StateSpaceModel
 from recombine.models.sequence_model import SequenceModel
 
 
@@ -52,9 +53,9 @@ def change_basis(model: SequenceModel, basis: Float[Tensor, "hidden hidden"]) ->
         changed.embed.add_module("basis", linear)
     elif isinstance(changed, CausalAttention):
         changed.value.copy_(basis @ changed.value)
-    elif isinstance(recurrence := getattr(changed, "recurrence", None), nn.Parameter):
-        recurrence.copy_(basis @ recurrence @ inverse)
-        changed.input.copy_(basis @ changed.input)  # type: ignore[operator]
+    elif isinstance(changed, RecurrentNetwork | StateSpaceModel) and changed.recurrence is not None:
+        changed.recurrence.copy_(basis @ changed.recurrence @ inverse)
+        changed.input.copy_(basis @ changed.input)
     else:
         raise InputError(f"{type(model).__name__} keeps no matrix to change: expected a dense recurrence")
     return changed

@@ -23,15 +23,20 @@ class DeepSetConfig(SequenceModelConfig):
 
     kind: ClassVar[str] = "deep_set"
 
-    def assemble(self, task: Task) -> DeepSet:
-        return DeepSet(self, input_dim=task.input_dim, output_dim=task.output_dim)
+    def build(self, task: Task) -> DeepSet:
+        return DeepSet(
+            self,
+            input_dim=task.input_dim,
+            output_dim=task.output_dim,
+            with_thoughts=task.thought_dim > 0,
+        )
 
 
 class DeepSet(SequenceModel):
     """The order of the tokens so far does not matter."""
 
-    def __init__(self, config: DeepSetConfig, *, input_dim: int, output_dim: int) -> None:
-        super().__init__(config, input_dim=input_dim, output_dim=output_dim)
+    def __init__(self, config: DeepSetConfig, *, input_dim: int, output_dim: int, with_thoughts: bool = False) -> None:
+        super().__init__(config, input_dim=input_dim, output_dim=output_dim, with_thoughts=with_thoughts)
         self.embed = sigmoid_layers(input_dim, config.hidden_dim, config.hidden_dim)
 
     def represent(self, inputs: Float[Tensor, "b t features"]) -> Float[Tensor, "b t hidden"]:

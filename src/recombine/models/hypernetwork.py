@@ -14,9 +14,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from recombine.errors import InputError, check_positive
+from recombine.errors import check_positive
 from recombine.layers.initialise import lecun_linear
-from recombine.models.base import ModelConfig, Site
+from recombine.models.base import ENCODING, ModelConfig, Need, Site
 from recombine.tasks.base import Task
 
 
@@ -32,19 +32,13 @@ class HypernetworkConfig(ModelConfig):
     def __post_init__(self) -> None:
         check_positive(hidden_dim=self.hidden_dim)
 
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        return (ENCODING,)
+
     def build(self, task: Task) -> Hypernetwork:
-        return Hypernetwork(
-            require_encoding(task, self.kind), task.input_dim - task.encoding_dim, self.hidden_dim, task.output_dim
-        )
-
-
-def require_encoding(task: Task, kind: str) -> int:
-    """How many features tell the task; a task without them has nothing for such a model."""
-    if task.encoding_dim == 0:
-        raise InputError(
-            f"model {kind} on task {task.name}: expected a task whose inputs begin with its encoding, such as hyperteacher"
-        )
-    return task.encoding_dim
+        x_dim = task.input_dim - task.encoding_dim
+        return Hypernetwork(task.encoding_dim, x_dim, self.hidden_dim, task.output_dim)
 
 
 class Hypernetwork(nn.Module):

@@ -20,9 +20,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from recombine.errors import InputError, check_choice, check_positive
+from recombine.errors import check_choice, check_positive
 from recombine.layers.initialise import lecun_linear, lecun_normal_
-from recombine.models.base import Site
+from recombine.models.base import ISOLATED_QUERIES, MODULES, Need, Site
 from recombine.models.transformer import Block, TransformerConfig
 from recombine.tasks.base import Task
 
@@ -55,15 +55,13 @@ class HypernetworkTransformerConfig(TransformerConfig):
     def label(self) -> str:
         return f"{self.attention}_bottleneck_{self.execution}"
 
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        return (ISOLATED_QUERIES,) if self.code_dim is not None else (ISOLATED_QUERIES, MODULES)
+
     def build(self, task: Task) -> nn.Module:
-        if not task.isolated_queries:
-            raise InputError(
-                f"task {task.name!r} asks a query that sees the examples: expected one whose queries are apart from them, "
-                "such as 'in_context'"
-            )
-        code_dim = getattr(task, "num_modules", None) if self.code_dim is None else self.code_dim
-        if code_dim is None:
-            raise InputError(f"task {task.name!r} has no number of modules: expected a code_dim")
+        code_dim = task.num_modules if self.code_dim is None else self.code_dim
+        assert code_dim is not None  # `needs` says so
         return HypernetworkTransformer(
             self,
             code_dim=code_dim,

@@ -44,8 +44,13 @@ class StateSpaceConfig(SequenceModelConfig):
     def label(self) -> str:
         return super().label if self.recurrence == "dense" else f"{self.recurrence}-{super().label}"
 
-    def assemble(self, task: Task) -> StateSpaceModel:
-        return StateSpaceModel(self, input_dim=task.input_dim, output_dim=task.output_dim)
+    def build(self, task: Task) -> StateSpaceModel:
+        return StateSpaceModel(
+            self,
+            input_dim=task.input_dim,
+            output_dim=task.output_dim,
+            with_thoughts=task.thought_dim > 0,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,17 +59,25 @@ class RecurrentConfig(SequenceModelConfig):
 
     kind: ClassVar[str] = "rnn"
 
-    def assemble(self, task: Task) -> RecurrentNetwork:
-        return RecurrentNetwork(self, input_dim=task.input_dim, output_dim=task.output_dim)
+    def build(self, task: Task) -> RecurrentNetwork:
+        return RecurrentNetwork(
+            self,
+            input_dim=task.input_dim,
+            output_dim=task.output_dim,
+            with_thoughts=task.thought_dim > 0,
+        )
 
 
 class StateSpaceModel(SequenceModel):
     """All positions at once, by a scan."""
 
-    def __init__(self, config: StateSpaceConfig, *, input_dim: int, output_dim: int) -> None:
-        super().__init__(config, input_dim=input_dim, output_dim=output_dim)
+    def __init__(
+        self, config: StateSpaceConfig, *, input_dim: int, output_dim: int, with_thoughts: bool = False
+    ) -> None:
+        super().__init__(config, input_dim=input_dim, output_dim=output_dim, with_thoughts=with_thoughts)
         size = config.hidden_dim
         self.input = normal_parameter(size, input_dim)
+        self.recurrence: nn.Parameter | None = None
         if config.recurrence == "dense":
             self.recurrence = rotation_parameter(size)
         else:
@@ -73,7 +86,7 @@ class StateSpaceModel(SequenceModel):
 
     def represent(self, inputs: Float[Tensor, "b t features"]) -> Float[Tensor, "b t hidden"]:
         driven = inputs @ self.input.T
-        if hasattr(self, "recurrence"):
+        if self.recurrence is not None:
             return scan_dense(self.recurrence, driven)
         modes = torch.view_as_complex(driven.unflatten(-1, (-1, 2)).contiguous())
         return torch.view_as_real(scan_diagonal(self.eigenvalues, modes)).flatten(-2)
@@ -87,8 +100,10 @@ class StateSpaceModel(SequenceModel):
 class RecurrentNetwork(SequenceModel):
     """One position after the other."""
 
-    def __init__(self, config: RecurrentConfig, *, input_dim: int, output_dim: int) -> None:
-        super().__init__(config, input_dim=input_dim, output_dim=output_dim)
+    def __init__(
+        self, config: RecurrentConfig, *, input_dim: int, output_dim: int, with_thoughts: bool = False
+    ) -> None:
+        super().__init__(config, input_dim=input_dim, output_dim=output_dim, with_thoughts=with_thoughts)
         self.input = normal_parameter(config.hidden_dim, input_dim)
         self.recurrence = rotation_parameter(config.hidden_dim)
 

@@ -20,8 +20,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from recombine.errors import InputError, check_choice, check_positive
-from recombine.models.base import ModelConfig, Site
-from recombine.tasks.base import Task
+from recombine.models.base import ModelConfig, Need, Site
 from recombine.tasks.sequences.functions import WEIGHT_DEVIATION, Readout
 
 
@@ -42,21 +41,14 @@ class SequenceModelConfig(ModelConfig):
     def label(self) -> str:
         return self.kind if self.readout == "linear" else f"{self.kind}-{self.readout}"
 
-    def build(self, task: Task) -> SequenceModel:
-        with_thoughts = getattr(task, "chain_of_thought", 0) > 0
-        teacher_dim = getattr(task, "teacher_dim", self.hidden_dim)
-        if with_thoughts and teacher_dim != self.hidden_dim:
-            raise InputError(
-                f"hidden_dim of the model is {self.hidden_dim}: expected {teacher_dim}, that of the teacher, "
-                "because chain of thought compares the two"
-            )
-        model = self.assemble(task)
-        model.with_thoughts = with_thoughts
-        return model
-
-    @abstractmethod
-    def assemble(self, task: Task) -> SequenceModel:
-        """The model for a task."""
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        hidden_states = Need(
+            lambda task: task.thought_dim in (0, self.hidden_dim),
+            "supervises {task.thought_dim} hidden states",
+            f"that supervises {self.hidden_dim}, the hidden_dim of the model, or none",
+        )
+        return (hidden_states,)
 
 
 class SequenceModel(nn.Module, ABC):
@@ -64,11 +56,13 @@ class SequenceModel(nn.Module, ABC):
 
     probe_sites: ClassVar[tuple[Site, ...]] = (Site("hidden", "readout", "input"),)
 
-    def __init__(self, config: SequenceModelConfig, *, input_dim: int, output_dim: int) -> None:
+    def __init__(
+        self, config: SequenceModelConfig, *, input_dim: int, output_dim: int, with_thoughts: bool = False
+    ) -> None:
         super().__init__()
         self.config = config
         self.input_dim = input_dim
-        self.with_thoughts = False
+        self.with_thoughts = with_thoughts
         size = config.hidden_dim
         sizes = (size, output_dim) if config.readout == "linear" else (size, size, output_dim)
         self.readout = sigmoid_layers(*sizes)

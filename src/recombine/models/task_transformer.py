@@ -13,12 +13,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from recombine.errors import InputError
 from recombine.layers import AttentionName
 from recombine.layers.initialise import lecun_linear
-from recombine.models.base import require_causal
-from recombine.models.hypernetwork import require_encoding
-from recombine.models.transformer import Block, Position, Transformer, TransformerConfig
+from recombine.models.base import ENCODING, SAME_LENGTHS, Need
+from recombine.models.transformer import Position, Transformer, TransformerConfig
 from recombine.tasks.base import Task
 
 
@@ -51,17 +49,18 @@ class TaskTransformerConfig(TransformerConfig):
     def label(self) -> str:
         return f"task-{self.attention}"
 
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        return (ENCODING, SAME_LENGTHS, *super().needs)
+
+    def build_rotation(self) -> nn.Module | None:
+        rotation = super().build_rotation()
+        return QueryKeyNorm(self.kqv_dim // self.num_heads, rotation) if self.normalise_queries else rotation
+
     def build(self, task: Task) -> TaskTransformer:
-        require_causal(task, self.causal)
-        train_samples = getattr(task, "train_samples", None)
-        if train_samples not in (None, task.sequence_length):
-            raise InputError(
-                f"train_samples is {train_samples}: expected none, or {task.sequence_length} as in evaluation, "
-                f"because {self.kind} has positions"
-            )
         return TaskTransformer(
             self,
-            encoding_dim=require_encoding(task, self.kind),
+            encoding_dim=task.encoding_dim,
             x_dim=task.input_dim - task.encoding_dim,
             output_dim=task.output_dim,
             num_tokens=task.sequence_length,
@@ -107,7 +106,3 @@ class TaskTransformer(Transformer):
             config, input_dim=x_dim, output_dim=output_dim, sequence_length=num_tokens + 1, num_read=num_tokens
         )
         self.embed = TaskEmbedding(encoding_dim, x_dim, config.embedding_dim)
-        if config.normalise_queries:
-            for block in self.blocks:
-                assert isinstance(block, Block)
-                block.rotary = QueryKeyNorm(config.kqv_dim // config.num_heads, block.rotary)

@@ -9,7 +9,7 @@ feed-forward for these alone: the same numbers, for less work.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
@@ -17,15 +17,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from recombine.errors import InputError, check_choice, check_positive
-from recombine.kernels import DropoutForm
+from recombine.kernels import CodeMap, DropoutForm
 from recombine.layers import ATTENTIONS, FEEDFORWARDS, Attention, AttentionName, RelativeBias, Rotary, build_feedforward
 from recombine.layers.initialise import lecun_linear
 from recombine.layers.residual_norm import ResidualNorm
-from recombine.models.base import ModelConfig, Site, require_causal
+from recombine.models.base import HIDDEN_ANSWERS, ModelConfig, Need, Site
 from recombine.tasks.base import Task
 
 Position = Literal["relative", "rotary", "none"]
-CodeMap = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +69,15 @@ class TransformerConfig(ModelConfig):
     def label(self) -> str:
         return self.attention
 
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        return () if self.causal else (HIDDEN_ANSWERS,)
+
+    def build_rotation(self) -> nn.Module | None:
+        """What is done to the queries and keys of a block before they meet: turned by their positions, if rotary."""
+        return Rotary(self.kqv_dim // self.num_heads) if self.position == "rotary" else None
+
     def build(self, task: Task) -> nn.Module:
-        require_causal(task, self.causal)
         return Transformer(
             self,
             input_dim=task.input_dim,
@@ -98,11 +104,9 @@ class Block(nn.Module):
             dropout_form=config.attention_dropout_form,
         )
         self.bias: RelativeBias | None = None
-        self.rotary: nn.Module | None = None
         if config.position == "relative":
             self.bias = RelativeBias(config.num_heads, num_buckets=sequence_length, max_distance=sequence_length)
-        elif config.position == "rotary":
-            self.rotary = Rotary(config.kqv_dim // config.num_heads)
+        self.rotary = config.build_rotation()
         self.feedforward_norm = ResidualNorm(size, eps=1e-6)
         self.feedforward = build_feedforward(config.feedforward, size, config.mlp_dim)
         self.causal = config.causal

@@ -1,72 +1,96 @@
-"""Does the code drive the answer? Change the latent codes while the model works, and see what becomes of its score.
+"""Do the codes drive the answer? Change the latent codes while the model runs, and measure its score.
 
-Three changes of the codes of a whole layer, each at all key-query pairs:
+Three ablations of the codes of a whole layer, each at all key-query pairs:
 
 - zero: the codes are 0, so attention adds nothing but a bias;
-- mean: the codes are their mean over instances, the same for all: what is left does not depend on the instance;
-- swap: each instance uses the codes of another, of another composition.
+- mean: the codes are their mean over instances, so what is left does not depend on the instance;
+- swap: each instance uses the codes of another instance, of another composition.
 
-The first two are also made of one head at a time. A change is the score with it minus the score without, on the very same
-instances; its 95 % interval comes from a bootstrap over compositions, as that of every score.
+The first two are also applied to one head at a time. The effect of an ablation is the score with it minus the score without
+it, on the same instances. Its 95 % interval comes from a bootstrap over compositions, as for every score.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from recombine.evaluate import NUM_RESAMPLES, CompositionSums
-from recombine.models.transformer import CodeMap
+from recombine.evaluate import CompositionSums, compare
+from recombine.kernels import CodeMap
 from recombine.probe.collect import CHUNK_SIZE, evaluating
-from recombine.tasks import Batch, Ratio, Stream, Task
+from recombine.probe.schema import SIDES, Ablation, Ablations, Change, Side
+from recombine.tasks import Batch, Ratio, Task
 
-MAX_INSTANCES = 500  # a split: there are many changes to make
+MAX_INSTANCES = 500  # per split: there are many ablations to measure
+
+Kind = Literal["zero", "mean", "swap"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Instances:
+    """The instances of one split, how the model scores on them, and which rows swap their codes."""
+
+    batch: Batch
+    base: Ratio
+    partner: Int[Tensor, " rows"]
 
 
 def measure_ablations(
     model: nn.Module, task: Task, *, metric: str, num_instances: int, device: torch.device | str = "cpu"
-) -> dict[str, Any]:
-    """The change of the score by each ablation of each layer and head, on `test` and `ood`."""
+) -> Ablations:
+    """The effect of each ablation of each layer and head, on `test` and `ood`."""
     num_instances = min(num_instances, MAX_INSTANCES)
-    batches = {
-        split: task.sample(split, 0, batch_size=num_instances, device=device)
-        for split in ("test", "ood")
-        if task.split.compositions(split)
-    }
+    instances: dict[Side, _Instances] = {}
     with evaluating(model):
-        means = mean_codes(model, batches["test"].inputs)
-        base = {split: task.metrics(predict(model, batch), batch)[metric] for split, batch in batches.items()}
-        partners = {split: find_partners(batch.composition) for split, batch in batches.items()}
+        for split in SIDES:
+            if task.split.compositions(split):
+                batch = task.sample(split, 0, batch_size=num_instances, device=device)
+                base = task.metrics(predict(model, batch), batch)[metric]
+                instances[split] = _Instances(batch=batch, base=base, partner=find_partners(batch.composition))
+        means = mean_codes(model, instances["test"].batch.inputs)
 
-        def measure(layer: int, kind: str, head: int | None) -> dict[str, Any]:
-            found: dict[str, Any] = {"layer": layer, "kind": kind} | ({} if head is None else {"head": head})
-            for split, batch in batches.items():
+        def measure(layer: int, kind: Kind, head: int | None = None) -> Ablation:
+            changes: dict[Side, Change] = {}
+            for split, rows in instances.items():
                 edit = make_edit(kind, means[layer], head)
-                partner = partners[split] if kind == "swap" else None
-                predictions = predict(model, batch, {layer: edit}, len(means), partner)
-                found[split] = compare(base[split], task.metrics(predictions, batch)[metric], batch)
-            return found
+                partner = rows.partner if kind == "swap" else None
+                predictions = predict(model, rows.batch, {layer: edit}, len(means), partner)
+                changes[split] = measure_change(rows.base, task.metrics(predictions, rows.batch)[metric], rows.batch)
+            ablation: Ablation = {"layer": layer, "kind": kind, "test": changes["test"]}
+            return _add_optional(ablation, head, changes)
 
-        layers = range(len(means))
-        return {
-            "metric": metric,
-            "num_instances": num_instances,
-            "base": {split: _value(ratio) for split, ratio in base.items()},
-            "layers": [measure(layer, kind, None) for layer in layers for kind in ("zero", "mean", "swap")],
-            "heads": [
-                measure(layer, kind, head)
-                for layer in layers
-                for head in range(means[layer].shape[0])
-                for kind in ("zero", "mean")
-            ],
-        }
+        kinds: tuple[Kind, ...] = ("zero", "mean", "swap")
+        layers = [measure(layer, kind) for layer in range(len(means)) for kind in kinds]
+        heads = [
+            measure(layer, kind, head)
+            for layer, mean in enumerate(means)
+            for head in range(len(mean))
+            for kind in kinds[:2]
+        ]
+    return {
+        "metric": metric,
+        "num_instances": num_instances,
+        "base": {split: _value(rows.base) for split, rows in instances.items()},
+        "layers": layers,
+        "heads": heads,
+    }
 
 
-def make_edit(kind: str, mean: Tensor, head: int | None) -> CodeMap:
-    """A change of codes (b, h, q, k), of one head or of all; for a swap the second half of the rows are the donors."""
+def _add_optional(ablation: Ablation, head: int | None, changes: Mapping[Side, Change]) -> Ablation:
+    if head is not None:
+        ablation["head"] = head
+    if "ood" in changes:
+        ablation["ood"] = changes["ood"]
+    return ablation
+
+
+def make_edit(kind: Kind, mean: Tensor, head: int | None) -> CodeMap:
+    """A change of codes (b, h, q, k), of one head or of all. For a swap, the second half of the rows are the donors."""
     heads = slice(None) if head is None else slice(head, head + 1)
 
     def edit(codes: Tensor) -> Tensor:
@@ -83,11 +107,11 @@ def make_edit(kind: str, mean: Tensor, head: int | None) -> CodeMap:
 def predict(
     model: nn.Module,
     batch: Batch,
-    edits: dict[int, CodeMap] | None = None,
+    edits: Mapping[int, CodeMap] | None = None,
     num_layers: int = 0,
     partner: Int[Tensor, " rows"] | None = None,
 ) -> Tensor:
-    """Predictions with some layers' codes changed; with `partner`, each row is followed half a batch later by its donor."""
+    """Predictions with the codes of some layers changed. With `partner`, the donors of a chunk follow its own rows."""
     maps = None if edits is None else [edits.get(layer) for layer in range(num_layers)]
     predictions = []
     for rows in torch.arange(len(batch), device=batch.inputs.device).split(CHUNK_SIZE):
@@ -104,15 +128,15 @@ def mean_codes(model: nn.Module, inputs: Tensor) -> list[Tensor]:
     totals: list[Tensor] = []
     for chunk in inputs.split(CHUNK_SIZE):
         sums = [codes.sum(dim=0) for codes in model(chunk, return_codes=True)[1]]
-        totals = sums if not totals else [total + each for total, each in zip(totals, sums, strict=True)]
+        totals = [total + added for total, added in zip(totals, sums, strict=True)] if totals else sums
     return [total / len(inputs) for total in totals]
 
 
 def find_partners(group: Int[Tensor, " rows"], *, same: bool = False) -> Int[Tensor, " rows"]:
-    """For each row another row of a different group (or of the same one); where there is none, some row.
+    """For each row, another row of a different group (or of the same group); any row where there is none.
 
-    Sorted by group, the row that is one largest group further on is of another group, if no group has more than half of all
-    rows. Within a group each row takes the next.
+    In the order of groups, the row that is one largest group further on belongs to another group, provided that no group has
+    more than half of all rows. Within a group, each row takes the next one.
     """
     order = group.argsort(stable=True)
     counts = group.bincount()
@@ -125,17 +149,12 @@ def find_partners(group: Int[Tensor, " rows"], *, same: bool = False) -> Int[Ten
     return partner
 
 
-def compare(base: Ratio, changed: Ratio, batch: Batch) -> dict[str, float]:
-    """The change of a metric, with its 95 % interval over resampled compositions."""
+def measure_change(base: Ratio, changed: Ratio, batch: Batch) -> Change:
+    """The change of a metric on the same instances, with its 95 % interval."""
     sums = CompositionSums(int(batch.composition.max()) + 1)
     sums.add({"base": base, "changed": changed}, batch)
-    totals = torch.stack([sums.totals["base"], sums.totals["changed"]])
-    totals = totals[:, :, totals[0, 1] > 0]
-    drawn = Stream("bootstrap", rows=range(NUM_RESAMPLES)).integers(totals.shape[2], totals.shape[2])
-    values = totals[:, :, drawn].sum(dim=-1)
-    changes = values[1, 0] / values[1, 1] - values[0, 0] / values[0, 1]
-    low, high = torch.quantile(changes, torch.tensor([0.025, 0.975], dtype=changes.dtype)).tolist()
-    return {"change": sums.value("changed") - sums.value("base"), "low": low, "high": high}
+    difference = compare(sums.totals["changed"].tolist(), sums.totals["base"].tolist())
+    return {"change": difference.value, "low": difference.low, "high": difference.high}
 
 
 def _value(ratio: Ratio) -> float:

@@ -1,7 +1,7 @@
-"""Look inside a model while it works: latent codes, residual stream and hidden activations of the last token, per layer.
+"""Record what a model computes: latent codes, residual stream and hidden activations of the last token, per layer.
 
-Codes come from the model's own `return_codes`. Everything else is seen by forward hooks on named submodules, so any
-`nn.Module` will do. Sites are named after what they show and the layer:
+Codes come from the model's own `return_codes`. Everything else is recorded by forward hooks on named submodules, which works
+for any `nn.Module`. Sites are named after the kind of activation and the layer:
 
     codes.0      the codes of the pairs that the task's reading names, (key, head) flattened
     residual.0   the residual stream behind block 0
@@ -22,8 +22,9 @@ from torch import Tensor, nn
 from recombine.errors import InputError, check_positive
 from recombine.models.base import Site
 from recombine.probe.observations import Observations, find_fault
-from recombine.probe.readings import Reading
-from recombine.tasks import Batch, SplitName
+from recombine.probe.schema import SIDES, Side
+from recombine.tasks import Batch
+from recombine.tasks.reading import Reading
 
 CHUNK_SIZE = 250  # rows whose codes of all layers are in memory at once
 
@@ -61,55 +62,61 @@ def collect(
 ) -> Observations:
     """Observe the first instances of `test`, half of them to fit on, and of `ood`.
 
-    Of `sites` each must be there; without, the sites of `find_sites` that give something.
+    Every submodule that `sites` names must give activations. Without `sites`, those of `find_sites` that give some are taken.
     """
     check_positive(num_instances=num_instances)
-    task, found = reading.task, find_sites(model, sites)
-    batches: list[tuple[SplitName, Batch, dict[str, Tensor]]] = []
-    for split in ("test", "ood"):
-        if not task.split.compositions(split):
-            continue
-        for batch in reading.batches(split, num_instances, device):
-            batches.append((split, batch, observe(model, batch.inputs, found, reading.keys)))
-    unseen = {site.name: _explain_silence(site) for site in found if site.name not in batches[0][2]}
-    if unseen and (sites is not None or not batches[0][2]):
-        raise InputError(next(iter(unseen.values())))
-    activations = {name: torch.cat([seen[name] for _, _, seen in batches]).numpy() for name in batches[0][2]}
+    task, chosen = reading.task, find_sites(model, sites)
+    recorded: list[tuple[Side, Batch, dict[str, Tensor]]] = []
+    for split in SIDES:
+        if task.split.compositions(split):
+            for batch in reading.batches(split, num_instances, device):
+                recorded.append((split, batch, observe(model, batch.inputs, chosen, reading.keys)))
+    names = list(recorded[0][2])
+    silent = {site.name: _explain_silence(site) for site in chosen if site.name not in names}
+    if silent and (sites is not None or not names):
+        raise InputError(next(iter(silent.values())))
+    activations = {name: torch.cat([values[name] for _, _, values in recorded]).numpy() for name in names}
     faults = {name: find_fault(values) for name, values in activations.items()}
-    skipped = unseen | {name: f"{name} {fault}" for name, fault in faults.items() if fault is not None}
+    skipped = silent | {name: f"{name} {fault}" for name, fault in faults.items() if fault is not None}
     if not has_codes(model):
         skipped["codes"] = f"{type(model).__name__} has no latent codes: its forward takes no return_codes"
-    sides = [np.where(np.arange(num_instances) % 2 == 0, "fit", "id").astype("<U3"), np.full(num_instances, "ood")]
     num_trained = len(task.split.train)
-    numbers = [batch.composition + (0 if split == "test" else num_trained) for split, batch, _ in batches]
+    numbers = [batch.composition + (0 if split == "test" else num_trained) for split, batch, _ in recorded]
     return Observations(
         activations={name: values for name, values in activations.items() if name not in skipped},
-        labels=torch.cat([reading.label(batch) for _, batch, _ in batches]).cpu().numpy(),
-        split=np.concatenate(sides)[: sum(len(batch) for _, batch, _ in batches)],
+        labels=torch.cat([reading.label(batch) for _, batch, _ in recorded]).cpu().numpy(),
+        split=np.concatenate([_name_rows(split, len(batch)) for split, batch, _ in recorded]),
         composition=torch.cat(numbers).cpu().numpy(),
-        target=torch.cat([reading.target(batch) for _, batch, _ in batches]).cpu().numpy(),
+        target=torch.cat([reading.target(batch) for _, batch, _ in recorded]).cpu().numpy(),
         modules=reading.module_names,
         compositions=tuple(task.describe(composition) for composition in task.split.train + task.split.ood),
         skipped=skipped,
     )
 
 
+def _name_rows(split: Side, num_rows: int) -> np.ndarray:
+    """Every other row of `test` is to fit on (batches have an even number of rows, up to the last)."""
+    if split == "ood":
+        return np.full(num_rows, "ood")
+    return np.where(np.arange(num_rows) % 2 == 0, "fit", "id").astype("<U3")
+
+
 def observe(model: nn.Module, inputs: Tensor, sites: Sequence[Site], keys: Sequence[int]) -> dict[str, Tensor]:
     """The activations of the last token at each site that gives some, codes first; (rows, features) on the CPU."""
-    seen: dict[str, list[Tensor]] = {}
+    recorded: dict[str, list[Tensor]] = {}
     with evaluating(model), ExitStack() as hooks:
         for site in sites:
-            hooks.enter_context(_watch(model.get_submodule(site.path), site, seen))
+            hooks.enter_context(_record(model.get_submodule(site.path), site, recorded))
         for chunk in inputs.split(CHUNK_SIZE):
             if not has_codes(model):
                 model(chunk)
                 continue
             for layer, code in enumerate(model(chunk, return_codes=True)[1]):
                 pairs = code[:, :, -1, list(keys)].transpose(1, 2)
-                seen.setdefault(f"codes.{layer}", []).append(pairs.flatten(1).float().cpu())
+                recorded.setdefault(f"codes.{layer}", []).append(pairs.flatten(1).float().cpu())
     named = [site.name for site in sites]
-    codes = [name for name in seen if name not in named]
-    return {name: torch.cat(seen[name]) for name in [*codes, *(name for name in named if name in seen)]}
+    codes = [name for name in recorded if name not in named]
+    return {name: torch.cat(recorded[name]) for name in [*codes, *(name for name in named if name in recorded)]}
 
 
 def _explain_silence(site: Site) -> str:
@@ -118,7 +125,7 @@ def _explain_silence(site: Site) -> str:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients, and back."""
+    """Evaluation mode without gradients; the mode is restored at the end."""
     training = model.training
     model.eval()
     try:
@@ -129,16 +136,16 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _watch(module: nn.Module, site: Site, seen: dict[str, list[Tensor]]) -> Iterator[None]:
-    def note(_: nn.Module, given: object, returned: object) -> None:
-        value = given if site.side == "input" else returned
+def _record(module: nn.Module, site: Site, recorded: dict[str, list[Tensor]]) -> Iterator[None]:
+    def hook(_: nn.Module, inputs: object, output: object) -> None:
+        value = inputs if site.side == "input" else output
         value = value[0] if isinstance(value, tuple | list) and value else value
         if isinstance(value, Tensor) and value.ndim >= 2:
             if value.ndim == 3:
                 value = value.mean(dim=1) if site.token == "mean" else value[:, -1]
-            seen.setdefault(site.name, []).append(value.flatten(1).float().cpu())
+            recorded.setdefault(site.name, []).append(value.flatten(1).float().cpu())
 
-    handle = module.register_forward_hook(note)
+    handle = module.register_forward_hook(hook)
     try:
         yield
     finally:

@@ -1,37 +1,36 @@
-"""What can be read from activations by a linear decoder, and what that is worth.
+"""What a linear decoder reads from activations, compared with what it would read from nothing.
 
-A decoder learns from the rows `fit` alone and is scored on `id` (other instances of the same compositions) and on `ood`
-(compositions never trained, for the network or for the decoder). Features are standardised and the strength of
-regularisation is chosen on the fitting side, by cross-validation over *compositions*: a strength that only remembers
-compositions is not chosen. Three scores stand beside each score:
+A decoder is fitted on the rows `fit` alone and scored on `id` (other instances of the same compositions) and on `ood`
+(compositions that neither the network nor the decoder was trained on). Features are standardised. The strength of
+regularisation is chosen on the fitting side, by cross-validation over *compositions*, so that a strength that only memorises
+compositions is not chosen. Each score is compared with three others:
 
-- majority: the best that a decoder can say without looking at activations: always yes for F1, the more frequent answer for
-  the rest;
-- control: a decoder of the same kind and strength for labels dealt anew to the kinds of rows (a kind: composition and
-  labels), so that they can be remembered but not understood (Hewitt & Liang 2019);
-- selectivity: the score minus the control's. It separates a code that carries modules from one that only tells
+- majority: the best score without activations: always yes for F1, the more frequent answer for the rest;
+- control: a decoder of the same kind and strength for labels that are permuted between the kinds of rows (a kind: composition
+  and labels), so that they can be memorised but not inferred (Hewitt & Liang 2019);
+- selectivity: the score minus the control's. It separates a code that represents modules from one that only tells
   compositions apart.
 
-Scores: `f1`, `accuracy` (the mean of that on rows with the module and on rows without) and `auc` (the area under the ROC
-curve: how often a row with the module is ranked above one without, which needs no threshold), means over modules of one
-logistic decoder each, for which both classes weigh the same; `exact`, how often the modules with the highest scores (as many
-as the row has) are exactly the row's; `r2` of ridge regression to the labels, pooled over modules.
+The scores are those of `scores`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 from recombine.errors import InputError
 from recombine.probe.linear import Weights, decide, fit_logistic_path, fit_ridge_path
 from recombine.probe.observations import Observations
+from recombine.probe.schema import SPLITS, DecoderScores, SiteDecoder, SplitDecoderScores
+from recombine.probe.scores import Scores, score_presence, score_values
 
 LOGISTIC_STRENGTHS = (1e-3, 1e-1, 10.0)  # from strong regularisation to weak
 RIDGE_STRENGTHS = (1e-4, 1e-2, 1.0)
@@ -40,12 +39,12 @@ MAX_DEVIATIONS = 10.0  # of a standardised feature
 MAX_FITTING_ROWS = 4_000  # more would hardly move a linear decoder
 MAX_SELECTION_ROWS = 2_000  # of these, to choose the strength on
 
-Scores = dict[str, float]
+DecoderKind = Literal["logistic", "ridge"]
 FitPath = Callable[[np.ndarray, np.ndarray, Sequence[float]], Iterator[Weights]]
 
 
-def decode(observations: Observations, *, seed: int = 0, controlled: bool = True) -> dict[str, Any]:
-    """Decoders of every site: site -> scores on each split; see `recombine.probe` for the keys."""
+def decode(observations: Observations, *, seed: int = 0, controlled: bool = True) -> dict[str, SiteDecoder]:
+    """Decoders of every site; see `recombine.probe.schema` for the keys."""
     from threadpoolctl import threadpool_limits
 
     modules = decodable_modules(observations)
@@ -53,8 +52,8 @@ def decode(observations: Observations, *, seed: int = 0, controlled: bool = True
     decode_site = partial(_decode_site, observations=observations, modules=modules, control=control)
     # thousands of small products: a thread for each site, none within a product, where they would wait for each other
     with threadpool_limits(1), ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        found = pool.map(decode_site, observations.activations.values())
-        return dict(zip(observations.activations, found, strict=True))
+        decoders = pool.map(decode_site, observations.activations.values())
+        return dict(zip(observations.activations, decoders, strict=True))
 
 
 def decodable_modules(observations: Observations) -> Int[np.ndarray, " modules"]:
@@ -80,39 +79,101 @@ def deal_labels(observations: Observations, seed: int) -> Float[np.ndarray, "row
     return dealt
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Fit:
+    """A decoder of one kind, fitted to the labels and to those of the control."""
+
+    kind: DecoderKind
+    strength: float
+    cross_validated: Scores
+    weights: Weights
+    control: Weights | None
+
+
 def _decode_site(
     values: np.ndarray, observations: Observations, modules: np.ndarray, control: np.ndarray | None
-) -> dict[str, Any]:
+) -> SiteDecoder:
     fitted = observations.rows("fit")[:MAX_FITTING_ROWS]
     x, labels = standardise(values, fitted), observations.labels[:, modules]
-    splits = [split for split in ("id", "ood") if len(observations.rows(split))]
-    found: dict[str, Any] = {"num_features": values.shape[1], "strength": {}, "cross_validated": {}, "modules": {}}
-    found |= {split: {"majority": {}, "control": {}, "selectivity": {}} for split in splits}
+    dealt = None if control is None else control[:, modules]
+    kinds: tuple[DecoderKind, ...] = ("logistic", "ridge") if observations.binary else ("ridge",)
+    fits = [_fit(kind, x, labels, dealt, observations.composition, fitted) for kind in kinds]
+    decoder: SiteDecoder = {
+        "num_features": values.shape[1],
+        "strength": {fit.kind: fit.strength for fit in fits},
+        "cross_validated": keep_scores({name: value for fit in fits for name, value in fit.cross_validated.items()}),
+        "modules": {},
+    }
     names = [observations.modules[module] for module in modules]
-    for name in ("logistic", "ridge") if observations.binary else ("ridge",):
-        fit_path, _, score = KINDS[name]
-        strength, expected = choose_strength(x, labels, observations.composition, fitted, name)
-        found["strength"][name] = strength
-        found["cross_validated"] |= expected
-        weights = next(fit_path(x[fitted], labels[fitted], [strength]))
-        for split in splits:
-            rows = observations.rows(split)
-            found[split] |= score(decide(x[rows], weights), labels[rows])
-            found[split]["majority"] |= _score_constant(labels[fitted], labels[rows], name)
-            if name == "logistic" or not observations.binary:
-                found["modules"][split] = _score_modules(decide(x[rows], weights), labels[rows], names, score)
-        if control is not None:
-            dealt = control[:, modules]
-            weights = next(fit_path(x[fitted], dealt[fitted], [strength]))
-            for split in splits:
-                rows = observations.rows(split)
-                others = score(decide(x[rows], weights), dealt[rows])
-                found[split]["control"] |= others
-                found[split]["selectivity"] |= {each: found[split][each] - others[each] for each in others}
-    return found
+    for split in SPLITS:
+        rows = observations.rows(split)
+        if len(rows):
+            dealt_rows = None if dealt is None else dealt[rows]
+            decoder[split] = _score_split(fits, x[rows], labels[rows], dealt_rows, labels[fitted])
+            decoder["modules"][split] = _score_modules(fits[0], x[rows], labels[rows], names)
+    return decoder
 
 
-def _score_constant(fitted: np.ndarray, labels: np.ndarray, kind: str) -> Scores:
+def _fit(
+    kind: DecoderKind,
+    x: np.ndarray,
+    labels: np.ndarray,
+    dealt: np.ndarray | None,
+    composition: np.ndarray,
+    fitted: np.ndarray,
+) -> _Fit:
+    fit_path = KINDS[kind][0]
+    strength, cross_validated = choose_strength(x, labels, composition, fitted, kind)
+    return _Fit(
+        kind=kind,
+        strength=strength,
+        cross_validated=cross_validated,
+        weights=next(fit_path(x[fitted], labels[fitted], [strength])),
+        control=None if dealt is None else next(fit_path(x[fitted], dealt[fitted], [strength])),
+    )
+
+
+def _score_split(
+    fits: Sequence[_Fit], x: np.ndarray, labels: np.ndarray, dealt: np.ndarray | None, fitted_labels: np.ndarray
+) -> SplitDecoderScores:
+    """Scores on the rows of a split, with those of the majority and of the control."""
+    scores: Scores = {}
+    majority: Scores = {}
+    control: Scores = {}
+    for fit in fits:
+        score = KINDS[fit.kind][2]
+        scores |= score(decide(x, fit.weights), labels)
+        majority |= _score_constant(fitted_labels, labels, fit.kind)
+        if dealt is not None and fit.control is not None:
+            control |= score(decide(x, fit.control), dealt)
+    return {
+        **keep_scores(scores),
+        "majority": keep_scores(majority),
+        "control": keep_scores(control),
+        "selectivity": keep_scores({name: scores[name] - control[name] for name in control}),
+    }
+
+
+def keep_scores(scores: Mapping[str, Any]) -> DecoderScores:
+    """The scores alone, without the baselines that they are compared to."""
+    return cast(DecoderScores, {name: value for name, value in scores.items() if not isinstance(value, dict)})
+
+
+def find_best_site(decoders: Mapping[str, SiteDecoder]) -> str | None:
+    """The site from which training compositions left out of the fit are decoded best."""
+    scores = {site: decoder["cross_validated"] for site, decoder in decoders.items()}
+    if any("f1" in values for values in scores.values()):
+        return max(scores, key=lambda site: _or_lowest(scores[site].get("f1")))
+    if any("r2" in values for values in scores.values()):
+        return max(scores, key=lambda site: _or_lowest(scores[site].get("r2")))
+    return None
+
+
+def _or_lowest(value: float | None) -> float:
+    return -np.inf if value is None else value
+
+
+def _score_constant(fitted: np.ndarray, labels: np.ndarray, kind: DecoderKind) -> Scores:
     """The best score without activations: the mean, the more frequent answer, and for F1 always yes."""
     frequency = np.broadcast_to(fitted.mean(axis=0), labels.shape)
     if kind == "ridge":
@@ -120,11 +181,14 @@ def _score_constant(fitted: np.ndarray, labels: np.ndarray, kind: str) -> Scores
     return score_presence(frequency - 0.5, labels) | {"f1": score_presence(np.ones_like(labels), labels)["f1"]}
 
 
-def _score_modules(
-    z: np.ndarray, labels: np.ndarray, names: list[str], score: Callable[..., Scores]
-) -> dict[str, Scores]:
+def _score_modules(fit: _Fit, x: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> dict[str, DecoderScores]:
+    """Scores of each module that varies in these rows."""
+    z, score = decide(x, fit.weights), KINDS[fit.kind][2]
     scores = {name: score(z[:, [i]], labels[:, [i]]) for i, name in enumerate(names) if np.ptp(labels[:, i]) > 0}
-    return {name: {metric: each[metric] for metric in each if metric != "exact"} for name, each in scores.items()}
+    return {
+        name: keep_scores({metric: value for metric, value in values.items() if metric != "exact"})
+        for name, values in scores.items()
+    }
 
 
 def standardise(values: Float[np.ndarray, "rows features"], fitted: Int[np.ndarray, " fitted"]) -> np.ndarray:
@@ -144,7 +208,7 @@ def choose_strength(
     labels: Float[np.ndarray, "rows modules"],
     composition: Int[np.ndarray, " rows"],
     fitted: Int[np.ndarray, " fitted"],
-    kind: str,
+    kind: DecoderKind,
 ) -> tuple[float, Scores]:
     """The strength that does best on compositions left out of the fit, and its scores there.
 
@@ -160,11 +224,11 @@ def choose_strength(
         return strengths[len(strengths) // 2], {}
     folds = [(rows[a], rows[b]) for a, b in GroupKFold(num_folds).split(rows, groups=composition[rows])]
     paths = [fit_path(x[inside], labels[inside], strengths) for inside, _ in folds]
-    outside = np.concatenate([each for _, each in folds])
+    outside = np.concatenate([left_out for _, left_out in folds])
     best: tuple[float, Scores] = (strengths[0], {})
     for strength, fits in zip(strengths, zip(*paths, strict=True), strict=True):
-        left_out = [decide(x[each], weights) for (_, each), weights in zip(folds, fits, strict=True)]
-        scores = score(np.concatenate(left_out), labels[outside])
+        decisions = [decide(x[left_out], weights) for (_, left_out), weights in zip(folds, fits, strict=True)]
+        scores = score(np.concatenate(decisions), labels[outside])
         if best[1] and _headline(scores) <= _headline(best[1]):
             break
         best = strength, scores
@@ -175,43 +239,7 @@ def _headline(scores: Scores) -> float:
     return next(iter(scores.values()))
 
 
-def score_presence(z: Float[np.ndarray, "rows modules"], labels: Float[np.ndarray, "rows modules"]) -> Scores:
-    """F1, accuracy and AUC, means over the modules that are both present and absent in these rows; and `exact`."""
-    from scipy.stats import rankdata
-
-    truth, said = labels > 0.5, z > 0
-    varying = truth.any(axis=0) & ~truth.all(axis=0)
-    hits = (truth & said).sum(axis=0)
-    f1 = 2 * hits / np.maximum(truth.sum(axis=0) + said.sum(axis=0), 1)
-    num_present, num_absent = truth.sum(axis=0), (~truth).sum(axis=0)
-    rejections = (~truth & ~said).sum(axis=0)
-    accuracy = (hits / np.maximum(num_present, 1) + rejections / np.maximum(num_absent, 1)) / 2
-    rank_sums = (rankdata(z, axis=0) * truth).sum(axis=0) - num_present * (num_present + 1) / 2
-    auc = rank_sums / np.maximum(num_present * num_absent, 1)
-    means = {name: _mean(each[varying]) for name, each in (("f1", f1), ("accuracy", accuracy), ("auc", auc))}
-    return {**means, "exact": float((_take_highest(z, truth.sum(axis=1)) == truth).all(axis=1).mean())}
-
-
-def _mean(values: np.ndarray) -> float:
-    return float(values.mean()) if len(values) else 0.0
-
-
-def _take_highest(
-    z: Float[np.ndarray, "rows modules"], count: Int[np.ndarray, " rows"]
-) -> Bool[np.ndarray, "rows modules"]:
-    """The modules with the highest scores of each row, as many as `count` says."""
-    rank = np.argsort(np.argsort(-z, axis=1, kind="stable"), axis=1, kind="stable")
-    return rank < count[:, None]
-
-
-def score_values(z: Float[np.ndarray, "rows modules"], labels: Float[np.ndarray, "rows modules"]) -> Scores:
-    """Explained variance, pooled over modules; predicting the mean of these very rows would give 0."""
-    error = np.square(labels - z).sum(dtype=np.float64)
-    total = np.square(labels - labels.mean(axis=0)).sum(dtype=np.float64)
-    return {"r2": float(1 - error / total) if total > 0 else 0.0}
-
-
-KINDS: dict[str, tuple[FitPath, Sequence[float], Callable[..., Scores]]] = {
+KINDS: dict[DecoderKind, tuple[FitPath, Sequence[float], Callable[..., Scores]]] = {
     "logistic": (fit_logistic_path, LOGISTIC_STRENGTHS, score_presence),
     "ridge": (fit_ridge_path, RIDGE_STRENGTHS, score_values),
 }

@@ -4,11 +4,11 @@ Logistic regression minimises, for every module m,
 
     strength · Σ_rows c(y) log(1 + exp(-y z)) + ½ |w_m|²,   z = x · w_m + b_m,   y = ±1,
 
-where c gives the rows with the module as much weight in all as those without, as scikit-learn's
-`LogisticRegression(C=strength, class_weight="balanced")` does: otherwise a module that one row in six has is hardly ever
-said to be there. It is done for all modules in one go, so that each pass over the rows serves all of them, and in
-coordinates in which the problem is well conditioned: along the principal axes of x, each scaled by its expected
-curvature. The same numbers, an order of magnitude faster. Ridge regression is scikit-learn's.
+where c gives the rows with the module the same total weight as those without it, as scikit-learn's
+`LogisticRegression(C=strength, class_weight="balanced")` does: otherwise a module that is in one row of six would hardly
+ever be predicted. All modules are fitted at once, so that each pass over the rows serves all of them, in coordinates in
+which the problem is well conditioned: along the principal axes of x, each scaled by its expected curvature. The result is
+the same, an order of magnitude faster. Ridge regression is scikit-learn's.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def fit_logistic_path(
         start = np.vstack([(axes.T @ weights[:-1]) / scale[:, None], weights[-1:]])
         objective = _objective(x @ basis.astype(x.dtype), y, balance, (decay * scale**2)[:, None])
         options = {"maxiter": MAX_ITERATIONS, "gtol": TOLERANCE, "ftol": 1e-8}
-        found = minimize(objective, start.ravel(), jac=True, method="L-BFGS-B", options=options).x
-        rotated = found.reshape(num_features + 1, -1)
+        solution = minimize(objective, start.ravel(), jac=True, method="L-BFGS-B", options=options).x
+        rotated = solution.reshape(num_features + 1, -1)
         weights = np.vstack([basis @ rotated[:-1], rotated[-1:]])
         yield weights
 

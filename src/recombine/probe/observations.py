@@ -1,10 +1,10 @@
-"""What was seen inside a network: rows of activations, each with the composition, target and split it belongs to.
+"""What was observed in a network: rows of activations, each with the composition, target and split it belongs to.
 
-Rows of the split `fit` are all a decoder may learn from: fresh instances of training compositions. `id` holds other
+Decoders are fitted on the rows of the split `fit` alone: fresh instances of training compositions. `id` holds other
 instances of the same compositions, `ood` compositions that were never trained. Observations come from a model
 (`collect`), or from an npz file that anyone can write:
 
-    activations   (rows, features), or several arrays activations.NAME, one a site
+    activations   (rows, features), or several arrays activations.NAME, one per site
     labels        (rows,) class numbers; or (rows, modules), 0/1 for presence, or any real numbers
     split         (rows,) fit (or train), id (or test), ood; without id rows, every other fit row of a composition becomes one
     composition   (rows,) optional: which combination made the row; by default, rows with equal labels belong together
@@ -31,7 +31,7 @@ SYNONYMS = {"train": "fit", "test": "id"}
 
 @dataclass(frozen=True, kw_only=True)
 class Observations:
-    """A table of rows; `skipped` says what could not be seen, and why."""
+    """A table of rows; `skipped` gives the reason for each site that could not be observed."""
 
     activations: Mapping[str, Float[np.ndarray, "rows _"]]  # by site
     labels: Float[np.ndarray, "rows modules"]
@@ -98,7 +98,7 @@ def load_observations(path: Path | str) -> Observations:
         composition=composition.reshape(-1),
         target=_check_target(columns.get("target")),
         modules=tuple(map(str, names)),
-        compositions=tuple(_describe(each) for each in different),
+        compositions=tuple(_describe(key) for key in different),
     )
 
 

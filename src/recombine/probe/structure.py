@@ -1,25 +1,24 @@
 """The shape of the latent codes: which lie close together, and what those have in common.
 
-On a sample of rows, as many ID as OOD: t-SNE to two dimensions (van der Maaten & Hinton 2008), and beside each picture two
-numbers of the codes themselves, for its two colourings, by target and by module:
+For a sample of rows, as many ID as OOD: t-SNE to two dimensions (van der Maaten & Hinton 2008), and two numbers computed from
+the codes themselves, for each of the two colourings, by target and by module:
 
 - purity: of a row's ten nearest neighbours, the share with the same colour; `chance` is the share in the whole sample;
 - silhouette: (b - a) / max(a, b), with a the mean distance to rows of the same colour and b to those of the next (Rousseeuw
   1987); -1 to 1.
 
-Where a row has several modules, both are means over modules, each with the colours present and absent, and purity asks the
-rows where it is present. Similarity is the cosine between the mean codes of modules (figure 5E), and between the same
-after the mean of all codes is taken away.
+Where a row has several modules, both are means over modules, with the two colours present and absent, and purity is that of
+the rows where the module is present. Similarity is the cosine between the mean codes of modules (figure 5E), also with the
+mean of all codes subtracted.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int, Num
 
 from recombine.probe.observations import Observations
+from recombine.probe.schema import Neighbourhood, SiteSimilarity, SiteStructure
 
 NUM_SAMPLED = 1_500
 NUM_NEIGHBOURS = 10
@@ -43,7 +42,7 @@ def bin_targets(target: Num[np.ndarray, " rows"]) -> Int[np.ndarray, " rows"]:
     return np.searchsorted(edges, target)
 
 
-def measure_structure(observations: Observations, site: str, rows: Int[np.ndarray, " sampled"]) -> dict[str, Any]:
+def measure_structure(observations: Observations, site: str, rows: Int[np.ndarray, " sampled"]) -> SiteStructure:
     """Purity and silhouette of a site, by target and by module."""
     from sklearn.metrics import pairwise_distances
 
@@ -51,24 +50,24 @@ def measure_structure(observations: Observations, site: str, rows: Int[np.ndarra
     np.fill_diagonal(distances, np.inf)
     neighbours = np.argsort(distances, axis=1, kind="stable")[:, : min(NUM_NEIGHBOURS, len(rows) - 1)]
     np.fill_diagonal(distances, 0)
-    found = {}
+    structure: SiteStructure = {}
     if observations.target is not None:
-        found["target"] = _measure_classes(distances, neighbours, bin_targets(observations.target[rows]))
+        structure["target"] = _measure_classes(distances, neighbours, bin_targets(observations.target[rows]))
     if observations.exclusive:
-        found["module"] = _measure_classes(distances, neighbours, observations.labels[rows].argmax(axis=1))
+        structure["module"] = _measure_classes(distances, neighbours, observations.labels[rows].argmax(axis=1))
     elif observations.binary:
-        found["module"] = _measure_presence(distances, neighbours, observations.labels[rows] > 0.5)
-    return found
+        structure["module"] = _measure_presence(distances, neighbours, observations.labels[rows] > 0.5)
+    return structure
 
 
-def _measure_classes(distances: np.ndarray, neighbours: np.ndarray, colour: np.ndarray) -> dict[str, float | None]:
+def _measure_classes(distances: np.ndarray, neighbours: np.ndarray, colour: np.ndarray) -> Neighbourhood:
     counts = np.bincount(colour)
     chance = (counts * (counts - 1)).sum() / (len(colour) * (len(colour) - 1))
     purity = (colour[neighbours] == colour[:, None]).mean()
     return {"purity": float(purity), "chance": float(chance), "silhouette": _silhouette(distances, colour)}
 
 
-def _measure_presence(distances: np.ndarray, neighbours: np.ndarray, present: np.ndarray) -> dict[str, float | None]:
+def _measure_presence(distances: np.ndarray, neighbours: np.ndarray, present: np.ndarray) -> Neighbourhood:
     varying = [m for m in range(present.shape[1]) if 1 < present[:, m].sum() < len(present)]
     if not varying:
         return {"purity": None, "chance": None, "silhouette": None}
@@ -91,7 +90,7 @@ def _silhouette(distances: np.ndarray, colour: np.ndarray) -> float | None:
     return float(silhouette_score(distances, colour, metric="precomputed"))
 
 
-def measure_similarity(observations: Observations, site: str) -> dict[str, Any]:
+def measure_similarity(observations: Observations, site: str) -> SiteSimilarity:
     """Cosine similarity of the mean codes of modules, over all rows; modules that no row has are left out."""
     values = observations.activations[site].astype(np.float64)
     present = [m for m in range(len(observations.modules)) if observations.labels[:, m].any()]

@@ -1,42 +1,114 @@
 """Give the last token the latent codes of another instance: does its answer follow the codes?
 
-SRAVEN (`swap_rules`): on puzzles without permutations, the codes of the last query token are replaced by those of a puzzle
-whose last feature follows another rule. Everything else, the values of its own row included, stays. If the code is the
-operation, the answer should be what the *other* rule makes of its own row. Rows where both rules give the same answer, or
-where the other rule is distribute three (which says nothing about another puzzle's row), are left out. Beside the answers
-stand those without a swap (the base rate) and the control: codes of a puzzle with the *same* rule.
+The task's reading (`Reading.swap`) says which instances take part, between which groups codes are swapped, and what the
+answer would be if the codes decide it (`Reading.counterfactual`). Everything else in the instance stays as it is.
 
-Fuzzy logic (`swap_functions`): all functions at the same query. With y the model's own answer, d its answer for the donor
-and s the answer after the swap, `follows` is the slope Σ (s - y)(d - y) / Σ (d - y)²: 0 if the code does not matter, 1 if
-the answer is the donor's. In the first layer the query attending to itself has not met its examples, unless a softmax
-over keys weighs it against them: exactly 0.
+Discrete answers are counted: how many follow the swapped-in codes (`other`), the instance's own task (`own`) or neither,
+on the rows where the two differ. They are compared with the answers without a swap and with a control, the codes of another
+instance of the *same* group.
 
-Each is done for every layer alone and for all together, for the pairs that are probed and for the codes with all keys. The
-95 % interval of `other` and of `follows` comes from a bootstrap over compositions.
+For real-valued answers the slope is measured. With y the answer without a swap, d the answer to expect and s the answer
+after the swap,
+
+    follows = Σ (s - y)(d - y) / Σ (d - y)²
+
+It is 0 if the code does not matter and 1 if the answer follows it. In the first layer a query that attends to itself has
+not met its examples yet, unless a softmax over keys weighs it against them: there it is exactly 0.
+
+Each is done for every layer alone and for all layers together, for the pairs that are probed and for the codes with all
+keys. The 95 % interval of `other` and of `follows` comes from a bootstrap over compositions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from recombine.errors import InputError
 from recombine.evaluate import CompositionSums
-from recombine.models.transformer import CodeMap
+from recombine.kernels import CodeMap
 from recombine.probe.ablate import find_partners
 from recombine.probe.collect import CHUNK_SIZE, evaluating
-from recombine.probe.readings import FixedReading, Reading
-from recombine.tasks import Batch, Ratio, SplitName
-from recombine.tasks.sraven.rules import DISTRIBUTE, RULES, deduce_last
+from recombine.probe.schema import (
+    SIDES,
+    AnswerShares,
+    CountedArm,
+    CountedSplit,
+    CountedSwap,
+    Number,
+    Side,
+    SlopeArm,
+    SlopeSplit,
+    SlopeSwap,
+)
+from recombine.tasks import Batch, Ratio
+from recombine.tasks.reading import Counterfactual, Reading
 
-MAX_INSTANCES = 1_000  # a split
+MAX_INSTANCES = 1_000  # per split
 
 
-Arm = tuple[Sequence[int], str, Sequence[int] | None]  # layers; the name of the keys, and which (None is all)
+class Swap(NamedTuple):
+    """The instances of one split, the partner of each, the answers without a swap, and those to expect with it."""
+
+    reading: Reading
+    batch: Batch
+    partner: Int[Tensor, " rows"]
+    base: Tensor
+    expected: Counterfactual
+
+
+class Arm(NamedTuple):
+    """Which codes are swapped: the layers, and the keys by name and number (None is all)."""
+
+    layers: list[int]
+    name: Literal["probed", "all"]
+    keys: Sequence[int] | None
+
+
+def measure_swaps(
+    model: nn.Module, reading: Reading, *, num_instances: int, device: torch.device | str = "cpu"
+) -> CountedSwap | SlopeSwap:
+    """Swap codes between the instances that the reading names; raises if the task defines no such experiment."""
+    swapped = reading.swap
+    if swapped is None:
+        raise InputError(
+            f"task {reading.task.name!r} does not say what the answer is with the codes of another instance: "
+            "expected a task whose reading defines a swap"
+        )
+    num_instances = min(num_instances, MAX_INSTANCES)
+    counted: dict[Side, CountedSplit] = {}
+    slopes: dict[Side, SlopeSplit] = {}
+    with evaluating(model):
+        arms = list_arms(count_layers(model, swapped), swapped)
+        for split in SIDES:
+            if not swapped.task.split.compositions(split):
+                continue
+            batch = Batch.join(list(swapped.batches(split, num_instances, device)))
+            partner = find_partners(swapped.group(batch))
+            base = swapped.read_answer(model(batch.inputs))
+            expected = swapped.counterfactual(batch, partner, base)
+            if not expected.distinct.any():
+                raise InputError(f"no two instances of {split} have answers that differ: expected more instances")
+            swap = Swap(swapped, batch, partner, base, expected)
+            if expected.own.is_floating_point():
+                slopes[split] = _measure_slopes(model, swap, arms)
+            else:
+                counted[split] = _count_answers(model, swap, arms)
+    if slopes:
+        return {"kind": "functions", "num_instances": num_instances, "splits": slopes}
+    names = list(swapped.group_names)
+    return {"kind": "rules", "num_instances": num_instances, "splits": counted, "rules": names}
+
+
+def list_arms(num_layers: int, reading: Reading) -> list[Arm]:
+    """Every layer alone and all together, with the probed keys and with all keys."""
+    layers = [[layer] for layer in range(num_layers)] + ([list(range(num_layers))] if num_layers > 1 else [])
+    probed = [Arm(chosen, "probed", reading.keys) for chosen in layers]
+    return probed + [Arm(chosen, "all", None) for chosen in layers]
 
 
 def swap_codes(model: nn.Module, inputs: Tensor, partner: Int[Tensor, " rows"], arms: Sequence[Arm]) -> list[Tensor]:
@@ -44,147 +116,92 @@ def swap_codes(model: nn.Module, inputs: Tensor, partner: Int[Tensor, " rows"], 
     predictions: list[list[Tensor]] = [[] for _ in arms]
     for rows in torch.arange(len(inputs), device=inputs.device).split(CHUNK_SIZE):
         _, codes = model(inputs[partner[rows]], return_codes=True)
-        donors = [each[:, :, -1] for each in codes]
-        for (layers, _, keys), chunks in zip(arms, predictions, strict=True):
-            maps = [_paste(donor, keys) if layer in layers else None for layer, donor in enumerate(donors)]
+        donors = [layer_codes[:, :, -1] for layer_codes in codes]
+        for arm, chunks in zip(arms, predictions, strict=True):
+            maps = [_paste(donor, arm.keys) if layer in arm.layers else None for layer, donor in enumerate(donors)]
             chunks.append(model(inputs[rows], code_maps=maps))
     return [torch.cat(chunks) for chunks in predictions]
 
 
 def _paste(donor: Tensor, keys: Sequence[int] | None) -> CodeMap:
-    where = slice(None) if keys is None else list(keys)
+    positions = slice(None) if keys is None else list(keys)
 
     def paste(codes: Tensor) -> Tensor:
         codes = codes.clone()
-        codes[:, :, -1, where] = donor[:, :, where]
+        codes[:, :, -1, positions] = donor[:, :, positions]
         return codes
 
     return paste
 
 
-def _arms(num_layers: int, reading: Reading) -> list[Arm]:
-    """Which layers, and which keys by name."""
-    layers = [[layer] for layer in range(num_layers)] + ([list(range(num_layers))] if num_layers > 1 else [])
-    return [(each, name, keys) for name, keys in (("probed", reading.keys), ("all", None)) for each in layers]
-
-
-def _gather(reading: Reading, num_instances: int, device: torch.device | str) -> dict[str, Batch]:
-    sides: tuple[SplitName, ...] = ("test", "ood")
-    splits = [split for split in sides if reading.task.split.compositions(split)]
-    return {split: _join(list(reading.batches(split, num_instances, device))) for split in splits}
-
-
-def _join(batches: list[Batch]) -> Batch:
-    info = {name: torch.cat([batch.info[name] for batch in batches]) for name in batches[0].info}
-    inputs, targets, latents = (
-        torch.cat([getattr(batch, name) for batch in batches]) for name in ("inputs", "targets", "latents")
-    )
-    return Batch(inputs, targets, latents, info)
-
-
-def swap_rules(
-    model: nn.Module, reading: Reading, *, num_instances: int, device: torch.device | str = "cpu"
-) -> dict[str, Any]:
+def _count_answers(model: nn.Module, swap: Swap, arms: Sequence[Arm]) -> CountedSplit:
     """How often the answer follows the swapped-in rule, its own rule, or neither."""
-    found: dict[str, Any] = {"kind": "rules", "num_instances": min(num_instances, MAX_INSTANCES), "splits": {}}
-    num_values = reading.task.output_dim
-    with evaluating(model):
-        arms = _arms(count_layers(model, reading), reading)
-        for split, batch in _gather(reading, found["num_instances"], device).items():
-            rules, own = batch.info["rules"][:, -1], batch.targets[:, -1]
-            partner, twin = find_partners(rules), find_partners(rules, same=True)
-            other = apply_rules(batch, rules[partner], num_values)
-            told = (rules[partner] != rules) & (rules[partner] != DISTRIBUTE) & (other != own)
-            if not told.any():
-                raise InputError(
-                    f"no two instances of {split} have rules that can be told apart: expected more instances"
-                )
-            has_twin = twin != torch.arange(len(twin), device=twin.device)
-            base = model(batch.inputs)[:, -1].argmax(dim=-1)
-            answers = [each[:, -1].argmax(dim=-1) for each in swap_codes(model, batch.inputs, partner, arms)]
-            controls = [each[:, -1].argmax(dim=-1) for each in swap_codes(model, batch.inputs, twin, arms)]
-            found["splits"][split] = {
-                "num_rows": int(told.sum()),
-                "base": _count(base, own, other, told) | {"interval": _bound(base == other, told, batch)},
-                "base_accuracy": float((base == own).double().mean()),
-                "arms": [
-                    {"layers": list(layers), "keys": name, **_count(answer, own, other, told)}
-                    | {"interval": _bound(answer == other, told, batch)}
-                    | {"same_rule": float((control == own)[has_twin].double().mean())}
-                    for (layers, name, _), answer, control in zip(arms, answers, controls, strict=True)
-                ],
-                "by_rule": _count_by_rule(answers[-1], other, rules, rules[partner], told),
-            }
-    found["rules"] = list(RULES)
-    return found
+    read, inputs, expected = swap.reading.read_answer, swap.batch.inputs, swap.expected
+    twin = find_partners(swap.reading.group(swap.batch), same=True)
+    has_twin = twin != torch.arange(len(twin), device=twin.device)
+    answers = [read(predictions) for predictions in swap_codes(model, inputs, swap.partner, arms)]
+    controls = [read(predictions) for predictions in swap_codes(model, inputs, twin, arms)]
+    counted: list[CountedArm] = []
+    for arm, answer, control in zip(arms, answers, controls, strict=True):
+        same_rule = float((control == expected.own)[has_twin].double().mean())
+        shares = _share_answers(answer, swap)
+        counted.append({"layers": arm.layers, "keys": arm.name, **shares, "same_rule": same_rule})
+    return {
+        "num_rows": int(expected.distinct.sum()),
+        "base": _share_answers(swap.base, swap),
+        "base_accuracy": float((swap.base == expected.own).double().mean()),
+        "arms": counted,
+        "by_rule": _share_by_group(answers[-1] == expected.other, swap),  # the last arm: all layers with all keys
+    }
 
 
-def apply_rules(batch: Batch, rules: Int[Tensor, " rows"], num_values: int) -> Int[Tensor, " rows"]:
-    """What rules make of the last row of the last feature; for distribute three, which it does not tell, its own answer."""
-    *columns, last = batch.info["grids"][:, -1, :, -1].unbind(dim=1)
-    deduced = torch.cat([deduce_last(columns, num_values), last[None]])
-    return deduced.gather(0, rules[None])[0]
+def _share_answers(answer: Tensor, swap: Swap) -> AnswerShares:
+    expected = swap.expected
+    follows_other, follows_own = answer == expected.other, answer == expected.own
+    other, own = (follows[expected.distinct].double().mean() for follows in (follows_other, follows_own))
+    return {
+        "other": float(other),
+        "own": float(own),
+        "neither": max(float(1 - other - own), 0.0),
+        "interval": _bound(follows_other.double(), expected.distinct.double(), swap.batch),
+    }
 
 
-def _count(answer: Tensor, own: Tensor, other: Tensor, told: Bool[Tensor, " rows"]) -> dict[str, float]:
-    answer, own, other = answer[told], own[told], other[told]
-    follows_other, follows_own = (answer == other).double().mean(), (answer == own).double().mean()
-    neither = 1 - follows_other - follows_own
-    return {"other": float(follows_other), "own": float(follows_own), "neither": max(float(neither), 0.0)}
-
-
-def _bound(follows: Tensor, weight: Tensor, batch: Batch) -> list[float]:
-    """The 95 % interval of the weighted mean."""
-    sums = CompositionSums(int(batch.composition.max()) + 1)
-    sums.add({"follows": Ratio(follows.double() * weight, weight.double())}, batch)
-    return list(sums.interval("follows"))
-
-
-def _count_by_rule(
-    answer: Tensor, other: Tensor, own_rule: Tensor, other_rule: Tensor, told: Tensor
-) -> list[list[float | None]]:
-    """Of the last arm, all layers with all keys: how often the answer follows, by own rule (row) and swapped-in rule."""
-    follows = (answer == other).double()
-    table: list[list[float | None]] = []
-    for i in range(len(RULES)):
-        chosen = [told & (own_rule == i) & (other_rule == j) for j in range(len(RULES))]
-        table.append([float(follows[rows].mean()) if rows.any() else None for rows in chosen])
+def _share_by_group(follows: Bool[Tensor, " rows"], swap: Swap) -> list[list[Number]]:
+    """The share of answers that follow, by own group (row) and swapped-in group (column)."""
+    own_group = swap.reading.group(swap.batch)
+    other_group = own_group[swap.partner]
+    groups = range(len(swap.reading.group_names))
+    table: list[list[Number]] = []
+    for i in groups:
+        pairs = [swap.expected.distinct & (own_group == i) & (other_group == j) for j in groups]
+        table.append([float(follows[rows].double().mean()) if rows.any() else None for rows in pairs])
     return table
 
 
-def swap_functions(
-    model: nn.Module, reading: Reading, *, num_instances: int, device: torch.device | str = "cpu"
-) -> dict[str, Any]:
-    """How far the answer follows the function whose code is swapped in."""
-    reading = FixedReading(reading.task, "query")
-    found: dict[str, Any] = {"kind": "functions", "num_instances": min(num_instances, MAX_INSTANCES), "splits": {}}
-    with evaluating(model):
-        arms = _arms(count_layers(model, reading), reading)
-        for split, batch in _gather(reading, found["num_instances"], device).items():
-            partner = find_partners(batch.composition)
-            own = model(batch.inputs).flatten(1)[:, -1].double()
-            gap = own[partner] - own
-            answers = [each.flatten(1)[:, -1].double() for each in swap_codes(model, batch.inputs, partner, arms)]
-            weight = gap.square().clamp_min(1e-12)
-            slopes = [(answer - own) * gap / weight for answer in answers]
-            found["splits"][split] = {
-                "num_rows": len(batch),
-                "arms": [
-                    {"layers": list(layers), "keys": name}
-                    | {
-                        "follows": float((slope * weight).sum() / weight.sum()),
-                        "interval": _bound(slope, weight, batch),
-                    }
-                    for (layers, name, _), slope in zip(arms, slopes, strict=True)
-                ],
-            }
-    return found
+def _measure_slopes(model: nn.Module, swap: Swap, arms: Sequence[Arm]) -> SlopeSplit:
+    """How far the answer follows the swapped-in codes."""
+    expected = swap.expected
+    gap = expected.other - expected.own
+    weight = gap.square().sum(dim=-1).clamp_min(1e-12) * expected.distinct
+    measured: list[SlopeArm] = []
+    for arm, predictions in zip(arms, swap_codes(model, swap.batch.inputs, swap.partner, arms), strict=True):
+        moved = ((swap.reading.read_answer(predictions) - expected.own) * gap).sum(dim=-1)
+        slope = torch.where(expected.distinct, moved / weight, 0)
+        follows = float((slope * weight).sum() / weight.sum())
+        interval = _bound(slope, weight, swap.batch)
+        measured.append({"layers": arm.layers, "keys": arm.name, "follows": follows, "interval": interval})
+    return {"num_rows": int(expected.distinct.sum()), "arms": measured}
+
+
+def _bound(values: Float[Tensor, " rows"], weight: Float[Tensor, " rows"], batch: Batch) -> list[Number]:
+    """The 95 % interval of the weighted mean."""
+    sums = CompositionSums(int(batch.composition.max()) + 1)
+    sums.add({"values": Ratio(values * weight, weight)}, batch)
+    return list(sums.interval("values"))
 
 
 def count_layers(model: nn.Module, reading: Reading) -> int:
     """How many layers of codes a model has."""
     batch = next(iter(reading.batches("test", 1, next(model.parameters()).device)))
     return len(model(batch.inputs, return_codes=True)[1])
-
-
-SWAPS: dict[str, Callable[..., dict[str, Any]]] = {"sraven": swap_rules, "fuzzy_logic": swap_functions}

@@ -11,28 +11,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from recombine.evaluate import METRIC_TITLES
+from recombine.drawing.palette import LIGHT_PALETTE
 from recombine.report.runs import Curve, ReportRun
+from recombine.tasks.base import Task
 
 Figure = dict[str, Any]
 
-# Told apart by readers of every kind of colour vision (after Okabe and Ito), and dark or light enough for their background.
-LIGHT_PALETTE = ("#0072b2", "#d55e00", "#00855f", "#b8578c", "#8c6a00", "#5f4bb6")
-DARK_PALETTE = ("#56b4e9", "#f58549", "#2cc295", "#e7a3cb", "#e3bc4f", "#b7a6f2")
-SCALES = {  # of a page: classes of points, low to high, what an answer follows, opposite to alike
-    "light": {
-        "class": (*LIGHT_PALETTE, "#333f48", "#c2a100", "#3aa6a0", "#a33b3b", "#93b22e", "#8a8f98"),
-        "ramp": ("#f0c04a", "#ee8250", "#cf4b78", "#84319c", "#2b1a78"),
-        "follow": ("#4d4a8f", "#ee8250"),
-        "diverging": ("#1d6fa5", "#9cc4dd", "#f1f1ee", "#f2b48a", "#c94f12"),
-    },
-    "dark": {
-        "class": (*DARK_PALETTE, "#d5dbe0", "#fff07a", "#8be0dc", "#ff8f8f", "#b9d95c", "#8d96a0"),
-        "ramp": ("#5a3fd0", "#a24fc9", "#e2628c", "#f7985f", "#fbe07a"),
-        "follow": ("#8f86e0", "#f7985f"),
-        "diverging": ("#4aa8e0", "#2f5f7d", "#262b30", "#8a4f2c", "#f58549"),
-    },
-}
 DASHES = ("solid", "dash", "dot", "dashdot")  # names of Plotly
 
 SPLIT_TITLES = {"ood": "Unseen combinations", "test": "Seen combinations", "unknown": "Unseen modules"}
@@ -43,7 +27,7 @@ ROWS = {
 
 
 def metric_title(metric: str) -> str:
-    return METRIC_TITLES.get(metric, metric.replace("_", " "))
+    return Task.metric(metric).title
 
 
 def split_title(split: str) -> str:

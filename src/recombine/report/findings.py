@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from recombine.errors import InputError
+from recombine.probe.cache import is_outdated
 from recombine.report.runs import ReportRun
 from recombine.store import Json
 
@@ -93,6 +94,8 @@ def read_probe(run: ReportRun) -> Json | None:
     probe = _read_file(run, "probe.json")
     if probe is not None and probe.get("version") != PROBE_VERSION:
         raise InputError(f"probe.json has version {probe.get('version')!r}: expected {PROBE_VERSION}")
+    if probe is not None and is_outdated(run.directory, probe):
+        raise InputError("probe.json is of another checkpoint than the run's: expected a new recombine probe")
     return probe
 
 

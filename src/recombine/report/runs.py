@@ -11,6 +11,7 @@ from typing import Any
 
 from recombine.errors import InputError
 from recombine.evaluate import Score
+from recombine.registry import Code
 from recombine.store import Json, RunDirectory
 
 Curve = tuple[list[int], list[float]]  # steps, values
@@ -25,6 +26,7 @@ class ReportRun:
     directory: RunDirectory
     label: str  # what sets it apart from the other runs of the report
     series: int  # its place in the palette
+    code: tuple[Code, ...] = ()  # classes from outside the package that the user named
 
     def read(self, name: str) -> Json:
         """A file of the run, or an empty object if there is none."""
@@ -89,7 +91,7 @@ def _thin(points: list[tuple[int, Any]]) -> Curve:
     return [step for step, _ in kept], [float(value) for _, value in kept]
 
 
-def read_runs(paths: Sequence[Path]) -> list[ReportRun]:
+def read_runs(paths: Sequence[Path], code: Sequence[Code] = ()) -> list[ReportRun]:
     """Open runs, each once, and label each by the settings that differ, if these are few and tell the runs apart."""
     directories = [RunDirectory.open(path) for path in dict.fromkeys(Path(path).resolve() for path in paths)]
     if not directories:
@@ -98,7 +100,10 @@ def read_runs(paths: Sequence[Path]) -> list[ReportRun]:
     if len(set(labels)) < len(labels) or not all(0 < len(label) <= 60 for label in labels):
         labels = [run.path.name for run in directories]
     pairs = zip(directories, labels, strict=True)
-    return [ReportRun(directory=run, label=label, series=number) for number, (run, label) in enumerate(pairs)]
+    return [
+        ReportRun(directory=run, label=label, series=number, code=tuple(code))
+        for number, (run, label) in enumerate(pairs)
+    ]
 
 
 def differing_settings(runs: Sequence[RunDirectory]) -> list[Json]:

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from recombine.drawing.canvas import STYLE
+from recombine.drawing.palette import ATTENTION_COLOURS
 from recombine.store import Json
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLOURS = {"softmax": "#4477aa", "linear": "#ccaa33", "hyla": "#cc3366"}
 NAMES = {"softmax": "softmax", "linear": "linear", "hyla": "HYLA"}
 WORKLOAD_NAMES = {"fuzzy_logic": "fuzzy logic", "sraven": "SRAVEN", "language": "language"}
-STYLE: dict[Any, Any] = {
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "svg.hashsalt": "recombine",
-}
 
 
 def write_charts(result: Json, folder: Path) -> list[Path]:
@@ -48,7 +43,7 @@ def draw_steps(result: Json) -> Figure:
         axes = figure.add_subplot(1, len(workloads), number + 1)
         for at, row in enumerate(row for row in rows if row["workload"] == workload):
             rates = {name: 1e3 / value for name, value in row["milliseconds"].items()}
-            colour = COLOURS[row["attention"]]
+            colour = ATTENTION_COLOURS[row["attention"]]
             axes.bar(at - 0.2, rates["plain"], width=0.38, color=colour, alpha=0.35)
             axes.bar(at + 0.2, rates["recombine"], width=0.38, color=colour)
             axes.plot([at - 0.02, at + 0.42], [rates["limit"]] * 2, color="black", linewidth=1)
@@ -61,7 +56,7 @@ def draw_steps(result: Json) -> Figure:
                 fontsize=8,
                 color="white",
             )
-        axes.set_xticks(range(len(COLOURS)), [NAMES[name] for name in COLOURS])
+        axes.set_xticks(range(len(ATTENTION_COLOURS)), [NAMES[name] for name in ATTENTION_COLOURS])
         axes.set_title(WORKLOAD_NAMES[workload])
         if number == 0:
             axes.set_ylabel("training steps a second")
@@ -77,7 +72,7 @@ def draw_growth(result: Json) -> Figure:
     figure = Figure(figsize=(2.3 * len(axes_names), 2.8), layout="constrained")
     for number, axis in enumerate(axes_names):
         axes = figure.add_subplot(1, len(axes_names), number + 1)
-        for attention, colour in COLOURS.items():
+        for attention, colour in ATTENTION_COLOURS.items():
             rows = [row for row in result["growth"] if (row["axis"], row["attention"]) == (axis, attention)]
             # at every length there are about as many tokens: what grows is the time of one of them
             scale = [1e3 / row["tokens"] if axis == "length" else 1.0 for row in rows]
@@ -103,9 +98,14 @@ def draw_memory(result: Json) -> Figure:
         lengths = [row["length"] for row in rows]
         label = {"eager": "plain definition", "fused": "Recombine"}[name]
         memory.plot(
-            lengths, [row["peak_bytes"][name] / 2**20 for row in rows], style, ms=3, label=label, color="#cc3366"
+            lengths,
+            [row["peak_bytes"][name] / 2**20 for row in rows],
+            style,
+            ms=3,
+            label=label,
+            color=ATTENTION_COLOURS["hyla"],
         )
-        times.plot(lengths, [row["milliseconds"][name] for row in rows], style, ms=3, color="#cc3366")
+        times.plot(lengths, [row["milliseconds"][name] for row in rows], style, ms=3, color=ATTENTION_COLOURS["hyla"])
     rows = result["memory"]
     lengths = [row["length"] for row in rows]
     memory.plot(lengths, [row["projection_bytes"] / 2**20 for row in rows], ":", color="gray", label="q, k, v alone")

@@ -1,42 +1,61 @@
-"""How fast batches are made, beside a training step, and how fast the exact oracles solve them."""
+"""How long batches take to make, as a share of a training step, and how fast their exact optima are computed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import product
 
-from recombine.models import build_model
 from recombine.run import default_run
 from recombine.speed.machine import Pass, take_medians, time_interleaved
 from recombine.store import Json
 from recombine.tasks import TASKS
+from recombine.tasks.ahead import Ahead
+from recombine.tasks.base import SCALES, Scale
 from recombine.train import Trainer
 
 ORACLE_BATCH = 1_000
 
 
-def benchmark_generators(seconds: float, say: Callable[[str], None] = lambda _: None) -> list[Json]:
-    """Milliseconds of a training batch and of a whole step with the task's first model; instances a second."""
+def benchmark_generators(
+    seconds: float, say: Callable[[str], None] = lambda _: None, scales: Sequence[Scale] = SCALES
+) -> list[Json]:
+    """Milliseconds of a training batch and of a whole step with the task's default model, at every scale.
+
+    Training makes its batches in groups (`tasks/ahead.py`), so one round makes a whole group, or trains on one; times are
+    per batch and per step.
+    """
     rows = []
-    for name in TASKS:
-        say(f"generators: {name}")
-        config = default_run(name)
+    for name, scale in product(TASKS, scales):
+        say(f"generators: {name} {scale}")
+        config = default_run(name, scale)
         task, batch_size = config.task, config.training.batch_size
-        trainer = Trainer(build_model(config.model, task, seed=0), task, config.training, "cpu")
+        ahead = Ahead(task, batch_size=batch_size)
+        trainer = Trainer(config.build_model(), task, config.training, "cpu")
+        solved = task.sample("ood", 0, batch_size=ORACLE_BATCH)
+        metrics = tuple(task.metrics(task.chance(solved), solved))
         passes: dict[str, Pass] = {
-            "batch": partial(task.sample, "train", 0, batch_size=batch_size),
-            "step": trainer.advance,
-            "oracle": partial(task.oracle, task.sample("ood", 0, batch_size=ORACLE_BATCH)),
+            "batch": partial(ahead.make_group, 0),
+            "step": partial(_train_group, trainer, ahead.group_size),
+            "oracle": partial(task.reference_predictions, solved, split="ood", metrics=metrics),
         }
         medians = take_medians(time_interleaved(passes, seconds))
+        batch, step = (medians[part] / ahead.group_size for part in ("batch", "step"))
         rows.append(
             {
                 "task": name,
+                "scale": scale,
                 "batch_size": batch_size,
-                "milliseconds": {each: 1e3 * value for each, value in medians.items()},
-                "share_of_step": medians["batch"] / medians["step"],
-                "instances_per_second": batch_size / medians["batch"],
+                "batches_at_once": ahead.group_size,
+                "milliseconds": {"batch": 1e3 * batch, "step": 1e3 * step, "oracle": 1e3 * medians["oracle"]},
+                "share_of_step": batch / step,
+                "instances_per_second": batch_size / batch,
                 "solved_per_second": ORACLE_BATCH / medians["oracle"],
             }
         )
     return rows
+
+
+def _train_group(trainer: Trainer, group_size: int) -> None:
+    for _ in range(group_size):
+        trainer.advance()

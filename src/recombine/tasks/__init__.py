@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from recombine.discovery import find_classes
 from recombine.tasks.base import Batch, Ratio, SplitName, Task
 from recombine.tasks.fuzzy_logic.task import FuzzyLogic
 from recombine.tasks.grids.goal import GoalGrid
@@ -12,9 +13,7 @@ from recombine.tasks.sequences.teacher import SequenceTeacher
 from recombine.tasks.sraven.task import SRaven
 from recombine.tasks.stream import Stream
 
-TASKS: dict[str, type[Task]] = {
-    task.name: task for task in (FuzzyLogic, SRaven, InContext, Hyperteacher, PreferenceGrid, GoalGrid, SequenceTeacher)
-}
+TASKS: dict[str, type[Task]] = {task.name: task for task in find_classes(__name__, __path__, Task)}
 
 __all__ = [
     "TASKS",

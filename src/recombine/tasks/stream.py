@@ -11,11 +11,13 @@ import hashlib
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 _GOLDEN = 0x9E3779B97F4A7C15
+_BLOCK = 1 << 14
 _MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
@@ -23,22 +25,49 @@ class Stream:
     """Random numbers for a range of rows; each call is one draw with a key of its own."""
 
     def __init__(self, *key: object, rows: range, device: torch.device | str = "cpu") -> None:
-        self.key = key
-        self.rows = rows
+        self.parts: tuple[tuple[tuple[object, ...], range], ...] = ((key, rows),)
         self.device = torch.device(device)
         self.num_draws = 0
 
+    @classmethod
+    def chain(cls, streams: Sequence[Stream]) -> Stream:
+        """The rows of several streams, one stream after the other: each row draws what it draws in its own stream.
+
+        The streams must have as many rows each and the same device, and must not have been drawn from.
+        """
+        chained = cls(rows=range(0), device=streams[0].device)
+        chained.parts = tuple(part for each in streams for part in each.parts)
+        assert len({len(rows) for _, rows in chained.parts}) == 1
+        assert all((each.device, each.num_draws) == (chained.device, 0) for each in streams)
+        return chained
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """The key of a stream that is no chain."""
+        ((key, _),) = self.parts
+        return key
+
+    @property
+    def rows(self) -> range:
+        """The rows of a stream that is no chain."""
+        ((_, rows),) = self.parts
+        return rows
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return sum(len(rows) for _, rows in self.parts)
+
     def bits(self, *shape: int) -> Int[Tensor, "rows ..."]:
         """64 random bits each, for every row."""
-        digest = hashlib.sha256(repr((*self.key, self.num_draws)).encode()).digest()
-        self.num_draws += 1
         width = math.prod(shape)
-        first, last = self.rows.start * width, self.rows.stop * width
-        counter = torch.arange(first, last, dtype=torch.int64, device=self.device)
-        mixed = counter.mul_(_signed(_GOLDEN)).add_(_signed(int.from_bytes(digest[:8], "little")))
-        mixed.bitwise_xor_(_shift_right(mixed, 30)).mul_(_signed(_MIX_1))
-        mixed.bitwise_xor_(_shift_right(mixed, 27)).mul_(_signed(_MIX_2))
-        return mixed.bitwise_xor_(_shift_right(mixed, 31)).view(len(self.rows), *shape)
+        offsets = [(self._hash(key) + rows.start * width * _GOLDEN) % 2**64 for key, rows in self.parts]
+        self.num_draws += 1
+        mix = mix_on_cpu if self.device.type == "cpu" else mix_on_device
+        return mix(offsets, len(self.parts[0][1]) * width, self.device).view(len(self), *shape)
+
+    def _hash(self, key: tuple[object, ...]) -> int:
+        digest = hashlib.sha256(repr((*key, self.num_draws)).encode()).digest()
+        return int.from_bytes(digest[:8], "little")
 
     def uniform(self, *shape: int) -> Float[Tensor, "rows ..."]:
         """Uniform in [0, 1), multiples of 2^-24, float32."""
@@ -72,6 +101,34 @@ class Stream:
     def permutations(self, size: int, *shape: int) -> Int[Tensor, "rows ... size"]:
         """Uniformly random orders of 0..size-1."""
         return self.bits(*shape, size).argsort(dim=-1)
+
+
+def mix_on_cpu(offsets: Sequence[int], count: int, device: torch.device) -> Int[Tensor, "offsets count"]:
+    """SplitMix64 at counters 0 .. count - 1, under each offset.
+
+    In blocks that stay in the cache, and with unsigned shifts, which torch does not have: twice as fast as `mix_on_device`.
+    """
+    counter = np.arange(count, dtype=np.uint64) * np.uint64(_GOLDEN)
+    mixed = counter + np.array(offsets, dtype=np.uint64)[:, None]
+    flat = mixed.reshape(-1)
+    shifted = np.empty(min(len(flat), _BLOCK), dtype=np.uint64)
+    for first in range(0, len(flat), _BLOCK):
+        block = flat[first : first + _BLOCK]
+        spare = shifted[: len(block)]
+        for places, factor in ((30, _MIX_1), (27, _MIX_2), (31, 1)):
+            np.bitwise_xor(block, np.right_shift(block, np.uint64(places), out=spare), out=block)
+            if factor != 1:
+                np.multiply(block, np.uint64(factor), out=block)
+    return torch.from_numpy(mixed.view(np.int64))
+
+
+def mix_on_device(offsets: Sequence[int], count: int, device: torch.device) -> Int[Tensor, "offsets count"]:
+    """The same integers, in torch."""
+    counter = torch.arange(count, dtype=torch.int64, device=device).mul_(_signed(_GOLDEN))
+    mixed = counter + torch.tensor([_signed(offset) for offset in offsets], device=device)[:, None]
+    mixed.bitwise_xor_(_shift_right(mixed, 30)).mul_(_signed(_MIX_1))
+    mixed.bitwise_xor_(_shift_right(mixed, 27)).mul_(_signed(_MIX_2))
+    return mixed.bitwise_xor_(_shift_right(mixed, 31))
 
 
 def _signed(value: int) -> int:

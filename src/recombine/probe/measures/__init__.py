@@ -1,1 +1,1 @@
-"""Measurements of a run that are kept in its directory, each in a file of its own."""
+"""Measurements of a run beyond `probe.json`. Each is kept in its directory, in a file of its own (see `probe.cache`)."""

@@ -1,53 +1,85 @@
-"""How well the strengths of modules can be read from each layer of a run: ridge regression, fitted on trained combinations.
+"""How well the strengths of modules can be decoded from each layer of a run: ridge regression on trained combinations.
 
-The quick part of `probe_run` for many runs at once: no pictures, no interventions. A module that no training combination has
-cannot be learned by a decoder either, and is left out; R² is 0 where held-out combinations have no other.
-It leaves `decodability.json`:
-
-    sites       {site: {id, ood, untrained: {id, ood}}}   R² pooled over trained modules, of the run and its untrained self
-    best_site   where training combinations left out of the fit are read best; chosen without looking at id or ood
+The fast part of `probe_run`, for many runs at once: no pictures, no interventions. A module that no training combination has
+cannot be learned by a decoder either and is left out. R² is 0 where held-out combinations have no other module.
+`decodability.json` has the keys of `Decodability`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TypedDict, cast
 
 from torch import nn
 
+from recombine.probe.cache import Measurement, MeasurementKey
 from recombine.probe.collect import collect
-from recombine.probe.decode import decode
-from recombine.probe.readings import read_task
+from recombine.probe.decode import decode, find_best_site
+from recombine.probe.schema import SPLITS, SiteDecoder
+from recombine.registry import Code
 from recombine.run import load_run
 from recombine.store import Json
 from recombine.tasks import Task
 
-FILE = "decodability.json"
+DECODABILITY = Measurement(name="decodability", version=1)
 NUM_INSTANCES = 2_000
 
 
-def measure_decodability(path: Path | str, *, num_instances: int = NUM_INSTANCES, device: str = "auto") -> Json:
-    """What `decodability.json` of a run says, measured if it is not there yet."""
-    run, config, model = load_run(path, device)
-    if (run.path / FILE).exists():
-        return run.read_json(FILE)
-    trained = decode_sites(model, config.task, num_instances=num_instances)
-    untrained_model = config.build_model().to(next(model.parameters()).device)
-    untrained = decode_sites(untrained_model, config.task, num_instances=num_instances)
-    sites = {site: {**_pick(scores), "untrained": _pick(untrained[site])} for site, scores in trained.items()}
-    best = max(trained, key=lambda site: trained[site]["cross_validated"]["r2"])
-    found = {"num_instances": num_instances, "best_site": best, "sites": sites}
-    run.write_json(FILE, found)
-    return found
+class SplitR2(TypedDict):
+    """R² pooled over the modules that are trained."""
+
+    id: float
+    ood: float
 
 
-def decode_sites(model: nn.Module, task: Task, *, num_instances: int) -> Json:
+class SiteR2(SplitR2):
+    """R² of a site, and that of the same site before training."""
+
+    untrained: SplitR2
+
+
+class DecodabilityNumbers(TypedDict):
+    """What is measured."""
+
+    num_instances: int
+    best_site: str  # with the best score on training combinations left out of the fit: id and ood are not looked at
+    sites: dict[str, SiteR2]
+
+
+class Decodability(DecodabilityNumbers):
+    """`decodability.json`."""
+
+    key: MeasurementKey
+
+
+def measure_decodability(
+    path: Path | str, *, num_instances: int = NUM_INSTANCES, device: str = "auto", code: Sequence[Code] = ()
+) -> Json:
+    """The decodability of each layer of a run (see `Decodability`), kept in its directory."""
+
+    def measure() -> DecodabilityNumbers:
+        _, config, model = load_run(path, device, code=code)
+        trained = decode_sites(model, config.task, num_instances=num_instances)
+        untrained_model = config.build_model().to(next(model.parameters()).device)
+        untrained = decode_sites(untrained_model, config.task, num_instances=num_instances)
+        sites: dict[str, SiteR2] = {
+            site: {**_read_r2(decoder), "untrained": _read_r2(untrained[site])} for site, decoder in trained.items()
+        }
+        best = find_best_site(trained) or next(iter(trained))
+        return {"num_instances": num_instances, "best_site": best, "sites": sites}
+
+    return DECODABILITY.keep(path, {"num_instances": num_instances}, measure, code=code)
+
+
+def decode_sites(model: nn.Module, task: Task, *, num_instances: int) -> dict[str, SiteDecoder]:
     """Decoders of the residual stream of each layer and of the code of a bottleneck; of other models, of every site."""
-    place = next(model.parameters()).device
-    observations = collect(model, read_task(task), num_instances=num_instances, device=place)
+    device = next(model.parameters()).device
+    observations = collect(model, task.reading(), num_instances=num_instances, device=device)
     decoders = decode(observations, seed=task.seed, controlled=False)
-    chosen = {site: each for site, each in decoders.items() if site == "code" or site.startswith("residual.")}
+    chosen = {site: decoder for site, decoder in decoders.items() if site == "code" or site.startswith("residual.")}
     return chosen or decoders
 
 
-def _pick(scores: Json) -> dict[str, float]:
-    return {split: scores[split]["r2"] for split in ("id", "ood")}
+def _read_r2(decoder: SiteDecoder) -> SplitR2:
+    return cast(SplitR2, {split: decoder[split]["r2"] for split in SPLITS})

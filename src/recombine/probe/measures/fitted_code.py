@@ -1,17 +1,18 @@
-"""What a bottleneck can carry out, apart from what it can infer: its code fitted to the examples of each sequence.
+"""What a bottleneck can execute, apart from what it can infer: its code fitted to the examples of each sequence.
 
     fitted code = argmin over codes of the mean over examples of |execution(code, x) - y|²
 
-by Adam from the best of the codes that the model infers for this sequence and for others. Queries are then answered with
-that code. If held-out combinations go wrong with the inferred code and right with the fitted one, then the model has found
-modules that recombine, and what fails is the way from examples to the code. It leaves `fitted_code.json`:
-
-    inferred, fitted    {id, ood}: R² (pooled) at the queries
+by Adam, from the best of the codes that the model infers for this sequence and for others. Queries are then answered with
+that code. If held-out combinations fail with the inferred code and succeed with the fitted one, the model has learned
+modules that recombine, and what fails is the inference of the code from the examples. `fitted_code.json` has the keys of
+`FittedCode`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TypedDict
 
 import torch
 from jaxtyping import Float
@@ -19,40 +20,77 @@ from torch import Tensor
 
 from recombine.errors import InputError
 from recombine.models.hypernetwork_transformer import HypernetworkTransformer
+from recombine.probe.cache import Measurement, MeasurementKey
+from recombine.registry import Code
 from recombine.run import load_run
 from recombine.store import Json
 from recombine.tasks import Batch, SplitName, Task
 
-FILE = "fitted_code.json"
+FITTED_CODE = Measurement(name="fitted_code", version=1)
 NUM_INSTANCES = 1_000
 NUM_STEPS = 500
 NUM_STARTS = 64
-SPLITS: dict[str, SplitName] = {"id": "test", "ood": "ood"}
 
 
-def measure_fitted_code(path: Path | str, *, num_instances: int = NUM_INSTANCES, device: str = "auto") -> Json:
-    """What `fitted_code.json` of a run says, measured if it is not there yet."""
-    run, config, model = load_run(path, device)
-    if not isinstance(model, HypernetworkTransformer):
-        raise InputError(f"{run.path} has a model of kind {config.model.kind!r}: expected 'hypernetwork_transformer'")
-    if not (run.path / FILE).exists():
-        place = next(model.parameters()).device
-        found: Json = {"num_instances": num_instances, "inferred": {}, "fitted": {}}
-        for name, split in SPLITS.items():
-            batch = config.task.sample(split, 0, batch_size=num_instances, device=place)
-            with torch.no_grad():
-                codes = {"inferred": model.infer(batch.inputs), "fitted": fit_code(model, batch.inputs)}
-                for kind, code in codes.items():
-                    answers = model.execution(code, model.queries(batch.inputs))
-                    found[kind][name] = _pooled_r2(config.task, answers, batch)
-        run.write_json(FILE, found)
-    return run.read_json(FILE)
+class QueryR2(TypedDict):
+    """R² (pooled) at the queries."""
+
+    id: float
+    ood: float
+
+
+class FittedCodeNumbers(TypedDict):
+    """What is measured."""
+
+    num_instances: int
+    inferred: QueryR2
+    fitted: QueryR2
+
+
+class FittedCode(FittedCodeNumbers):
+    """`fitted_code.json`."""
+
+    key: MeasurementKey
+
+
+def measure_fitted_code(
+    path: Path | str, *, num_instances: int = NUM_INSTANCES, device: str = "auto", code: Sequence[Code] = ()
+) -> Json:
+    """The scores of a bottleneck with the inferred and with the fitted code (see `FittedCode`), kept in the run directory."""
+
+    def measure() -> FittedCodeNumbers:
+        run, config, model = load_run(path, device, code=code)
+        if not isinstance(model, HypernetworkTransformer):
+            raise InputError(
+                f"{run.path} has a model of kind {config.model.kind!r}: expected 'hypernetwork_transformer'"
+            )
+        inferred_id, fitted_id = score_codes(model, config.task, "test", num_instances)
+        inferred_ood, fitted_ood = score_codes(model, config.task, "ood", num_instances)
+        return {
+            "num_instances": num_instances,
+            "inferred": {"id": inferred_id, "ood": inferred_ood},
+            "fitted": {"id": fitted_id, "ood": fitted_ood},
+        }
+
+    return FITTED_CODE.keep(path, {"num_instances": num_instances}, measure, code=code)
+
+
+def score_codes(
+    model: HypernetworkTransformer, task: Task, split: SplitName, num_instances: int
+) -> tuple[float, float]:
+    """R² (pooled) at the queries with the inferred and with the fitted code."""
+    batch = task.sample(split, 0, batch_size=num_instances, device=next(model.parameters()).device)
+    with torch.no_grad():
+        queries = model.queries(batch.inputs)
+        inferred = model.execution(model.infer(batch.inputs), queries)
+        fitted = model.execution(fit_code(model, batch.inputs), queries)
+    return _pooled_r2(task, inferred, batch), _pooled_r2(task, fitted, batch)
 
 
 def fit_code(
     model: HypernetworkTransformer, inputs: Float[Tensor, "b tokens features"], *, num_steps: int = NUM_STEPS
 ) -> Float[Tensor, "b code"]:
-    """The code under which each row's own examples come out best; the model stays as it is."""
+    """The code that fits each row's own examples best; the model is not changed."""
     examples = inputs[:, : model.num_examples]
     x, y = examples[..., : model.query_dim], examples[..., model.query_dim :]
 

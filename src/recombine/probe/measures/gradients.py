@@ -1,39 +1,71 @@
-"""Do combinations pull a network in one direction? The variance of gradients between combinations, along training.
+"""Do combinations agree on the gradient? The variance of gradients between combinations, along training.
 
-With g_c the gradient of the loss of combination c, estimated twice from independent instances (a, b), so that the noise of
-sampling drops out of every product,
+With g_c the gradient of the loss of combination c, estimated twice from independent instances (a, b), so that sampling noise
+cancels in every product,
 
     signal    = mean over c of  g_c(a) . g_c(b)
     agreement = mean over pairs c != c' of  g_c(a) . g_c'(b)
     variance share = (signal - agreement) / signal
 
 The share is the part of the gradient's mean square that is variance between combinations: 0 if all agree, as when shared
-modules are learned; 1 if each goes its own way, as when every combination gets a solution of its own. `transfer` is the
-cosine of the training combinations' mean gradient with that of held-out ones: what a step on the ones does for the others.
+modules are learned; 1 if each has a direction of its own, as when every combination gets its own solution. `transfer` is the
+cosine between the mean gradients of training and of held-out combinations: how a training step acts on held-out ones.
 
-Training is a pure function of its configuration, so `track_gradients` trains a run's twin and looks in passing.
+Training is a pure function of its configuration, so `track_gradients` trains the same run again and measures on the way.
+`gradients.json` has the keys of `Gradients`. It depends on the configuration alone, not on the checkpoint.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypedDict
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from recombine.errors import check_positive
+from recombine.probe.cache import Measurement, MeasurementKey
+from recombine.registry import Code
 from recombine.run import RunConfig, resolve_device
 from recombine.store import Json, RunDirectory
 from recombine.tasks import SplitName, Task
 from recombine.train import Trainer
 
-FILE = "gradients.json"
+GRADIENTS = Measurement(name="gradients", version=1, uses_checkpoint=False)
+NUM_POINTS = 12
 
 
-def measure_gradients(model: nn.Module, task: Task, *, num_instances: int = 512, index: int = 0) -> dict[str, float]:
+class GradientVariance(TypedDict):
+    """Agreement of gradients at one point of training."""
+
+    variance_share: float
+    transfer: float
+    signal: float
+
+
+class GradientRow(GradientVariance):
+    """The same, with the step."""
+
+    step: int
+
+
+class GradientsNumbers(TypedDict):
+    """What is measured."""
+
+    rows: list[GradientRow]
+
+
+class Gradients(GradientsNumbers):
+    """`gradients.json`."""
+
+    key: MeasurementKey
+
+
+def measure_gradients(model: nn.Module, task: Task, *, num_instances: int = 512, index: int = 0) -> GradientVariance:
     """Variance share, transfer and signal of a model's gradients; `index` chooses the instances."""
     first, second = (combination_gradients(model, task, "test", num_instances, 2 * index + i) for i in range(2))
     held_out, held_out_again = (
@@ -67,24 +99,23 @@ def combination_gradients(
             inputs=batch.inputs[rows],
             targets=batch.targets[rows],
             latents=batch.latents[rows],
-            info={name: each[rows] for name, each in batch.info.items()},
+            info={name: values[rows] for name, values in batch.info.items()},
         )
         loss = task.loss(model(part.inputs).float(), part)
-        found = torch.autograd.grad(loss, parameters, allow_unused=True)
-        pairs = zip(parameters, found, strict=True)
+        pairs = zip(parameters, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True)
         gradients.append(torch.cat([torch.zeros_like(p).flatten() if g is None else g.flatten() for p, g in pairs]))
     return torch.stack(gradients).double()
 
 
 def track_gradients(
-    config: RunConfig, *, steps: int | None = None, num_points: int = 12, device: torch.device | str = "cpu"
-) -> list[Json]:
-    """Train the run's twin and measure its gradients at steps spaced evenly in their logarithm."""
+    config: RunConfig, *, steps: int | None = None, num_points: int = NUM_POINTS, device: torch.device | str = "cpu"
+) -> list[GradientRow]:
+    """Train a configuration again and measure its gradients at steps that are evenly spaced in their logarithm."""
     steps = config.training.steps if steps is None else steps
     check_positive(steps=steps, num_points=num_points)
     trainer = Trainer(config.build_model(), config.task, config.training, device)
     points = sorted({round(math.exp(math.log(steps) * i / max(num_points - 1, 1))) for i in range(num_points)})
-    rows: list[Json] = []
+    rows: list[GradientRow] = []
     for point in points:
         while trainer.step < point:
             trainer.advance()
@@ -92,11 +123,19 @@ def track_gradients(
     return rows
 
 
-def track_run(path: Path | str, *, steps: int | None = None, num_points: int = 12, device: str = "auto") -> list[Json]:
-    """The rows of `gradients.json` of a run, measured if it is not there yet."""
-    run = RunDirectory.open(path)
-    if not (run.path / FILE).exists():
-        config = RunConfig.from_dict(run.config)
-        rows = track_gradients(config, steps=steps, num_points=num_points, device=resolve_device(device))
-        run.write_json(FILE, {"rows": rows})
-    return run.read_json(FILE)["rows"]
+def track_run(
+    path: Path | str,
+    *,
+    steps: int | None = None,
+    num_points: int = NUM_POINTS,
+    device: str = "auto",
+    code: Sequence[Code] = (),
+) -> list[Json]:
+    """The rows of `gradients.json` of a run, kept in its directory; `steps` is by default the length of the run."""
+
+    def measure() -> GradientsNumbers:
+        config = RunConfig.from_dict(RunDirectory.open(path).config, code)
+        return {"rows": track_gradients(config, steps=steps, num_points=num_points, device=resolve_device(device))}
+
+    rows: list[Json] = GRADIENTS.keep(path, {"steps": steps, "num_points": num_points}, measure, code=code)["rows"]
+    return rows

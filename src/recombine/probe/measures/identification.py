@@ -17,8 +17,10 @@ last token of a sequence of length t: numbers by position are numbers by length.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypedDict
 
 import numpy as np
 import torch
@@ -27,19 +29,30 @@ from jaxtyping import Float, Int
 from recombine.errors import InputError, check_positive
 from recombine.models import SequenceModel
 from recombine.models.recurrent import RecurrentNetwork
+from recombine.probe.cache import Measurement, MeasurementKey
 from recombine.probe.collect import evaluating
 from recombine.probe.linear import decide, fit_ridge
-from recombine.run import load_run, resolve_device
+from recombine.registry import Code
+from recombine.run import load_run
 from recombine.store import Json
 from recombine.tasks import Batch, SequenceTeacher, SplitName
 
-FILE = "identification.json"
-VERSION = 3
+IDENTIFICATION = Measurement(name="identification", version=4)
+NUM_SEQUENCES = 2_000
 RIDGE_STRENGTH = 1e8  # as good as none: it only keeps collinear units solvable
 FIRST_BATCH = 10_000  # of the streams, far behind the batches that scores are made of
 BATCH_SIZE = 500
 
 Hidden = Float[np.ndarray, "rows t units"]
+
+
+class IdentificationNumbers(TypedDict):
+    """The fields of `Identification`."""
+
+    loss: list[float]
+    worst_share: list[float]
+    constant_loss: list[float]
+    r2: dict[str, list[float]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,29 +71,45 @@ class Identification:
     constant_loss: list[float]
     r2: dict[str, list[float]]
 
-    def as_dict(self) -> Json:
-        return asdict(self)
+    def as_dict(self) -> IdentificationNumbers:
+        return {"loss": self.loss, "worst_share": self.worst_share, "constant_loss": self.constant_loss, "r2": self.r2}
 
 
-def identify_run(path: Path | str, *, num_sequences: int = 2_000, device: str = "auto") -> Json:
-    """Identify the student of a run, after and before training; the answer stays in its directory."""
-    run, config, model = load_run(path, device)
-    if (run.path / FILE).exists():
-        found = run.read_json(FILE)
-        if found.get("version") == VERSION and found.get("num_sequences") == num_sequences:
-            return found
-    if not isinstance(config.task, SequenceTeacher) or not isinstance(model, SequenceModel):
-        raise InputError(f"{run.path} has no teacher to compare with: expected a run of sequence-teacher")
-    untrained = config.build_model().to(resolve_device(device)).eval()
-    assert isinstance(untrained, SequenceModel)
-    found = {"version": VERSION, "num_sequences": num_sequences}
-    for name, each in (("trained", model), ("untrained", untrained)):
-        found[name] = identify(each, config.task, num_sequences=num_sequences).as_dict()
-    run.write_json(FILE, found)
-    return found
+class StudentNumbers(TypedDict):
+    """What is measured: the student after training and before it."""
+
+    num_sequences: int
+    trained: IdentificationNumbers
+    untrained: IdentificationNumbers
 
 
-def identify(model: SequenceModel, task: SequenceTeacher, *, num_sequences: int = 2_000) -> Identification:
+class RunIdentification(StudentNumbers):
+    """`identification.json`."""
+
+    key: MeasurementKey
+
+
+def identify_run(
+    path: Path | str, *, num_sequences: int = NUM_SEQUENCES, device: str = "auto", code: Sequence[Code] = ()
+) -> Json:
+    """Identify the student of a run, after and before training (see `RunIdentification`); kept in its directory."""
+
+    def measure() -> StudentNumbers:
+        run, config, model = load_run(path, device, code=code)
+        untrained = config.build_model().to(next(model.parameters()).device).eval()
+        if not isinstance(config.task, SequenceTeacher) or not isinstance(model, SequenceModel):
+            raise InputError(f"{run.path} has no teacher to compare with: expected a run of sequence-teacher")
+        assert isinstance(untrained, SequenceModel)
+        return {
+            "num_sequences": num_sequences,
+            "trained": identify(model, config.task, num_sequences=num_sequences).as_dict(),
+            "untrained": identify(untrained, config.task, num_sequences=num_sequences).as_dict(),
+        }
+
+    return IDENTIFICATION.keep(path, {"num_sequences": num_sequences}, measure, code=code)
+
+
+def identify(model: SequenceModel, task: SequenceTeacher, *, num_sequences: int = NUM_SEQUENCES) -> Identification:
     """Compare a student with its teacher, at every length up to the longest."""
     check_positive(num_sequences=num_sequences)
     trained, longest = task.lengths("test")[1], task.lengths("ood")[1]
@@ -127,7 +156,7 @@ def _collect(
     for number, first in enumerate(range(0, num_sequences, BATCH_SIZE)):
         rows = range(min(BATCH_SIZE, num_sequences - first))
         index = FIRST_BATCH * (part + 1) + number
-        batch = task.sample(split, index, batch_size=BATCH_SIZE, rows=rows, length=length, device=device)
+        batch = task.sample_length(split, index, length, batch_size=BATCH_SIZE, rows=rows, device=device)
         for name, value in _observe(model, task, batch).items():
             columns.setdefault(name, []).append(value.double().cpu().numpy())
     return {name: np.concatenate(values) for name, values in columns.items()}

@@ -1,27 +1,30 @@
-"""When can transformers compositionally generalize in-context? (arXiv 2407.12275): its comparison, and what to ask beside it.
+"""When can transformers compositionally generalize in-context? (arXiv 2407.12275): its comparison and three more.
 
-A vanilla transformer against one with a bottleneck (task inferred, then carried out by a generated network), each on
+A vanilla transformer is compared with one that has a bottleneck (it infers the task, then a generated network executes it) on
 
     connected       shared modules, training combinations on a ring
-    disconnected    shared modules in two halves that never meet in training
+    disconnected    shared modules in two halves that never occur together in training
     control         as many combinations, each with modules of its own
 
-and on the connected support also the bottleneck without hypernetwork, and linear and hypernetwork (HYLA) attention as trunk.
-The paper gives no figures that we could stand beside ours, only claims: `in_context_claims` checks them. Sizes and steps
-of `tiny` and `small` are our choice for minutes on a CPU; `paper` takes the sizes of a sister paper's generator and a
-budget of our choice.
+and on the connected support also with a bottleneck without hypernetwork, and with linear and hypernetwork (HYLA) attention in
+the trunk. The paper prints no numbers that can be compared with ours, only claims: see `claims`. Sizes and steps of `tiny`
+and `small` are our choice for minutes on a CPU; `paper` takes the sizes of the predecessor's generator and a budget of our
+choice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from recombine.layers.attention import AttentionName
-from recombine.recipes.experiment import Experiment, over_seeds
-from recombine.recipes.in_context.claims import conclude
+from recombine.recipes.experiment import Experiment, Finished, Record, over_seeds
+from recombine.recipes.in_context.claims import METRIC, conclude
+from recombine.recipes.in_context.figures import draw_in_context
 from recombine.run import RunConfig, default_run
+from recombine.tables import Table
 from recombine.tasks.base import Scale
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -29,20 +32,20 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "disconnected": {"support": "disconnected"},
     "control": {"modules": "own"},
 }
-MODELS = ("vanilla", "bottleneck", "bottleneck mlp")
+MODELS = ("vanilla", "bottleneck", "bottleneck_mlp")
 TRUNKS: tuple[AttentionName, ...] = ("softmax", "linear", "hyla")
 NUM_SEEDS: dict[Scale, int] = {"tiny": 1, "small": 3, "paper": 3}
 
 
 def build_run(scale: Scale, model: str, attention: AttentionName = "softmax") -> RunConfig:
-    """The vanilla transformer, the bottleneck, or the bottleneck without hypernetwork; equal trunks.
+    """The vanilla transformer, the bottleneck, or the bottleneck without hypernetwork; the trunks are equal.
 
-    The generated network has twice the teacher's hidden units. The MLP instead has 64 in each of its two layers, so that
-    width is not what it lacks.
+    The generated network has twice the teacher's hidden units. The MLP that replaces it has 64 in each of its two layers, so
+    that it does not lack width.
     """
     run = default_run("in_context", scale, "transformer" if model == "vanilla" else "hypernetwork_transformer")
     choices: dict[str, Any] = {"attention": attention}
-    if model == "bottleneck mlp":
+    if model == "bottleneck_mlp":
         choices |= {"execution": "mlp", "execution_dim": 64}
     return replace(run, model=replace(run.model, **choices))
 
@@ -59,22 +62,24 @@ def list_variants() -> Iterator[tuple[str, str, AttentionName]]:
             yield "connected", model, trunk
 
 
-def in_context(scale: Scale) -> dict[str, RunConfig]:
-    """Every variant with every seed: another teacher, other sequences, other first parameters."""
-    runs: dict[str, RunConfig] = {}
-    for setting, model, trunk in list_variants():
-        run = build_run(scale, model, trunk)
-        runs[f"{setting} / {model} / {trunk}"] = replace(run, task=replace(run.task, **SETTINGS[setting]))
-    return over_seeds(runs, range(NUM_SEEDS[scale]))
+class InContextExperiment(Experiment):
+    """Every variant with every seed: another teacher, other sequences, other initial parameters."""
 
+    name = "in-context"
+    question = "Do transformers recombine modules that they infer in context, with and without a bottleneck?"
+    metric = METRIC
 
-EXPERIMENTS = (
-    Experiment(
-        name="in-context",
-        question="Do transformers recombine modules that they infer in context, with and without a bottleneck?",
-        runs=in_context,
-        split="ood",
-        metric="r2_pooled",
-        tables=conclude,
-    ),
-)
+    def records(self, scale: Scale) -> Iterator[Record]:
+        return over_seeds(self.variants(scale), range(NUM_SEEDS[scale]))
+
+    def variants(self, scale: Scale) -> Iterator[Record]:
+        for setting, model, trunk in list_variants():
+            run = build_run(scale, model, trunk)
+            config = replace(run, task=replace(run.task, **SETTINGS[setting]))
+            yield Record(settings={"setting": setting, "model": model, "trunk": trunk}, config=config)
+
+    def tables(self, finished: Finished, device: str) -> list[Table]:
+        return conclude(finished, device)
+
+    def figures(self, finished: Finished, folder: Path) -> list[Path]:
+        return draw_in_context(finished, folder)

@@ -1,5 +1,1 @@
 """On Provable Length and Compositional Generalization (arXiv 2402.04875): runs, tables and figures."""
-
-from recombine.recipes.length_generalization.runs import EXPERIMENTS
-
-__all__ = ["EXPERIMENTS"]

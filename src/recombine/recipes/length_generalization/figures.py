@@ -9,36 +9,31 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from recombine.drawing.canvas import canvas
-from recombine.probe.measures.identification import FILE as IDENTIFICATION_FILE
-from recombine.recipes.experiment import Runs, group_seeds
-from recombine.recipes.length_generalization.runs import POOLS, STUDENTS, SUPPORTS
-from recombine.report.figures import LIGHT_PALETTE
+from recombine.drawing.palette import LIGHT_PALETTE
+from recombine.recipes.experiment import Finished, Group, show_setting
+from recombine.recipes.length_generalization.tables import read_identification
 from recombine.store import Json
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Found = Mapping[str, Sequence[Json]]  # what identification found in the runs of each seed, by label without the seed
 TICKS = (1, 2, 5, 10, 20, 50, 100)
-ALL_BUT_ALL = 1e-8  # less is not drawn: it would be the rounding of R²
+SMALLEST = 1e-8  # below that, 1 - R² is rounding
 LAST = 99  # position of the hundredth token
 
 
-def read_found(runs: Runs) -> Found:
-    return group_seeds({label: run.read_json(IDENTIFICATION_FILE) for label, run in runs.items()})
-
-
-def draw_lengths(runs: Runs, folder: Path) -> list[Path]:
+def draw_lengths(finished: Finished, folder: Path) -> list[Path]:
     """Error, its ratio to the constant and what identification misses, against length."""
     path = folder / "length_generalization.png"
     with canvas(path, 10.5, 3.2) as figure:
         error, ratio, identified = figure.subplots(1, 3)
-        for colour, (label, found) in zip(LIGHT_PALETTE, read_found(runs).items(), strict=False):
-            _draw_seeds(error, _read_errors(found), colour, label.replace("_", " "))
-            _draw_seeds(ratio, _read_ratios(found), colour)
+        for colour, group in zip(LIGHT_PALETTE, finished.groups, strict=False):
+            seeds = _identify(group)
+            _draw_seeds(error, _read_errors(seeds), colour, group.text)
+            _draw_seeds(ratio, _read_ratios(seeds), colour)
             for state, style in (("trained", "-"), ("untrained", ":")):
-                missed = 1 - np.array([each[state]["r2"]["transfer"] for each in found])
-                _draw_seeds(identified, np.maximum(missed, ALL_BUT_ALL), colour, style=style)
+                missed = 1 - np.array([seed[state]["r2"]["transfer"] for seed in seeds])
+                _draw_seeds(identified, np.maximum(missed, SMALLEST), colour, style=style)
         _finish(error, "squared error at the last token")
         _finish(ratio, "as a ratio to the best constant")
         _finish(identified, "1 − R² of the teacher's hidden states\n(dotted: before training)")
@@ -47,57 +42,55 @@ def draw_lengths(runs: Runs, folder: Path) -> list[Path]:
     return [path]
 
 
-def draw_capacity(runs: Runs, folder: Path) -> list[Path]:
-    """Ratio to the constant against length, a panel for each class, without and with chain of thought."""
-    groups, kinds = read_found(runs), ("outputs only", "chain of thought")
-    panels = {student: {kind: groups.get(f"{student}, {kind}", ()) for kind in kinds} for student in STUDENTS}
-    return _draw_panels(panels, folder / "length_capacity.png")
+def draw_capacity(finished: Finished, folder: Path) -> list[Path]:
+    """Ratio to the constant against length, a panel per student, with outputs only and with chain of thought."""
+    slow = [group for group in finished.groups if group.settings["rate"] == min(_values(finished, "rate"))]
+    return _draw_panels(slow, "student", "supervision", folder / "length_capacity.png")
 
 
-def draw_realisability(runs: Runs, folder: Path) -> list[Path]:
-    """Ratio to the constant against length, a panel for each teacher, a line for each student."""
-    groups = read_found(runs)
-    teachers = dict.fromkeys(label.rpartition(" ")[2] for label in groups)
-    panels = {
-        f"teacher: {teacher}": {student: groups.get(f"{student}, taught by {teacher}", ()) for student in STUDENTS}
-        for teacher in teachers
-    }
-    return _draw_panels(panels, folder / "length_realisability.png")
+def draw_realisability(finished: Finished, folder: Path) -> list[Path]:
+    """Ratio to the constant against length, a panel per teacher, a line per student."""
+    return _draw_panels(finished.groups, "teacher", "student", folder / "length_realisability.png")
 
 
-def _draw_panels(panels: Mapping[str, Found], path: Path) -> list[Path]:
+def _values(finished: Finished, name: str) -> list[Any]:
+    return [group.settings[name] for group in finished.groups if name in group.settings]
+
+
+def _draw_panels(groups: Sequence[Group], panel: str, line: str, path: Path) -> list[Path]:
+    """A panel for each value of one setting, a line for each value of another."""
+    panels: dict[Any, list[Group]] = {}
+    for group in groups:
+        panels.setdefault(group.settings[panel], []).append(group)
+    colours = dict(zip(dict.fromkeys(group.settings[line] for group in groups), LIGHT_PALETTE, strict=False))
     with canvas(path, 11, 2.9) as figure:
         every = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-        for axes, (title, lines) in zip(every, panels.items(), strict=True):
-            for colour, (label, found) in zip(LIGHT_PALETTE, lines.items(), strict=False):
-                if found:
-                    _draw_seeds(axes, _read_ratios(found), colour, label.replace("_", " "))
-            _finish(axes, title.replace("_", " "))
+        for axes, (value, lines) in zip(every, panels.items(), strict=True):
+            for group in lines:
+                name = group.settings[line]
+                _draw_seeds(axes, _read_ratios(_identify(group)), colours[name], show_setting(name))
+            _finish(axes, f"{panel}: {show_setting(value)}")
             axes.axhline(1, color="0.6", linewidth=0.8)
         every[0].set(ylabel="squared error / best constant", ylim=(None, 1e3))
         every[0].legend()
     return [path]
 
 
-def draw_diversity(runs: Runs, folder: Path) -> list[Path]:
-    """Error and identification at a hundred tokens against how diverse training sequences were."""
-    path, groups = folder / "length_diversity.png", read_found(runs)
-    sweeps = (
-        ("tokens from an interval of {:g}", SUPPORTS, "width of the interval of training tokens"),
-        ("{} sequences", POOLS, "distinct training sequences"),
-    )
+def draw_diversity(finished: Finished, folder: Path) -> list[Path]:
+    """Error and identification at a hundred tokens against the diversity of training sequences."""
+    path = folder / "length_diversity.png"
+    sweeps = {"interval": "width of the interval of training tokens", "sequences": "distinct training sequences"}
+    students = dict.fromkeys(_values(finished, "student"))
     with canvas(path, 8, 5) as figure:
         every = figure.subplots(2, 2, sharey="row", subplot_kw={"xscale": "log", "yscale": "log"})
-        for column, (words, values, title) in enumerate(sweeps):
-            for colour, student in zip(LIGHT_PALETTE, ("deep_set", "attention"), strict=False):
-                known = {value: found for value in values if (found := groups.get(f"{student}, {words.format(value)}"))}
-                style: dict[str, Any] = {"color": colour, "marker": "o", "markersize": 4}
-                ratios = [_read_ratios(found)[:, LAST].mean() for found in known.values()]
-                every[0, column].plot(list(known), ratios, label=student.replace("_", " "), **style)
-                missed = [
-                    np.mean([1 - each["trained"]["r2"]["transfer"][LAST] for each in found]) for found in known.values()
-                ]
-                every[1, column].plot(list(known), np.maximum(missed, ALL_BUT_ALL), **style)
+        for column, (name, title) in enumerate(sweeps.items()):
+            for colour, student in zip(LIGHT_PALETTE, students, strict=False):
+                chosen = {
+                    float(group.settings[name]): _identify(group)
+                    for group in finished.groups
+                    if name in group.settings and group.settings["student"] == student
+                }
+                _draw_diversity_of(every[:, column], chosen, colour, show_setting(student))
             every[0, column].axhline(1, color="0.6", linewidth=0.8)
             every[1, column].set_xlabel(title)
         every[0, 0].set_ylabel("squared error at T = 100\n/ best constant")
@@ -106,21 +99,34 @@ def draw_diversity(runs: Runs, folder: Path) -> list[Path]:
     return [path]
 
 
-def _read_errors(found: Sequence[Json]) -> np.ndarray:
+def _draw_diversity_of(axes: Any, chosen: Mapping[float, Sequence[Json]], colour: str, label: str) -> None:
+    """Ratio above, what identification misses below; means over seeds."""
+    style: dict[str, Any] = {"color": colour, "marker": "o", "markersize": 4}
+    ratios = [_read_ratios(seeds)[:, LAST].mean() for seeds in chosen.values()]
+    axes[0].plot(list(chosen), ratios, label=label, **style)
+    missed = [np.mean([1 - seed["trained"]["r2"]["transfer"][LAST] for seed in seeds]) for seeds in chosen.values()]
+    axes[1].plot(list(chosen), np.maximum(missed, SMALLEST), **style)
+
+
+def _identify(group: Group) -> list[Json]:
+    return [read_identification(run.run) for run in group.runs]
+
+
+def _read_errors(seeds: Sequence[Json]) -> np.ndarray:
     """Seeds × lengths."""
-    return np.array([each["trained"]["loss"] for each in found])
+    return np.array([seed["trained"]["loss"] for seed in seeds])
 
 
-def _read_ratios(found: Sequence[Json]) -> np.ndarray:
-    return _read_errors(found) / np.array([each["trained"]["constant_loss"] for each in found])
+def _read_ratios(seeds: Sequence[Json]) -> np.ndarray:
+    return _read_errors(seeds) / np.array([seed["trained"]["constant_loss"] for seed in seeds])
 
 
 def _draw_seeds(axes: Axes, values: np.ndarray, colour: str, label: str | None = None, style: str = "-") -> None:
-    """A line for each seed: their mean would hide that some succeed and some fail."""
+    """One line per seed: their mean would hide that some succeed and some fail."""
     axes.set(xscale="log", yscale="log")
     lengths = np.arange(1, values.shape[1] + 1)
-    for number, each in enumerate(values):
-        axes.plot(lengths, each, style, color=colour, label=None if number else label, linewidth=1.1, alpha=0.85)
+    for number, seed in enumerate(values):
+        axes.plot(lengths, seed, style, color=colour, label=None if number else label, linewidth=1.1, alpha=0.85)
 
 
 def _finish(axes: Axes, title: str) -> None:

@@ -1,23 +1,26 @@
 """On Provable Length and Compositional Generalization (arXiv 2402.04875): students of four classes, and what they need.
 
-Published: with limited capacity and diverse data, squared error of 1e-4 to 1e-7 at every length up to 100 after training
-on at most 10 tokens, and hidden states that are a linear map of the teacher's with R² 0.96-0.99; with higher capacity this
-fails unless the intermediate values are supervised. AdamW, rate 1e-3, decay 0.01, betas 0.9 and 0.95, batch 256. The
-paper trains for 100 epochs of a set whose size we do not know; we take new sequences at every step, and the number of steps
-and the cosine to 0 are our own choice. Seeds are those of teacher, student and data together.
+Published: with limited capacity and diverse data, students trained on at most 10 tokens follow their teacher to 100, and
+their hidden states are a linear map of the teacher's (see `published`); with higher capacity this fails unless the
+intermediate values are supervised. AdamW, rate 1e-3, decay 0.01, betas 0.9 and 0.95, batch 256. The paper trains for 100
+epochs of a data set whose size we do not know. We draw new sequences at every step; the number of steps and the cosine to
+0 are our choice. The seed determines the teacher, the student and the data.
 
-Deep sets and recurrent networks are badly conditioned, and the paper's rate does not get to the bottom in these steps: they
-are trained at ten times that rate as well.
+Deep sets and recurrent networks are badly conditioned: at the paper's rate they do not converge in these steps, so they are
+also trained at ten times that rate.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from recombine.recipes.experiment import Experiment, over_seeds
-from recombine.recipes.length_generalization.tables import capacity_tables, composition_tables, length_tables
+from recombine.recipes.experiment import Experiment, Finished, Record, over_seeds
+from recombine.recipes.length_generalization import figures, tables
 from recombine.run import RunConfig, default_run
+from recombine.tables import Table
 from recombine.tasks import SequenceTeacher
 from recombine.tasks.base import Scale
 
@@ -25,112 +28,137 @@ STUDENTS = SequenceTeacher.models
 SUPPORTS = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 POOLS = (4, 16, 64, 256, 1_024)
 HIGHER_RATE = 1e-2
+SUPERVISION = {"outputs only": 0.0, "chain of thought": 1.0}
 
 
 def sequence_teacher(scale: Scale, student: str, *, model: dict[str, Any] | None = None, **task: Any) -> RunConfig:
-    """A student and, unless the task says otherwise, a teacher of its class."""
+    """A student with a teacher of its class, unless the task says otherwise."""
     run = default_run("sequence_teacher", scale, student)
     return replace(run, task=replace(run.task, **task), model=replace(run.model, **(model or {})))
 
 
-def over_three_seeds(scale: Scale, runs: dict[str, RunConfig]) -> dict[str, RunConfig]:
-    return over_seeds(runs, range(1 if scale == "tiny" else 3))
+def raise_rate(record: Record) -> Record:
+    """The record at ten times the paper's rate."""
+    config = replace(record.config, training=replace(record.config.training, learning_rate=HIGHER_RATE))
+    return replace(record, settings={**record.settings, "rate": HIGHER_RATE}, config=config)
 
 
-def limited_capacity(scale: Scale) -> dict[str, RunConfig]:
-    """The paper's main experiment; attention with softmax, and what converges slowly at a higher rate, as well."""
-    runs = {student: sequence_teacher(scale, student) for student in STUDENTS}
-    softmax = sequence_teacher(scale, "attention", model={"attention": "softmax"}, teacher_attention="softmax")
-    faster = {f"{student}, rate {HIGHER_RATE:g}": raise_rate(runs[student]) for student in ("deep_set", "rnn")}
-    return over_three_seeds(scale, {**runs, "attention, softmax": softmax, **faster})
+class LengthExperiment(Experiment):
+    """Three seeds (one at `tiny`), and tables of the error at each length and of linear identification."""
+
+    metric = "r2"
+    num_seeds: int = 3
+
+    def records(self, scale: Scale) -> Iterator[Record]:
+        return over_seeds(self.variants(scale), range(1 if scale == "tiny" else self.num_seeds))
+
+    def variants(self, scale: Scale) -> Iterator[Record]:
+        """One record per variant."""
+        raise NotImplementedError
+
+    def tables(self, finished: Finished, device: str) -> list[Table]:
+        return tables.tabulate_lengths(finished, device)
 
 
-def raise_rate(run: RunConfig) -> RunConfig:
-    return replace(run, training=replace(run.training, learning_rate=HIGHER_RATE))
+class LimitedCapacity(LengthExperiment):
+    """The paper's main experiment; also softmax attention, and a higher rate where students converge slowly."""
+
+    name = "length-generalization"
+    question = "Do students of limited capacity, trained on 10 tokens, follow their teacher to 100?"
+
+    def variants(self, scale: Scale) -> Iterator[Record]:
+        plain = {
+            student: Record(settings={"student": student, "rate": 1e-3}, config=sequence_teacher(scale, student))
+            for student in STUDENTS
+        }
+        yield from plain.values()
+        softmax = sequence_teacher(scale, "attention", model={"attention": "softmax"}, teacher_attention="softmax")
+        yield Record(settings={"student": "softmax_attention", "rate": 1e-3}, config=softmax)
+        for student in ("deep_set", "rnn"):
+            yield raise_rate(plain[student])
+
+    def tables(self, finished: Finished, device: str) -> list[Table]:
+        return tables.tabulate_lengths(finished, device, with_published=True)
+
+    def figures(self, finished: Finished, folder: Path) -> list[Path]:
+        return figures.draw_lengths(finished, folder)
 
 
-def higher_capacity(scale: Scale) -> dict[str, RunConfig]:
+class HigherCapacity(LengthExperiment):
     """Teacher and student with an MLP as readout, without and with supervision of the hidden states."""
-    runs = {
-        f"{student}, {name}": sequence_teacher(
-            scale, student, model={"readout": "mlp"}, teacher_readout="mlp", chain_of_thought=weight
+
+    name = "length-capacity"
+    question = "Does higher capacity fail on long sequences, and does chain of thought repair it?"
+
+    def variants(self, scale: Scale) -> Iterator[Record]:
+        plain = [self.build(scale, student, supervision) for student in STUDENTS for supervision in SUPERVISION]
+        yield from plain
+        for record in plain:
+            if record.settings["student"] == "deep_set":
+                yield raise_rate(record)
+
+    def build(self, scale: Scale, student: str, supervision: str) -> Record:
+        config = sequence_teacher(
+            scale,
+            student,
+            model={"readout": "mlp"},
+            teacher_readout="mlp",
+            chain_of_thought=SUPERVISION[supervision],
         )
-        for student in STUDENTS
-        for name, weight in (("outputs only", 0.0), ("chain of thought", 1.0))
-    }
-    faster = {
-        f"{label}, rate {HIGHER_RATE:g}": raise_rate(run) for label, run in runs.items() if label.startswith("deep_set")
-    }
-    return over_three_seeds(scale, {**runs, **faster})
+        return Record(settings={"student": student, "supervision": supervision, "rate": 1e-3}, config=config)
+
+    def figures(self, finished: Finished, folder: Path) -> list[Path]:
+        return figures.draw_capacity(finished, folder)
 
 
-def corners(scale: Scale) -> dict[str, RunConfig]:
+class Corners(LengthExperiment):
     """The compositional split."""
-    runs = {student: sequence_teacher(scale, student, held_out="corners") for student in STUDENTS}
-    return over_three_seeds(scale, runs)
+
+    name = "length-composition"
+    question = "Do students follow their teacher to corners of the cube that are left out of training?"
+
+    def variants(self, scale: Scale) -> Iterator[Record]:
+        for student in STUDENTS:
+            yield Record(
+                settings={"student": student}, config=sequence_teacher(scale, student, generalise_to="corners")
+            )
+
+    def tables(self, finished: Finished, device: str) -> list[Table]:
+        return tables.tabulate_corners(finished)
 
 
-def diversity(scale: Scale) -> dict[str, RunConfig]:
+class Diversity(LengthExperiment):
     """Training tokens from narrower intervals, or from few distinct sequences; held-out sequences stay the same."""
-    runs = {}
-    for student in ("deep_set", "attention"):
-        for support in SUPPORTS:
-            name = f"{student}, tokens from an interval of {support:g}"
-            runs[name] = sequence_teacher(scale, student, support=support)
-        for size in POOLS:
-            runs[f"{student}, {size} sequences"] = sequence_teacher(scale, student, num_sequences=size)
-    return over_seeds(runs, [0])
+
+    name = "length-diversity"
+    question = "How diverse must training sequences be for students to follow their teacher to 100 tokens?"
+    num_seeds = 1
+
+    def variants(self, scale: Scale) -> Iterator[Record]:
+        for student in ("deep_set", "attention"):
+            for support in SUPPORTS:
+                config = sequence_teacher(scale, student, support=support)
+                yield Record(settings={"student": student, "interval": support}, config=config)
+            for size in POOLS:
+                config = sequence_teacher(scale, student, num_sequences=size)
+                yield Record(settings={"student": student, "sequences": size}, config=config)
+
+    def figures(self, finished: Finished, folder: Path) -> list[Path]:
+        return figures.draw_diversity(finished, folder)
 
 
-def realisability(scale: Scale) -> dict[str, RunConfig]:
+class Realisability(LengthExperiment):
     """Every student with every teacher, and with one that multiplies over the prefix where a deep set adds."""
-    runs = {
-        f"{student}, taught by {teacher}": sequence_teacher(scale, student, teacher=teacher)
-        for student in STUDENTS
-        for teacher in (*STUDENTS, "product")
-    }
-    return over_seeds(runs, [0])
 
+    name = "length-realisability"
+    question = "What breaks when the teacher is not of the student's class?"
+    num_seeds = 1
 
-EXPERIMENTS = (
-    Experiment(
-        name="length-generalization",
-        question="Do students of limited capacity, trained on 10 tokens, follow their teacher to 100?",
-        runs=limited_capacity,
-        split="ood",
-        metric="r2",
-        tables=length_tables,
-    ),
-    Experiment(
-        name="length-capacity",
-        question="Does higher capacity fail on long sequences, and does chain of thought mend it?",
-        runs=higher_capacity,
-        split="ood",
-        metric="r2",
-        tables=capacity_tables,
-    ),
-    Experiment(
-        name="length-composition",
-        question="Do students follow their teacher to corners of the cube that training leaves out?",
-        runs=corners,
-        split="ood",
-        metric="r2",
-        tables=composition_tables,
-    ),
-    Experiment(
-        name="length-diversity",
-        question="How diverse must training sequences be for students to follow their teacher to 100 tokens?",
-        runs=diversity,
-        split="ood",
-        metric="r2",
-        tables=capacity_tables,
-    ),
-    Experiment(
-        name="length-realisability",
-        question="What breaks when the teacher is not of the student's class?",
-        runs=realisability,
-        split="ood",
-        metric="r2",
-        tables=capacity_tables,
-    ),
-)
+    def variants(self, scale: Scale) -> Iterator[Record]:
+        for student in STUDENTS:
+            for teacher in (*STUDENTS, "product"):
+                config = sequence_teacher(scale, student, teacher=teacher)
+                yield Record(settings={"student": student, "teacher": teacher}, config=config)
+
+    def figures(self, finished: Finished, folder: Path) -> list[Path]:
+        return figures.draw_realisability(finished, folder)

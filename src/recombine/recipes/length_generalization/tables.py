@@ -1,139 +1,135 @@
-"""Tables of the experiments on sequence teachers: loss against length, linear identification, over seeds.
+"""Tables of the experiments on sequence teachers: error against length, linear identification, over seeds.
 
-Runs that differ in their seed alone are one line of a table, the median over seeds with its range: single seeds may be off by
-orders of magnitude, and would be all that a mean shows.
+Runs that differ in their seed are one row: the median over seeds with the lowest and the highest. Single seeds can be off by
+orders of magnitude and would dominate a mean.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from statistics import median
 
 from recombine.probe.measures.identification import identify_run
-from recombine.recipes.experiment import Runs, group_seeds
-from recombine.store import Json
-from recombine.tasks.base import Audit
+from recombine.recipes.comparison import spread
+from recombine.recipes.experiment import Finished, Group
+from recombine.recipes.length_generalization import published
+from recombine.store import Json, RunDirectory
+from recombine.tables import Cell, Column, Format, Table, Value
 
 LENGTHS = (10, 20, 50, 100)
-NUM_SEQUENCES = 2_000  # to fit a map on, and as many to score it
-PUBLISHED_LOSS = "1e-7 … 1e-4"
-PUBLISHED_R2 = "0.96 … 0.99"
-RATIO_NOTE = "ratio: to the squared error of the best constant of that position; 1 is no better than the constant"
-WORST_NOTE = "worst two: share of the error at the last T that two outputs make"
-SEED_NOTE = "median over seeds, with the lowest and the highest"
+KINDS = ("transfer", "refit", "permutation")
+NUM_SEQUENCES = 2_000  # to fit a map, and as many to score it
+SEED_NOTE = "median over seeds, in brackets the lowest and the highest"
+RATIO_NOTE = "ratio: to the squared error of the best constant at that position; 1 is no better than the constant"
+WORST_NOTE = "worst two: share of the error at the last T that is made by two outputs"
+
+Identified = Sequence[tuple[Group, Sequence[Json]]]  # what identification found in each seed of a group
 
 
-def length_tables(runs: Runs, device: str = "auto") -> list[Audit]:
-    """Loss and its ratio to the constant at each length, then identification before and after training."""
-    groups = identify_groups(runs, device)
+def tabulate_lengths(finished: Finished, device: str, *, with_published: bool = False) -> list[Table]:
+    """Error and its ratio to the constant at each length, then identification before and after training."""
+    groups = identify_groups(finished, device)
     return [
-        loss_table(groups, published=PUBLISHED_LOSS),
-        ratio_table(groups),
-        identification_table(groups, published=PUBLISHED_R2),
+        tabulate_loss(finished, groups, with_published=with_published),
+        tabulate_ratio(finished, groups),
+        tabulate_identification(finished, groups, with_published=with_published),
     ]
 
 
-def capacity_tables(runs: Runs, device: str = "auto") -> list[Audit]:
-    """The same, where the paper gives no figures."""
-    groups = identify_groups(runs, device)
-    return [loss_table(groups), ratio_table(groups), identification_table(groups)]
-
-
-def composition_tables(runs: Runs, device: str = "auto") -> list[Audit]:
+def tabulate_corners(finished: Finished) -> list[Table]:
     """Scores on the training distribution and on the corners, both at the last token."""
-    scores_of = {label: run.read_json("result.json")["scores"] for label, run in runs.items()}
-    rows = []
-    for label, each in group_seeds(scores_of).items():
-        cells = [label.replace("_", " ")]
+    rows: list[tuple[Value, ...]] = []
+    for group in finished.groups:
+        row: list[Value] = [*finished.show_settings(group.settings)]
         for split in ("test", "ood"):
-            cells.append(spread([scores[split]["loss"]["value"] for scores in each]))
-            cells.append(spread([1 - scores[split]["r2"]["value"] for scores in each]))
-        rows.append(tuple(cells))
+            row.append(spread(group.scores(split, "loss"), "median"))
+            row.append(spread([1 - r2 for r2 in group.scores(split, "r2")], "median"))
+        rows.append(tuple(row))
+    columns = [Column(name=name, format="scientific") for name in ("ID", "ID ratio", "OOD", "OOD ratio")]
     return [
-        Audit(
-            title="squared error where trained (ID) and in the corners (OOD)",
-            columns=("", "ID", "ID ratio", "OOD", "OOD ratio"),
+        Table(
+            title="Squared error where trained (ID) and in the corners (OOD)",
+            columns=(*finished.setting_columns, *columns),
             rows=tuple(rows),
-            note=f"{SEED_NOTE}; {RATIO_NOTE}",
+            note=f"{SEED_NOTE}\n{RATIO_NOTE}",
         )
     ]
 
 
-def identify_groups(runs: Runs, device: str) -> dict[str, list[Json]]:
-    """What identification found in each run, by label without the seed."""
-    found = {label: identify_run(run.path, num_sequences=NUM_SEQUENCES, device=device) for label, run in runs.items()}
-    return group_seeds(found)
+def read_identification(run: RunDirectory, device: str = "auto") -> Json:
+    """Linear identification of a student, before and after training; measured once."""
+    return identify_run(run.path, num_sequences=NUM_SEQUENCES, device=device)
 
 
-def loss_table(groups: Mapping[str, Sequence[Json]], *, published: str | None = None) -> Audit:
-    return _by_length(
-        "squared error at the last of T tokens", groups, lambda found, t: found["trained"]["loss"][t - 1], published
-    )
+def identify_groups(finished: Finished, device: str = "auto") -> Identified:
+    """What identification finds in each run, by group."""
+    measured = finished.measure(lambda run: read_identification(run, device))
+    return [(group, [measured[run.run.path] for run in group.runs]) for group in finished.groups]
 
 
-def ratio_table(groups: Mapping[str, Sequence[Json]]) -> Audit:
+def tabulate_loss(finished: Finished, groups: Identified, *, with_published: bool) -> Table:
+    def loss(found: Json, length: int) -> float:
+        return float(found["trained"]["loss"][length - 1])
+
+    note = f"{SEED_NOTE}\npaper: {published.SOURCE}" if with_published else SEED_NOTE
+    return _by_length("Squared error at the last of T tokens", finished, groups, loss, note)
+
+
+def tabulate_ratio(finished: Finished, groups: Identified) -> Table:
     def ratio(found: Json, length: int) -> float:
-        return found["trained"]["loss"][length - 1] / found["trained"]["constant_loss"][length - 1]
+        return float(found["trained"]["loss"][length - 1] / found["trained"]["constant_loss"][length - 1])
 
-    table = _by_length("as a ratio to the best constant", groups, ratio, None, note=f"{RATIO_NOTE}; {WORST_NOTE}")
-    worst = [median(found["trained"]["worst_share"][LENGTHS[-1] - 1] for found in each) for each in groups.values()]
-    return replace(
-        table,
-        columns=(*table.columns, "worst two"),
-        rows=tuple((*row, f"{share:.0%}") for row, share in zip(table.rows, worst, strict=True)),
+    def worst(found: Sequence[Json]) -> float:
+        return median(seed["trained"]["worst_share"][LENGTHS[-1] - 1] for seed in found)
+
+    note = f"{SEED_NOTE}\n{RATIO_NOTE}\n{WORST_NOTE}"
+    table = _by_length("Ratio to the best constant", finished, groups, ratio, note)
+    return Table(
+        title=table.title,
+        columns=(*table.columns, Column(name="worst two", format="percent")),
+        rows=tuple((*row, worst(found)) for row, (_, found) in zip(table.rows, groups, strict=True)),
+        note=note,
     )
 
 
 def _by_length(
-    title: str,
-    groups: Mapping[str, Sequence[Json]],
-    value: Callable[[Json, int], float],
-    published: str | None,
-    note: str = SEED_NOTE,
-) -> Audit:
-    extra = () if published is None else ("paper",)
-    rows = []
-    for label, each in groups.items():
-        cells = [spread([value(found, length) for found in each]) for length in LENGTHS]
-        rows.append((label.replace("_", " "), *cells, *(() if published is None else (published,))))
-    columns = ("", *(f"T = {length}" for length in LENGTHS), *extra)
-    return Audit(title=title, columns=columns, rows=tuple(rows), note=note)
+    title: str, finished: Finished, groups: Identified, value: Callable[[Json, int], float], note: str
+) -> Table:
+    scientific: Format = "scientific"
+    rows: list[tuple[Value, ...]] = []
+    for group, found in groups:
+        cells = [spread([value(seed, length) for seed in found], "median") for length in LENGTHS]
+        rows.append((*finished.show_settings(group.settings), *cells))
+    columns = (
+        *finished.setting_columns,
+        *(Column(name=f"T = {length}", format=scientific) for length in LENGTHS),
+    )
+    return Table(title=title, columns=columns, rows=tuple(rows), note=note)
 
 
-def identification_table(groups: Mapping[str, Sequence[Json]], *, published: str | None = None) -> Audit:
-    """R² of the teacher's hidden states from the student's, before -> after training."""
-    kinds = ("transfer", "refit", "permutation")
-    columns = tuple(f"{kind}, T = {length}" for kind in kinds for length in (LENGTHS[0], LENGTHS[-1]))
-    rows = []
-    for label, each in groups.items():
-        cells = []
-        for kind in kinds:
-            for length in (LENGTHS[0], LENGTHS[-1]):
-                known = all(kind in found["trained"]["r2"] for found in each)
-                cells.append(_before_after(each, kind, length) if known else "")
-        rows.append((label.replace("_", " "), *cells, *(() if published is None else (published,))))
-    return Audit(
-        title="R² of the teacher's hidden states from the student's, before → after training",
-        columns=("", *columns, *(() if published is None else ("paper",))),
+def tabulate_identification(finished: Finished, groups: Identified, *, with_published: bool) -> Table:
+    """R² of the teacher's hidden states from the student's, one row before and one after training."""
+    rows: list[tuple[Value, ...]] = []
+    for group, found in groups:
+        for state, name in (("untrained", "before"), ("trained", "after")):
+            cells = [_median_r2(found, state, kind, length) for kind in KINDS for length in (LENGTHS[0], LENGTHS[-1])]
+            rows.append((*finished.show_settings(group.settings), name, *cells))
+    columns = (f"{kind}, T = {length}" for kind in KINDS for length in (LENGTHS[0], LENGTHS[-1]))
+    note = (
+        "medians over seeds; transfer: map fitted at trained lengths; refit: at T itself; "
+        "permutation: units in another order, no map"
+    )
+    return Table(
+        title="R² of the teacher's hidden states from the student's, before and after training",
+        columns=(*finished.setting_columns, "training", *columns),
         rows=tuple(rows),
-        note="medians; transfer: fitted at trained lengths; refit: at T itself; permutation: units in another order, no map",
+        note=f"{note}\npaper: {published.SOURCE}" if with_published else note,
     )
 
 
-def _before_after(found: Sequence[Json], kind: str, length: int) -> str:
-    before, after = (
-        median(each[state]["r2"][kind][length - 1] for each in found) for state in ("untrained", "trained")
-    )
-    return f"{format_r2(before)} → {format_r2(after)}"
-
-
-def format_r2(value: float) -> str:
-    """Enough digits to tell 0.999 from 1; far below 0 nothing is left to tell."""
-    return f"{value:.3f}" if value > -10 else "< −10"
-
-
-def spread(values: Sequence[float]) -> str:
-    """The median, and the range where there is more than one value."""
-    middle = f"{median(values):.1e}"
-    return middle if len(values) == 1 else f"{middle} ({min(values):.0e} … {max(values):.0e})"
+def _median_r2(found: Sequence[Json], state: str, kind: str, length: int) -> Cell | None:
+    """None where a student has no such map."""
+    if not all(kind in seed[state]["r2"] for seed in found):
+        return None
+    values = [float(seed[state]["r2"][kind][length - 1]) for seed in found]
+    return Cell(value=median(values), values=tuple(values) if len(values) > 1 else ())

@@ -1,5 +1,1 @@
 """Scaling can lead to compositional generalization (arXiv 2507.07207): runs, tables and figures."""
-
-from recombine.recipes.scale.runs import EXPERIMENTS
-
-__all__ = ["EXPERIMENTS"]

@@ -1,24 +1,28 @@
-"""Scale leads to compositional generalization (arXiv 2507.07207): width, training compositions, supports, encodings, models.
+"""Scaling can lead to compositional generalization (arXiv 2507.07207): width, compositions, supports, encodings, models.
 
 The paper's sizes (16 modules, up to 3 active, 300,000 steps at a constant rate) are `--scale paper`. The smaller scales have
-8 modules and inputs, 2 inputs a task in training batches, and a cosine at a higher rate: the orderings in minutes.
+8 modules and inputs, 2 inputs per task in training batches, and a cosine at a higher rate, for the same orderings in minutes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, get_args
 
 from recombine.models import ModelConfig
-from recombine.recipes.experiment import Experiment, over_seeds
-from recombine.recipes.scale.tables import compare_seeds, correlate_decodability
+from recombine.recipes.experiment import Experiment, Finished, Record, over_seeds
+from recombine.recipes.scale.figures import draw_scale
+from recombine.recipes.scale.tables import METRIC, correlate_decodability, tabulate_seeds
 from recombine.run import RunConfig, default_run
+from recombine.tables import Table
 from recombine.tasks import Hyperteacher
 from recombine.tasks.base import Scale
 from recombine.tasks.modular.encodings import Encoding
 from recombine.tasks.modular.supports import Support
 
-SEEDS: dict[Scale, range] = {"tiny": range(1), "small": range(3), "paper": range(3)}
+NUM_SEEDS: dict[Scale, int] = {"tiny": 1, "small": 3, "paper": 3}
 WIDTHS: dict[Scale, tuple[int, ...]] = {
     "tiny": (16, 64, 256),
     "small": (16, 32, 64, 128, 256, 512),
@@ -36,98 +40,93 @@ def hyperteacher(scale: Scale, model: str | None = None) -> RunConfig:
     return default_run("hyperteacher", scale, model)
 
 
-def models(scale: Scale) -> dict[str, RunConfig]:
-    """Each kind of model."""
-    return {kind: hyperteacher(scale, kind) for kind in Hyperteacher.models}
-
-
 def change(run: RunConfig, model: dict[str, Any] | None = None, **task: Any) -> RunConfig:
     """The run with other choices of its model or its task."""
     changed: ModelConfig = replace(run.model, **(model or {}))
     return replace(run, task=replace(run.task, **task), model=changed)
 
 
-def over_widths(scale: Scale) -> dict[str, RunConfig]:
-    base = hyperteacher(scale)
-    return over_seeds({f"width {width}": change(base, {"hidden_dim": width}) for width in WIDTHS[scale]}, SEEDS[scale])
+class ScaleExperiment(Experiment):
+    """Variants over seeds, and a table of means over seeds."""
+
+    metric = METRIC
+
+    def records(self, scale: Scale) -> Iterator[Record]:
+        return over_seeds(self.variants(scale), range(NUM_SEEDS[scale]))
+
+    def variants(self, scale: Scale) -> Iterator[Record]:
+        """One record per variant."""
+        raise NotImplementedError
+
+    def tables(self, finished: Finished, device: str) -> list[Table]:
+        return tabulate_seeds(finished)
 
 
-def over_compositions(scale: Scale) -> dict[str, RunConfig]:
-    base = hyperteacher(scale)
-    runs = {each: change(base, held_out=each) for each in HELD_OUT[scale]}
-    return over_seeds({f"{len(run.task.split.train)} compositions": run for run in runs.values()}, SEEDS[scale])
+class Widths(ScaleExperiment):
+    name = "scale-width"
+    question = "Do wider networks recombine modules better?"
+
+    def variants(self, scale: Scale) -> Iterator[Record]:
+        for width in WIDTHS[scale]:
+            yield Record(settings={"width": width}, config=change(hyperteacher(scale), {"hidden_dim": width}))
 
 
-def over_supports(scale: Scale) -> dict[str, RunConfig]:
+class Compositions(ScaleExperiment):
+    name = "scale-compositions"
+    question = "Do networks trained on more compositions recombine modules better?"
+
+    def variants(self, scale: Scale) -> Iterator[Record]:
+        for held_out in HELD_OUT[scale]:
+            config = change(hyperteacher(scale), held_out=held_out)
+            yield Record(settings={"compositions": len(config.task.split.train)}, config=config)
+
+
+class Supports(ScaleExperiment):
     """Each support, and a random one with no more training compositions than the disconnected one has."""
-    base = hyperteacher(scale)
-    runs = {support: change(base, support=support) for support in get_args(Support)}
-    split = runs["disconnected"].task.split
-    runs["random, as few as disconnected"] = change(base, held_out=len(split.ood) / len(split.train + split.ood))
-    return over_seeds(runs, SEEDS[scale])
+
+    name = "scale-supports"
+    question = "Which training compositions let a network recombine modules?"
+
+    def variants(self, scale: Scale) -> Iterator[Record]:
+        base = hyperteacher(scale)
+        configs = {support: change(base, support=support) for support in get_args(Support)}
+        split = configs["disconnected"].task.split
+        held_out = len(split.ood) / len(split.train + split.ood)
+        configs["random_as_few_as_disconnected"] = change(base, held_out=held_out)
+        for support, config in configs.items():
+            yield Record(settings={"support": support}, config=config)
 
 
-def over_encodings(scale: Scale) -> dict[str, RunConfig]:
-    base = hyperteacher(scale)
-    return over_seeds({encoding: change(base, encoding=encoding) for encoding in get_args(Encoding)}, SEEDS[scale])
+class Encodings(ScaleExperiment):
+    name = "scale-encodings"
+    question = "Does it matter how the task is encoded for the network?"
+
+    def variants(self, scale: Scale) -> Iterator[Record]:
+        for encoding in get_args(Encoding):
+            yield Record(settings={"encoding": encoding}, config=change(hyperteacher(scale), encoding=encoding))
 
 
-def over_models(scale: Scale) -> dict[str, RunConfig]:
-    return over_seeds(models(scale), SEEDS[scale])
+class Models(ScaleExperiment):
+    name = "scale-models"
+    question = "Which kind of network recombines modules?"
+
+    def variants(self, scale: Scale) -> Iterator[Record]:
+        for model in Hyperteacher.models:
+            yield Record(settings={"model": model}, config=hyperteacher(scale, model))
 
 
-def all_runs(scale: Scale) -> dict[str, RunConfig]:
-    """The runs of the curves and of the supports; those that are the same are trained once."""
-    return over_widths(scale) | over_compositions(scale) | over_supports(scale)
+class Decodability(ScaleExperiment):
+    """The runs of widths, compositions and supports together. Runs that are the same are trained once."""
 
+    name = "scale-decodability"
+    question = "Do networks that recombine modules show them in their hidden layers?"
 
-EXPERIMENTS = (
-    Experiment(
-        name="scale-width",
-        question="Do wider networks recombine modules better?",
-        runs=over_widths,
-        split="ood",
-        metric="r2_pooled",
-        tables=compare_seeds,
-    ),
-    Experiment(
-        name="scale-compositions",
-        question="Do networks trained on more compositions recombine modules better?",
-        runs=over_compositions,
-        split="ood",
-        metric="r2_pooled",
-        tables=compare_seeds,
-    ),
-    Experiment(
-        name="scale-supports",
-        question="Which training compositions let a network recombine modules?",
-        runs=over_supports,
-        split="ood",
-        metric="r2_pooled",
-        tables=compare_seeds,
-    ),
-    Experiment(
-        name="scale-encodings",
-        question="Does it matter how a network is told its task?",
-        runs=over_encodings,
-        split="ood",
-        metric="r2_pooled",
-        tables=compare_seeds,
-    ),
-    Experiment(
-        name="scale-models",
-        question="Which kind of network recombines modules?",
-        runs=over_models,
-        split="ood",
-        metric="r2_pooled",
-        tables=compare_seeds,
-    ),
-    Experiment(
-        name="scale-decodability",
-        question="Do networks that recombine modules show them in their hidden layers?",
-        runs=all_runs,
-        split="ood",
-        metric="r2_pooled",
-        tables=correlate_decodability,
-    ),
-)
+    def variants(self, scale: Scale) -> Iterator[Record]:
+        for experiment in (Widths(), Compositions(), Supports()):
+            yield from experiment.variants(scale)
+
+    def tables(self, finished: Finished, device: str) -> list[Table]:
+        return correlate_decodability(finished, device)
+
+    def figures(self, finished: Finished, folder: Path) -> list[Path]:
+        return draw_scale(finished, folder)

@@ -1,130 +1,140 @@
-"""What runs over several seeds say together: means of scores by setting, and whether decodability goes with success.
+"""Tables of the scale experiments: means over seeds, and whether decodability goes with success.
 
 Decodability is the R² of ridge regression from the activations of a layer to the strengths of the modules, fitted on half of
-the tasks of training compositions and scored on the other half and on held-out compositions (SC, arXiv 2507.07207).
+the tasks of training compositions and scored on the other half and on held-out compositions (arXiv 2507.07207).
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from statistics import fmean, stdev
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from recombine.probe.measures.decodability import measure_decodability
-from recombine.recipes.experiment import Runs, group_seeds
+from recombine.recipes.comparison import cell, mean_cell, spread
+from recombine.recipes.experiment import Finished, FinishedRun, Group
+from recombine.seeds import score_seeds
 from recombine.store import Json, RunDirectory
-from recombine.tasks.base import Audit
+from recombine.tables import Cell, Column, Table, Value
 
 METRIC = "r2_pooled"
-NUM_INSTANCES = 4_000  # a split, to read strengths from
+NUM_INSTANCES = 4_000  # per split, to fit and score the decoders
 SPLITS = {"test": "R² trained", "ood": "R² held out", "unknown": "R² more at once"}
 
 
-def compare_seeds(runs: Runs, device: str = "auto") -> list[Audit]:
-    """Mean and standard error over seeds, a row for each setting."""
-    rows = []
-    for setting, seeds in group_seeds(runs).items():
-        results = [run.read_json("result.json") for run in seeds]
-        certificates = [run.read_json("split.json")["certificate"] for run in seeds]
+def tabulate_seeds(finished: Finished) -> list[Table]:
+    """Means over seeds, one row per setting."""
+    rows: list[tuple[Value, ...]] = []
+    for group in finished.groups:
+        certificates = [run.certificate for run in group.runs]
         rows.append(
             (
-                setting,
-                len(seeds),
-                max(result["num_parameters"] for result in results),
-                _span([certificate["num_train"] for certificate in certificates]),
-                _verdict([certificate["covered"] for certificate in certificates]),
-                _verdict([certificate["connected"] for certificate in certificates]),
-                *(_mean([_score(result, split) for result in results]) for split in SPLITS),
-                _mean([_score(result, "ood", "r2") for result in results]),
-                round(sum(result["seconds"] for result in results) / 60, 1),
+                *finished.show_settings(group.settings),
+                len(group.runs),
+                max(run.result["num_parameters"] for run in group.runs),
+                spread([certificate["num_train"] for certificate in certificates]),
+                _all([certificate["covered"] for certificate in certificates]),
+                _all([certificate["connected"] for certificate in certificates]),
+                *(_score(group, split) for split in SPLITS),
+                mean_cell(group.scores("ood", "r2")),
+                sum(run.result["seconds"] for run in group.runs) / 60,
             )
         )
-    columns = (
-        "",
+    columns: tuple[str | Column, ...] = (
+        *finished.setting_columns,
         "seeds",
         "parameters",
-        "trained",
+        Column(name="trained", digits=0),
         "covered",
         "connected",
         *SPLITS.values(),
         "as published",
-        "minutes",
+        Column(name="minutes", digits=1),
     )
     note = (
-        "R² pooled over outputs, mean ± standard error over seeds; `as published` is the published R² of held-out "
-        "compositions; `more at once` has more modules in a task than any training task"
+        "R² pooled over outputs, means over seeds; in brackets: 95 % intervals over seeds and compositions\n"
+        "trained: training compositions; as published: R² of held-out compositions by the paper's definition\n"
+        "more at once: tasks with more modules than any training task"
     )
-    return [Audit(title="means over seeds", columns=columns, rows=tuple(rows), note=note)]
+    return [Table(title="Means over seeds", columns=columns, rows=tuple(rows), note=note)]
 
 
-def correlate_decodability(runs: Runs, device: str = "auto") -> list[Audit]:
-    """Each run's decodability beside its score, and their correlation."""
-    found = {label: _decodability(run, device) for label, run in runs.items()}
-    sites = list(dict.fromkeys(site for each in found.values() for site in each["sites"]))
-    rows = tuple(
-        (label, each["score"], *(value for site in sites for value in each["sites"].get(site, (math.nan, math.nan))))
-        for label, each in found.items()
-    )
-    columns = ("", "R² held out", *(f"{site} {side}" for site in sites for side in ("id", "ood")))
-    table = Audit(
-        title="how well the strengths of modules can be read from each layer",
-        columns=columns,
-        rows=rows,
+@dataclass(frozen=True)
+class Readout:
+    """The score of a run, whether its split is covered and connected, and the decodability ID and OOD of each layer."""
+
+    score: float | None
+    fair: bool
+    sites: Mapping[str, tuple[float, float]]
+
+
+def correlate_decodability(finished: Finished, device: str) -> list[Table]:
+    """Decodability and score of each run, and their correlation."""
+    measured = finished.measure(lambda run: read_decodability(run, device))
+    readouts = {run.run.path: _read(run, measured[run.run.path]) for run in finished.runs}
+    sites = list(dict.fromkeys(site for readout in readouts.values() for site in readout.sites))
+    rows: list[tuple[Value, ...]] = []
+    for run in finished.runs:
+        readout = readouts[run.run.path]
+        numbers = [value for site in sites for value in readout.sites.get(site, (None, None))]
+        rows.append((*finished.show_settings(run.record.settings), run.record.seed, readout.score, *numbers))
+    table = Table(
+        title="How well the strengths of modules can be read from each layer",
+        columns=(
+            *finished.setting_columns,
+            "seed",
+            "R² held out",
+            *(f"{site} {side}" for site in sites for side in ("id", "ood")),
+        ),
+        rows=tuple(rows),
         note="R², pooled over the modules that are trained",
     )
-    return [table, _correlate(found, sites)]
+    return [table, _correlate(readouts, sites)]
 
 
-def _correlate(found: Mapping[str, Json], sites: list[str]) -> Audit:
+def read_decodability(run: RunDirectory, device: str = "auto") -> Json:
+    """How well strengths can be read from each layer; measured once."""
+    return measure_decodability(run.path, num_instances=NUM_INSTANCES, device=device)
+
+
+def _correlate(readouts: Mapping[Path, Readout], sites: Sequence[str]) -> Table:
     """Over all runs, and over those whose training compositions cover all modules and connect them."""
     from scipy.stats import pearsonr, spearmanr
 
-    rows = []
+    rows: list[tuple[Value, ...]] = []
     for site in sites:
         for which in ("all", "covered and connected"):
             pairs = [
-                (each["sites"][site][1], each["score"])
-                for each in found.values()
-                if site in each["sites"] and (which == "all" or each["fair"])
+                (readout.sites[site][1], readout.score)
+                for readout in readouts.values()
+                if site in readout.sites and (which == "all" or readout.fair)
             ]
-            distinct = list(dict.fromkeys(pairs))  # one run may have several labels
-            if len(distinct) < 3:
+            if len(pairs) < 3:
                 continue
-            decodable, scores = zip(*distinct, strict=True)
+            decodable, scores = zip(*pairs, strict=True)
             pearson, spearman = pearsonr(decodable, scores), spearmanr(decodable, scores)
-            rows.append((site, which, len(distinct), float(pearson[0]), float(spearman[0]), float(spearman[1])))
-    return Audit(
-        title="decodability on held-out compositions and score on them, over runs",
+            rows.append((site, which, len(pairs), float(pearson[0]), float(spearman[0]), float(spearman[1])))
+    return Table(
+        title="Decodability and score on held-out compositions, over runs",
         columns=("layer", "training compositions", "runs", "Pearson", "Spearman", "p (Spearman)"),
         rows=tuple(rows),
     )
 
 
-def _decodability(run: RunDirectory, device: str) -> Json:
-    """The score of a run, whether its split is fair, and for each layer the decodability ID and OOD."""
-    found = measure_decodability(run.path, num_instances=NUM_INSTANCES, device=device)
-    sites = {site: (each["id"], each["ood"]) for site, each in found["sites"].items()}
-    certificate = run.read_json("split.json")["certificate"]
-    fair = certificate["covered"] and certificate["connected"]
-    return {"score": _score(run.read_json("result.json"), "ood"), "fair": fair, "sites": sites}
+def _read(run: FinishedRun, decodability: Json) -> Readout:
+    return Readout(
+        score=run.score("ood", METRIC),
+        fair=bool(run.certificate["covered"] and run.certificate["connected"]),
+        sites={site: (scores["id"], scores["ood"]) for site, scores in decodability["sites"].items()},
+    )
 
 
-def _score(result: Json, split: str, metric: str = METRIC) -> float:
-    """A score, or NaN where the run has no such split."""
-    return result["scores"].get(split, {}).get(metric, {}).get("value", math.nan)
+def _score(group: Group, split: str) -> Cell | None:
+    """The score over seeds, or nothing where the runs have no such split."""
+    if len(group.scores(split, METRIC)) < len(group.runs):
+        return None
+    return cell(score_seeds([run.sums(split, METRIC) for run in group.runs]))
 
 
-def _mean(values: list[float]) -> str:
-    if any(map(math.isnan, values)):
-        return ""
-    error = f" ± {stdev(values) / math.sqrt(len(values)):.3f}" if len(values) > 1 else ""
-    return f"{fmean(values):.3f}{error}".replace("-", "−")
-
-
-def _span(values: list[Any]) -> str:
-    return str(values[0]) if len(set(values)) == 1 else f"{min(values)}-{max(values)}"
-
-
-def _verdict(values: list[bool]) -> str:
-    return "yes" if all(values) else "NO" if not any(values) else "some"
+def _all(values: Sequence[bool]) -> str:
+    return "yes" if all(values) else "no" if not any(values) else "some"

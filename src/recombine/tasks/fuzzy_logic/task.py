@@ -15,21 +15,26 @@ Bit i of a term's number, counted from the most significant, is 1 where variable
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import ClassVar, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from recombine.compositions import Composition, CompositionSplit, all_sets, split_compositions
+from recombine.drawing.card import Card
 from recombine.errors import InputError, check_choice, check_positive
-from recombine.tasks.base import Batch, Preset, Ratio, Scale, SplitName, Task, measure_r2
+from recombine.tasks.base import Batch, Preset, Ratio, Reference, Scale, SplitName, Task, measure_r2
+from recombine.tasks.fuzzy_logic.card import TOLERANCE, make_card
+from recombine.tasks.fuzzy_logic.posterior import WEIGHTINGS, average_consistent
+from recombine.tasks.reading import Reading
 from recombine.tasks.stream import Stream
 
-Fixed = Literal["nothing", "context", "query"]
-MAX_ORACLE_COMPOSITIONS = 200_000
+MAX_COMPOSITIONS = 200_000
+Key = TypeVar("Key", bound=str)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,31 +116,17 @@ class FuzzyLogic(Task):
             ),
         )
 
-    def sample(
-        self,
-        split: SplitName,
-        index: int,
-        *,
-        batch_size: int = 128,
-        rows: range | None = None,
-        device: torch.device | str = "cpu",
-        fixed: Fixed = "nothing",
-    ) -> Batch:
-        """Batch `index` of a split. `fixed` shares the context's inputs, or the query's, among all rows (for probing)."""
-        check_choice("fixed part", fixed, ("nothing", "context", "query"))
-        stream = self.stream(split, index, range(batch_size) if rows is None else rows, device)
-        if not self.split.compositions(split):
-            raise InputError(f"split {split!r} is empty: {self.num_variables} variables have too few unknown terms")
+    def make_batch(self, split: SplitName, stream: Stream) -> Batch:
+        """Examples (x, f(x)) as `inputs` (batch, token, variable and value), the last value hidden; `targets` (batch)."""
         composition, modules = self.draw_compositions(split, stream)
         x = stream.uniform(self.num_examples, self.num_variables)
-        if fixed != "nothing":
-            shared = Stream(*stream.key, "fixed", rows=range(1), device=device).uniform(*x.shape[1:])
-            where = slice(None, -1) if fixed == "context" else slice(-1, None)
-            x[:, where] = shared[:, where]
         y = evaluate_function(x, modules)
         inputs = torch.cat([x, y.unsqueeze(-1)], dim=-1)
         inputs[:, -1, -1] = 0
         return Batch(inputs, y[:, -1], modules, {"composition": composition})
+
+    def explain_empty(self, split: SplitName) -> str:
+        return f"{self.num_variables} variables have too few unknown terms"
 
     def loss(self, predictions: Tensor, batch: Batch) -> Float[Tensor, ""]:
         """Squared error at the query."""
@@ -168,37 +159,57 @@ class FuzzyLogic(Task):
         _, modules = self.draw_compositions("train", stream)
         return evaluate_function(stream.uniform(1, self.num_variables), modules).double().mean().item()
 
-    def oracle(self, batch: Batch) -> Float[Tensor, " batch"]:
-        """Posterior mean at the query, under a uniform prior over all sets of all terms.
+    def best_predictions(self, batch: Batch, *, split: SplitName | None, metric: str) -> Float[Tensor, " batch"]:
+        """The mean at the query over all functions that agree with the examples, weighted as the metric requires.
 
-        A function fits if its terms never exceed an example's value and one of them reaches it. Comparisons are exact:
-        min, max and 1 - x only ever select or subtract once, so equal values are equal to the last bit.
+        Exact; see `posterior` for the weights.
         """
-        fits = self.find_consistent(batch)
-        values = evaluate_terms(batch.inputs[:, -1:, :-1])[:, 0]
-        at_query = values[:, self.all_compositions(batch.inputs.device)].amax(dim=-1)
-        weight = fits.to(values.dtype)
-        return (weight * at_query).sum(dim=1) / weight.sum(dim=1)
+        check_choice("metric", metric, WEIGHTINGS)
+        return self._average(batch, {"best": split})["best"][metric]
 
-    def find_consistent(self, batch: Batch) -> Bool[Tensor, "batch compositions"]:
-        """Which of all compositions agree with every example of the context."""
-        terms = evaluate_terms(batch.inputs[:, :-1, :-1])
-        values = batch.inputs[:, :-1, -1:]
-        allowed = (terms <= values).all(dim=1)
-        reached = terms == values
-        fits = []
-        for compositions in self.all_compositions(batch.inputs.device).split(256):
-            covers = reached[:, :, compositions].any(dim=-1).all(dim=1)
-            fits.append(covers & allowed[:, compositions].all(dim=-1))
-        return torch.cat(fits, dim=1)
+    def reference_predictions(
+        self, batch: Batch, *, split: SplitName, metrics: Sequence[str]
+    ) -> dict[Reference, dict[str, Tensor]]:
+        """One enumeration of the functions for both priors and both metrics."""
+        chance: dict[Reference, dict[str, Tensor]] = {"chance": dict.fromkeys(metrics, self.chance(batch))}
+        return chance | self._average(batch, {"ceiling": split, "agnostic": None})
 
-    def all_compositions(self, device: torch.device) -> Int[Tensor, "compositions terms"]:
+    def _average(self, batch: Batch, priors: Mapping[Key, SplitName | None]) -> dict[Key, dict[str, Tensor]]:
+        possible = torch.stack([self._possible[prior] for prior in priors.values()])
+        means = average_consistent(batch.inputs, self.all_compositions, possible)
+        return {name: {metric: mean[row] for metric, mean in means.items()} for row, name in enumerate(priors)}
+
+    @cached_property
+    def _possible(self) -> dict[SplitName | None, Bool[Tensor, " compositions"]]:
+        """Which of all compositions each split holds; all of them without a split."""
+        everything = list(map(tuple, self.all_compositions.tolist()))
+        members = {split: frozenset(self.split.compositions(split)) for split in self.splits}
+        possible: dict[SplitName | None, Tensor] = {None: torch.ones(len(everything), dtype=torch.bool)}
+        return possible | {split: torch.tensor([each in own for each in everything]) for split, own in members.items()}
+
+    @cached_property
+    def all_compositions(self) -> Int[Tensor, "compositions terms"]:
+        """Every set of terms, those of no split included."""
         count = math.comb(2**self.num_variables, self.num_terms)
-        if count > MAX_ORACLE_COMPOSITIONS:
-            raise InputError(
-                f"the exact oracle would enumerate {count} compositions: expected at most {MAX_ORACLE_COMPOSITIONS}"
-            )
-        return torch.tensor(all_sets(2**self.num_variables, self.num_terms), device=device)
+        if count > MAX_COMPOSITIONS:
+            raise InputError(f"the ceiling would enumerate {count} compositions: expected at most {MAX_COMPOSITIONS}")
+        return torch.tensor(all_sets(2**self.num_variables, self.num_terms))
+
+    def reading(self) -> Reading:
+        from recombine.tasks.fuzzy_logic.reading import FuzzyLogicReading
+
+        return FuzzyLogicReading(self)
+
+    @property
+    def right_means(self) -> str:
+        return f"the answer is within {TOLERANCE} of the true value"
+
+    def judge(self, predictions: Tensor, batch: Batch) -> tuple[Tensor, Bool[Tensor, " batch"]]:
+        answers = self.read(predictions)
+        return answers, (answers - batch.targets).abs() < TOLERANCE
+
+    def card(self, batch: Batch, row: int, answer: Tensor) -> Card:
+        return make_card(self, batch, row, float(answer))
 
     def describe(self, composition: Composition) -> str:
         def term(number: int) -> str:
@@ -214,15 +225,6 @@ class FuzzyLogic(Task):
         lines += ["".join(f"{value:7.3f}" for value in token) for token in context]
         lines.append("".join(f"{value:7.3f}" for value in query[:-1]) + f"      ?   (answer {batch.targets[row]:.3f})")
         return "\n".join(lines)
-
-
-def evaluate_terms(x: Float[Tensor, "*batch variables"]) -> Float[Tensor, "*batch terms"]:
-    """Every conjunction of x: all 2^L of them, built one variable at a time."""
-    terms = torch.stack([x[..., 0], 1 - x[..., 0]], dim=-1)
-    for i in range(1, x.shape[-1]):
-        both = torch.stack([x[..., i], 1 - x[..., i]], dim=-1)
-        terms = torch.minimum(terms.unsqueeze(-1), both.unsqueeze(-2)).flatten(-2)
-    return terms
 
 
 def evaluate_function(

@@ -26,13 +26,13 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from recombine.compositions import Composition, CompositionSplit, split_compositions
+from recombine.drawing.palette import ACCENT, PLAIN
 from recombine.errors import InputError, check_choice
 from recombine.tasks.base import Batch, Scale, SplitName
 from recombine.tasks.grids.imitation import ENDED, Episodes, ImitationTask
 from recombine.tasks.grids.map import MOVES, observation_dim, observe
 from recombine.tasks.grids.mazes import draw_mazes, find_optimal_moves, measure_ways
-from recombine.tasks.grids.picture import PLAIN, Mark, draw_map, write_map
-from recombine.tasks.sraven.picture import ACCENT
+from recombine.tasks.grids.picture import Mark, draw_map, write_map
 from recombine.tasks.stream import Stream
 
 Encoding = Literal["instruction", "parts", "arbitrary"]
@@ -170,16 +170,8 @@ class GoalGrid(ImitationTask):
         where = f"in maze {NUMBERS[maze]} go to the {QUADRANTS[quadrant]}"
         return f"{where} and {INTERACTIONS[interaction]} the {OBJECTS[kind]}"
 
-    def sample(
-        self,
-        split: SplitName,
-        index: int,
-        *,
-        batch_size: int = 128,
-        rows: range | None = None,
-        device: torch.device | str = "cpu",
-    ) -> Batch:
-        """Batch `index` of a split, or only the given rows of it.
+    def make_batch(self, split: SplitName, stream: Stream) -> Batch:
+        """Episodes of the expert with goals of the split.
 
         - `inputs` (batch, step, feature): the code of the goal, then the observation;
         - `targets` (batch, step): the expert's actions, the four moves and then the interactions, ENDED after the end;
@@ -187,7 +179,6 @@ class GoalGrid(ImitationTask):
         - `info["kinds"]`, `info["objects"]` (batch, object): kinds and cells, the goal first, then the decoy if there is one;
         - `info["cells"]` (batch, step): the agent's; `info["optimal"]` (batch, step, action).
         """
-        stream = self.stream(split, index, range(batch_size) if rows is None else rows, device)
         composition, modules = self.draw_compositions(split, stream)
         quadrant, interaction, maze, kind = (modules - torch.tensor(self.offsets, device=stream.device)).unbind(dim=1)
         start, objects, kinds = self._place(stream, quadrant, maze, kind)

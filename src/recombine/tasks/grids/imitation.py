@@ -21,7 +21,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, one_hot
 
 from recombine.errors import InputError
-from recombine.tasks.base import METRICS, Batch, Metric, Preset, Ratio, Scale, Task
+from recombine.tasks.base import METRICS, Batch, Metric, Preset, Ratio, Scale, SplitName, Task
+from recombine.tasks.grids.reading import FirstStepReading
 
 ENDED = -1  # the target of a step after the end
 NUM_ESTIMATED, BLOCK = 4_096, 512  # episodes from which the best constant is estimated
@@ -45,7 +46,9 @@ class Episodes(NamedTuple):
 class ImitationTask(Task):
     """A task whose targets are an expert's actions; `info["optimal"]` of a batch holds all optimal ones."""
 
-    betrays_answers: ClassVar[bool] = True
+    requires_causal_model: ClassVar[bool] = True
+    max_batches_at_once: ClassVar[int] = 8
+    max_numbers_at_once: ClassVar[int] = 1 << 22
     models: ClassVar[tuple[str, ...]] = ("mlp", "task_transformer", "hypernetwork")
     metric_info: ClassVar[Mapping[str, Metric]] = METRICS | {
         "action_accuracy": Metric(title="action accuracy"),
@@ -137,12 +140,17 @@ class ImitationTask(Task):
         """The action that is most often optimal in training, at every step."""
         return self._predict(torch.full_like(batch.targets, self.best_constant))
 
-    def oracle(self, batch: Batch) -> Float[Tensor, "batch step action"]:
-        """The expert: task and map are in the input, so that nothing is left to guess."""
+    def best_predictions(
+        self, batch: Batch, *, split: SplitName | None, metric: str
+    ) -> Float[Tensor, "batch step action"]:
+        """The expert's actions, whatever the prior: the inputs determine the task and the map, so this is exact."""
         return self._predict(batch.targets.clamp_min(0))
 
     def _predict(self, actions: Int[Tensor, "batch step"]) -> Float[Tensor, "batch step action"]:
         return one_hot(actions, self.num_actions).float()
+
+    def reading(self) -> FirstStepReading:
+        return FirstStepReading(self)
 
     @cached_property
     def best_constant(self) -> int:

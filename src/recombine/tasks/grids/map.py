@@ -59,14 +59,15 @@ def observe(
         count = count + walls.sum(dim=1, keepdim=True)
     scale = episodes.active / (count / size + EPSILON).sqrt()
 
-    inputs = torch.zeros(batch_size, num_steps, first + size, device=encoding.device)
-    inputs[..., :first] = encoding[:, None] * episodes.active[..., None]
+    inputs = torch.empty(batch_size, num_steps, first + size, device=encoding.device)
+    torch.mul(encoding[:, None], episodes.active[..., None], out=inputs[..., :first])
+    inputs[..., first:] = 0
     where = (first + kinds * num_cells + objects)[:, None].expand(-1, num_steps, -1)
     inputs.scatter_(2, where, episodes.present * scale[..., None])
     agent = first + num_kinds * num_cells
     inputs.scatter_(2, (agent + episodes.cells)[..., None], scale[..., None])
     if walls is not None:
-        inputs[..., agent + num_cells : agent + 2 * num_cells] = walls[:, None] * scale[..., None]
+        torch.mul(walls[:, None], scale[..., None], out=inputs[..., agent + num_cells : agent + 2 * num_cells])
     if clock:
         step = torch.arange(num_steps, device=encoding.device)
         inputs[:, step, first + size - 1 - step] = scale

@@ -15,12 +15,11 @@ import numpy as np
 from jaxtyping import Bool
 from torch import Tensor
 
+from recombine.drawing.canvas import METADATA, save_figure
+from recombine.drawing.palette import EARLY, FAINT, FLOOR, INK, LATE, SHADE, WALL
+from recombine.drawing.shapes import SHAPES
 from recombine.errors import check_choice
-from recombine.tasks.sraven.picture import FAINT, INK, METADATA, SHAPES, save_figure
 
-FLOOR, WALL, SHADE = "#f6f4ef", "#39424e", "#fde8d7"
-GOOD, BAD, PLAIN = "#0f766e", "#be4b3b", "#8d97a3"
-EARLY, LATE = np.array([0.98, 0.73, 0.45]), np.array([0.60, 0.20, 0.03])  # of the steps
 SIDE, LARGEST = 5.4, 0.62  # inches of a map, and of a cell at most
 ROOMY = 0.49  # inches of a cell that disc and ring fit into; in smaller ones they shrink
 ASIDE = 0.16  # how far a step is drawn from the middle

@@ -26,12 +26,15 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from recombine.compositions import Composition, CompositionSplit
+from recombine.drawing.palette import BAD, GOOD
 from recombine.errors import InputError, check_choice, check_positive
-from recombine.tasks.base import Audit, Batch, Scale, SplitName
+from recombine.tables import Table
+from recombine.tasks.base import Batch, Scale, SplitName
 from recombine.tasks.grids.expert import NOTHING, Expert, demonstrate
 from recombine.tasks.grids.imitation import ENDED, ImitationTask
 from recombine.tasks.grids.map import MOVES, observation_dim, observe, tabulate_moves
-from recombine.tasks.grids.picture import BAD, GOOD, Mark, draw_map, write_map
+from recombine.tasks.grids.picture import Mark, draw_map, write_map
+from recombine.tasks.grids.reading import PreferenceReading
 from recombine.tasks.modular.encodings import check_encoding, encode_strengths
 from recombine.tasks.modular.strengths import Latents, draw_strengths
 from recombine.tasks.modular.supports import Support, split_support
@@ -150,16 +153,8 @@ class PreferenceGrid(ImitationTask):
             seed=self.seed,
         )
 
-    def sample(
-        self,
-        split: SplitName,
-        index: int,
-        *,
-        batch_size: int = 128,
-        rows: range | None = None,
-        device: torch.device | str = "cpu",
-    ) -> Batch:
-        """Batch `index` of a split, or only the given rows of it.
+    def make_batch(self, split: SplitName, stream: Stream) -> Batch:
+        """Episodes of the expert with preferences of the split.
 
         - `inputs` (batch, step, feature): the encoding of the task, then the observation;
         - `targets` (batch, step): the expert's actions, numbered as in `ACTIONS`, ENDED after the end;
@@ -169,7 +164,6 @@ class PreferenceGrid(ImitationTask):
         - `info["cells"]` (batch, step): the agent's; `info["present"]` (batch, step, object): what is still there;
         - `info["optimal"]` (batch, step, action).
         """
-        stream = self.stream(split, index, range(batch_size) if rows is None else rows, device)
         composition, modules = self.draw_compositions(split, stream)
         strengths = draw_strengths(modules, stream, num_modules=self.num_modules, latents=self.latents)
         kinds = stream.integers(self.num_features, self.num_objects)
@@ -219,7 +213,7 @@ class PreferenceGrid(ImitationTask):
         basis = self.basis.to(kinds.device)[chosen[..., None], kinds[:, None]]
         return (weights[..., None] * basis).sum(dim=1)
 
-    def audits(self, num_instances: int) -> list[Audit]:
+    def tables(self, num_instances: int) -> list[Table]:
         """How often the two experts have a choice, and what the published one misses."""
         episodes = {
             expert: replace(self, expert=expert).sample("test", 0, batch_size=num_instances)
@@ -233,7 +227,7 @@ class PreferenceGrid(ImitationTask):
             short = (self.add_up(batch) < best - 1e-6).double().mean().item()
             rows.append((expert, active.sum(dim=1).double().mean().item(), tied, short))
         columns = ("expert", "steps an episode", "steps with several optimal actions", "episodes that earn less")
-        return [Audit(title="the experts", columns=columns, rows=tuple(rows))]
+        return [Table(title="the experts", columns=columns, rows=tuple(rows))]
 
     def add_up(self, batch: Batch) -> Float[Tensor, " batch"]:
         """What the expert's episodes earn in all, discounted."""
@@ -243,6 +237,9 @@ class PreferenceGrid(ImitationTask):
         after = leads[cells, batch.targets.clamp_min(NOTHING)]
         gains = (present & (objects[:, None] == after[..., None])) * batch.info["worth"][:, None].double()
         return gains.sum(dim=2) @ self.discount ** torch.arange(self.horizon, device=cells.device).double()
+
+    def reading(self) -> PreferenceReading:
+        return PreferenceReading(self)
 
     def describe(self, composition: Composition) -> str:
         return " + ".join(f"preference {module}" for module in composition)

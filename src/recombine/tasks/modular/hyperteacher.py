@@ -22,8 +22,8 @@ from torch import Tensor
 
 from recombine.compositions import Composition, CompositionSplit
 from recombine.errors import InputError, check_choice, check_positive
+from recombine.tables import Table
 from recombine.tasks.base import (
-    Audit,
     Batch,
     Preset,
     Ratio,
@@ -31,16 +31,16 @@ from recombine.tasks.base import (
     SplitName,
     Task,
     measure_r2,
-    once_per_device,
 )
 from recombine.tasks.modular.encodings import Encoding, check_encoding, encode_strengths, measure_linearity
 from recombine.tasks.modular.strengths import Latents, draw_strengths
 from recombine.tasks.modular.supports import Support, split_support
 from recombine.tasks.modular.teacher import ModularTeacher, apply_teacher, draw_teacher
+from recombine.tasks.per_device import once_per_device
+from recombine.tasks.reading import StrengthReading
 from recombine.tasks.stream import Stream
 
-BATCHES_A_KEY = 16  # consecutive batches that share a key of the stream, and can be made at once
-MAX_AHEAD = 2**20  # numbers that are made before they are used
+BATCHES_PER_KEY = 16  # consecutive batches that share a key of the stream
 NUM_SHOWN_FEATURES, NUM_SHOWN_LINES, NUM_SHOWN_SAMPLES = 8, 4, 2
 
 
@@ -52,6 +52,7 @@ class Hyperteacher(Task):
     summary: ClassVar[str] = "predict what a mixture of frozen modules does to an input (SC)"
     splits: ClassVar[tuple[SplitName, ...]] = ("train", "test", "ood", "unknown")
     evaluation_instances: ClassVar[int] = 4_000
+    max_batches_at_once: ClassVar[int] = 16
     models: ClassVar[tuple[str, ...]] = ("mlp", "hypernetwork", "task_transformer")
 
     num_modules: int = 16
@@ -155,6 +156,10 @@ class Hyperteacher(Task):
         return self.num_samples
 
     @property
+    def train_length(self) -> int:
+        return self.num_train_samples
+
+    @property
     def num_read(self) -> int:
         return self.num_samples
 
@@ -169,51 +174,20 @@ class Hyperteacher(Task):
             most_active=self.most_active,
         )
 
-    def sample(
-        self,
-        split: SplitName,
-        index: int,
-        *,
-        batch_size: int = 128,
-        rows: range | None = None,
-        device: torch.device | str = "cpu",
-    ) -> Batch:
-        if split == "train" and rows in (None, range(batch_size)):
-            return self._take_ahead(index, batch_size, device)
-        return self._make(split, index, batch_size, range(batch_size) if rows is None else rows, device)
+    def stream(
+        self, split: SplitName, index: int, *, batch_size: int, rows: range | None, device: torch.device | str
+    ) -> Stream:
+        """The random numbers of a batch: consecutive batches are consecutive rows under one key."""
+        key, number = divmod(index, BATCHES_PER_KEY)
+        rows = range(batch_size) if rows is None else rows
+        rows = range(number * batch_size + rows.start, number * batch_size + rows.stop)
+        return super().stream(split, key, batch_size=batch_size, rows=rows, device=device)
 
-    def _take_ahead(self, index: int, batch_size: int, device: torch.device | str) -> Batch:
-        """A training batch out of several made at once: of small batches the calls would cost more than the numbers.
+    def explain_empty(self, split: SplitName) -> str:
+        return "expected num_extra and modules left for it"
 
-        Each is handed out once, for a batch is its taker's own; whoever wants it again has all of them made again, since a
-        product may differ in its last bits with the number of rows.
-        """
-        room = MAX_AHEAD // (batch_size * self.num_train_samples * self.input_dim)
-        num_ahead = next(count for count in (16, 8, 4, 2, 1) if count <= max(room, 1))
-        key = (index - index % num_ahead, batch_size, torch.device(device))
-        with torch.inference_mode(False):  # fit for training, whoever takes the first
-            if index not in self._ahead.get(key, {}):
-                self._ahead.clear()
-                made = self._make("train", key[0], batch_size, range(num_ahead * batch_size), device)
-                columns = (made.inputs, made.targets, made.latents, *made.info.values())
-                parts = zip(*(each.split(batch_size) for each in columns), strict=True)
-                self._ahead[key] = {
-                    key[0] + number: Batch(inputs, targets, latents, dict(zip(made.info, info, strict=True)))
-                    for number, (inputs, targets, latents, *info) in enumerate(parts)
-                }
-            return self._ahead[key].pop(index)
-
-    @cached_property
-    def _ahead(self) -> dict[tuple[int, int, torch.device], dict[int, Batch]]:
-        return {}
-
-    def _make(self, split: SplitName, index: int, batch_size: int, rows: range, device: torch.device | str) -> Batch:
-        """Rows of a batch; consecutive batches are consecutive rows of one stream."""
-        before = index % BATCHES_A_KEY * batch_size
-        rows = range(before + rows.start, before + rows.stop)
-        stream = self.stream(split, index // BATCHES_A_KEY, rows, device)
-        if not self.split.compositions(split):
-            raise InputError(f"split {split!r} is empty: expected num_extra and modules left for it")
+    def make_batch(self, split: SplitName, stream: Stream) -> Batch:
+        """Inputs x behind the code of a task (batch, sample, feature), and what the teacher makes of each x."""
         num_samples = self.num_train_samples if split == "train" else self.num_samples
         composition, modules = self.draw_compositions(split, stream)
         strengths = self.draw_strengths(modules, stream)
@@ -286,14 +260,16 @@ class Hyperteacher(Task):
         x = stream.uniform(1, self.x_dim) * 2 - 1
         return self.apply(self.draw_strengths(modules, stream), x).double().mean(dim=(0, 1)).float()
 
-    def oracle(self, batch: Batch) -> Float[Tensor, "batch samples y"]:
-        """The teacher itself, told the strengths, which the encoding determines.
+    def best_predictions(
+        self, batch: Batch, *, split: SplitName | None, metric: str
+    ) -> Float[Tensor, "batch samples y"]:
+        """The targets, whatever the prior: exact wherever the encoding determines the strengths of the modules.
 
-        Too few examples of few_shot leave them open: what can be reached then lies below this ceiling.
+        With too few examples in the encoding `few_shot` it does not, and this is only an upper bound.
         """
-        return self.apply(batch.info["strengths"], batch.inputs[..., self.encoding_dim :])
+        return batch.targets
 
-    def audits(self, num_instances: int) -> list[Audit]:
+    def tables(self, num_instances: int) -> list[Table]:
         """How linearly the strengths can be read from each encoding that this setting allows."""
         rows = []
         for encoding in get_args(Encoding):
@@ -306,13 +282,16 @@ class Hyperteacher(Task):
             strengths = torch.cat([batch.info["strengths"] for batch in batches])
             rows.append((encoding, task.encoding_dim, *measure_linearity(codes, strengths, num_instances // 2)))
         return [
-            Audit(
+            Table(
                 title="how linearly the strengths of modules can be read from an encoding",
                 columns=("encoding", "features", "R² on test", "R² on ood"),
                 rows=tuple(rows),
                 note="ridge regression, fitted on other tasks of the training compositions",
             )
         ]
+
+    def reading(self) -> StrengthReading:
+        return StrengthReading(self)
 
     def describe(self, composition: Composition) -> str:
         return " + ".join(f"module {module}" for module in composition if module >= 0)

@@ -22,6 +22,7 @@ The range of strengths and the control's own modules are our choice; the paper's
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Literal, get_args
@@ -32,11 +33,13 @@ from torch import Tensor
 
 from recombine.compositions import Composition, CompositionSplit, all_sets
 from recombine.errors import InputError, check_choice, check_positive
-from recombine.tasks.base import Batch, Preset, Ratio, Scale, SplitName, Task, measure_r2, once_per_device
+from recombine.tasks.base import Batch, Preset, Ratio, Reference, Scale, SplitName, Task, measure_r2
 from recombine.tasks.modular.in_context_oracle import fit_latent
 from recombine.tasks.modular.in_context_support import Support, choose_support
 from recombine.tasks.modular.strengths import HIGHEST_LEVEL, LOWEST_LEVEL, draw_levels
 from recombine.tasks.modular.teacher import ModularTeacher, apply_teacher, draw_teacher
+from recombine.tasks.per_device import once_per_device
+from recombine.tasks.reading import Reading
 from recombine.tasks.stream import Stream
 
 Modules = Literal["shared", "own"]
@@ -87,7 +90,7 @@ class InContext(Task):
         if count > MAX_COMBINATIONS:
             raise InputError(
                 f"{self.num_active} of {self.num_modules} modules make {count} combinations: expected at most "
-                f"{MAX_COMBINATIONS}, since the oracle tries each"
+                f"{MAX_COMBINATIONS}, because the agnostic optimum fits each of them"
             )
         _ = self.split  # refuse a support that cannot exist before anything is built on it
 
@@ -167,22 +170,13 @@ class InContext(Task):
             bias_range=(0.0, 0.0),
         )
 
-    def sample(
-        self,
-        split: SplitName,
-        index: int,
-        *,
-        batch_size: int = 128,
-        rows: range | None = None,
-        device: torch.device | str = "cpu",
-    ) -> Batch:
-        """Batch `index` of a split; `info["strengths"]` holds each row's z, one number a module."""
-        stream = self.stream(split, index, range(batch_size) if rows is None else rows, device)
+    def make_batch(self, split: SplitName, stream: Stream) -> Batch:
+        """Examples, then queries without answers; `info["strengths"]` holds each row's z, one number per module."""
         composition, modules = self.draw_compositions(split, stream)
         strengths = draw_levels(stream, self.num_active, "continuous")
         x = (2 * stream.uniform(self.sequence_length, self.input_size) - 1) * math.sqrt(3)
         latent = self.place(modules, strengths)
-        y = apply_teacher(self.teacher_on(device), latent, x)
+        y = apply_teacher(self.teacher_on(stream.device), latent, x)
         inputs = torch.cat([x, y], dim=-1)
         inputs[:, self.num_examples :, self.input_size :] = 0
         targets = y[:, self.num_examples :].contiguous()
@@ -231,13 +225,32 @@ class InContext(Task):
         y = apply_teacher(self.teacher, self.place(modules, strengths), x)
         return y.double().mean(dim=(0, 1)).float()
 
-    def oracle(self, batch: Batch) -> Float[Tensor, "batch queries output"]:
-        """Whoever knows the modules: fit the strengths of every combination to the examples, and keep the best fit."""
+    def best_predictions(
+        self, batch: Batch, *, split: SplitName | None, metric: str
+    ) -> Float[Tensor, "batch queries output"]:
+        """With a split, the targets; without, what knowledge of the modules makes of the examples alone.
+
+        Enough examples determine the task, so the targets are exact; with fewer they are only an upper bound. Without a
+        split, the strengths of every combination are fitted to the examples and the best fit answers. This is optimal, up
+        to the error of the fit, where the examples determine the task; where they do not, a better answer may exist.
+        """
+        if split is not None:
+            return batch.targets
         return apply_teacher(
             self.teacher_on(batch.inputs.device),
             self.infer_latent(batch),
             batch.inputs[:, self.num_examples :, : self.input_size],
         )
+
+    def reference_predictions(
+        self, batch: Batch, *, split: SplitName, metrics: Sequence[str]
+    ) -> dict[Reference, dict[str, Tensor]]:
+        """One fit for all metrics."""
+        return {
+            "chance": dict.fromkeys(metrics, self.chance(batch)),
+            "ceiling": dict.fromkeys(metrics, batch.targets),
+            "agnostic": dict.fromkeys(metrics, self.best_predictions(batch, split=None, metric=metrics[0])),
+        }
 
     def infer_latent(self, batch: Batch) -> Float[Tensor, "batch latent"]:
         """z of each row, from its examples alone."""
@@ -248,6 +261,11 @@ class InContext(Task):
             batch.inputs[:, : self.num_examples, self.input_size :],
             bounds=(LOWEST_STRENGTH, 1.0),
         )
+
+    def reading(self) -> Reading:
+        from recombine.tasks.modular.reading import InContextReading
+
+        return InContextReading(self)
 
     def describe(self, composition: Composition) -> str:
         return " + ".join(f"module {module}" for module in composition)

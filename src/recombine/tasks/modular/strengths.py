@@ -21,7 +21,7 @@ def draw_levels(stream: Stream, num_slots: int, latents: Latents) -> Float[Tenso
         return lowest + (1 - lowest) * stream.uniform(num_slots)
     if latents == "discrete":
         return (stream.integers(HIGHEST_LEVEL - LOWEST_LEVEL + 1, num_slots) + LOWEST_LEVEL) / HIGHEST_LEVEL
-    return torch.ones(len(stream.rows), num_slots, device=stream.device)
+    return torch.ones(len(stream), num_slots, device=stream.device)
 
 
 def draw_strengths(

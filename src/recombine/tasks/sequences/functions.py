@@ -125,6 +125,6 @@ def apply_layers(weights: Weights, prefix: str, x: Float[Tensor, "*b features"])
     """Dense layers with a sigmoid after each."""
     i = 0
     while f"{prefix}.{i}.weight" in weights:
-        x = torch.sigmoid(x @ weights[f"{prefix}.{i}.weight"].T + weights[f"{prefix}.{i}.bias"])
+        x = (x @ weights[f"{prefix}.{i}.weight"].T).add_(weights[f"{prefix}.{i}.bias"]).sigmoid_()
         i += 1
     return x

@@ -31,9 +31,9 @@ from torch.nn import functional
 
 from recombine.compositions import Composition, CompositionSplit
 from recombine.errors import InputError, check_choice, check_positive
+from recombine.tables import Table
 from recombine.tasks.base import (
     METRICS,
-    Audit,
     Batch,
     Metric,
     Preset,
@@ -41,8 +41,9 @@ from recombine.tasks.base import (
     Scale,
     SplitName,
     Task,
-    once_per_device,
 )
+from recombine.tasks.per_device import once_per_device
+from recombine.tasks.reading import Reading
 from recombine.tasks.sequences.functions import (
     AttentionWeights,
     Readout,
@@ -54,7 +55,7 @@ from recombine.tasks.sequences.functions import (
 )
 from recombine.tasks.stream import Stream
 
-HeldOut = Literal["lengths", "corners"]
+Generalisation = Literal["lengths", "corners"]
 NUM_CORNERS = 64
 NUM_STILLEST = 5
 NUM_SHOWN = 12  # tokens
@@ -68,6 +69,7 @@ class SequenceTeacher(Task):
     name: ClassVar[str] = "sequence_teacher"
     summary: ClassVar[str] = "imitate a random sequence model on longer sequences than trained (LG)"
     evaluation_instances: ClassVar[int] = 4_000  # of up to 100 tokens each
+    max_batches_at_once: ClassVar[int] = 4
     models: ClassVar[tuple[str, ...]] = ("deep_set", "attention", "ssm", "rnn")
     metric_info: ClassVar[Mapping[str, Metric]] = METRICS | {
         "loss_all_tokens": Metric(title="squared error, all tokens", higher_is_better=False),
@@ -79,7 +81,7 @@ class SequenceTeacher(Task):
     """How a teacher of class `attention` weighs its keys."""
     teacher_readout: Readout = "linear"
     """From hidden state to output: one layer (limited capacity) or an MLP (higher capacity)."""
-    held_out: HeldOut = "lengths"
+    generalise_to: Generalisation = "lengths"
     """What is never trained: longer sequences, or features that stay low or high."""
     token_dim: int = 20
     """Features of a token."""
@@ -104,14 +106,14 @@ class SequenceTeacher(Task):
         check_choice("teacher", self.teacher, get_args(SequenceClass))
         check_choice("attention", self.teacher_attention, get_args(AttentionWeights))
         check_choice("readout", self.teacher_readout, get_args(Readout))
-        check_choice("held-out part", self.held_out, get_args(HeldOut))
+        check_choice("generalise_to", self.generalise_to, get_args(Generalisation))
         check_positive(token_dim=self.token_dim, teacher_dim=self.teacher_dim, target_dim=self.target_dim)
         check_positive(min_length=self.min_length, max_length=self.max_length, longest=self.longest)
         if self.num_sequences is not None:
             check_positive(num_sequences=self.num_sequences)
-        if self.held_out == "lengths" and self.min_length > self.max_length:
+        if self.generalise_to == "lengths" and self.min_length > self.max_length:
             raise InputError(f"min_length is {self.min_length}: expected at most max_length = {self.max_length}")
-        if self.held_out == "lengths" and self.longest <= self.max_length:
+        if self.generalise_to == "lengths" and self.longest <= self.max_length:
             raise InputError(f"longest is {self.longest}: expected more than max_length = {self.max_length}")
         if not 0 < self.support <= 1:
             raise InputError(f"support is {self.support}: expected a width above 0 and at most 1")
@@ -146,7 +148,15 @@ class SequenceTeacher(Task):
 
     @property
     def sequence_length(self) -> int:
-        return self.longest if self.held_out == "lengths" else self.max_length
+        return self.longest if self.generalise_to == "lengths" else self.max_length
+
+    @property
+    def train_length(self) -> int:
+        return self.max_length
+
+    @property
+    def thought_dim(self) -> int:
+        return self.teacher_dim if self.chain_of_thought else 0
 
     @property
     def num_read(self) -> int:
@@ -154,7 +164,7 @@ class SequenceTeacher(Task):
 
     @cached_property
     def split(self) -> CompositionSplit:
-        if self.held_out == "lengths":
+        if self.generalise_to == "lengths":
             return CompositionSplit(
                 train=tuple((0,) * length for length in range(self.min_length, self.max_length + 1)),
                 ood=tuple((0,) * length for length in range(self.max_length + 1, self.longest + 1)),
@@ -164,39 +174,57 @@ class SequenceTeacher(Task):
         corners = sorted({tuple(corner) for corner in (places + high).tolist()})
         return CompositionSplit(train=(tuple(range(2 * self.token_dim)),), ood=tuple(corners))
 
-    def sample(
+    def make_batch(self, split: SplitName, stream: Stream) -> Batch:
+        """Sequences of the split with the teacher's outputs; `info` has their lengths and the teacher's hidden states."""
+        return self._label(split, *self._draw_tokens(split, stream))
+
+    def sample_length(
         self,
         split: SplitName,
         index: int,
+        length: int,
         *,
         batch_size: int = 128,
         rows: range | None = None,
         device: torch.device | str = "cpu",
-        length: int | None = None,
     ) -> Batch:
-        """Batch `index` of a split. With `length` all rows have so many tokens, one of the lengths of the split."""
-        stream = self.stream(split, index, range(batch_size) if rows is None else rows, device)
+        """Batch `index` of a split with sequences of one length, which must be one of the lengths of the split."""
+        shortest, longest = self.lengths(split)
+        if not shortest <= length <= longest:
+            raise InputError(f"length is {length}: expected {shortest} to {longest}, the lengths of {split!r}")
+        stream = self.stream(split, index, batch_size=batch_size, rows=rows, device=device)
+        x, composition, lengths = self._draw_tokens(split, stream)
+        lengths = torch.full_like(lengths, length)
+        if self.generalise_to == "lengths":
+            composition = lengths - shortest
+        return self._label(split, x[:, :length], composition, lengths)
+
+    def _draw_tokens(self, split: SplitName, stream: Stream) -> tuple[Tensor, Tensor, Tensor]:
+        """Tokens, before padding; the number of the composition; the length."""
         if split == "train" and self.num_sequences is not None:
             number = stream.integers(self.num_sequences, 1)[:, 0]
-            x, composition, lengths = (each[number] for each in self._pool(stream.device))
-        else:
-            x, composition, lengths = self._draw(split, stream)
-        if length is not None:
-            shortest, longest = self.lengths(split)
-            if not shortest <= length <= longest:
-                raise InputError(f"length is {length}: expected {shortest} to {longest}, the lengths of {split!r}")
-            x, lengths = x[:, :length], torch.full_like(lengths, length)
-            if self.held_out == "lengths":
-                composition = lengths - shortest
+            x, composition, lengths = (column[number] for column in self._pool(stream.device))
+            return x, composition, lengths
+        return self._draw(split, stream)
+
+    def _label(
+        self,
+        split: SplitName,
+        x: Float[Tensor, "b t tokens"],
+        composition: Int[Tensor, " b"],
+        lengths: Int[Tensor, " b"],
+    ) -> Batch:
+        """The batch of these sequences: padding set to 0, and the outputs and hidden states of the teacher."""
         real = mark_real(x, lengths)
-        x = x * real[..., None]
+        is_real = real[..., None]
+        x = x.mul_(is_real)  # drawn for this batch alone, and so are the outputs of the teacher
         hidden, y = self.label(x)
-        info = {"composition": composition, "length": lengths, "hidden": hidden * real[..., None]}
-        return Batch(x, y * real[..., None], self._modules(split, composition, real), info)
+        info = {"composition": composition, "length": lengths, "hidden": hidden.mul_(is_real)}
+        return Batch(x, y.mul_(is_real), self._modules(split, composition, real), info)
 
     def lengths(self, split: SplitName) -> tuple[int, int]:
         """The fewest and the most tokens of a sequence of a split."""
-        if self.held_out == "corners":
+        if self.generalise_to == "corners":
             return self.max_length, self.max_length
         return (self.max_length + 1, self.longest) if split == "ood" else (self.min_length, self.max_length)
 
@@ -204,14 +232,14 @@ class SequenceTeacher(Task):
         """Tokens, before padding; the number of the composition; the length."""
         shortest, longest = self.lengths(split)
         composition = stream.integers(len(self.split.compositions(split)), 1)[:, 0]
-        lengths = composition + shortest if self.held_out == "lengths" else torch.full_like(composition, longest)
+        lengths = composition + shortest if self.generalise_to == "lengths" else torch.full_like(composition, longest)
         x = stream.uniform(longest, self.token_dim)
         if split != "ood":
             x = self._narrow(x)
-        if self.held_out == "corners" and split == "ood":
+        if self.generalise_to == "corners" and split == "ood":
             corners = torch.tensor(self.split.ood, device=x.device) % 2
             x = x / 4 + 0.75 * corners[composition][:, None]
-        elif self.held_out == "corners":
+        elif self.generalise_to == "corners":
             x = self._keep_sums_central(x, stream)
         return x, composition, lengths
 
@@ -228,7 +256,7 @@ class SequenceTeacher(Task):
             x = torch.where(outside[:, None], self._narrow(stream.uniform(*x.shape[1:])), x)
 
     def _modules(self, split: SplitName, composition: Tensor, real: Tensor) -> Int[Tensor, "batch size"]:
-        if self.held_out == "lengths":
+        if self.generalise_to == "lengths":
             return real.long() - 1  # module 0 at every token, -1 for padding
         return torch.tensor(self.split.compositions(split), device=real.device)[composition]
 
@@ -325,11 +353,11 @@ class SequenceTeacher(Task):
             total += self.label(x)[1].double().sum(dim=0)
         return (total / NUM_MEAN_SEQUENCES).float()
 
-    def oracle(self, batch: Batch) -> Float[Tensor, "b t targets"]:
-        """The teacher itself."""
+    def best_predictions(self, batch: Batch, *, split: SplitName | None, metric: str) -> Float[Tensor, "b t targets"]:
+        """The teacher itself, whatever the prior: targets are a function of the inputs, so this is exact."""
         return batch.targets
 
-    def audits(self, num_instances: int) -> list[Audit]:
+    def tables(self, num_instances: int) -> list[Table]:
         """Outputs that the teacher's sigmoids hold still in training: there, training does not say what comes later."""
         values = {}
         for split in ("test", "ood"):
@@ -346,11 +374,16 @@ class SequenceTeacher(Task):
         rows = tuple((number, trained[number].item(), held_out[number].item()) for number in stillest)
         columns = ("output", "deviation, trained", "deviation, held out")
         return [
-            Audit(title="outputs of the teacher that vary least in training", columns=columns, rows=rows, note=note)
+            Table(title="outputs of the teacher that vary least in training", columns=columns, rows=rows, note=note)
         ]
 
+    def reading(self) -> Reading:
+        from recombine.tasks.sequences.reading import SequenceTeacherReading
+
+        return SequenceTeacherReading(self)
+
     def describe(self, composition: Composition) -> str:
-        if self.held_out == "lengths":
+        if self.generalise_to == "lengths":
             return f"{sum(module >= 0 for module in composition)} tokens"
         if len(composition) == 2 * self.token_dim:
             return "every feature low and high, in turn"

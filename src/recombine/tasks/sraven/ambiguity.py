@@ -2,8 +2,8 @@
 
 Puzzles are drawn as the generator draws them, every multiset of rules equally likely, and solved exactly. Table A2 counts
 a puzzle as ambiguous if some answer that fits differs from the true one in *every* feature; the text of appendix B.2 says
-if it differs at all. Both are estimated, and so is the ceiling, the accuracy of the best possible solver: once as the mean
-posterior of its answers, once as the share that came true.
+if it differs at all. Both are estimated, and so is the agnostic optimum, the accuracy of the best solver for which every
+multiset is equally likely: once as the mean posterior of its answers, once as the share of them that are right.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from recombine.compositions import all_multisets
 from recombine.errors import InputError, check_positive
-from recombine.tasks.base import Audit
+from recombine.tables import Cell, Column, Table
 from recombine.tasks.sraven.generator import check_table, draw_puzzles
 from recombine.tasks.sraven.rules import RULES
 from recombine.tasks.sraven.solver import solve
@@ -47,7 +47,7 @@ class Ambiguity:
     num_instances: int
     ambiguous: Estimate  # another answer fits: the paper's wording
     ambiguous_everywhere: Estimate  # another answer fits that differs in every feature: the paper's count
-    ceiling: Estimate  # expected accuracy of the most probable answer
+    agnostic: Estimate  # expected accuracy of the most probable answer
     accuracy: Estimate  # how often the most probable answer was the true one
 
 
@@ -76,32 +76,33 @@ def estimate_ambiguity(
         num_instances=num_instances,
         ambiguous=_estimate(solution.ambiguous),
         ambiguous_everywhere=_estimate(solution.ambiguous_everywhere(truth)),
-        ceiling=_estimate(solution.probability),
+        agnostic=_estimate(solution.probability),
         accuracy=_estimate((solution.best == truth).all(dim=1)),
     )
 
 
-def tabulate_ambiguity(estimates: Sequence[Ambiguity]) -> Audit:
-    """Ours beside the printed figures, with the standard error of the last digits in brackets."""
+def tabulate_ambiguity(estimates: Sequence[Ambiguity]) -> Table:
+    """Our estimates next to the printed ones, with standard errors."""
 
-    def show(estimate: Estimate | None) -> str:
-        return "" if estimate is None else f"{estimate.value:.4f}({estimate.standard_error * 1e4:.0f})"
+    def cell(estimate: Estimate | None) -> Cell | None:
+        return None if estimate is None else Cell(value=estimate.value, error=estimate.standard_error)
 
-    return Audit(
-        title=f"ambiguity and ceiling, {estimates[0].num_instances} puzzles each",
-        columns=("M", "K", "table A2", "by its count", "by its wording", "ceiling", "reached by the solver"),
+    names = ("table A2", "by its count", "by its wording", "agnostic", "reached by the solver")
+    return Table(
+        title=f"ambiguity and agnostic optimum, {estimates[0].num_instances} puzzles each",
+        columns=("M", "K", *(Column(name=name, digits=4) for name in names)),
         rows=tuple(
             (
                 each.num_features,
                 each.num_values,
-                show(TABLE_A2.get((each.num_features, each.num_values))),
-                *map(show, (each.ambiguous_everywhere, each.ambiguous, each.ceiling, each.accuracy)),
+                cell(TABLE_A2.get((each.num_features, each.num_values))),
+                *map(cell, (each.ambiguous_everywhere, each.ambiguous, each.agnostic, each.accuracy)),
             )
             for each in estimates
         ),
-        note="in brackets: standard error of the last digits\n"
-        "count: another answer fits that differs in every feature · wording: at all\n"
-        "ceiling: expected accuracy of the most probable answer under a uniform prior",
+        note="Â± standard error\n"
+        "count: another answer fits that differs in every feature Â· wording: any other answer fits\n"
+        "agnostic: expected accuracy of the most probable answer, every multiset of rules equally likely",
     )
 
 

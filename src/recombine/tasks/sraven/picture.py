@@ -8,28 +8,25 @@ is the puzzle a model sees.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
+from recombine.drawing.canvas import METADATA, save_figure
+from recombine.drawing.palette import ACCENT, FAINT, INK
+from recombine.drawing.shapes import SHAPES, Point, arrange, relative_size
 from recombine.errors import InputError, check_choice
 from recombine.tasks.sraven.rules import RULES
 from recombine.tasks.sraven.solver import Solution
 
 CHANNELS = ("shape", "size", "shade", "number")
-METADATA: dict[str, dict[str, Any]] = {".png": {"Software": None}, ".svg": {"Date": None}}  # same puzzle, same bytes
-INK, FAINT, ACCENT = "#1c2430", "#9aa3ae", "#c2410c"
 MAX_SHOWN = 3  # answers beside a drawing
 INCHES = 1.5  # a panel
-
-Point = Float[np.ndarray, " 2"]
-Points = Float[np.ndarray, "point 2"]
 
 
 def write_puzzle(
@@ -93,20 +90,6 @@ def draw_puzzle(
     _draw_key(axes, num_features, num_values, grid_size)
     axes.text(grid_size + 0.44, -0.17, caption, ha="left", va="top", fontsize=9, color=INK, linespacing=1.7)
     save_figure(figure, path)
-
-
-def save_figure(figure: Any, path: Path) -> None:
-    """Write a figure as its path ends, all of it or nothing, the same bytes each time."""
-    from matplotlib import rc_context
-
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with rc_context({"svg.hashsalt": "recombine"}):
-            figure.savefig(temporary, dpi=150, format=path.suffix[1:], metadata=METADATA[path.suffix])
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise InputError(f"cannot write {path}: {error.strerror or error}; expected a writable place") from None
 
 
 def _draw_answers(axes: Any, solution: Solution, truth: list[int], grid_size: int, num_values: int) -> None:
@@ -190,65 +173,3 @@ def _draw_key(axes: Any, num_features: int, num_values: int, grid_size: int) -> 
                 shape, size, shade = (value if position == channel else None for channel in range(3))
                 radius = 0.4 * side * relative_size(size, num_values)
                 _draw_object(axes, centre, radius, shape or 0, shade, num_values)
-
-
-def relative_size(size: int | None, num_values: int) -> float:
-    """From 0.3 to 1 in equal ratios, since that is how eyes compare."""
-    return 0.75 if size is None else 0.3 ** (1 - size / (num_values - 1))
-
-
-def arrange(number: int) -> Points:
-    """Places for a number of objects, in rows as equal as can be, around the origin."""
-    num_rows = round(math.sqrt(number))
-    ends = [round(number * row / num_rows - 1e-9) for row in range(num_rows + 1)]
-    places = []
-    for row, (start, end) in enumerate(itertools.pairwise(ends)):
-        places += [(place - (end - start - 1) / 2, (num_rows - 1) / 2 - row) for place in range(end - start)]
-    return np.array(places, dtype=float)
-
-
-def _star(*radii: float, turn: float = 90.0) -> Points:
-    """Points at these radii, at equal angles counter-clockwise from `turn` degrees."""
-    angles = np.radians(turn) + np.arange(len(radii)) * 2 * np.pi / len(radii)
-    return np.array(radii)[:, None] * np.stack([np.cos(angles), np.sin(angles)], axis=1)
-
-
-def _normalise(points: Points) -> Points:
-    """Between equal radius and equal area, so that all shapes of a size look alike in size."""
-    x, y = points.T
-    area = abs(np.dot(x, np.roll(y, 1)) - np.dot(y, np.roll(x, 1))) / 2
-    return points / math.sqrt(np.linalg.norm(points, axis=1).max() * math.sqrt(area / math.pi))
-
-
-def _list_shapes() -> tuple[Points, ...]:
-    """The most different ones first."""
-    arc = np.linspace(0, np.pi, 40)
-    half = np.stack([np.cos(arc), np.sin(arc) - 0.4], axis=1)
-    crescent = np.concatenate([_star(*[1.0] * 80, turn=50.0)[:62], 0.25 + _star(*[0.82] * 80, turn=50.0)[61:0:-1]])
-    cross = np.array([(1, 3), (1, 1), (3, 1), (3, -1), (1, -1), (1, -3)])
-    cross = np.concatenate([cross, -cross]).astype(float)
-    arrow = np.array([(0, 1), (1, 0), (0.4, 0), (0.4, -1), (-0.4, -1), (-0.4, 0), (-1, 0)])
-    chevron = np.array([(0, 0.8), (1, -0.1), (1, -0.9), (0, 0), (-1, -0.9), (-1, -0.1)])
-    turn = np.array([(1, -1), (1, 1)]) / math.sqrt(2)
-    shapes = [
-        _star(*[1.0] * 80),
-        _star(1.0, 1.0, 1.0),
-        _star(1.0, 1.0, 1.0, 1.0, turn=45.0),
-        _star(*[1.0, 0.42] * 5),
-        cross,
-        _star(1.0, 0.55, 1.0, 0.55),
-        half,
-        _star(*[1.0] * 5),
-        arrow,
-        _star(*[1.0, 0.35] * 4),
-        chevron,
-        cross @ turn,
-        crescent,
-        _star(1.0, 1.0, 1.0, turn=-90.0),
-        _star(*[1.0, 0.7] * 9),
-        np.array([(-1, -0.5), (0.5, -0.5), (1, 0.5), (-0.5, 0.5)]),
-    ]
-    return tuple(_normalise(points) for points in shapes)
-
-
-SHAPES = _list_shapes()

@@ -6,10 +6,11 @@ one. Column permutations are uniform and cancel, so a hypothesis with the rules 
 
     w = P(multiset of rho) / (distinct arrangements of that multiset) * product over chains of likelihood(rule),
 
-with the likelihoods that `sraven_rules` works out. The posterior of an answer is its share of the weight of all
-hypotheses that fit. The largest posterior is the accuracy of the best possible solver on the puzzle, and its mean over
-a split is the ceiling of the split. Since w depends on the multiset alone, `sraven_search` only counts the hypotheses
-of each (answer, multiset); the counts are exact, and the weights are applied here, in float64, relative to the largest.
+with the likelihoods of the rules (see `rules`). The posterior of an answer is its share of the weight of all
+hypotheses that fit. The largest posterior is the accuracy of the best possible solver on the puzzle. If the prior is
+uniform over the multisets of a split, its mean over puzzles of the split is the ceiling of the split. Since w depends on
+the multiset alone, `search` only counts the hypotheses of each (answer, multiset), once for all priors; the counts are
+exact, and the weights are applied here, in float64, relative to the largest.
 
 Reference: Schug et al., Attention as a Hypernetwork, arXiv 2406.05816. Appendix B.2 words ambiguity as
 `Solution.ambiguous` does; table A2 counts `Solution.ambiguous_everywhere`, which is far rarer.
@@ -73,6 +74,15 @@ class Solution:
         same = (self.answers == self._check_answers(answers)[self.instance]).all(dim=1)
         return torch.zeros_like(self.probability).index_add(0, self.instance, self.answer_probabilities * same)
 
+    def best_features(self, num_values: int) -> Int[Tensor, "batch feature"]:
+        """The most probable value of each feature by itself: these can differ from the features of the best answer."""
+        batch, num_features = self.best.shape
+        feature = torch.arange(num_features, device=self.best.device)
+        cell = (self.instance[:, None] * num_features + feature) * num_values + self.answers
+        weights = self.answer_probabilities[:, None].expand_as(cell)
+        marginals = cell.flatten().bincount(weights.flatten(), minlength=batch * num_features * num_values)
+        return (marginals.view(batch, num_features, num_values) / TIE).round().argmax(dim=-1)
+
     def _check_answers(self, answers: Tensor | np.ndarray) -> Tensor:
         if tuple(answers.shape) != tuple(self.best.shape):
             raise InputError(f"answers have shape {tuple(answers.shape)}: expected {tuple(self.best.shape)}")
@@ -94,16 +104,41 @@ def solve(
     follows which rule stays unknown.
     """
     grids = _check_grids(grids, num_values)
+    prior = _check_prior(multisets, weights, grids.shape[3])
+    return _solve(grids, num_values, [prior], permuted)[0]
+
+
+def solve_under(
+    grids: Tensor | np.ndarray,
+    num_values: int = 8,
+    *,
+    priors: Sequence[Collection[Iterable[Any]] | None],
+    permuted: bool = True,
+) -> list[Solution]:
+    """Solve the same puzzles under several priors with one search: uniform over the multisets of each, None for all."""
+    grids = _check_grids(grids, num_values)
+    return _solve(grids, num_values, [_check_prior(each, None, grids.shape[3]) for each in priors], permuted)
+
+
+def _solve(
+    grids: Int[Tensor, "batch row column feature"],
+    num_values: int,
+    priors: Sequence[dict[Composition, float]],
+    permuted: bool,
+) -> list[Solution]:
     _, grid_size, _, num_features = grids.shape
-    prior = _check_prior(multisets, weights, num_features)
-    log_weights = _weigh(prior, log_likelihoods(num_values=num_values, grid_size=grid_size)).to(grids.device)
-    transitions = [table.to(grids.device) for table in _tabulate_transitions(tuple(prior))]
+    multisets = tuple(dict.fromkeys(itertools.chain.from_iterable(priors)))
+    likelihoods = log_likelihoods(num_values=num_values, grid_size=grid_size)
+    log_weights = [_weigh(multisets, prior, likelihoods).to(grids.device) for prior in priors]
+    transitions = [table.to(grids.device) for table in _tabulate_transitions(multisets)]
     chunk_size = max(1, MAX_TABLE // (len(RULES) * num_features**grid_size))
-    solutions = []
+    solutions: list[list[Solution]] = [[] for _ in priors]
     for chunk in grids.split(chunk_size):
         hypotheses = search(chunk, num_values, transitions, permuted)
-        solutions.append(_summarise(hypotheses, log_weights, len(chunk), num_features, num_values))
-    return _concatenate(solutions)
+        for parts, weights in zip(solutions, log_weights, strict=True):
+            possible = hypotheses.select(weights[hypotheses.multiset] > -math.inf) if len(priors) > 1 else hypotheses
+            parts.append(_summarise(possible, weights, len(chunk), num_features, num_values))
+    return [_concatenate(parts) for parts in solutions]
 
 
 def _summarise(
@@ -145,11 +180,15 @@ def _concatenate(solutions: Sequence[Solution]) -> Solution:
     return Solution(**{name: torch.cat(parts) for name, parts in columns.items()})
 
 
-def _weigh(prior: dict[Composition, float], likelihoods: Sequence[float]) -> Float[Tensor, " multiset"]:
-    """The log-weight of one hypothesis, for each multiset of the prior."""
+def _weigh(
+    multisets: Sequence[Composition], prior: dict[Composition, float], likelihoods: Sequence[float]
+) -> Float[Tensor, " multiset"]:
+    """The log-weight of one hypothesis, for each multiset; minus infinity outside the prior."""
     log_weights = [
-        math.log(weight) - log_num_arrangements(multiset) + sum(likelihoods[rule] for rule in multiset)
-        for multiset, weight in prior.items()
+        math.log(prior[multiset]) - log_num_arrangements(multiset) + sum(likelihoods[rule] for rule in multiset)
+        if multiset in prior
+        else -math.inf
+        for multiset in multisets
     ]
     return torch.tensor(log_weights, dtype=torch.float64)
 

@@ -1,7 +1,7 @@
 """SRAVEN, a symbolic Raven's progressive matrix (Attention as a Hypernetwork, arXiv 2406.05816, section 4).
 
 A puzzle is a grid of G x G panels; a panel holds M features, each a value in 0..K-1. Every latent feature follows one of
-eight rules along all rows (see `sraven_rules`), and the last panel is to be predicted. A task is a *multiset* of M rules:
+eight rules along all rows (see `rules`), and the last panel is to be predicted. A task is a *multiset* of M rules:
 which feature follows which rule is drawn anew for each puzzle, and so is one permutation of the features for each column,
 the same in all rows, that hides which positions belong together.
 
@@ -9,31 +9,36 @@ Tokens, one one-hot value each: the G² - 1 visible panels in reading order, the
 order; then M empty (all-zero) tokens that ask for the features of the last panel, in the order of the last column.
 
 A puzzle can have several answers that some rules and permutations explain: a quarter of them do at M=4, K=8. The solver
-(`sraven_solver`) knows them all, and its accuracy is the ceiling. `unambiguous=True` draws such puzzles again, keeping
-their multiset of rules, until only one answer is left.
+(see `solver`) finds all of them with their probabilities, which give the ceiling. `unambiguous=True` draws such puzzles
+again, keeping their multiset of rules, until only one answer is left.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import cross_entropy, one_hot
 
 from recombine.compositions import Composition, CompositionSplit, all_multisets, split_compositions
-from recombine.errors import InputError, check_positive
-from recombine.tasks.base import METRICS, Audit, Batch, Metric, Preset, Ratio, Scale, SplitName, Task
+from recombine.drawing.card import Card
+from recombine.errors import InputError, check_choice, check_positive
+from recombine.tables import Table
+from recombine.tasks.base import METRICS, Batch, Metric, Preset, Ratio, Reference, Scale, SplitName, Task
+from recombine.tasks.reading import Reading
 from recombine.tasks.sraven.ambiguity import estimate_ambiguity, tabulate_ambiguity
+from recombine.tasks.sraven.card import make_card
 from recombine.tasks.sraven.generator import check_table, draw_puzzles, look_up
+from recombine.tasks.sraven.overlap import tabulate_overlap
 from recombine.tasks.sraven.picture import draw_puzzle, write_puzzle
 from recombine.tasks.sraven.rules import RULES
-from recombine.tasks.sraven.solver import Solution, solve
+from recombine.tasks.sraven.solver import Solution, solve, solve_under
 from recombine.tasks.stream import Stream
 
 NUM_DRAWN, MAX_REDRAWS = 4, 500  # puzzles of a multiset in search of an unambiguous one; at M=4, K=3 one in 50 is
@@ -106,16 +111,8 @@ class SRaven(Task):
         multisets = all_multisets(len(RULES), self.num_features)
         return split_compositions(multisets, held_out=self.held_out, seed=self.seed)
 
-    def sample(
-        self,
-        split: SplitName,
-        index: int,
-        *,
-        batch_size: int = 128,
-        rows: range | None = None,
-        device: torch.device | str = "cpu",
-    ) -> Batch:
-        """Batch `index` of a split, or only the given rows of it.
+    def make_batch(self, split: SplitName, stream: Stream) -> Batch:
+        """Puzzles with rules of the split.
 
         - `inputs` (batch, token, value): one-hot, float32; the module's docstring has the order of the tokens;
         - `targets` (batch, position): the values of the last panel, in the order of the last column;
@@ -124,7 +121,6 @@ class SRaven(Task):
         - `info["permutations"]` (batch, column, position): the latent feature at each position of each column;
         - `info["grids"]` (batch, row, column, position): all values, those of the last panel included.
         """
-        stream = self.stream(split, index, range(batch_size) if rows is None else rows, device)
         composition, modules = self.draw_compositions(split, stream)
         puzzles = self._draw_puzzles(modules, stream)
         if self.unambiguous:
@@ -200,9 +196,31 @@ class SRaven(Task):
         """A constant panel. Under every rule the last value is uniform, so any panel is as likely as another: K^-M."""
         return self._predict(torch.zeros_like(batch.targets))
 
-    def oracle(self, batch: Batch) -> Float[Tensor, "batch position value"]:
-        """The most probable answer given the visible panels, under the prior of `solve`."""
-        return self._predict(self.solve(batch.info["grids"]).best)
+    def best_predictions(
+        self, batch: Batch, *, split: SplitName | None, metric: str
+    ) -> Float[Tensor, "batch position value"]:
+        """Given the visible panels, the most probable panel, or for `feature_accuracy` the most probable values; exact."""
+        check_choice("metric", metric, ("accuracy", "feature_accuracy"))
+        return self._answer(batch, [split])[0][metric]
+
+    def reference_predictions(
+        self, batch: Batch, *, split: SplitName, metrics: Sequence[str]
+    ) -> dict[Reference, dict[str, Tensor]]:
+        """One search for both priors and both metrics."""
+        ceiling, agnostic = self._answer(batch, [split, None])
+        return {"chance": dict.fromkeys(metrics, self.chance(batch)), "ceiling": ceiling, "agnostic": agnostic}
+
+    def _answer(self, batch: Batch, splits: Sequence[SplitName | None]) -> list[dict[str, Tensor]]:
+        """The best predictions for each metric, under the prior of each split."""
+        priors = [None if split is None else self.split.compositions(split) for split in splits]
+        answers = []
+        for solution in solve_under(batch.info["grids"], self.num_values, priors=priors, permuted=self.permuted):
+            missing = int((solution.num_answers == 0).sum())
+            if missing:
+                raise InputError(f"{missing} puzzles fit no possible rules: expected a batch of the split itself")
+            features = solution.best_features(self.num_values)
+            answers.append({"accuracy": self._predict(solution.best), "feature_accuracy": self._predict(features)})
+        return answers
 
     def baselines(self, batch: Batch) -> dict[str, Float[Tensor, "batch position value"]]:
         """Simple predictors that a model should beat."""
@@ -223,6 +241,22 @@ class SRaven(Task):
     def _predict(self, answers: Int[Tensor, "batch position"]) -> Float[Tensor, "batch position value"]:
         return one_hot(answers, self.num_values).float()
 
+    def reading(self) -> Reading:
+        from recombine.tasks.sraven.reading import SRavenReading
+
+        return SRavenReading(self)
+
+    @property
+    def right_means(self) -> str:
+        return "every feature of the last panel is right"
+
+    def judge(self, predictions: Tensor, batch: Batch) -> tuple[Tensor, Bool[Tensor, " batch"]]:
+        answers = self.read(predictions).argmax(dim=-1)
+        return answers, (answers == batch.targets).all(dim=1)
+
+    def card(self, batch: Batch, row: int, answer: Tensor) -> Card:
+        return make_card(self, batch, row, answer)
+
     def describe(self, composition: Composition) -> str:
         return " + ".join(RULES[rule] for rule in composition)
 
@@ -236,14 +270,14 @@ class SRaven(Task):
         rules = "\n".join(["rules", *(f"· {RULES[rule]}" for rule in batch.latents[row].tolist())])
         draw_puzzle(grid, self.num_values, path, solution=self.solve(grid[None]), caption=rules)
 
-    def audits(self, num_instances: int) -> list[Audit]:
-        """Table A2 by the paper's count and by its wording, and the ceilings of smaller puzzles."""
+    def tables(self, num_instances: int) -> list[Table]:
+        """Table A2 by the paper's count and by its wording, and how many evaluation puzzles also occur in training."""
         settings = [(4, 4), (4, 8), (4, 16), (2, 8), (3, 8)]
         estimates = [
             estimate_ambiguity(num_features=features, num_values=values, num_instances=num_instances, seed=self.seed)
             for features, values in settings
         ]
-        return [tabulate_ambiguity(estimates)]
+        return [tabulate_ambiguity(estimates), tabulate_overlap(self, num_instances)]
 
     def columns(self, batch: Batch) -> dict[str, Tensor]:
         """Panels, answer and latents, and what the solver says about the puzzle."""

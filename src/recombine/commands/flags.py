@@ -1,0 +1,118 @@
+"""Flags of the verbs that name a task: those of the verb, of the task, of the model and of the training, all in one list.
+
+`--scale` and `--model` decide which other flags there are and what their defaults are, so the command line is read twice:
+first for these two, then in full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Annotated, TypeVar, cast
+
+import tyro
+
+from recombine.cli import ParsedFlags, parse, parse_known
+from recombine.commands.console import Output
+from recombine.errors import InputError
+from recombine.models import ModelConfig
+from recombine.registry import find_task
+from recombine.run import RunConfig, default_run
+from recombine.tasks import TASKS, Task
+from recombine.tasks.base import Scale
+from recombine.train import TrainingConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskOptions(Output):
+    """Flags of every verb that names a task."""
+
+    scale: Scale = "paper"
+    """Size of the task. Sets the defaults of all other flags."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions(TaskOptions):
+    """Flags of every verb that names a task and a model."""
+
+    model: Annotated[str | None, tyro.conf.arg(metavar="MODEL")] = None
+    """Model to train, by name or as FILE.py:CLASS (default: the task's first). Determines which model flags there are."""
+
+
+TaskVerb = TypeVar("TaskVerb", bound=TaskOptions)
+ModelVerb = TypeVar("ModelVerb", bound=ModelOptions)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskFlags(ParsedFlags):
+    """All flags of a verb that names a task. tyro takes the flags of the class that the default value has."""
+
+    options: TaskOptions
+    task: Task
+
+    def is_verbose(self) -> bool:
+        return self.options.verbose
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFlags(ParsedFlags):
+    """All flags of a verb that names a task and a model."""
+
+    options: ModelOptions
+    task: Task
+    model: ModelConfig
+    training: TrainingConfig
+
+    def is_verbose(self) -> bool:
+        return self.options.verbose
+
+
+def parse_task(owner: type[TaskVerb], argv: Sequence[str], *, verb: str) -> tuple[Task, TaskVerb]:
+    """The task that a command names first, with its flags, and the verb's own flags."""
+    task_class, flags, prog = _split_task(argv, verb)
+    task = default_run(task_class, parse_known(owner, flags, prog=prog).scale).task
+    default = TaskFlags(options=owner(), task=task)
+    _require_distinct(default.options, task)
+    parsed = parse(TaskFlags, flags, prog=prog, **_tyro_options(default, task_class))
+    return parsed.task, cast(TaskVerb, parsed.options)
+
+
+def parse_run(owner: type[ModelVerb], argv: Sequence[str], *, verb: str) -> tuple[RunConfig, ModelVerb]:
+    """The run that a command describes: task, model and training with their flags, and the verb's own flags."""
+    task_class, flags, prog = _split_task(argv, verb)
+    first = parse_known(owner, flags, prog=prog)
+    run = default_run(task_class, first.scale, first.model)
+    default = RunFlags(options=owner(), task=run.task, model=run.model, training=run.training)
+    _require_distinct(default.options, run.task, run.model, run.training)
+    parsed = parse(RunFlags, flags, prog=prog, **_tyro_options(default, task_class))
+    return RunConfig(task=parsed.task, model=parsed.model, training=parsed.training), cast(ModelVerb, parsed.options)
+
+
+def _split_task(argv: Sequence[str], verb: str) -> tuple[type[Task], list[str], str]:
+    """The task class that a command names first, the flags after it, and the command up to there."""
+    if not argv or argv[0] in ("-h", "--help"):
+        names = ", ".join(name.replace("_", "-") for name in TASKS)
+        print(
+            f"usage: recombine {verb} TASK [flags]\n\n"
+            f"TASK is one of {names}; the name of a task in an installed package; or your own, as FILE.py:CLASS or "
+            f"package.module:CLASS. recombine {verb} TASK --help lists its flags."
+        )
+        raise SystemExit(0 if argv else 2)
+    return find_task(argv[0]), list(argv[1:]), f"{verb} {argv[0]}"
+
+
+def _tyro_options(default: TaskFlags | RunFlags, task: type[Task]) -> dict[str, object]:
+    models = f" Models with sizes for this task: {', '.join(task.models)}." if isinstance(default, RunFlags) else ""
+    return {"default": default, "description": task.summary + models, "config": (tyro.conf.OmitArgPrefixes,)}
+
+
+def _require_distinct(*owners: object) -> None:
+    """Require the settings of a task and a model to have different names, because their flags share one list."""
+    seen: dict[str, str] = {}
+    for owner in owners:
+        for field in fields(owner):  # type: ignore[arg-type]
+            if field.name in seen:
+                raise InputError(
+                    f"{type(owner).__name__} and {seen[field.name]} both have a setting {field.name!r}: expected two names"
+                )
+            seen[field.name] = type(owner).__name__

@@ -1,0 +1,66 @@
+"""Print tables so that no number and no name is ever cut or broken.
+
+A table that is too wide for the terminal is stacked, one block of lines per row. Output that goes to a file or a pipe is
+printed as wide as it needs to be.
+"""
+
+from __future__ import annotations
+
+import textwrap
+
+from rich import box
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from recombine.tables import Table
+
+WIDE = 10_000
+SENTENCE = 32  # characters that a column of sentences needs at least
+
+
+def print_table(console: Console, table: Table | RichTable) -> None:
+    """Print a table at the width it needs, or stacked."""
+    drawn = draw(table) if isinstance(table, Table) else table
+    needed = Measurement.get(console, console.options.update(width=WIDE), drawn)
+    width = needed.minimum if isinstance(table, Table) else needed.maximum
+    if width > console.width and not console.is_terminal:
+        console = Console(file=console.file, width=width)
+    elif width > console.width and isinstance(table, Table):
+        console.print(stack(table, console.width), highlight=False, soft_wrap=True)
+        return
+    console.print(drawn, highlight=False)
+
+
+def draw(table: Table) -> RichTable:
+    """The table with a line per row."""
+    drawn = RichTable(
+        title=table.title, title_justify="left", caption=table.note or None, caption_justify="left", box=box.SIMPLE_HEAD
+    )
+    rows = table.as_text()
+    for number, column in enumerate(table.formats):
+        texts = [row[number] for row in rows]
+        is_text = all(isinstance(row[number], str | None) for row in table.rows)
+        longest = max(map(len, (column.name, *texts)))
+        drawn.add_column(
+            column.name,
+            justify="left" if is_text else "right",
+            no_wrap=not column.wrap,
+            min_width=min(longest, SENTENCE) if column.wrap else longest,
+        )
+    for row in rows:
+        drawn.add_row(*map(Text, row))
+    return drawn
+
+
+def stack(table: Table, width: int) -> Text:
+    """The table with a block of lines per row, a line per column that is not empty; only the note is wrapped."""
+    names = table.names
+    indent = max(map(len, names))
+    blocks = []
+    for row in table.as_text():
+        lines = [f"  {name.rjust(indent)}  {text}" for name, text in zip(names, row, strict=True) if text]
+        blocks.append("\n".join(lines))
+    note = [textwrap.fill(line, width) for line in table.note.splitlines()]
+    return Text(f"{table.title}\n", style="italic").append("\n\n".join([*blocks, *note]) + "\n", style="not italic")

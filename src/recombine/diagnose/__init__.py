@@ -1,0 +1,35 @@
+"""Why a network does not generalise: a verdict with its evidence."""
+
+from recombine.diagnose.record import (
+    AMBIGUOUS,
+    AT_CEILING,
+    DECODABLE,
+    LEARNED,
+    RECOMBINED,
+    Decodability,
+    Diagnosis,
+    DiagnosisDict,
+    Evidence,
+    PlacedScore,
+    Verdict,
+)
+from recombine.diagnose.verdict import ADVICE, DECODER_TITLES, diagnose, diagnose_run, read_decodability
+
+__all__ = [
+    "ADVICE",
+    "AMBIGUOUS",
+    "AT_CEILING",
+    "DECODABLE",
+    "DECODER_TITLES",
+    "LEARNED",
+    "RECOMBINED",
+    "Decodability",
+    "Diagnosis",
+    "DiagnosisDict",
+    "Evidence",
+    "PlacedScore",
+    "Verdict",
+    "diagnose",
+    "diagnose_run",
+    "read_decodability",
+]

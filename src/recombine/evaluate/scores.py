@@ -1,0 +1,242 @@
+"""Scores of any predictor on any task, per split, with 95 % intervals (see `bootstrap`) and reference scores.
+
+There are three reference scores, all measured on the same instances as the score:
+
+- chance: the best predictor that ignores the input;
+- ceiling: the best predictor that knows which compositions the split holds. No predictor can exceed it, except by the
+  sampling error of finitely many instances;
+- agnostic: the best predictor that does not know which compositions the split holds.
+
+`Task.best_predictions` of each task says whether the last two are exact or bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TypedDict
+
+import torch
+from torch import Tensor, nn
+
+from recombine.errors import InputError, check_choice, check_positive
+from recombine.evaluate.bootstrap import CompositionSums
+from recombine.tasks.base import Batch, Ratio, Reference, SplitName, Task
+from recombine.tasks.evaluation import evaluation_batches
+
+EVALUATION_VERSION = 2
+"""Raise it when the same predictor on the same task gets other scores, intervals or reference scores than before: other
+instances, another bootstrap, another definition of chance or ceiling. Scores of another version are measured again."""
+
+
+Predictor = Callable[[Tensor], Tensor]
+
+
+class ScoreDict(TypedDict):
+    """A score in `result.json`."""
+
+    value: float
+    low: float
+    high: float
+    chance: float | None
+    ceiling: float | None
+    agnostic: float | None
+
+
+class MetricDict(TypedDict):
+    """How to show a metric, in `result.json`: tables can be made without the task's class."""
+
+    title: str
+    higher_is_better: bool
+
+
+ReferenceScores = dict[str, dict[str, dict[Reference, float]]]  # split -> metric -> reference -> value
+BaselineScores = dict[str, dict[str, dict[str, float]]]  # baseline -> split -> metric -> value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """A metric on a split; `low` and `high` bound its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+    chance: float | None = None
+    ceiling: float | None = None
+    agnostic: float | None = None
+    sums: tuple[tuple[float, ...], ...] = field(default=(), repr=False)  # numerators, denominators by composition
+
+    def as_dict(self) -> ScoreDict:
+        return {
+            "value": self.value,
+            "low": self.low,
+            "high": self.high,
+            "chance": self.chance,
+            "ceiling": self.ceiling,
+            "agnostic": self.agnostic,
+        }
+
+
+Scores = dict[SplitName, dict[str, Score]]  # split -> metric -> score
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """The scores of a predictor, and those of the task's simple strategies on the same instances."""
+
+    scores: Scores
+    baselines: BaselineScores
+
+
+def scores_as_dict(scores: Scores) -> dict[str, dict[str, ScoreDict]]:
+    return {split: {name: each.as_dict() for name, each in metrics.items()} for split, metrics in scores.items()}
+
+
+def describe_metrics(task: Task, scores: Iterable[Mapping[str, object]]) -> dict[str, MetricDict]:
+    """How to show each metric that some split has; `scores` has the metrics of each split."""
+    names = dict.fromkeys(name for metrics in scores for name in metrics)
+    infos = {name: task.metric(name) for name in names}
+    return {name: {"title": info.title, "higher_is_better": info.higher_is_better} for name, info in infos.items()}
+
+
+def score(
+    predict: Predictor,
+    task: Task,
+    *,
+    splits: Iterable[SplitName] | None = None,
+    num_instances: int | None = None,
+    references: bool = True,
+    device: torch.device | str = "cpu",
+) -> Scores:
+    """Score a predictor, by default on every split but `train`. `references=False` skips the reference scores."""
+    evaluation = evaluate_predictor(
+        predict, task, splits=splits, num_instances=num_instances, references=references, device=device
+    )
+    return evaluation.scores
+
+
+def evaluate_predictor(
+    predict: Predictor,
+    task: Task,
+    *,
+    splits: Iterable[SplitName] | None = None,
+    num_instances: int | None = None,
+    references: bool = True,
+    device: torch.device | str = "cpu",
+) -> Evaluation:
+    """As `score`, and with `references` also the task's baselines; every batch is sampled once for all of them."""
+    num_instances = task.evaluation_instances if num_instances is None else num_instances
+    check_positive(num_instances=num_instances)
+    splits = evaluation_splits(task) if splits is None else tuple(splits)
+    for split in splits:
+        check_choice("split", split, task.splits)
+    scores: Scores = {}
+    baselines: BaselineScores = {}
+    for split in splits:
+        sums = _measure(predict, task, split, num_instances, references, device)
+        scores[split] = {metric: sums.score(metric) for metric in sums.model.totals}
+        for name, each in sums.baselines.items():
+            baselines.setdefault(name, {})[split] = {metric: each.value(metric) for metric in each.totals}
+    return Evaluation(scores=scores, baselines=baselines)
+
+
+def score_references(task: Task, *, num_instances: int) -> ReferenceScores:
+    """Chance, ceiling and agnostic optimum of each split and metric, without a model."""
+    references: ReferenceScores = {}
+    for split in evaluation_splits(task):
+        sums = _SplitSums(len(task.split.compositions(split)))
+        for batch in evaluation_batches(task, split, num_instances, "cpu"):
+            sums.add_references(task, split, batch)
+        chance = sums.references["chance"]
+        references[split] = {
+            metric: {name: each.value(metric) for name, each in sums.references.items()} for metric in chance.totals
+        }
+    return references
+
+
+def evaluation_splits(task: Task) -> tuple[SplitName, ...]:
+    """Every split with compositions, but `train`: `test` has the same compositions and fresh instances."""
+    return tuple(split for split in task.splits if split != "train" and task.split.compositions(split))
+
+
+def _measure(
+    predict: Predictor, task: Task, split: SplitName, num_instances: int, references: bool, device: torch.device | str
+) -> _SplitSums:
+    """One pass over a split."""
+    sums = _SplitSums(len(task.split.compositions(split)))
+    training = isinstance(predict, nn.Module) and predict.training
+    if isinstance(predict, nn.Module):
+        predict.eval()
+    try:
+        with torch.inference_mode():
+            for batch in evaluation_batches(task, split, num_instances, device):
+                sums.model.add(_measure_model(predict, task, batch), batch)
+                if references:
+                    sums.add_references(task, split, batch)
+                    sums.add_baselines(task, batch)
+    finally:
+        if isinstance(predict, nn.Module):
+            predict.train(training)
+    return sums
+
+
+def _measure_model(predict: Predictor, task: Task, batch: Batch) -> dict[str, Ratio]:
+    """The metrics of one batch, after checking what the model returned."""
+    predictions = predict(batch.inputs)
+    expected = f"expected a tensor with {len(batch)} rows, one for each input"
+    if isinstance(predictions, (tuple, list)):
+        kinds = ", ".join(type(part).__name__ for part in predictions[:4])
+        raise InputError(
+            f"the model returned a {type(predictions).__name__} of {len(predictions)} ({kinds}): {expected}; "
+            "wrap it in a function that returns its predictions only"
+        )
+    if not isinstance(predictions, Tensor):
+        raise InputError(f"the model returned {type(predictions).__name__}: {expected}")
+    if predictions.shape[:1] != batch.targets.shape[:1]:
+        raise InputError(f"the model returned {tuple(predictions.shape)}: {expected}")
+    if not predictions.is_floating_point():
+        raise InputError(f"the model returned {predictions.dtype}: expected floating-point predictions")
+    num_nan = int(predictions.isnan().sum())
+    if num_nan:
+        raise InputError(f"{num_nan} of {predictions.numel()} predictions are not finite (NaN): expected numbers")
+    metrics = task.metrics(predictions, batch)
+    for name, ratio in metrics.items():  # infinite logits can be right answers, infinite errors cannot
+        num_infinite = int((~ratio.numerator.isfinite()).sum())
+        if num_infinite:
+            raise InputError(
+                f"{name} of {num_infinite} of {len(batch)} instances is not finite: expected finite predictions"
+            )
+    return metrics
+
+
+class _SplitSums:
+    """What one pass over a split adds up: the model, the references, the baselines."""
+
+    def __init__(self, num_compositions: int) -> None:
+        self.num_compositions = num_compositions
+        self.model = CompositionSums(num_compositions)
+        self.references: dict[Reference, CompositionSums] = {}
+        self.baselines: dict[str, CompositionSums] = {}
+
+    def add_references(self, task: Task, split: SplitName, batch: Batch) -> None:
+        metrics = tuple(task.metrics(task.chance(batch), batch))
+        for name, predictions in task.reference_predictions(batch, split=split, metrics=metrics).items():
+            different = {id(each): each for each in predictions.values()}  # metrics often share their optimum
+            measured = {key: task.metrics(each, batch) for key, each in different.items()}
+            chosen = {metric: measured[id(predictions[metric])][metric] for metric in metrics}
+            self.references.setdefault(name, CompositionSums(self.num_compositions)).add(chosen, batch)
+
+    def add_baselines(self, task: Task, batch: Batch) -> None:
+        for name, predictions in task.baselines(batch).items():
+            total = self.baselines.setdefault(name, CompositionSums(self.num_compositions))
+            total.add(task.metrics(predictions, batch), batch)
+
+    def score(self, metric: str) -> Score:
+        low, high = self.model.interval(metric)
+        return Score(
+            value=self.model.value(metric),
+            low=low,
+            high=high,
+            **{name: sums.value(metric) for name, sums in self.references.items()},
+            sums=tuple(map(tuple, self.model.totals[metric].tolist())),
+        )

@@ -1,0 +1,91 @@
+"""Probe a run: examine its trained model next to the same model before training, and keep what was found.
+
+`probe.json` and `probe.npz` are kept in the run directory as `cache` describes. The key of `probe.json` is also in
+`probe.npz`, so that two files of different probes are never taken for one.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from recombine.probe.cache import Measurement, MeasurementKey
+from recombine.probe.examination import FORMAT_VERSION, Examination, Say, say_nothing
+from recombine.probe.examine import NUM_INSTANCES, examine
+from recombine.probe.schema import Probe
+from recombine.probe.structure import NUM_SAMPLED
+from recombine.registry import Code
+from recombine.run import RunConfig, load_run
+from recombine.store import Json, RunDirectory
+
+PROBE = Measurement(name="probe", version=FORMAT_VERSION)
+ARRAYS_FILE = "probe.npz"
+
+
+def probe_run(
+    path: Path | str,
+    *,
+    num_instances: int = NUM_INSTANCES,
+    num_pictured: int = NUM_SAMPLED,
+    tsne: bool = True,
+    save_activations: bool = False,
+    device: str = "auto",
+    say: Say = say_nothing,
+    code: Sequence[Code] = (),
+) -> Json:
+    """The contents of `probe.json` (see `schema.Probe`): as kept if the arguments are the same, else examined anew.
+
+    `code` names the run's classes from outside the package.
+    """
+    arguments: dict[str, Any] = {
+        "num_instances": num_instances,
+        "num_pictured": num_pictured,
+        "tsne": tsne,
+        "save_activations": save_activations,
+    }
+    run = RunDirectory.open(path)
+    key = PROBE.make_key(run, RunConfig.from_dict(run.config, code), arguments)
+    kept = PROBE.read(run, key)
+    if kept is not None and _is_of(run, kept["key"]):
+        return kept
+    run, config, model = load_run(path, device, code=code)
+    examination = examine(model, config.task, untrained=config.build_model(), device=device, say=say, **arguments)
+    run.write_bytes(ARRAYS_FILE, _pack_arrays(examination, key))
+    about = {"run": run.path.name, "task": config.task.name, "label": config.model.label}
+    PROBE.write(run, key, {**about, **examination.numbers})
+    return run.read_json(PROBE.file)
+
+
+def is_probed(run: RunDirectory, *, code: Sequence[Code] = ()) -> bool:
+    """Whether a run has a probe of its current checkpoint and of the current code, whatever the arguments."""
+    kept = PROBE.read_current(run, RunConfig.from_dict(run.config, code))
+    return kept is not None and _is_of(run, kept["key"])
+
+
+def read_probe(run: RunDirectory) -> Probe | None:
+    """`probe.json` of the current checkpoint; None if the run was not probed, or not since it was trained further.
+
+    Needs no class of the run: versions of its code are compared by `is_probed` alone.
+    """
+    return cast(Probe | None, PROBE.read_current(run))
+
+
+def _pack_arrays(examination: Examination, key: MeasurementKey) -> bytes:
+    content = io.BytesIO()
+    np.savez_compressed(content, allow_pickle=False, key=np.array(json.dumps(key)), **examination.arrays)
+    return content.getvalue()
+
+
+def _is_of(run: RunDirectory, key: Mapping[str, Any]) -> bool:
+    """Whether the arrays were written together with the numbers of this key."""
+    try:
+        with np.load(run.path / ARRAYS_FILE, allow_pickle=False) as arrays:
+            return bool(json.loads(str(arrays["key"])) == key)
+    except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile):
+        return False

@@ -1,0 +1,161 @@
+"""Experiments that test the paper's claims at the authors' settings, with the bounds of each verdict.
+
+The authors' release trains with attention dropout 0.1, one mask over (query, key) for all rows and heads. The paper does not
+mention it. `dropout` and `sraven-paper` ask what it changes. At scales below `paper` the same comparisons are made with the
+task's own sizes and steps of that scale, for a quick look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import ClassVar
+
+from recombine.recipes.attention_as_hypernetwork import published
+from recombine.recipes.attention_as_hypernetwork.runs import ATTENTIONS, change_model
+from recombine.recipes.claims import Claim, Close, Lead, Level, tabulate_claims
+from recombine.recipes.experiment import Experiment, Finished, Published, Record
+from recombine.run import default_run
+from recombine.tables import Table
+from recombine.tasks.base import Scale
+
+RELEASE_DROPOUT = 0.1
+DROPOUTS = (0.0, RELEASE_DROPOUT)
+SEEDS = (0, 1, 2)
+SHORT_STEPS, PAPER_STEPS = 20_000, 50_000
+SRAVEN_STEPS = 78_125  # 10 million instances in batches of 128, half of table A1's
+
+LEAD, CLOSE = 0.05, 0.1  # what counts as a lead, and as about the same
+NEAR = 2  # standard errors from the published number
+FUZZY_SOURCE, SRAVEN_SOURCE = "table A1, fuzzy logic", "table A1, SRAVEN (20M instances)"
+
+
+class ClaimsExperiment(Experiment):
+    """An experiment whose first table is that of its claims."""
+
+    claims: ClassVar[tuple[Claim, ...]]
+
+    def tables(self, finished: Finished, device: str) -> list[Table]:
+        return [tabulate_claims(self.claims, self, finished), *super().tables(finished, device)]
+
+
+def claim_lead(source: str, numbers: dict[str, Published], **rest: float | int) -> Lead:
+    """HYLA scores higher than softmax attention, all other settings equal."""
+    return Lead(
+        text=f"HYLA recombines better than softmax attention ({_describe(rest)})",
+        source=source,
+        better={"attention": "hyla", **rest},
+        worse={"attention": "softmax", **rest},
+        by=LEAD,
+        published=numbers["hyla"].value - numbers["softmax"].value,
+    )
+
+
+def claim_close(source: str, numbers: dict[str, Published], **rest: float | int) -> Close:
+    """Linear and softmax attention score about the same, all other settings equal."""
+    return Close(
+        text=f"linear and softmax attention are about equal ({_describe(rest)})",
+        source=source,
+        first={"attention": "linear", **rest},
+        second={"attention": "softmax", **rest},
+        within=CLOSE,
+        published=numbers["linear"].value - numbers["softmax"].value,
+    )
+
+
+def claim_level(attention: str, steps: int) -> Level:
+    """With the release's dropout, the score is near the published one."""
+    number = published.FUZZY_LOGIC[attention]
+    margin = NEAR * (number.error or 0)
+    return Level(
+        text=f"with the release's dropout, {attention} attention scores as published ({steps} steps)",
+        source=FUZZY_SOURCE,
+        of={"attention": attention, "dropout": RELEASE_DROPOUT, "steps": steps},
+        low=round(number.value - margin, 4),
+        high=round(number.value + margin, 4),
+        published=number.value,
+    )
+
+
+def claim_dropout_matters(attention: str, steps: int) -> Close:
+    """Our question: the dropout changes the score by at most CLOSE."""
+    return Close(
+        text=f"the dropout changes the score of {attention} attention little ({steps} steps)",
+        source="our question",
+        first={"attention": attention, "dropout": RELEASE_DROPOUT, "steps": steps},
+        second={"attention": attention, "dropout": 0.0, "steps": steps},
+        within=CLOSE,
+    )
+
+
+def _describe(settings: dict[str, float | int]) -> str:
+    return ", ".join(f"{name} {value:g}" if name != "steps" else f"{value} steps" for name, value in settings.items())
+
+
+class Dropout(ClaimsExperiment):
+    """Fuzzy logic with 32 tokens and 70 % held out: three seeds at 20,000 steps, one at the paper's 50,000."""
+
+    name = "dropout"
+    question = "Does the advantage of hypernetwork attention need the attention dropout of the release?"
+    metric = "r2"
+    compared = "attention"
+    default_scale = "paper"
+    claims = (
+        *(claim_lead(FUZZY_SOURCE, published.FUZZY_LOGIC, dropout=rate, steps=SHORT_STEPS) for rate in DROPOUTS[::-1]),
+        *(claim_lead(FUZZY_SOURCE, published.FUZZY_LOGIC, dropout=rate, steps=PAPER_STEPS) for rate in DROPOUTS[::-1]),
+        claim_close(FUZZY_SOURCE, published.FUZZY_LOGIC, dropout=RELEASE_DROPOUT, steps=SHORT_STEPS),
+        *(claim_level(attention, SHORT_STEPS) for attention in ATTENTIONS),
+        *(claim_level(attention, PAPER_STEPS) for attention in ATTENTIONS),
+        *(claim_dropout_matters(attention, SHORT_STEPS) for attention in ATTENTIONS),
+    )
+
+    def records(self, scale: Scale) -> Iterator[Record]:
+        base = default_run("fuzzy_logic", scale)
+        budgets = {SHORT_STEPS: SEEDS, PAPER_STEPS: (0,)} if scale == "paper" else {base.training.steps: (0,)}
+        for steps, seeds in budgets.items():
+            for seed in seeds:
+                for attention in ATTENTIONS:
+                    for rate in DROPOUTS:
+                        config = change_model(base, attention=attention, attention_dropout=rate)
+                        record = Record(
+                            settings={"attention": attention, "dropout": rate, "steps": steps},
+                            config=replace(config, training=replace(config.training, steps=steps)),
+                            published=published.FUZZY_LOGIC[attention],
+                        )
+                        yield record.with_seed(seed)
+
+
+class SRavenPaper(ClaimsExperiment):
+    """SRAVEN at the paper's size: four features, four layers, 10 million instances with a schedule of that length."""
+
+    name = "sraven-paper"
+    question = "Does hypernetwork attention recombine rules better at the size of the paper?"
+    metric = "accuracy"
+    compared = "attention"
+    default_scale = "paper"
+    claims = (
+        *(claim_lead(SRAVEN_SOURCE, published.SRAVEN, dropout=rate) for rate in DROPOUTS),
+        *(claim_close(SRAVEN_SOURCE, published.SRAVEN, dropout=rate) for rate in DROPOUTS),
+        *(
+            Level(
+                text=f"{attention} attention recombines rules with accuracy far above chance (dropout {rate:g})",
+                source="figure 4",
+                of={"attention": attention, "dropout": rate},
+                low=0.4,
+            )
+            for attention in ATTENTIONS
+            for rate in DROPOUTS
+        ),
+    )
+
+    def records(self, scale: Scale) -> Iterator[Record]:
+        base = default_run("sraven", scale)
+        steps = SRAVEN_STEPS if scale == "paper" else base.training.steps
+        for rate in DROPOUTS:
+            for attention in ("softmax", "hyla", "linear"):
+                config = change_model(base, attention=attention, attention_dropout=rate)
+                yield Record(
+                    settings={"attention": attention, "dropout": rate},
+                    config=replace(config, training=replace(config.training, steps=steps)),
+                    published=published.SRAVEN[attention] if scale == "paper" else None,
+                )

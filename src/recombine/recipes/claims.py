@@ -1,0 +1,180 @@
+"""Claims of a paper and their verdicts, by bounds that are written down before the runs are made.
+
+    seen            the number reaches the bound, and its 95 % interval excludes "no effect"
+    seen in part    one of the two
+    not seen        neither
+    refuted         the 95 % interval lies on the other side of "no effect", or outside the bounds
+    not run         a run that the claim needs is missing
+
+The interval is over compositions, and over seeds where there are several (`recombine.seeds`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from recombine.recipes.comparison import cell, difference_between, score_group
+from recombine.recipes.experiment import Experiment, Finished, Setting
+from recombine.seeds import SeedScore, subtract
+from recombine.tables import Column, Table
+
+Verdict = Literal["seen", "seen in part", "not seen", "refuted", "not run"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim(ABC):
+    """A statement, where it is printed, and how a number decides on it."""
+
+    text: str
+    source: str
+    split: str | None = None  # if not the experiment's
+    published: float | None = None
+
+    @abstractmethod
+    def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:
+        """The number that decides, or None if a run is missing."""
+
+    @abstractmethod
+    def judge(self, number: SeedScore) -> Verdict:
+        """The verdict on a number."""
+
+    @property
+    @abstractmethod
+    def bound(self) -> str:
+        """What the number must be, in words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lead(Claim):
+    """One setting scores higher than another."""
+
+    better: Mapping[str, Setting]
+    worse: Mapping[str, Setting]
+    by: float
+
+    def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:
+        return _difference(experiment, finished, self.better, self.worse, self.split)
+
+    def judge(self, number: SeedScore) -> Verdict:
+        return _judge_lead(number, self.by)
+
+    @property
+    def bound(self) -> str:
+        return f"difference of at least {self.by:g}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fall(Claim):
+    """The score falls from one setting to another whose task is different, so that instances cannot be paired."""
+
+    higher: Mapping[str, Setting]
+    lower: Mapping[str, Setting]
+    by: float
+
+    def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:
+        higher, lower = finished.find(**self.higher), finished.find(**self.lower)
+        if higher is None or lower is None:
+            return None
+        return subtract(score_group(experiment, higher, self.split), score_group(experiment, lower, self.split))
+
+    def judge(self, number: SeedScore) -> Verdict:
+        return _judge_lead(number, self.by)
+
+    @property
+    def bound(self) -> str:
+        return f"fall of at least {self.by:g}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Close(Claim):
+    """Two settings score about the same."""
+
+    first: Mapping[str, Setting]
+    second: Mapping[str, Setting]
+    within: float
+
+    def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:
+        return _difference(experiment, finished, self.first, self.second, self.split)
+
+    def judge(self, number: SeedScore) -> Verdict:
+        return _judge_range(number, -self.within, self.within)
+
+    @property
+    def bound(self) -> str:
+        return f"difference of at most {self.within:g}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Level(Claim):
+    """A score lies between bounds, for instance near the published one."""
+
+    of: Mapping[str, Setting]
+    low: float = float("-inf")
+    high: float = float("inf")
+
+    def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:
+        group = finished.find(**self.of)
+        return None if group is None else score_group(experiment, group, self.split)
+
+    def judge(self, number: SeedScore) -> Verdict:
+        return _judge_range(number, self.low, self.high)
+
+    @property
+    def bound(self) -> str:
+        if self.low == float("-inf"):
+            return f"at most {self.high:g}"
+        return f"at least {self.low:g}" if self.high == float("inf") else f"{self.low:g} to {self.high:g}"
+
+
+def tabulate_claims(claims: Sequence[Claim], experiment: Experiment, finished: Finished) -> Table:
+    """One row per claim: the verdict, our number and the published one."""
+    rows = []
+    for claim in claims:
+        number = claim.measure(experiment, finished)
+        verdict: Verdict = "not run" if number is None else claim.judge(number)
+        seeds = None if number is None else number.num_seeds
+        rows.append((claim.text, verdict, cell(number), seeds, claim.bound, claim.published, claim.source))
+    return Table(
+        title="Claims",
+        columns=(
+            Column(name="claim", wrap=True),
+            "verdict",
+            "number",
+            "seeds",
+            Column(name="bound", wrap=True),
+            "paper",
+            Column(name="source", wrap=True),
+        ),
+        rows=tuple(rows),
+        note="bounds were set before the runs; in brackets: 95 % intervals",
+    )
+
+
+def _difference(
+    experiment: Experiment,
+    finished: Finished,
+    first: Mapping[str, Setting],
+    second: Mapping[str, Setting],
+    split: str | None,
+) -> SeedScore | None:
+    group, other = finished.find(**first), finished.find(**second)
+    return None if group is None or other is None else difference_between(experiment, group, other, split)
+
+
+def _judge_lead(number: SeedScore, by: float) -> Verdict:
+    if number.high < 0:
+        return "refuted"
+    if number.value >= by and number.low > 0:
+        return "seen"
+    return "seen in part" if number.value >= by or number.low > 0 else "not seen"
+
+
+def _judge_range(number: SeedScore, low: float, high: float) -> Verdict:
+    if number.low > high or number.high < low:
+        return "refuted"
+    if low <= number.low and number.high <= high:
+        return "seen"
+    return "seen in part" if low <= number.value <= high else "not seen"

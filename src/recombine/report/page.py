@@ -1,0 +1,133 @@
+"""One HTML file about runs: the question, the answer, the evidence, and how it was made.
+
+The page is a list of sections, one file each in `sections`. Only run directories are read.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from recombine.drawing.palette import DARK_PALETTE, LIGHT_PALETTE, SCALES
+from recombine.drawing.svg import define_shapes
+from recombine.files import write_whole
+from recombine.registry import Code
+from recombine.report import figures, inside_figures
+from recombine.report.interventions import Change
+from recombine.report.printed import static_figures
+from recombine.report.runs import ReportRun, compare, metrics_of, reach, read_runs
+from recombine.report.sections import list_sections
+
+
+def write_report(
+    runs: Sequence[Path],
+    out: Path,
+    *,
+    title: str,
+    static: Path | None = None,
+    gallery: bool = True,
+    code: Sequence[Code] = (),
+) -> None:
+    """Write the page, whole or not at all; with `static` also its figures as PNG and SVG files into that folder.
+
+    `code` names classes from outside the package, as for `load_run`.
+    """
+    opened = read_runs(runs, code)
+    write_whole(out, render(opened, title, gallery=gallery).encode(errors="replace"))
+    if static is not None:
+        for name, content in static_figures(opened, metrics_of(opened)):
+            write_whole(static / name, content)
+
+
+@cache
+def load_templates() -> tuple[jinja2.Environment, str, str, str]:
+    """The templates, and the scripts as they are: they are no templates."""
+    loader = jinja2.PackageLoader("recombine.report")
+    environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= FILTERS
+    environment.globals |= {"reach": reach, "define_shapes": define_shapes}
+    theme, explorer, report = (
+        loader.get_source(environment, name)[0] for name in ("theme.js", "explorer.js", "report.js")
+    )
+    return environment, theme, explorer, report
+
+
+def render(runs: Sequence[ReportRun], title: str, *, gallery: bool = True) -> str:
+    """The page as text. Its security policy forbids the network, and every script but those named here by their hash."""
+    from plotly.offline import get_plotlyjs
+
+    environment, theme, explorer, report = load_templates()
+    scripts = [theme, explorer + report, get_plotlyjs()]
+    builders = {name: build for name, build in list_sections().items() if gallery or name != "gallery"}
+    sections = [section for build in builders.values() if (section := build(runs))]
+    templates = {
+        section.name: section.name + ".html" if section.template is None else environment.from_string(section.template)
+        for section in sections
+    }
+    return environment.get_template("page.html").render(
+        title=title,
+        runs=runs,
+        sections=sections,
+        templates=templates,
+        comparison=compare(runs, metric) if (metric := next(iter(metrics_of(runs)), None)) else None,
+        figures={name: tidy(figure) for section in sections for name, figure in section.figures.items()},
+        palettes={"light": LIGHT_PALETTE, "dark": DARK_PALETTE},
+        scales=SCALES,
+        scripts=[Markup(script) for script in scripts],  # ours and the library's, no user's text
+        hashes=[base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts],
+        version=metadata.version("recombine"),
+    )
+
+
+def _title_site(site: str) -> str:
+    kind, _, layer = site.rpartition(".")
+    return f"{kind}, layer {layer}" if kind and layer.isdigit() else site
+
+
+def _by_head(changes: Sequence[Change]) -> dict[tuple[int, int | None], dict[str, Change]]:
+    """{(layer, head): {kind: change}}."""
+    heads: dict[tuple[int, int | None], dict[str, Change]] = {}
+    for each in changes:
+        heads.setdefault((each.layer, each.head), {})[each.kind] = each
+    return heads
+
+
+FILTERS: dict[str, Callable[..., Any]] = {
+    "number": lambda value: format_number(value),
+    "metric": figures.metric_title,
+    "split": figures.split_title,
+    "site": _title_site,
+    "decoder": lambda metric: inside_figures.DECODER_TITLES[metric],
+    "kind": lambda kind: inside_figures.KIND_TITLES.get(kind, kind),
+    "zip": lambda first, second: list(zip(first, second, strict=True)),
+    "by_head": lambda changes: list(_by_head(changes).items()),
+    "selectin": lambda options, values: [each for each in options if each[0] in values],
+    "capitalize_first": lambda text: text[:1].upper() + text[1:].rstrip("."),
+}
+
+
+def format_number(value: float | None) -> str:
+    if value is None or not math.isfinite(value):
+        return "–"
+    # a small squared error is not 0
+    return (f"{value:.1e}" if 0 < abs(value) < 1e-3 else f"{value:.3f}").replace("-", "−")
+
+
+def tidy(value: Any) -> Any:
+    """Six digits are enough for a picture; what is not finite becomes a gap."""
+    if isinstance(value, dict):
+        return {key: tidy(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [tidy(each) for each in value]
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    return value

@@ -1,0 +1,30 @@
+"""The sections of the page, one file each.
+
+A section is a module of this folder with `ORDER`, its place on the page, and `build(runs)`, which returns a `Section`, or
+None if no run has what it shows. Its template is `templates/<name>.html`, or text in the `Section` itself. A new file in
+this folder is a new section; nothing else needs to know it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Sequence
+
+from recombine.report.runs import ReportRun
+from recombine.report.sections.section import Section
+
+Builder = Callable[[Sequence[ReportRun]], Section | None]
+
+
+def list_sections() -> dict[str, Builder]:
+    """What builds each section, by name, in the order of the page."""
+    modules = {
+        module.name: importlib.import_module(f"{__name__}.{module.name}")
+        for module in pkgutil.iter_modules(__path__)
+        if module.name != "section"
+    }
+    return {name: module.build for name, module in sorted(modules.items(), key=lambda item: item[1].ORDER)}
+
+
+__all__ = ["Builder", "Section", "list_sections"]

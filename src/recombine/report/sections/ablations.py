@@ -1,0 +1,41 @@
+"""What happens to the answer when codes are ablated or swapped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from recombine.report import inside_figures, swap_figures
+from recombine.report.figures import Figure
+from recombine.report.findings import gather
+from recombine.report.interventions import read_ablations, read_swap
+from recombine.report.runs import ReportRun
+from recombine.report.sections.section import Section
+
+ORDER = 70
+
+
+def build(runs: Sequence[ReportRun]) -> Section | None:
+    found, problems = gather(runs, read_ablations)
+    swaps, swap_problems = gather(runs, read_swap)
+    drawn: dict[str, Figure] = {}
+    for run, each in found:
+        drawn[f"layers-{run.series}"] = inside_figures.layers_figure(run, each)
+        for kind in dict.fromkeys(change.kind for change in each["heads"]):
+            drawn[f"heads-{run.series}-{kind}"] = inside_figures.heads_figure(run, each, kind)
+    for run, swap in swaps:
+        draw = swap_figures.rules_figure if swap["kind"] == "rules" else swap_figures.functions_figure
+        drawn |= {f"swap-{run.series}-{split}": draw(rows) for split, rows in swap["splits"].items()}
+        drawn |= {
+            f"by-rule-{run.series}-{split}": swap_figures.by_rule_figure(each)
+            for split, each in swap["by_rule"].items()
+        }
+    content = {
+        "found": found,
+        "swaps": swaps,
+        "kinds": list(dict.fromkeys(change.kind for _, each in found for change in each["heads"])),
+        "runs": [run for run in runs if any(run is each for each, _ in [*found, *swaps])],
+        "problems": list(dict.fromkeys(problems + swap_problems)),
+    }
+    if not any(content[name] for name in ("runs", "problems")):
+        return None
+    return Section(name="ablations", title="Ablations", content=content, figures=drawn)

@@ -1,0 +1,46 @@
+"""Decodability: which modules a linear decoder reads from each layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from recombine.report import inside_figures
+from recombine.report.figures import Figure
+from recombine.report.findings import DECODER_METRICS, READINGS, gather, read_decoders
+from recombine.report.runs import ReportRun
+from recombine.report.sections.section import Section
+
+ORDER = 40
+
+
+def build(runs: Sequence[ReportRun]) -> Section | None:
+    """One panel a kind of site; one set of panels a metric and a way to read instances."""
+    drawn: dict[str, Figure] = {}
+    readings, all_problems = {}, []
+    for key, described in READINGS.items():
+        found, problems = gather(runs, partial(read_decoders, key=key))
+        all_problems += problems
+        if found:
+            words = {_describe_reading(run, described) for run, _ in found}
+            metrics = [
+                metric
+                for metric in DECODER_METRICS
+                if any(metric in each.scores for _, sites in found for each in sites)
+            ]
+            kinds = list(dict.fromkeys(each.kind for _, sites in found for each in sites))
+            readings[key] = {"words": " / ".join(sorted(words)), "found": found, "metrics": metrics, "kinds": kinds}
+            drawn |= {
+                f"{key}-{metric}-{kind}": inside_figures.decodability_figure(found, metric, kind)
+                for metric in metrics
+                for kind in kinds
+            }
+    content = {"readings": readings, "problems": list(dict.fromkeys(all_problems))}
+    if not readings and not all_problems:
+        return None
+    return Section(name="decodability", title="Decodability", content=content, figures=drawn)
+
+
+def _describe_reading(run: ReportRun, key: str) -> str:
+    reading = run.read("probe.json").get("reading")
+    return str(reading.get(key)) if isinstance(reading, dict) else "rows of a file"

@@ -1,0 +1,18 @@
+"""Instances of unseen combinations that each run gets right and wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from recombine.report.findings import gather
+from recombine.report.gallery import read_gallery
+from recombine.report.runs import ReportRun
+from recombine.report.sections.section import Section
+
+ORDER = 80
+
+
+def build(runs: Sequence[ReportRun]) -> Section | None:
+    found, problems = gather(runs, read_gallery)
+    content = {"found": found, "problems": problems}
+    return Section(name="gallery", title="Gallery", content=content) if found or problems else None

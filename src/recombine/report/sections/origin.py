@@ -1,0 +1,15 @@
+"""How the runs were made: settings, code and environment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from recombine.report.runs import ReportRun, differing_settings
+from recombine.report.sections.section import Section
+
+ORDER = 100
+
+
+def build(runs: Sequence[ReportRun]) -> Section | None:
+    differing = differing_settings([run.directory for run in runs])[0]
+    return Section(name="origin", title="How it was made", content={"differing": list(differing)})

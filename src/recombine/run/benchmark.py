@@ -1,0 +1,89 @@
+"""Train and score a module of your own on a task, with or without a run directory."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from recombine.evaluate import Score, Scores, score
+from recombine.models.outside import OutsideModule
+from recombine.registry import describe_origin, hash_files
+from recombine.run.config import RunConfig
+from recombine.run.execute import check_evaluation_instances, finish_run, open_directory, resolve_device
+from recombine.run.progress import progress_bar
+from recombine.store import RunDirectory, digest_tensors
+from recombine.tasks import SplitName, Task
+from recombine.train import Clock, Trainer, TrainingConfig, Watcher, fit, intervals, load_model
+
+
+class Benchmark(dict[SplitName, dict[str, Score]]):
+    """Scores by split and metric; `run` is the run directory, if one was asked for."""
+
+    def __init__(self, scores: Scores, run: RunDirectory | None = None) -> None:
+        super().__init__(scores)
+        self.run = run
+
+
+def benchmark(
+    model: nn.Module,
+    task: Task,
+    *,
+    training: TrainingConfig | None = None,
+    evaluation_instances: int | None = None,
+    device: str = "auto",
+    out: Path | str | None = None,
+    progress: bool = True,
+    watch: Watcher | None = None,
+) -> Benchmark:
+    """Train any module from a task's inputs to predictions, and score it.
+
+    With `out`, a run directory is left there, at `benchmark(...).run.path`. The same module with the same initial parameters
+    finds it again: a killed run is resumed, a finished one is loaded. To probe, diagnose or report on it, name a function
+    of the task that builds the module: `load_run(path, code=[make_model])`, or `--code FILE.py:make_model`.
+
+    A progress bar is shown unless `progress` is False or `watch` is given, a function that is called with the progress.
+    """
+    training = TrainingConfig() if training is None else training
+    check_evaluation_instances(evaluation_instances)
+    place = resolve_device(device)
+    with progress_bar(type(model).__name__, quiet=not progress or watch is not None) as bar:
+        if out is None:
+            trainer = Trainer(model, task, training, place)
+            fit(trainer, run=None, clock=Clock(), watch=watch or bar, **intervals(training.steps))
+            return Benchmark(score(model, task, num_instances=evaluation_instances, device=place))
+        config = RunConfig(task=task, model=describe_module(model), training=training)
+        run = open_directory(config, Path(out), _origins(config, model))
+        finish_run(run, config, model, place, evaluation_instances=evaluation_instances, watch=watch or bar)
+    return Benchmark(_load_result(run, model, place), run)
+
+
+def describe_module(model: nn.Module) -> OutsideModule:
+    """What a run directory records about a module: the name of its class, and a hash of all that is known about it."""
+    source = hash_files(type(model)) if describe_origin(type(model)) else ""
+    parts = (type(model).__qualname__, repr(model), source, digest_tensors(model.state_dict()))
+    return OutsideModule(
+        name=type(model).__name__, fingerprint=hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+    )
+
+
+def _origins(config: RunConfig, model: nn.Module) -> dict[str, str]:
+    origin = describe_origin(type(model))
+    return config.origins if origin is None else {**config.origins, "model": origin}
+
+
+def _load_result(run: RunDirectory, model: nn.Module, device: torch.device) -> Scores:
+    """The scores of a finished run; its parameters are loaded into the module."""
+    checkpoint = run.load_checkpoint(device)
+    assert checkpoint is not None
+    load_model(model.to(device), checkpoint[0])
+    result = run.read_json("result.json")
+    return {
+        split: {
+            name: Score(**entry, sums=tuple(map(tuple, result["composition_sums"][split][name])))
+            for name, entry in metrics.items()
+        }
+        for split, metrics in result["scores"].items()
+    }

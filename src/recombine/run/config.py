@@ -1,0 +1,163 @@
+"""The configuration of a run: task, model and training, with their versions."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from torch import nn
+
+from recombine.errors import InputError, check_choice
+from recombine.models import MODELS, ModelConfig, build_model
+from recombine.models.outside import OutsideModule
+from recombine.registry import (
+    Code,
+    check_model,
+    check_task,
+    describe_origin,
+    find_model,
+    find_task,
+    is_own,
+    match_classes,
+    version_of,
+)
+from recombine.settings import settings_as_dict, settings_from_dict
+from recombine.store import Json
+from recombine.tasks import TASKS, Task
+from recombine.tasks.base import SCALES, Scale
+from recombine.train import TRAINING_VERSION, TrainingConfig
+
+MAX_SEED = 2**63 - 1  # the largest that torch takes
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Everything that determines a run."""
+
+    task: Task
+    model: ModelConfig
+    training: TrainingConfig
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.model_seed <= MAX_SEED:
+            raise InputError(f"the seed is {self.model_seed}: expected a whole number from 0 to 2**63 - 1")
+
+    @property
+    def name(self) -> str:
+        """What the run directory is called, before the hash."""
+        return re.sub(r"[^A-Za-z0-9.]+", "-", f"{self.task.name}-{self.model.label}")
+
+    @property
+    def model_seed(self) -> int:
+        """Random seed for the initial parameters."""
+        return self.task.seed if self.training.model_seed is None else self.training.model_seed
+
+    def build_model(self) -> nn.Module:
+        """The model with its initial parameters."""
+        return build_model(self.model, self.task, seed=self.model_seed)
+
+    def as_dict(self) -> Json:
+        """Names, versions and settings, as `config.json` holds them."""
+        task, model = type(self.task), type(self.model)
+        return {
+            "task": {"name": task.name, "version": version_of(task), **settings_as_dict(self.task)},
+            "model": {"kind": model.kind, "version": version_of(model), **settings_as_dict(self.model)},
+            "training": {"version": TRAINING_VERSION, **settings_as_dict(self.training)},
+        }
+
+    @property
+    def identity(self) -> Json:
+        """What the hash is made of: names, versions, and the settings that differ from the defaults of their class.
+
+        A setting that is added later, with a default that changes nothing, therefore leaves the hashes of earlier runs alone.
+        """
+        owners: dict[str, Any] = {"task": self.task, "model": self.model, "training": self.training}
+        defaults = {role: {field.name: field.default for field in fields(owner)} for role, owner in owners.items()}
+        return {
+            role: {
+                name: value
+                for name, value in settings.items()
+                if name not in defaults[role] or value != defaults[role][name]
+            }
+            for role, settings in self.as_dict().items()
+        }
+
+    @property
+    def origins(self) -> dict[str, str]:
+        """Where classes from outside the package came from."""
+        origins = {"task": describe_origin(type(self.task)), "model": describe_origin(type(self.model))}
+        return {role: origin for role, origin in origins.items() if origin is not None}
+
+    @classmethod
+    def from_dict(cls, config: Json, code: Sequence[Code] = (), origins: Mapping[str, str] | None = None) -> RunConfig:
+        """The inverse of `as_dict`. Unknown fields, other versions and values of the wrong type are errors.
+
+        `code` names classes from outside the package: a file or module with a class name, or the class itself. `origins`
+        is what the run directory says about them, which is only shown to the user.
+        """
+        try:
+            task, model, training = (dict(config[part]) for part in ("task", "model", "training"))
+            task_class, model_class = match_classes(code, config)
+            name, kind = task.pop("name"), model.pop("kind")
+            origins = {} if origins is None else origins
+            if task_class is None:
+                task_class = _find_own("task", name, TASKS, origins)
+            if model_class is None:
+                model_class = _find_own("model", kind, {**MODELS, OutsideModule.kind: OutsideModule}, origins)
+            check_version(f"task {name!r}", task.pop("version"), task_class)
+            check_version(f"model {kind!r}", model.pop("version"), model_class)
+            training.pop("version")
+            return cls(
+                task=settings_from_dict(task_class, task),
+                model=settings_from_dict(model_class, model),
+                training=settings_from_dict(TrainingConfig, training),
+            )
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(f"the configuration lacks or misshapes {error}: expected one this version wrote") from None
+
+
+def default_run(
+    task: str | type[Task], scale: Scale = "paper", model: str | type[ModelConfig] | type[nn.Module] | None = None
+) -> RunConfig:
+    """The run that `recombine train TASK --scale SCALE --model MODEL` starts from."""
+    check_choice("scale", scale, SCALES)
+    task_class = find_task(task) if isinstance(task, str) else check_task(task)
+    if model is not None:
+        model_class = find_model(model) if isinstance(model, str) else check_model(model)
+        if not is_own(model_class):  # the task has no sizes for it
+            preset = task_class.preset(scale)
+            return RunConfig(task=preset.task, model=model_class(), training=TrainingConfig(**preset.training))
+        model = model_class.kind
+    preset = task_class.preset(scale, model)
+    return RunConfig(
+        task=preset.task,
+        model=find_model(preset.model)(**preset.sizes),
+        training=TrainingConfig(**preset.training),
+    )
+
+
+def check_version(role: str, recorded: Any, owner: type[Task] | type[ModelConfig]) -> None:
+    """Require a run to have been made by this version of a class. A file that was edited since is only mentioned."""
+    current = version_of(owner)
+    if str(recorded).split("-")[0] != str(current).split("-")[0]:
+        raise InputError(
+            f"the run was made by version {recorded} of {role}: expected version {current}; train it again"
+        )
+    if recorded != current:
+        _log.warning("the code of %s has changed since the run was made", role)
+
+
+def _find_own(role: str, name: Any, own: Mapping[str, Any], origins: Mapping[str, str]) -> Any:
+    if name not in own:
+        origin = origins.get(role, "FILE.py:CLASS")
+        raise InputError(
+            f"{role} {name!r} is not part of this package: expected one of {', '.join(own)}, or its code with --code {origin}"
+        )
+    return own[name]

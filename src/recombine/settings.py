@@ -1,0 +1,103 @@
+"""Settings that are checked: a dataclass whose values must have the types that its fields declare.
+
+Python does not check annotations, so `FuzzyLogic(num_examples=16.5)` or a string read from a file would otherwise be noticed
+late, or never. The check runs before `__init__`, so subclasses need not call anything.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from recombine.errors import InputError, check_choice
+
+Owner = TypeVar("Owner")
+
+PLAIN_TYPES = {
+    int: "a whole number",
+    float: "a finite number",
+    bool: "true or false",
+    str: "text",
+    NoneType: "nothing",
+}
+
+
+class Settings:
+    """Base class of tasks, model configurations and training configurations."""
+
+    def __new__(cls: type[Owner], *args: Any, **values: Any) -> Owner:
+        check_settings(cls, values)
+        return object.__new__(cls)
+
+
+def check_settings(owner: type, values: Mapping[str, Any]) -> None:
+    """Require each value to have the type of the field it is for; unknown names are left to the constructor."""
+    annotations = _annotations(owner)
+    for name, value in values.items():
+        annotation = annotations.get(name)
+        if get_origin(annotation) is Literal:
+            check_choice(name, value, get_args(annotation))
+        elif annotation is not None and not fits(value, annotation):
+            raise InputError(f"{name} is {value!r}: expected {describe(annotation)}")
+
+
+def _annotations(owner: Any) -> dict[str, Any]:
+    return get_type_hints(owner)
+
+
+def fits(value: Any, annotation: Any) -> bool:
+    """Whether a value has a type; types that settings do not usually have are not checked."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin in (Union, UnionType):
+        return any(fits(value, argument) for argument in arguments)
+    if origin is Literal:
+        return value in arguments
+    if origin is tuple and arguments[1:] == (...,):
+        return isinstance(value, tuple) and all(fits(item, arguments[0]) for item in value)
+    if annotation is float:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if annotation is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return annotation not in PLAIN_TYPES or isinstance(value, annotation)
+
+
+def describe(annotation: Any) -> str:
+    """A type in words."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin in (Union, UnionType):
+        return " or ".join(map(describe, arguments))
+    if origin is Literal:
+        return f"one of {', '.join(map(str, arguments))}"
+    if origin is tuple and arguments[1:] == (...,):
+        return f"several values, each {describe(arguments[0])}"
+    return PLAIN_TYPES.get(annotation, str(annotation))
+
+
+def settings_as_dict(settings: Any) -> dict[str, Any]:
+    """The values of a dataclass by name; a whole number for a float is written as a float, so that 1 and 1.0 are the same."""
+    annotations = _annotations(type(settings))
+    return {
+        name: float(value) if isinstance(value, int) and _is_float(annotations[name]) else value
+        for name, value in asdict(settings).items()
+    }
+
+
+def settings_from_dict(owner: type[Owner], values: Mapping[str, Any]) -> Owner:
+    """The inverse of `settings_as_dict`, also for values that were JSON in between; unknown names are errors."""
+    annotations = _annotations(owner)
+    known = [field.name for field in fields(owner)]  # type: ignore[arg-type]
+    for name in values:
+        check_choice(f"field of {owner.__name__}", name, known)
+    converted = {
+        name: tuple(value) if isinstance(value, list) and get_origin(annotations[name]) is tuple else value
+        for name, value in values.items()
+    }
+    return owner(**converted)
+
+
+def _is_float(annotation: Any) -> bool:
+    choices = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    return float in choices and int not in choices

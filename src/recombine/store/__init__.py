@@ -1,0 +1,37 @@
+"""Run directories: what a run leaves behind, written atomically, loaded strictly, without pickle."""
+
+from recombine.store.checkpoint import DamagedError, digest_tensors
+from recombine.store.directory import FORMAT_VERSION, RunDirectory, hash_config
+from recombine.store.environment import describe_environment, hash_source
+from recombine.store.schema import (
+    CheckpointInfo,
+    ConfigFile,
+    Environment,
+    EnvironmentFile,
+    Json,
+    MetricsRow,
+    ResultFile,
+    SplitFile,
+    Stretch,
+    Versions,
+)
+
+__all__ = [
+    "FORMAT_VERSION",
+    "CheckpointInfo",
+    "ConfigFile",
+    "DamagedError",
+    "Environment",
+    "EnvironmentFile",
+    "Json",
+    "MetricsRow",
+    "ResultFile",
+    "RunDirectory",
+    "SplitFile",
+    "Stretch",
+    "Versions",
+    "describe_environment",
+    "digest_tensors",
+    "hash_config",
+    "hash_source",
+]

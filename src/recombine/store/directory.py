@@ -1,0 +1,193 @@
+"""The run directory: everything a run leaves behind. `schema.py` has the types of its JSON files.
+
+    runs/<name>-<hash of the configuration>/
+        config.json  split.json  environment.json       what was run, on which compositions, with which code
+        metrics.jsonl                                    one JSON object per line, written during training
+        checkpoint.safetensors  checkpoint.json          the last checkpoint, and its step and times for people to read
+        checkpoint-previous.safetensors                  the one before it, during training
+        result.json                                      only once the run is finished
+
+A file is written under a temporary name, flushed and renamed, so it is whole or absent. The checkpoint's step is in the
+header of the tensors' own file, so that a kill between two renames cannot combine it with the wrong tensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recombine.errors import InputError
+from recombine.files import replace_file
+from recombine.store.checkpoint import DamagedError, encode_checkpoint, read_checkpoint
+from recombine.store.schema import CheckpointInfo, Json, MetricsRow
+
+FORMAT = "recombine-run"
+FORMAT_VERSION = 2
+CHECKPOINT = "checkpoint.safetensors"
+PREVIOUS_CHECKPOINT = "checkpoint-previous.safetensors"
+
+_log = logging.getLogger(__name__)
+
+
+def hash_config(config: Mapping[str, Any]) -> str:
+    """The first 12 hexadecimal digits of SHA-256 of a configuration."""
+    canonical = json.dumps(config, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+
+
+class RunDirectory:
+    """One run on disk."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, root: Path, name: str, config: Json, *, identity: Json | None = None) -> RunDirectory:
+        """The directory of a configuration, named by the hash of its identity: a new one, or the one that is there."""
+        run = cls(Path(root) / f"{name}-{hash_config(config if identity is None else identity)}")
+        try:
+            run.path.mkdir(parents=True, exist_ok=True)
+            if not (run.path / "config.json").exists():
+                run.write_json("config.json", {"format": FORMAT, "format_version": FORMAT_VERSION, **config})
+        except OSError as error:
+            raise InputError(f"cannot write to {run.path}: {error.strerror}; expected a writable folder") from None
+        return run
+
+    @classmethod
+    def open(cls, path: Path | str) -> RunDirectory:
+        """An existing run directory of this format and version."""
+        run = cls(Path(path))
+        if not run.path.is_dir():
+            raise InputError(
+                f"run directory {str(path)!r} does not exist: expected a folder that `recombine train` made"
+            )
+        _ = run.config
+        return run
+
+    @property
+    def config(self) -> Json:
+        """Names, versions and settings of task, model and training."""
+        config = self.read_json("config.json")
+        if config.pop("format", None) != FORMAT:
+            raise InputError(
+                f"{self.path / 'config.json'} does not belong to a Recombine run: expected format {FORMAT!r}"
+            )
+        version = config.pop("format_version", None)
+        if version != FORMAT_VERSION:
+            raise InputError(f"{self.path} has format version {version!r}: expected {FORMAT_VERSION}")
+        config.pop("origins", None)
+        return config
+
+    @property
+    def origins(self) -> dict[str, str]:
+        """Where the classes of the run came from, if they are not part of this package; by role, task or model."""
+        origins = self.read_json("config.json").get("origins")
+        return {role: str(origin) for role, origin in origins.items()} if isinstance(origins, dict) else {}
+
+    @property
+    def finished(self) -> bool:
+        return (self.path / "result.json").exists()
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keep two processes from training the same run at once; a killed process leaves no lock behind."""
+        try:
+            import fcntl
+        except ImportError:  # no such locks on this platform
+            yield
+            return
+        with open(self.path / "lock", "w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise InputError(
+                    f"{self.path} is being trained by another process: expected to be the only one"
+                ) from None
+            yield
+
+    def write_json(self, name: str, value: Mapping[str, Any]) -> None:
+        self.write_bytes(name, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
+
+    def read_json(self, name: str) -> Json:
+        path = self.path / name
+        try:
+            value = json.loads(path.read_text())
+        except FileNotFoundError:
+            raise InputError(f"{path} does not exist: expected a complete run directory") from None
+        except (OSError, ValueError, RecursionError) as error:
+            raise InputError(f"{path} cannot be read ({error}): expected JSON") from None
+        if not isinstance(value, dict):
+            raise InputError(f"{path} holds {type(value).__name__}: expected a JSON object")
+        return value
+
+    def write_bytes(self, name: str, content: bytes) -> None:
+        replace_file(self.path / name, content)
+
+    def append_metrics(self, row: MetricsRow) -> None:
+        with open(self.path / "metrics.jsonl", "a") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def read_metrics(self) -> list[Json]:
+        """The rows in order; a last line that a kill cut short is left out."""
+        path = self.path / "metrics.jsonl"
+        rows = []
+        lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+        for number, line in enumerate(lines):
+            try:
+                rows.append(json.loads(line))
+            except ValueError:
+                if number + 1 < len(lines):
+                    raise InputError(f"{path} line {number + 1} is not JSON: expected one object per line") from None
+        return rows
+
+    def rewind_metrics(self, step: int) -> None:
+        """Drop the rows after a step, because a resumed run writes them again."""
+        kept = [json.dumps(row) + "\n" for row in self.read_metrics() if row["step"] <= step]
+        self.write_bytes("metrics.jsonl", "".join(kept).encode())
+
+    def save_checkpoint(self, tensors: Mapping[str, Tensor], info: CheckpointInfo) -> None:
+        """Write a checkpoint; the one before it is kept until `drop_previous_checkpoint`."""
+        content = encode_checkpoint(tensors, info, config_hash=hash_config(self.config))
+        self._keep_checkpoint()
+        self.write_bytes(CHECKPOINT, content)
+        self.write_json("checkpoint.json", info)
+
+    def load_checkpoint(
+        self, device: torch.device | str = "cpu", *, fall_back: bool = False
+    ) -> tuple[dict[str, Tensor], CheckpointInfo] | None:
+        """The last checkpoint with its info, or None if there is none yet. Damage is an error.
+
+        With `fall_back`, a checkpoint that is missing or damaged is replaced by the one before it, if that is intact.
+        """
+        path, previous = self.path / CHECKPOINT, self.path / PREVIOUS_CHECKPOINT
+        config_hash = hash_config(self.config)
+        try:
+            if path.exists():
+                return read_checkpoint(path, config_hash=config_hash, device=device)
+        except DamagedError as error:
+            if not (fall_back and previous.exists()):
+                raise
+            _log.warning("%s; going on from the checkpoint before it", error)
+        if not (fall_back and previous.exists()):
+            return None
+        return read_checkpoint(previous, config_hash=config_hash, device=device)
+
+    def _keep_checkpoint(self) -> None:
+        """Give the last checkpoint a second name, so that writing a new one never leaves the run without any."""
+        temporary = self.path / f".{PREVIOUS_CHECKPOINT}.{os.getpid()}.tmp"
+        with contextlib.suppress(OSError):  # there is none yet, or the file system has no links
+            os.link(self.path / CHECKPOINT, temporary)
+            os.replace(temporary, self.path / PREVIOUS_CHECKPOINT)
+
+    def drop_previous_checkpoint(self) -> None:
+        """Delete the checkpoint before the last one, which a finished run does not need."""
+        (self.path / PREVIOUS_CHECKPOINT).unlink(missing_ok=True)

@@ -1,0 +1,133 @@
+"""Tables of results. Numbers stay numbers in a table; they become text only when the table is shown.
+
+A value is text, a plain number, a `Cell` (a number with its bounds or its error), or several named cells.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Number = int | float
+Format = Literal["number", "plain", "scientific", "percent"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """A number with the bounds or the standard error that belong to it."""
+
+    value: Number
+    low: Number | None = None
+    high: Number | None = None
+    error: Number | None = None
+    values: tuple[Number, ...] = ()  # what the number was computed from, such as one score per seed
+
+    def as_dict(self) -> dict[str, Any]:
+        fields = {"value": self.value, "low": self.low, "high": self.high, "error": self.error}
+        numbers = {name: _finite(value) for name, value in fields.items() if name == "value" or value is not None}
+        return numbers | ({"values": [_finite(value) for value in self.values]} if self.values else {})
+
+
+Value = str | int | float | bool | None | Cell | Mapping[str, Cell]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """The name of a column, and how its numbers are written."""
+
+    name: str
+    format: Format = "number"
+    digits: int = 3
+    wrap: bool = False  # for sentences: names and numbers are never broken
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """A titled table. Columns that need no special format are given by name."""
+
+    title: str
+    columns: tuple[str | Column, ...]
+    rows: tuple[tuple[Value, ...], ...]
+    note: str = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(column.name for column in self.formats)
+
+    @property
+    def formats(self) -> tuple[Column, ...]:
+        return tuple(Column(name=column) if isinstance(column, str) else column for column in self.columns)
+
+    def as_dicts(self) -> list[dict[str, Any]]:
+        """One dictionary per row, ready for JSON."""
+        return [dict(zip(self.names, map(_as_json, row), strict=True)) for row in self.rows]
+
+    def as_text(self) -> list[list[str]]:
+        """The text of every cell."""
+        return [
+            [format_value(value, column) for value, column in zip(row, self.formats, strict=True)] for row in self.rows
+        ]
+
+
+def tables_as_dict(tables: list[Table]) -> dict[str, Any]:
+    """The rows of each table, by title."""
+    return {table.title: table.as_dicts() for table in tables}
+
+
+def format_value(value: Value, column: Column) -> str:
+    """A value as it is shown."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, str | int):
+        return str(value)
+    if isinstance(value, Cell):
+        return _format_cell(value, column)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_format_cell(cell, column)}" for name, cell in value.items())
+    return _format_float(value, column)
+
+
+def format_number(value: Number | None, digits: int = 3) -> str:
+    """So many decimals, or two significant digits where rounding would leave nothing."""
+    if value is None or math.isnan(value):
+        return ""
+    tiny = 0 < abs(value) < 10**-digits
+    return (f"{value:.1e}" if tiny else f"{value:.{digits}f}").replace("-", "−")
+
+
+def _format_cell(cell: Cell, column: Column) -> str:
+    text = _format_float(cell.value, column)
+    if cell.error is not None:
+        text += f" ± {_format_float(cell.error, column)}"
+    if cell.low is not None and cell.high is not None:
+        text += f" ({_format_float(cell.low, column)} … {_format_float(cell.high, column)})"
+    return text
+
+
+def _format_float(value: Number, column: Column) -> str:
+    if math.isnan(value):
+        return ""
+    if column.format == "scientific":
+        return f"{value:.1e}".replace("-", "−")
+    if column.format == "plain":
+        return f"{value:g}"
+    if column.format == "percent":
+        return f"{value:.0%}"
+    return str(value) if isinstance(value, int) else format_number(value, column.digits)
+
+
+def _as_json(value: Value) -> Any:
+    if isinstance(value, Cell):
+        return value.as_dict()
+    if isinstance(value, Mapping):
+        return {name: cell.as_dict() for name, cell in value.items()}
+    return _finite(value) if isinstance(value, float) else value
+
+
+def _finite(value: Number | None) -> Number | None:
+    """JSON has no NaN and no infinity."""
+    return value if value is None or math.isfinite(value) else None

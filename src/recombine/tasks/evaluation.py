@@ -1,0 +1,20 @@
+"""The instances that everything is scored on: the first rows of a split, in batches of a fixed size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from recombine.tasks.base import Batch, SplitName, Task
+
+BATCH_SIZE = 1_000  # part of the definition of the evaluation streams
+
+
+def evaluation_batches(
+    task: Task, split: SplitName, num_instances: int, device: torch.device | str = "cpu"
+) -> Iterator[Batch]:
+    """The first `num_instances` rows of a split."""
+    for index, first in enumerate(range(0, num_instances, BATCH_SIZE)):
+        rows = range(min(BATCH_SIZE, num_instances - first))
+        yield task.sample(split, index, batch_size=BATCH_SIZE, rows=rows, device=device)

@@ -1,0 +1,127 @@
+"""What a probe reads of a task: which instances, which key-query pairs, which labels, and what a swapped code would do.
+
+`Task.reading()` returns a `Reading`. The default suits any task: instances as in training, the last token attending to
+itself, and the modules of the instance as labels. A family that needs another reading overrides `Task.reading` and keeps
+its own subclass in its folder.
+
+The paper's pictures and decoders of fuzzy logic (Attention as a Hypernetwork, figure 2) vary only some parts of an
+instance: all functions share their examples, or all share the query. Such variants are easier to decode than instances
+as in training, so they are readings of their own (`Reading.variants`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor
+
+from recombine.tasks.base import Batch, Ratio, SplitName, Task
+from recombine.tasks.evaluation import evaluation_batches
+
+Variant = Literal["pictured", "same_query"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counterfactual:
+    """The answers to expect if the latent codes decide: `own` with the row's own codes, `other` with its partner's.
+
+    Answers are whole numbers, which are counted, or real numbers, where the slope from `own` to `other` is measured.
+    """
+
+    own: Shaped[Tensor, " rows *outputs"]
+    other: Shaped[Tensor, " rows *outputs"]
+    distinct: Bool[Tensor, " rows"]
+    """Rows where the two answers can be told apart; the others are left out."""
+
+
+class Reading:
+    """The default: the last token's code of itself, and the modules of the instance."""
+
+    instances: str = "instances as trained on"
+    codes: str = "the last token attending to itself"
+    labels: str = "the modules of the instance"
+    group_names: tuple[str, ...] = ()
+    """Names of the groups of `group`, where results are also listed by group."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+
+    @property
+    def variants(self) -> Mapping[Variant, Reading]:
+        """Readings of other instances, whose codes are decoded as well. Pictures are made of `pictured` if it is given."""
+        return {}
+
+    def batches(self, split: SplitName, num_instances: int, device: torch.device | str = "cpu") -> Iterator[Batch]:
+        """The first instances of a split."""
+        return evaluation_batches(self.task, split, num_instances, device)
+
+    @property
+    def keys(self) -> tuple[int, ...]:
+        """Keys whose code with the last query is read, counted from the end of the sequence."""
+        return (-1,)
+
+    @property
+    def modules(self) -> tuple[int, ...]:
+        """The modules that a decoder looks for: all that occur in training or in held-out compositions."""
+        return tuple(self.task.split.certificate.coverage)
+
+    @property
+    def module_names(self) -> tuple[str, ...]:
+        """A name per label."""
+        names = [self.task.describe((module,)) for module in self.modules]
+        return tuple(name[1:-1] if name.startswith("(") and name.endswith(")") else name for name in names)
+
+    def label(self, batch: Batch) -> Float[Tensor, "rows modules"]:
+        """1 where the row is made of the module, else 0."""
+        modules = torch.tensor(self.modules, device=batch.latents.device)
+        return (batch.latents[:, :, None] == modules).any(dim=1).float()
+
+    def target(self, batch: Batch) -> Shaped[Tensor, " rows"]:
+        """The number that is to be answered at the last token."""
+        return batch.targets.reshape(len(batch), -1)[:, -1]
+
+    def choose_metric(self, metrics: Mapping[str, Ratio]) -> str:
+        """The metric that ablations are measured by: a pooled one if there is one, else the first."""
+        return next((name for name in metrics if name.endswith("_pooled")), next(iter(metrics)))
+
+    # swapping latent codes between instances
+
+    @property
+    def swap(self) -> Reading | None:
+        """The reading of the instances whose codes can be swapped, or None if the task defines no such experiment.
+
+        The reading that is returned defines `group`, `read_answer` and `counterfactual`.
+        """
+        return None
+
+    def group(self, batch: Batch) -> Int[Tensor, " rows"]:
+        """Codes are swapped between rows of different groups; by default, of different compositions."""
+        return batch.composition
+
+    def read_answer(self, predictions: Tensor) -> Shaped[Tensor, " rows *outputs"]:
+        """The model's answer at the last token; by default, its real numbers."""
+        return predictions.reshape(len(predictions), -1, self.task.output_dim)[:, -1].double()
+
+    def counterfactual(
+        self, batch: Batch, partner: Int[Tensor, " rows"], answers: Shaped[Tensor, " rows *outputs"]
+    ) -> Counterfactual:
+        """The answers to expect when row i is given the codes of row `partner[i]`.
+
+        `answers` are the model's own, without a swap. The default is for instances that all ask the same last query: the
+        codes of the partner should give the model's answer to the partner.
+        """
+        everywhere = torch.ones(len(batch), dtype=torch.bool, device=answers.device)
+        return Counterfactual(own=answers, other=answers[partner], distinct=everywhere)
+
+
+class StrengthReading(Reading):
+    """For tasks that mix modules, with the strength of each module in `info["strengths"]`."""
+
+    labels = "the strength of each module in the task"
+
+    def label(self, batch: Batch) -> Float[Tensor, "rows modules"]:
+        return batch.info["strengths"][:, list(self.modules)]

@@ -1,0 +1,96 @@
+"""What goes wrong outside the program ends in one line and exit code 2: full disks, read-only folders, narrow encodings."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from recombine import cli
+from recombine.cli import run as run_verb
+from recombine.commands.flags import TaskOptions, parse_task
+from recombine.store import RunDirectory
+
+SIZES = ["--num-examples", "4", "--embedding-dim", "8", "--kqv-dim", "8", "--mlp-dim", "8", "--num-heads", "2"]
+TRAIN = ["train", "fuzzy-logic", *SIZES, "--steps", "10", "--batch-size", "4", "--evaluation-instances", "20", "-q"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--step", "10"], "Unrecognized options: --step, 10 (did you mean --steps or"),
+        (["--batchsize", "10"], "(did you mean --batch-size?); see recombine train fuzzy-logic --help"),
+        (["--xyzzy", "10"], "Unrecognized options: --xyzzy, 10; see recombine train fuzzy-logic --help"),
+    ],
+)
+def test_a_mistyped_flag_gets_a_suggestion(flags, message, capsys):
+    assert run_verb(["train", "fuzzy-logic", *flags]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flags", [["--scale", "tiny"], ["--scale=tiny"]])
+def test_scale_sets_the_defaults_of_every_verb_that_names_a_task(flags):
+    paper, _ = parse_task(TaskOptions, ["in-context"], verb="show")
+    tiny, options = parse_task(TaskOptions, ["in-context", *flags, "--seed", "3"], verb="show")
+    assert options.scale == "tiny"
+    assert tiny.seed == 3
+    assert tiny != paper
+
+
+def test_show_refuses_a_negative_index(capsys):
+    assert run_verb(["show", "fuzzy-logic", "--index", "-1"]) == 2
+    assert "index is -1: expected 0 or a positive whole number" in capsys.readouterr().err
+
+
+def no_space(*arguments, **options):
+    raise OSError(28, "No space left on device")
+
+
+def test_a_full_disk(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(os, "fsync", no_space)
+    assert run_verb([*TRAIN, "--out", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert "No space left on device" in error
+    assert len(error.splitlines()) == 1
+
+
+def test_a_full_disk_during_training(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(RunDirectory, "append_metrics", no_space)
+    assert run_verb([*TRAIN, "--out", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == "recombine: No space left on device\n"
+
+
+def test_a_picture_that_cannot_be_written(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert run_verb(["show", "sraven", "--image", str(tmp_path / "file" / "x.png")]) == 2
+    error = capsys.readouterr().err
+    assert "x.png" in error
+    assert len(error.splitlines()) == 1
+
+
+def program(*arguments: str, stdout=subprocess.PIPE, **environment: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "recombine", *arguments]
+    return subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, env={**os.environ, **environment})
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+@pytest.mark.parametrize("arguments", [["--help"], ["show", "fuzzy-logic", "--num-examples", "4"]], ids=" ".join)
+def test_standard_output_that_is_full(arguments):
+    with open("/dev/full", "wb") as full:
+        done = program(*arguments, stdout=full)
+    assert done.returncode == 2
+    assert done.stderr.decode() == "recombine: No space left on device\n"
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_encodings_without_mathematical_signs(encoding):
+    done = program("show", "fuzzy-logic", "--num-examples", "4", PYTHONIOENCODING=encoding)
+    assert done.returncode == 0, done.stderr
+    assert b"? x2" in done.stdout  # a sign for "and" that the encoding does not have
+
+
+def test_errors_of_a_bug_are_not_hidden(monkeypatch):
+    monkeypatch.setattr(cli, "_run_verb", lambda argv: (_ for _ in ()).throw(RuntimeError("a bug")))
+    with pytest.raises(RuntimeError, match="a bug"):
+        run_verb(["tasks"])

@@ -1,0 +1,203 @@
+"""No stale or foreign number: results of another evaluation, damaged checkpoints, other code and other environments."""
+
+import json
+import logging
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from recombine.errors import InputError
+from recombine.evaluate import EVALUATION_VERSION
+from recombine.models import MLPConfig
+from recombine.run import RunConfig, execute, load_run, train_run
+from recombine.store import DamagedError, RunDirectory, describe_environment, hash_source
+from recombine.tasks import Hyperteacher
+from recombine.train import TrainingConfig
+
+CONFIG = RunConfig(
+    task=Hyperteacher(num_modules=4, num_active=2, support="random"),
+    model=MLPConfig(num_layers=1, hidden_dim=8),
+    training=TrainingConfig(steps=120, batch_size=8),
+)
+
+
+class StoppedError(Exception):
+    pass
+
+
+def train(out, *, stop_at=None, config=CONFIG, instances=100):
+    def watch(progress):
+        if stop_at is not None and progress.step >= stop_at:
+            raise StoppedError
+
+    return train_run(config, out=out, evaluation_instances=instances, watch=watch)
+
+
+def stop(out, step):
+    with pytest.raises(StoppedError):
+        train(out, stop_at=step)
+    (path,) = out.iterdir()
+    return RunDirectory.open(path)
+
+
+@pytest.fixture
+def finished(tmp_path):
+    return train(tmp_path)
+
+
+def test_other_instances_are_evaluated_from_the_checkpoint(finished, caplog):
+    before = finished.read_json("result.json")
+    assert (before["evaluation_instances"], before["versions"]["evaluation"]) == (100, EVALUATION_VERSION)
+    caplog.set_level(logging.WARNING)
+    again = train_run(CONFIG, out=finished.path.parent, evaluation_instances=50, watch=lambda _: pytest.fail("trained"))
+    after = again.read_json("result.json")
+    assert after["evaluation_instances"] == 50
+    assert after["scores"] != before["scores"]
+    assert after["seconds"] == before["seconds"]
+    assert [record.message for record in caplog.records] == [
+        f"{finished.path}: evaluating again, on 50 instances per split"
+    ]
+    assert train(finished.path.parent).read_json("result.json")["scores"] == before["scores"]
+
+
+def test_another_version_of_the_evaluation_is_evaluated(finished, monkeypatch):
+    result = finished.read_json("result.json")
+    finished.write_json("result.json", {**result, "scores": {}})
+    assert train(finished.path.parent).read_json("result.json")["scores"] == {}  # as it was
+    monkeypatch.setattr(execute, "EVALUATION_VERSION", EVALUATION_VERSION + 1)
+    again = train(finished.path.parent).read_json("result.json")
+    assert again["scores"] == result["scores"]
+    assert again["versions"]["evaluation"] == EVALUATION_VERSION + 1
+
+
+def test_another_version_of_a_task_is_another_run(finished, monkeypatch):
+    monkeypatch.setattr(Hyperteacher, "version", Hyperteacher.version + 1)
+    assert train(finished.path.parent, instances=50).path != finished.path
+    with pytest.raises(
+        InputError, match=r"made by version \d of task 'hyperteacher': expected version \d; train it again"
+    ):
+        load_run(finished.path)
+
+
+def test_a_result_without_a_checkpoint(finished):
+    (finished.path / "checkpoint.safetensors").unlink()
+    train(finished.path.parent)  # nothing to do
+    with pytest.raises(InputError, match="has a result but no checkpoint"):
+        train(finished.path.parent, instances=50)
+
+
+def test_resuming_in_another_environment_is_said_and_both_are_kept(tmp_path, monkeypatch, caplog):
+    caplog.set_level(logging.WARNING)
+    run = stop(tmp_path, 50)
+    first = run.read_json("environment.json")
+    assert (first["first_step"], first["previous"]) == (0, [])
+    monkeypatch.setattr(
+        execute, "describe_environment", lambda _: {**describe_environment("cpu"), "source_sha256": "f" * 64}
+    )
+    stop(tmp_path, 100)
+    assert len(caplog.records) == 1
+    assert (
+        f"resumes at step 50 in another environment: source_sha256 {first['source_sha256'][:12]}… → ffff" in caplog.text
+    )
+    monkeypatch.undo()
+    environment = train(tmp_path).read_json("environment.json")
+    assert [stretch["first_step"] for stretch in (*environment["previous"], environment)] == [0, 50, 100]
+    assert [each["source_sha256"][:4] for each in environment["previous"]] == [first["source_sha256"][:4], "ffff"]
+    assert environment["source_sha256"] == first["source_sha256"]
+
+
+def test_the_environment_names_the_kernel(monkeypatch):
+    kernel = describe_environment("cpu")["kernel"]
+    assert kernel.startswith(("cpu (build ", "reference ("))
+    assert "-O3" in kernel or kernel.startswith("reference") or "compiled earlier" in kernel
+    monkeypatch.setattr("recombine.kernels.cpu_library.open_library", lambda: "no C compiler")
+    assert describe_environment("cpu")["kernel"] == "reference (no C compiler)"
+    monkeypatch.setenv("RECOMBINE_KERNEL", "reference")
+    assert describe_environment("cpu")["kernel"] == "reference (RECOMBINE_KERNEL)"
+
+
+def test_the_hash_of_the_source_covers_headers(tmp_path):
+    for name in ("a.py", "b.c", "c.h"):
+        (tmp_path / name).write_text("1")
+    hashes = [hash_source(tmp_path)]
+    for name in ("a.py", "b.c", "c.h"):
+        (tmp_path / name).write_text("2")
+        hashes.append(hash_source(tmp_path))
+    assert len(set(hashes)) == 4
+
+
+def test_one_flipped_bit_is_named(finished):
+    path = finished.path / "checkpoint.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-100] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DamagedError, match=r"is damaged: its content does not match its SHA-256"):
+        load_run(finished.path)
+
+
+def test_the_checkpoint_of_another_run_is_refused(finished, tmp_path):
+    other = train(tmp_path / "other", config=replace(CONFIG, task=replace(CONFIG.task, seed=1)))
+    (finished.path / "checkpoint.safetensors").write_bytes((other.path / "checkpoint.safetensors").read_bytes())
+    with pytest.raises(DamagedError, match="belongs to another run"):
+        load_run(finished.path)
+
+
+def test_an_edited_configuration_is_refused(finished):
+    config = finished.read_json("config.json")
+    finished.write_json("config.json", {**config, "task": {**config["task"], "seed": 1}})
+    with pytest.raises(DamagedError, match="belongs to another run"):
+        load_run(finished.path)
+    with pytest.raises(InputError, match="holds another configuration"):
+        train(finished.path.parent)
+    finished.write_json("config.json", {**config, "task": {**config["task"], "seed": "0"}})
+    with pytest.raises(InputError, match="seed is '0': expected a whole number"):
+        load_run(finished.path)
+
+
+@pytest.mark.parametrize(
+    ("change", "step", "message"),
+    [
+        (lambda tensors: tensors.pop("optimizer/exp_avg/output.weight"), 100, "lacks or misshapes the moments"),
+        (
+            lambda tensors: tensors["model/output.weight"].fill_(float("nan")),
+            100,
+            "values of output.weight that are not",
+        ),
+        (
+            lambda tensors: tensors.update({"model/output.bias": tensors["model/output.bias"].double()}),
+            100,
+            "float64, not",
+        ),
+        (lambda tensors: None, -5, "a checkpoint of step -5: expected one from 0 to 120"),
+        (lambda tensors: None, 10**9, "a checkpoint of step 1000000000"),
+    ],
+)
+def test_checkpoints_that_no_run_writes(tmp_path, change, step, message):
+    """Intact by their digest, but not what training needs."""
+    run = stop(tmp_path, 100)
+    tensors, info = run.load_checkpoint()
+    change(tensors)
+    run.save_checkpoint(tensors, {**info, "step": step})
+    with pytest.raises(InputError, match=message):
+        train(tmp_path)
+
+
+def test_a_checkpoint_without_a_digest_is_refused(finished):
+    path = finished.path / "checkpoint.safetensors"
+    save_file(load_file(path), path, {"info": json.dumps({"step": 120})})
+    with pytest.raises(DamagedError, match="expected a whole checkpoint"):
+        load_run(finished.path)
+
+
+@pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: path.write_bytes(path.read_bytes()[:-9])])
+def test_training_falls_back_to_the_checkpoint_before(tmp_path, damage, caplog):
+    expected = train(tmp_path / "expected").load_checkpoint()[0]
+    run = stop(tmp_path / "damaged", 100)
+    damage(run.path / "checkpoint.safetensors")
+    assert run.load_checkpoint(fall_back=True)[1]["step"] == 50
+    resumed = train(tmp_path / "damaged")
+    actual = resumed.load_checkpoint()[0]
+    assert all(torch.equal(expected[name], actual[name]) for name in expected)
+    assert not (resumed.path / "checkpoint-previous.safetensors").exists()

@@ -1,0 +1,210 @@
+"""A task and a model from outside the package go through every verb: from a file, an installed package, and as objects."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import recombine
+from recombine.engines import train_runs
+from recombine.errors import InputError
+from recombine.registry import find_model, find_task
+from recombine.run import RunConfig, default_run, load_run, train_run
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+TASK = f"{EXAMPLES / 'own_task.py'}:Waves"
+MODEL = f"{EXAMPLES / 'own_model.py'}:AveragingConfig"
+SIZES = ["--num-waves", "4", "--num-examples", "4", "--hidden-dim", "8", "--steps", "20", "--batch-size", "8"]
+TRAIN = ["train", TASK, "--model", MODEL, *SIZES, "--evaluation-instances", "60"]
+
+
+def verb(*arguments: str, cwd: Path, path: Path | None = None, fails: bool = False) -> str:
+    """Run a verb in a process of its own; returns what it printed."""
+    search = os.pathsep.join(filter(None, [str(path) if path else "", os.environ.get("PYTHONPATH", "")]))
+    done = subprocess.run(
+        [sys.executable, "-m", "recombine", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": search},
+    )
+    assert done.returncode == (2 if fails else 0), done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr if fails else done.stdout
+
+
+def test_every_verb(tmp_path):
+    code = ["--code", TASK, "--code", MODEL]
+    assert "sin(" in verb("show", TASK, "--num-waves", "4", "--num-examples", "4", cwd=tmp_path)
+    checked = json.loads(verb("check", TASK, "--num-instances", "50", "--json", cwd=tmp_path))
+    assert checked["references"]["ood"]["r2"]["ceiling"] == pytest.approx(1)
+    assert "5 rows of waves ood" in verb("export", TASK, "--num-instances", "5", "-o", "rows.parquet", cwd=tmp_path)
+    run = verb(*TRAIN, "-q", cwd=tmp_path).strip()
+    assert run.startswith("runs/waves-averaging-")
+    origins = json.loads((tmp_path / run / "config.json").read_text())["origins"]
+    assert origins == {"task": TASK, "model": MODEL}
+    assert verb(*TRAIN, "-q", cwd=tmp_path).strip() == run  # finished already
+    refused = verb("evaluate", run, cwd=tmp_path, fails=True)
+    assert "task 'waves' is not part of this package: expected one of fuzzy_logic, sraven" in refused
+    assert f"--code {TASK}" in refused
+    scores = json.loads(verb("evaluate", run, "--num-instances", "60", "--json", *code, cwd=tmp_path))["scores"]
+    assert scores == json.loads((tmp_path / run / "result.json").read_text())["scores"]
+    probe = json.loads(verb("probe", run, "--num-instances", "120", "--no-tsne", "--json", *code, cwd=tmp_path))
+    assert probe["task"] == "waves"
+    assert "verdict" in json.loads(verb("diagnose", run, "--json", *code, cwd=tmp_path))
+    verb("report", run, "-o", "report.html", *code, cwd=tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    assert "waves" in page
+    assert "f(x) = sin(" in page  # the gallery has asked the network
+
+
+@pytest.fixture
+def installed(tmp_path):
+    """A folder like site-packages, with a package that has entry points."""
+    site = tmp_path / "site"
+    package = site / "outside_package"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    shutil.copy(EXAMPLES / "own_task.py", package / "task.py")
+    shutil.copy(EXAMPLES / "own_model.py", package / "model.py")
+    about = site / "outside_package-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: outside-package\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(
+        "[recombine.tasks]\nwaves = outside_package.task:Waves\n\n"
+        "[recombine.models]\naveraging = outside_package.model:AveragingConfig\n"
+    )
+    return site
+
+
+def test_an_installed_package(installed, tmp_path):
+    train = ["train", "waves", "--model", "averaging", *SIZES, "--evaluation-instances", "60", "-q"]
+    run = verb(*train, cwd=tmp_path, path=installed).strip()
+    origins = json.loads((tmp_path / run / "config.json").read_text())["origins"]
+    assert origins == {"task": "outside_package.task:Waves", "model": "outside_package.model:AveragingConfig"}
+    refused = verb("evaluate", run, cwd=tmp_path, path=installed, fails=True)  # installed, but not named
+    assert "--code outside_package.task:Waves" in refused
+    by_name = ["--code", "waves", "--code", "averaging"]
+    by_module = [part for origin in origins.values() for part in ("--code", origin)]
+    evaluate = ["evaluate", run, "--num-instances", "60", "--json"]
+    scores = [verb(*evaluate, *code, cwd=tmp_path, path=installed) for code in (by_name, by_module)]
+    assert scores[0] == scores[1]
+
+
+def small_run() -> RunConfig:
+    run = default_run(find_task(TASK), "tiny", find_model(MODEL))
+    return RunConfig(
+        task=type(run.task)(num_waves=4, num_examples=4),
+        model=run.model,
+        training=recombine.TrainingConfig(steps=20, batch_size=8),
+    )
+
+
+def test_objects_resume_and_workers(tmp_path):
+    """Classes as objects; a stopped run resumes; worker processes load the classes by themselves."""
+    config = small_run()
+
+    def interrupt(progress):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_run(config, out=tmp_path / "here", evaluation_instances=4_000, watch=interrupt)
+    here = train_run(config, out=tmp_path / "here", evaluation_instances=4_000)
+    (there,) = train_runs({"waves": config}, jobs=1, out=tmp_path / "there").values()
+    assert here.path.name == there.path.name
+    assert here.read_json("result.json")["scores"] == there.read_json("result.json")["scores"]
+    _, loaded, _ = load_run(here.path, code=[type(config.task), type(config.model)])
+    assert loaded == config
+    _, loaded, _ = load_run(here.path, code=[TASK, MODEL])
+    assert loaded == config
+
+
+def test_an_edited_file_makes_another_run_and_is_mentioned(tmp_path, caplog):
+    file = tmp_path / "task.py"
+    shutil.copy(EXAMPLES / "own_task.py", file)
+    first, second = tmp_path / "first.py", tmp_path / "second.py"
+    first.write_text(file.read_text())
+    second.write_text(file.read_text() + "\n# edited\n")
+    hashes = [
+        recombine.RunConfig.identity.fget(default_run(f"{path}:Waves"))["task"]["version"] for path in (first, second)
+    ]
+    assert hashes[0] != hashes[1]
+    assert hashes[0].startswith("1-")
+    run = train_run(
+        RunConfig(
+            task=find_task(f"{first}:Waves")(num_waves=4, num_examples=4),
+            model=recombine.TransformerConfig(num_layers=1, embedding_dim=8, kqv_dim=8, mlp_dim=8, num_heads=2),
+            training=recombine.TrainingConfig(steps=10, batch_size=8),
+        ),
+        out=tmp_path,
+        evaluation_instances=20,
+    )
+    load_run(run.path, code=[f"{second}:Waves"])
+    assert "the code of task 'waves' has changed since the run was made" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("missing.py:Waves", None, "'missing.py' is not a file: expected Python source"),
+        ("task.py:Wave", "class Waves: pass", "task.py has no 'Wave': expected one of Waves"),
+        ("task.py:Waves", "class Waves: pass", "Waves is not a task: expected a subclass of recombine.Task"),
+        (
+            "task.py:Waves",
+            "import recombine\nclass Waves(recombine.Task): pass",
+            "Waves is not a complete task: expected",
+        ),
+        ("task.py:Waves", "x = 1\nraise OSError('no')", "cannot be loaded: line 2: OSError: no"),
+        ("task.py:Waves", "def", "cannot be loaded: line 1: SyntaxError"),
+        ("no.such.module:Waves", None, "'no.such.module:Waves' cannot be imported"),
+        (":Waves", None, "expected FILE.py:NAME or package.module:NAME"),
+        ("chess", None, "unknown task 'chess': expected one of fuzzy-logic, sraven"),
+    ],
+)
+def test_code_that_cannot_be_used(name, content, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    if content is not None:
+        Path("task.py").write_text(content)
+    with pytest.raises(InputError, match=message.replace(".", r"\.")):
+        find_task(name)
+
+
+def test_models_that_cannot_be_used(tmp_path):
+    file = tmp_path / "model.py"
+    file.write_text(
+        "from torch import nn\ndef make(): return nn.ReLU()\ndef number(task): return 3\nx = 1\nclass mlp(nn.Module): pass\n"
+    )
+    task = recombine.FuzzyLogic()
+    for name, message in {
+        "make": "make cannot be called with the task",
+        "number": "number returned int: expected a torch.nn.Module",
+        "x": "1 is not a model: expected a subclass of recombine.ModelConfig",
+        "mlp": "mlp', which this package uses: expected another name",
+    }.items():
+        with pytest.raises(InputError, match=message):
+            find_model(f"{file}:{name}")().build(task)
+
+
+def test_settings_with_one_name_cannot_share_a_flag(tmp_path):
+    model = tmp_path / "model.py"
+    model.write_text(
+        Path(EXAMPLES / "own_model.py").read_text().replace("hidden_dim: int = 64", "num_examples: int = 64")
+    )
+    shown = verb("train", TASK, "--model", f"{model}:AveragingConfig", cwd=tmp_path, fails=True)
+    assert "AveragingConfig and Waves both have a setting 'num_examples': expected two names" in shown
+
+
+def test_a_class_inside_a_function_cannot_be_sent_to_workers(tmp_path):
+    task = find_task(TASK)
+
+    class Local(task):
+        pass
+
+    config = small_run()
+    local = RunConfig(task=Local(num_waves=4), model=config.model, training=config.training)
+    with pytest.raises(InputError, match="cannot be loaded by another process: expected a class at the top of a file"):
+        train_runs({"local": local}, jobs=1, out=tmp_path)

@@ -1,0 +1,97 @@
+"""The files that probes write have exactly the keys that are documented, and every documented key is written somewhere."""
+
+import json
+from typing import NotRequired, TypedDict, get_args, get_origin, get_type_hints, is_typeddict
+
+import pytest
+
+from json_schema import find_differences
+from recombine.models import DeepSetConfig, HypernetworkTransformerConfig, TransformerConfig
+from recombine.probe import probe_run
+from recombine.probe.measures.decodability import Decodability, measure_decodability
+from recombine.probe.measures.fitted_code import FittedCode, measure_fitted_code
+from recombine.probe.measures.gradients import Gradients, track_run
+from recombine.probe.measures.identification import RunIdentification, identify_run
+from recombine.probe.schema import Probe
+from recombine.run import RunConfig, train_run
+from recombine.tasks import FuzzyLogic, InContext, SequenceTeacher, SRaven
+from recombine.train import TrainingConfig
+
+SIZES = {"embedding_dim": 16, "kqv_dim": 8, "mlp_dim": 16, "num_heads": 2, "num_layers": 1}
+IN_CONTEXT = InContext(input_size=3, hidden_size=4, num_examples=6, num_queries=2, output_size=2)
+BOTTLENECK = HypernetworkTransformerConfig(**SIZES, attention="softmax", execution_dim=8)
+TEACHER = SequenceTeacher(teacher="deep_set", token_dim=3, teacher_dim=4, target_dim=4, longest=20)
+RUNS = {
+    "fuzzy_logic": (FuzzyLogic(num_examples=4), TransformerConfig(**SIZES)),
+    "sraven": (SRaven(num_features=2), TransformerConfig(**SIZES)),
+    "sequence_teacher": (TEACHER, DeepSetConfig(hidden_dim=4)),
+}
+
+
+def train(task, model, folder):
+    config = RunConfig(task=task, model=model, training=TrainingConfig(steps=5, batch_size=4, warmup_steps=1))
+    return train_run(config, out=folder, device="cpu", evaluation_instances=20)
+
+
+@pytest.fixture(scope="module")
+def probes(tmp_path_factory):
+    """A probe.json of each task, as the file has it."""
+    folder, files = tmp_path_factory.mktemp("runs"), {}
+    for name, (task, model) in RUNS.items():
+        run = train(task, model, folder)
+        probe_run(run.path, num_instances=60, num_pictured=24, tsne=name != "sraven")
+        files[name] = json.loads((run.path / "probe.json").read_text())
+    return files
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_probe_json_has_the_declared_keys(probes, name):
+    assert find_differences(probes[name], Probe) == []
+
+
+def test_every_declared_key_is_written_by_some_probe(probes):
+    written = {key for probe in probes.values() for key in list_keys(probe)}
+    assert list_declared(Probe) - written == set()
+
+
+def list_keys(value):
+    if isinstance(value, dict):
+        yield from value
+        for item in value.values():
+            yield from list_keys(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from list_keys(item)
+
+
+def list_declared(declared):
+    if is_typeddict(declared):
+        hints = get_type_hints(declared, include_extras=True)
+        return set(hints) | {key for hint in hints.values() for key in list_declared(hint)}
+    return {key for part in get_args(declared) for key in list_declared(part)} if get_origin(declared) else set()
+
+
+def test_measurements_have_the_declared_keys(tmp_path):
+    bottleneck = train(IN_CONTEXT, BOTTLENECK, tmp_path)
+    assert find_differences(measure_decodability(bottleneck.path, num_instances=50), Decodability) == []
+    assert find_differences(measure_fitted_code(bottleneck.path, num_instances=10), FittedCode) == []
+    track_run(bottleneck.path, num_points=2)
+    assert find_differences(bottleneck.read_json("gradients.json"), Gradients) == []
+    student = train(*RUNS["sequence_teacher"], tmp_path)
+    assert find_differences(identify_run(student.path, num_sequences=20), RunIdentification) == []
+
+
+def test_differences_are_found():
+    class Inner(TypedDict):
+        x: float
+
+    class Outer(TypedDict):
+        inner: dict[str, Inner]
+        rows: NotRequired[list[int | None]]
+
+    assert find_differences({"inner": {"a": {"x": 1}}, "rows": [1, None]}, Outer) == []
+    assert find_differences({"inner": {"a": {}}, "more": 1}, Outer) == [
+        ".more is not declared",
+        ".inner.a.x is missing",
+    ]
+    assert find_differences({"inner": {}, "rows": ["1"]}, Outer) == [".rows[0]: '1' is no int"]
