@@ -22,6 +22,7 @@ import torch
 from recombine.recipes.experiment import SCALES
 from recombine.run import default_run
 from recombine.tasks import Batch, PreferenceGrid
+from recombine.tasks.ahead import Ahead
 from recombine.train import Trainer
 
 BATCH_SIZE = 128
@@ -55,11 +56,13 @@ def main() -> None:
     for name, scale in itertools.product(("preference_grid", "goal_grid"), SCALES):
         run = default_run(name, scale)
         training = replace(run.training, batch_size=BATCH_SIZE)
-        functions = {
-            "batch": lambda task=run.task: task.sample("train", 1, batch_size=BATCH_SIZE),
-            "step": Trainer(run.build_model(), run.task, training, "cpu").advance,
+        ahead = Ahead(run.task, batch_size=BATCH_SIZE)
+        trainer = Trainer(run.build_model(), run.task, training, "cpu")
+        functions = {  # training makes its batches in groups, so both are timed for a whole group
+            "batch": lambda ahead=ahead: ahead.make_group(0),
+            "step": lambda ahead=ahead, trainer=trainer: [trainer.advance() for _ in range(ahead.group_size)],
         }
-        seconds = measure(functions, arguments.repeats)
+        seconds = {key: each / ahead.group_size for key, each in measure(functions, arguments.repeats).items()}
         milliseconds = {key: 1e3 * each for key, each in seconds.items()}
         rows[f"{name}, {scale}"] = {**milliseconds, "share": seconds["batch"] / seconds["step"]}
     grid = PreferenceGrid()

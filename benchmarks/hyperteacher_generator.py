@@ -15,6 +15,7 @@ import torch
 
 from recombine.models import MLPConfig, build_model
 from recombine.run import RunConfig, default_run
+from recombine.tasks.ahead import Ahead
 from recombine.train import Trainer
 
 
@@ -50,7 +51,8 @@ def main() -> None:
         trainer = Trainer(build_model(run.model, run.task, seed=0), run.task, run.training, "cpu")
         count = 4 if label.startswith("paper") else 64
         step = fastest(lambda _, trainer=trainer: trainer.advance(), count, options.rounds)
-        batch = fastest(lambda i, task=run.task: task.sample("train", i), 64, options.rounds)
+        ahead = Ahead(run.task, batch_size=run.training.batch_size)
+        batch = fastest(lambda i, ahead=ahead: ahead.take(i), 64, options.rounds)
         results[label] = {"step_ms": 1e3 * step, "batch_ms": 1e3 * batch, "share": batch / step}
     if options.json:
         print(json.dumps(results, indent=2))

@@ -32,7 +32,7 @@ class AveragingConfig(recombine.ModelConfig):
     version: ClassVar[int] = 1  # raise it when the same sizes and seed give another network
 
     hidden_dim: int = 64
-    """Features of the hidden layers."""
+    """Number of units per hidden layer."""
 
     def __post_init__(self) -> None:
         if self.hidden_dim < 1:

@@ -42,7 +42,7 @@ class Waves(recombine.Task):
     num_examples: int = 16
     """Tokens in a sequence, including the query."""
     held_out: float = 0.25
-    """Fraction of the compositions that are never trained."""
+    """Fraction of the compositions that is held out."""
 
     def __post_init__(self) -> None:
         if self.num_examples < 2:

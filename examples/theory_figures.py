@@ -43,15 +43,15 @@ def draw_neurons(path: Path) -> None:
     with canvas(path, 11, 3.4) as figure:
         left, middle, right = figure.subplots(1, 3)
         left.plot(MODULES, [neurons for neurons, _ in over_modules.values()], "o-", color=BLUE)
-        left.set(xlabel="modules M", ylabel="hidden neurons", title="neurons, 8 knots a unit", xlim=0, ylim=0)
+        left.set(xlabel="modules M", ylabel="hidden neurons", title="neurons, 8 knots per unit", xlim=0, ylim=0)
         middle.plot(MODULES, [error for _, error in over_modules.values()], "o-", color=BLUE)
-        middle.set(xlabel="modules M", ylabel="error / standard deviation", title="error, 8 knots a unit")
+        middle.set(xlabel="modules M", ylabel="error / standard deviation", title="error, 8 knots per unit")
         middle.set(xlim=0, ylim=(0, 0.01))
         errors = [error for _, error in over_knots.values()]
         right.loglog(KNOTS, errors, "o-", color=BLUE, label="constructed network")
         guide = [errors[2] * (KNOTS[2] / n) ** 2 for n in KNOTS]
         right.loglog(KNOTS, guide, "--", color=ORANGE, label="slope −2")
-        right.set(xlabel="knots a unit", ylabel="error / standard deviation", title="error, M = 16")
+        right.set(xlabel="knots per unit", ylabel="error / standard deviation", title="error, M = 16")
         right.legend()
 
 
@@ -84,7 +84,7 @@ def draw_sequences(path: Path) -> None:
         targets = model(inputs)
         error = (forget_beyond(model, 10)(inputs) - targets).square().mean(dim=(0, 2))  # type: ignore[arg-type]
         constant = (targets.mean(dim=0) - targets).square().mean(dim=(0, 2))
-        right.plot(LENGTHS, error, color=BLUE, label="deep set that cuts sums off at 10")
+        right.plot(LENGTHS, error, color=BLUE, label="deep set that clips sums at 10")
         right.plot(LENGTHS, constant, color="0.5", label="best constant")
         right.set(title="no error where trained, large beyond", ylabel="squared error")
         right.set_yscale("symlog", linthresh=1e-6)

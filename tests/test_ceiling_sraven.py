@@ -185,5 +185,5 @@ def test_bad_requests():
     batch = task.sample("ood", 0, batch_size=50)
     with pytest.raises(InputError, match="unknown metric 'r2': expected one of accuracy, feature_accuracy"):
         task.best_predictions(batch, split="ood", metric="r2")
-    with pytest.raises(InputError, match="puzzles fit no possible rules: expected a batch of the split itself"):
+    with pytest.raises(InputError, match="puzzles fit no rules of the split: expected a batch of the same split"):
         task.best_predictions(batch, split="test", metric="accuracy")

@@ -88,11 +88,11 @@ def test_tasks_show_check(capsys):
 @pytest.mark.parametrize(
     ("arguments", "caption", "row"),
     [
-        (["fuzzy-logic"], "ood: unseen combinations of trained modules", "6"),
-        (["hyperteacher"], "ood: unseen combinations of trained modules", "1820"),
+        (["fuzzy-logic"], "ood: held-out compositions of trained modules", "6"),
+        (["hyperteacher"], "ood: held-out compositions of trained modules", "1820"),
         (
             ["hyperteacher", "--support", "non_compositional"],
-            "ood: unseen combinations, with modules never trained",
+            "ood: held-out compositions, with modules never trained",
             "1820",
         ),
     ],
@@ -140,6 +140,7 @@ def test_reproduce_compares_and_reports(tmp_path, capsys, monkeypatch):
     from dataclasses import replace
 
     from recombine.commands import reproduce
+    from recombine.errors import InputError
     from recombine.models import TransformerConfig
     from recombine.recipes import EXPERIMENTS, Record
     from recombine.recipes.attention_as_hypernetwork.published import SRAVEN
@@ -179,9 +180,17 @@ def test_reproduce_compares_and_reports(tmp_path, capsys, monkeypatch):
     probes[0].write_text("{")
     times = [path.stat().st_mtime_ns for path in probes]
     assert run_verb([*command, "--report", str(tmp_path / "report.html")]) == 0
-    capsys.readouterr()
-    assert json.loads(probes[0].read_text())["num_instances"] == 120  # what cannot be read is made again
+    assert json.loads(probes[0].read_text())["decoders"]  # a damaged probe is made again
     assert probes[1].stat().st_mtime_ns == times[1]
+    capsys.readouterr()
+
+    def refuse(path):
+        raise InputError("no verdict")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(reproduce, "diagnose_run", refuse)
+        assert run_verb([*command, "--report", str(tmp_path / "report.html")]) == 0
+    assert "attention hyla, seed 0 was not probed: no verdict" in capsys.readouterr().err
     assert run_verb([*command, "--json"]) == 0
     value = json.loads(capsys.readouterr().out)
     assert [run["settings"]["attention"] for run in value["runs"]] == ["softmax", "hyla"]

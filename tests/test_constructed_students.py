@@ -106,5 +106,5 @@ def test_what_cannot_be_constructed(unchecked):
     with pytest.raises(InputError, match="length is 0"):
         forget_beyond(copy_teacher("deep_set")[1], 0)
     diagonal = build_model(StateSpaceConfig(recurrence="diagonal"), SequenceTeacher(teacher="ssm"), seed=0)
-    with pytest.raises(InputError, match="StateSpaceModel keeps no matrix to change"):
+    with pytest.raises(InputError, match="StateSpaceModel has no recurrent matrix to change"):
         change_basis(diagonal, torch.eye(20))

@@ -47,6 +47,12 @@ def scores(trained: float, held_out: float, *, ceiling: float = 1.0, chance: flo
             "not inferred",
             scores(0.97, 0.4),
             COVERED,
+            Decodability(site="x", metric="f1", trained=0.9, held_out=0.8, baseline=0.8),
+        ),
+        (  # the input states the modules, so an untrained network shows them too
+            "inferred but unused",
+            scores(0.97, 0.4),
+            COVERED,
             Decodability(site="x", metric="f1", trained=1.0, held_out=1.0, baseline=1.0),
         ),
     ],
@@ -66,7 +72,7 @@ def test_sentences_carry_the_numbers():
     )
     assert diagnose(scores(0.97, 0.4), COVERED, READ).sentence == (
         "It infers modules but does not use them: 0.40 on held-out compositions against 0.97 on trained ones, yet a linear "
-        "decoder of residual.1 has F1 0.90 there (0.95 on trained ones, 0.20 without information)."
+        "decoder of residual.1 has F1 0.90 on held-out ones (0.95 on trained ones, 0.20 without information)."
     )
 
 
@@ -88,7 +94,7 @@ def test_what_cannot_be_diagnosed():
         diagnose(scores(0.97, 0.4), COVERED, None)
     with pytest.raises(InputError, match="unknown metric on test 'r2': expected one of accuracy"):
         diagnose(scores(0.9, 0.9), COVERED, READ, metric="r2")
-    with pytest.raises(InputError, match="the certificate says covered is None: expected true or false"):
+    with pytest.raises(InputError, match="covered in the certificate is None: expected true or false"):
         diagnose(scores(0.9, 0.9), {}, READ)
 
 

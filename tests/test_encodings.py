@@ -1,6 +1,7 @@
 """The encodings of a task: injective, at the borders of intervals too, and as linear as each should be."""
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -11,9 +12,11 @@ from recombine.compositions import all_sets
 from recombine.errors import InputError
 from recombine.tasks.modular.encodings import (
     check_encoding,
+    count_features,
     draw_interval_order,
     draw_invertible,
     draw_rotation,
+    encode_active_tokens,
     encode_strengths,
     encode_tokens,
     find_intervals,
@@ -42,13 +45,14 @@ Z, MODULES = all_discrete_latents()
 def encode(name: str) -> torch.Tensor:
     return {
         "orthogonal": lambda: Z @ draw_rotation("test", size=NUM_MODULES),
-        "tokens": lambda: encode_tokens(Z, MODULES, 4),
+        "tokens": lambda: encode_tokens(Z),
+        "active_tokens": lambda: encode_active_tokens(Z, MODULES, 4),
         "invertible": lambda: draw_invertible("test", size=NUM_MODULES).forward(Z),
         "interval_shuffle": lambda: shuffle_intervals(Z, draw_interval_order("test")),
     }[name]()
 
 
-@pytest.mark.parametrize("name", ["orthogonal", "tokens", "invertible", "interval_shuffle"])
+@pytest.mark.parametrize("name", ["orthogonal", "tokens", "active_tokens", "invertible", "interval_shuffle"])
 def test_encodings_tell_all_discrete_latents_apart(name):
     codes = encode(name)
     assert len(Z) == 6 * 6 + 15 * 6**2 + 20 * 6**3
@@ -57,12 +61,12 @@ def test_encodings_tell_all_discrete_latents_apart(name):
     assert torch.isfinite(codes).all()
 
 
-@pytest.mark.parametrize("name", ["orthogonal", "tokens", "invertible", "interval_shuffle"])
+@pytest.mark.parametrize("name", ["orthogonal", "tokens", "active_tokens", "invertible", "interval_shuffle"])
 def test_strengths_are_encoded_by_name_and_key(name):
     codes = encode_strengths(name, "test", strengths=Z, modules=MODULES, num_slots=4)
     assert torch.equal(codes, encode(name))
     other = encode_strengths(name, "other", strengths=Z, modules=MODULES, num_slots=4)
-    assert torch.equal(codes, other) == (name == "tokens")
+    assert torch.equal(codes, other) == (name in ("tokens", "active_tokens"))
     assert encode_strengths("identity", "test", strengths=Z, modules=MODULES, num_slots=4) is Z
 
 
@@ -73,9 +77,27 @@ def test_the_rotation_is_one():
     assert not torch.equal(rotation, draw_rotation("other", size=16))
 
 
-def test_tokens_are_numbers_and_levels():
+def test_tokens_list_every_module():
+    """As published: 1, w_1, 2, w_2, ..., with w_m = floor(10 z_m) + M + 1."""
+    assert encode_tokens(torch.tensor([[0.0, 0.7, 0.0, 1.0]])).tolist() == [[1, 5, 2, 12, 3, 5, 4, 15]]
+    for z, code in zip(Z[::97].tolist(), encode_tokens(Z[::97]).tolist(), strict=True):
+        expected = []
+        for number, strength in enumerate(z, start=1):
+            expected += [number, math.floor(round(10 * strength, 3)) + NUM_MODULES + 1]
+        assert code == expected
+
+
+def test_active_tokens_are_numbers_and_levels():
     z = torch.tensor([[0.0, 0.7, 0.0, 1.0]])
-    assert encode_tokens(z, torch.tensor([[1, 3, -1]]), 4).tolist() == [[1, 7, 3, 10, 0, 0, 0, 0]]
+    assert encode_active_tokens(z, torch.tensor([[1, 3, -1]]), 4).tolist() == [[1, 7, 3, 10, 0, 0, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    "name", ["identity", "orthogonal", "tokens", "active_tokens", "invertible", "interval_shuffle"]
+)
+def test_the_number_of_features(name):
+    codes = encode_strengths(name, "test", strengths=Z, modules=MODULES, num_slots=4)
+    assert codes.shape[1] == count_features(name, num_modules=NUM_MODULES, num_slots=4)
 
 
 def test_every_tenth_opens_its_own_interval():
@@ -127,10 +149,13 @@ def test_how_linearly_strengths_can_be_read():
     order = torch.randperm(len(Z), generator=torch.Generator().manual_seed(0))
     linear = {
         name: measure_linearity(codes[order], Z[order], len(Z) // 2)[0]
-        for name, codes in [("identity", Z), *((name, encode(name)) for name in ("orthogonal", "tokens", "invertible"))]
+        for name, codes in [
+            ("identity", Z),
+            *((name, encode(name)) for name in ("orthogonal", "tokens", "active_tokens", "invertible")),
+        ]
     }
-    assert min(linear["identity"], linear["orthogonal"]) > 0.999
-    assert max(linear["tokens"], linear["invertible"]) < 0.9
+    assert min(linear["identity"], linear["orthogonal"], linear["tokens"]) > 0.999
+    assert max(linear["active_tokens"], linear["invertible"]) < 0.9
 
 
 def test_linearity_of_other_rows():
@@ -141,8 +166,9 @@ def test_linearity_of_other_rows():
 
 
 def test_encodings_that_do_not_fit_are_refused():
-    with pytest.raises(InputError, match="tokens of continuous latents: expected discrete or k_hot"):
-        check_encoding("tokens", latents="continuous", num_modules=6)
+    for name in ("tokens", "active_tokens"):
+        with pytest.raises(InputError, match=f"{name} of continuous latents: expected discrete or k_hot"):
+            check_encoding(name, latents="continuous", num_modules=6)
     with pytest.raises(InputError, match="encoding invertible of 7 modules: expected an even number"):
         check_encoding("invertible", latents="discrete", num_modules=7)
     check_encoding("tokens", latents="discrete", num_modules=7)

@@ -1,6 +1,7 @@
 """In-context functions of a modular teacher: the definition, the supports, the control, the scores, the optimum."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -183,13 +184,13 @@ def test_the_agnostic_optimum_looks_at_the_context():
         ({"num_modules": 5, "support": "disconnected"}, "num_modules is 5: expected an even number of at least 4"),
         ({"num_active": 4, "support": "disconnected"}, "num_modules is 6: expected an even number of at least 8"),
         ({"num_modules": 40, "num_active": 3}, "make 9880 combinations: expected at most 1000"),
-        ({"support": "custom"}, "expected combinations for 'custom', and only there"),
-        ({"combinations": "0-1"}, "expected combinations for 'custom', and only there"),
+        ({"support": "custom"}, "expected combinations for 'custom' and for no other support"),
+        ({"combinations": "0-1"}, "expected combinations for 'custom' and for no other support"),
         ({"support": "custom", "combinations": "0-6"}, "combination '0-6': expected 2 different modules of 0 to 5"),
         ({"support": "custom", "combinations": "0-1-2"}, "combination '0-1-2': expected 2 different modules"),
         ({"support": "custom", "combinations": "1-1"}, "combination '1-1': expected 2 different modules"),
         ({"support": "custom", "combinations": "0-a"}, "combination '0-a': expected 2 different modules"),
-        ({"support": "custom", "combinations": "0-1 1-0"}, "combination '1-0' is there twice"),
+        ({"support": "custom", "combinations": "0-1 1-0"}, "combination '1-0' occurs twice"),
         ({"support": "custom", "combinations": "0-1 2-3"}, "leave out module 4"),
         ({"num_examples": 0}, "num_examples is 0"),
         ({"hidden_size": 0}, "hidden_size is 0"),
@@ -219,7 +220,7 @@ def test_the_command_line_shows_and_checks_it(capsys):
     assert "more" not in shown  # all of it is shown
     assert run_verb(["show", "in-context"]) == 0
     shown = capsys.readouterr().out
-    assert "… 40 more" in shown
+    assert re.search(r"… \d+ more", shown)
     assert max(map(len, shown.splitlines())) <= 80
     flags = ["--support", "custom", "--combinations", "0-1 2-3 4-5", "--num-instances", "0"]
     assert run_verb(["check", "in-context", *flags]) == 0

@@ -126,7 +126,7 @@ def test_other_verbs(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--model", "gru"], "unknown model 'gru': expected one of deep_set, attention, ssm, rnn"),
+        (["--model", "gru"], "unknown model 'gru': expected one of attention, deep-set"),
         (["--teacher", "gru"], "gru"),
         (["--longest", "5"], "longest is 5: expected more than max_length = 10"),
         (["--min-length", "0"], "min_length is 0"),

@@ -1,7 +1,6 @@
 """A task and a model from outside the package go through every verb: from a file, an installed package, and as objects."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -10,10 +9,12 @@ from pathlib import Path
 import pytest
 
 import recombine
+from recombine.cli import run as run_verb
 from recombine.engines import train_runs
 from recombine.errors import InputError
 from recombine.registry import find_model, find_task
 from recombine.run import RunConfig, default_run, load_run, train_run
+from recombine.store import RunDirectory
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 TASK = f"{EXAMPLES / 'own_task.py'}:Waves"
@@ -22,48 +23,47 @@ SIZES = ["--num-waves", "4", "--num-examples", "4", "--hidden-dim", "8", "--step
 TRAIN = ["train", TASK, "--model", MODEL, *SIZES, "--evaluation-instances", "60"]
 
 
-def verb(*arguments: str, cwd: Path, path: Path | None = None, fails: bool = False) -> str:
-    """Run a verb in a process of its own; returns what it printed."""
-    search = os.pathsep.join(filter(None, [str(path) if path else "", os.environ.get("PYTHONPATH", "")]))
-    done = subprocess.run(
-        [sys.executable, "-m", "recombine", *arguments],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": search},
-    )
-    assert done.returncode == (2 if fails else 0), done.stderr
-    assert "Traceback" not in done.stderr
-    return done.stderr if fails else done.stdout
+@pytest.fixture
+def verb(tmp_path, monkeypatch, capsys):
+    """Run a verb in an empty folder; returns what it printed, or its error."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str, fails: bool = False) -> str:
+        code = run_verb(list(arguments))
+        captured = capsys.readouterr()
+        assert code == (2 if fails else 0), captured.err
+        return captured.err if fails else captured.out
+
+    return run
 
 
-def test_every_verb(tmp_path):
+def test_every_verb(verb, tmp_path):
     code = ["--code", TASK, "--code", MODEL]
-    assert "sin(" in verb("show", TASK, "--num-waves", "4", "--num-examples", "4", cwd=tmp_path)
-    checked = json.loads(verb("check", TASK, "--num-instances", "50", "--json", cwd=tmp_path))
+    assert "sin(" in verb("show", TASK, "--num-waves", "4", "--num-examples", "4")
+    checked = json.loads(verb("check", TASK, "--num-instances", "50", "--json"))
     assert checked["references"]["ood"]["r2"]["ceiling"] == pytest.approx(1)
-    assert "5 rows of waves ood" in verb("export", TASK, "--num-instances", "5", "-o", "rows.parquet", cwd=tmp_path)
-    run = verb(*TRAIN, "-q", cwd=tmp_path).strip()
+    assert "5 rows of waves ood" in verb("export", TASK, "--num-instances", "5", "-o", "rows.parquet")
+    run = verb(*TRAIN, "-q").strip()
     assert run.startswith("runs/waves-averaging-")
     origins = json.loads((tmp_path / run / "config.json").read_text())["origins"]
     assert origins == {"task": TASK, "model": MODEL}
-    assert verb(*TRAIN, "-q", cwd=tmp_path).strip() == run  # finished already
-    refused = verb("evaluate", run, cwd=tmp_path, fails=True)
-    assert "task 'waves' is not part of this package: expected one of fuzzy_logic, sraven" in refused
+    assert verb(*TRAIN, "-q").strip() == run  # finished already
+    refused = verb("evaluate", run, fails=True)
+    assert "task 'waves' is not part of this package: expected one of fuzzy_logic, goal_grid" in refused
     assert f"--code {TASK}" in refused
-    scores = json.loads(verb("evaluate", run, "--num-instances", "60", "--json", *code, cwd=tmp_path))["scores"]
+    scores = json.loads(verb("evaluate", run, "--num-instances", "60", "--json", *code))["scores"]
     assert scores == json.loads((tmp_path / run / "result.json").read_text())["scores"]
-    probe = json.loads(verb("probe", run, "--num-instances", "120", "--no-tsne", "--json", *code, cwd=tmp_path))
+    probe = json.loads(verb("probe", run, "--num-instances", "120", "--no-tsne", "--json", *code))
     assert probe["task"] == "waves"
-    assert "verdict" in json.loads(verb("diagnose", run, "--json", *code, cwd=tmp_path))
-    verb("report", run, "-o", "report.html", *code, cwd=tmp_path)
+    assert "verdict" in json.loads(verb("diagnose", run, "--json", *code))
+    verb("report", run, "-o", "report.html", *code)
     page = (tmp_path / "report.html").read_text()
     assert "waves" in page
     assert "f(x) = sin(" in page  # the gallery has asked the network
 
 
 @pytest.fixture
-def installed(tmp_path):
+def installed(tmp_path, monkeypatch):
     """A folder like site-packages, with a package that has entry points."""
     site = tmp_path / "site"
     package = site / "outside_package"
@@ -78,21 +78,45 @@ def installed(tmp_path):
         "[recombine.tasks]\nwaves = outside_package.task:Waves\n\n"
         "[recombine.models]\naveraging = outside_package.model:AveragingConfig\n"
     )
+    monkeypatch.syspath_prepend(str(site))
     return site
 
 
-def test_an_installed_package(installed, tmp_path):
+def test_an_installed_package(installed, verb, tmp_path):
     train = ["train", "waves", "--model", "averaging", *SIZES, "--evaluation-instances", "60", "-q"]
-    run = verb(*train, cwd=tmp_path, path=installed).strip()
+    run = verb(*train).strip()
     origins = json.loads((tmp_path / run / "config.json").read_text())["origins"]
     assert origins == {"task": "outside_package.task:Waves", "model": "outside_package.model:AveragingConfig"}
-    refused = verb("evaluate", run, cwd=tmp_path, path=installed, fails=True)  # installed, but not named
+    refused = verb("evaluate", run, fails=True)  # installed, but not named
     assert "--code outside_package.task:Waves" in refused
     by_name = ["--code", "waves", "--code", "averaging"]
     by_module = [part for origin in origins.values() for part in ("--code", origin)]
     evaluate = ["evaluate", run, "--num-instances", "60", "--json"]
-    scores = [verb(*evaluate, *code, cwd=tmp_path, path=installed) for code in (by_name, by_module)]
+    scores = [verb(*evaluate, *code) for code in (by_name, by_module)]
     assert scores[0] == scores[1]
+
+
+def test_a_process_of_its_own(tmp_path):
+    """Nothing that another test has loaded, and no type checks."""
+    command = [sys.executable, "-m", "recombine", *TRAIN, "-q"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("runs/waves-averaging-")
+
+
+def test_a_file_alone_never_makes_code_run(tmp_path):
+    """A run directory from a stranger names code that would leave a mark; it is shown to the user, not run."""
+    mark = tmp_path / "mark"
+    (tmp_path / "code.py").write_text(f"open({str(mark)!r}, 'w')\nclass Waves: pass\n")
+    origins = {"task": f"{tmp_path / 'code.py'}:Waves", "model": f"{tmp_path / 'code.py'}:Waves"}
+    contents = {"origins": origins, **small_run().as_dict()}
+    run = RunDirectory.create(tmp_path, "stranger", contents)
+    with pytest.raises(InputError, match="task 'waves' is not part of this package"):
+        load_run(run.path)
+    assert not mark.exists()
+    with pytest.raises(InputError, match="Waves is not a model"):
+        load_run(run.path, code=[origins["task"]])
+    assert mark.exists()
 
 
 def small_run() -> RunConfig:
@@ -162,7 +186,7 @@ def test_an_edited_file_makes_another_run_and_is_mentioned(tmp_path, caplog):
         ("task.py:Waves", "def", "cannot be loaded: line 1: SyntaxError"),
         ("no.such.module:Waves", None, "'no.such.module:Waves' cannot be imported"),
         (":Waves", None, "expected FILE.py:NAME or package.module:NAME"),
-        ("chess", None, "unknown task 'chess': expected one of fuzzy-logic, sraven"),
+        ("chess", None, "unknown task 'chess': expected one of fuzzy-logic, goal-grid"),
     ],
 )
 def test_code_that_cannot_be_used(name, content, message, tmp_path, monkeypatch):
@@ -189,13 +213,18 @@ def test_models_that_cannot_be_used(tmp_path):
             find_model(f"{file}:{name}")().build(task)
 
 
-def test_settings_with_one_name_cannot_share_a_flag(tmp_path):
+def test_settings_with_one_name_cannot_share_a_flag(verb, tmp_path):
     model = tmp_path / "model.py"
-    model.write_text(
-        Path(EXAMPLES / "own_model.py").read_text().replace("hidden_dim: int = 64", "num_examples: int = 64")
-    )
-    shown = verb("train", TASK, "--model", f"{model}:AveragingConfig", cwd=tmp_path, fails=True)
-    assert "AveragingConfig and Waves both have a setting 'num_examples': expected two names" in shown
+    model.write_text(Path(EXAMPLES / "own_model.py").read_text().replace("hidden_dim", "num_examples"))
+    shown = verb("train", TASK, "--model", f"{model}:AveragingConfig", fails=True)
+    assert "AveragingConfig and Waves both have a setting 'num_examples': expected different names" in shown
+
+
+def test_settings_need_defaults_on_the_command_line(verb, tmp_path):
+    model = tmp_path / "model.py"
+    model.write_text(Path(EXAMPLES / "own_model.py").read_text().replace("hidden_dim: int = 64", "hidden_dim: int"))
+    shown = verb("train", TASK, "--model", f"{model}:AveragingConfig", fails=True)
+    assert "AveragingConfig.hidden_dim has no default: expected one for every setting" in shown
 
 
 def test_a_class_inside_a_function_cannot_be_sent_to_workers(tmp_path):

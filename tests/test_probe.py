@@ -78,7 +78,7 @@ def test_diagnose_probes_first(trained, capsys):
     assert run_verb(["diagnose", str(trained.path)]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("NOT LEARNED")
-    assert max(map(len, shown.splitlines())) <= 80
+    assert max(map(len, shown.splitlines())) <= 100  # wider than a terminal rather than cut
 
 
 def test_runs_that_cannot_be_diagnosed(tmp_path, capsys):

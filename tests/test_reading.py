@@ -5,7 +5,6 @@ import torch
 
 from recombine.errors import InputError
 from recombine.models import TransformerConfig, build_model
-from recombine.probe.sites import describe_site, last_site, order_sites
 from recombine.probe.swap import measure_swaps
 from recombine.tasks import TASKS, Batch, InContext, SRaven
 from recombine.tasks.evaluation import evaluation_batches
@@ -95,13 +94,3 @@ def test_a_task_without_a_swap_says_so():
     task = TASKS["goal_grid"].preset("tiny").task
     with pytest.raises(InputError, match="task 'goal_grid' does not say what the answer is with the codes of another"):
         measure_swaps(torch.nn.Linear(1, 1), task.reading(), num_instances=10)
-
-
-def test_sites_are_ordered_by_layer():
-    names = ["hidden.9", "hidden.10", "code", "hidden.0"]
-    assert order_sites(names) == ["code", "hidden.0", "hidden.9", "hidden.10"]
-    assert last_site(names) == "hidden.10"
-    assert describe_site("residual.12") == {"name": "residual.12", "kind": "residual", "layer": 12}
-    assert describe_site("encoder") == {"name": "encoder", "kind": "encoder", "layer": None}
-    with pytest.raises(InputError, match="no sites"):
-        last_site([])

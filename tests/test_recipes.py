@@ -151,7 +151,7 @@ def test_an_experiment_from_a_file(tmp_path, capsys, monkeypatch):
         ("own.py:NOT_ONE", "is not an experiment: expected a subclass of recombine.recipes.Experiment"),
         ("own.py:Nothing", "has no 'Nothing'"),
         ("nowhere.py:Lengths", "is not a file"),
-        ("everything", "unknown experiment 'everything': expected one of fuzzy-logic"),
+        ("everything", "unknown experiment 'everything': expected one of dropout"),
         ("recombine.recipes:Experiment", "cannot be created"),
     ],
 )

@@ -7,7 +7,6 @@ import hashlib
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,56 +14,7 @@ from recombine.errors import InputError
 from recombine.report.page import render as render_page
 from recombine.report.page import write_report
 from recombine.report.runs import MAX_POINTS, read_runs
-from recombine.store import RunDirectory
-
-HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
-SHA256 = "9" * 64
-
-
-def make_score(value: float, width: float = 0.02, chance: float = 0.0, ceiling: float = 1.0) -> dict[str, float]:
-    return {"value": value, "low": value - width, "high": value + width, "chance": chance, "ceiling": ceiling}
-
-
-def make_run(
-    root: Path,
-    attention: str,
-    ood: dict[str, float] | None = None,
-    *,
-    sha256: str = SHA256,
-    task: str = "fuzzy_logic",
-    num_rows: int = 5,
-    bare: bool = False,
-) -> Path:
-    """A run directory; unfinished without a score, and with nothing but its configuration if `bare`."""
-    config = {"task": {"name": task, "seed": 3}, "model": {"kind": "transformer", "attention": attention}}
-    run = RunDirectory.create(root, "run", config)
-    if bare:
-        return run.path
-    counts = {"num_train": 20, "num_ood": 46, "num_unknown": 6, "overlap": 0, "num_components": 1}
-    certificate = {**counts, "covered": True, "connected": True, "coverage": {"0": 3, "1": 2}, "sha256": sha256}
-    run.write_json("split.json", {"certificate": certificate})
-    run.write_json("environment.json", {"torch": "2.13.0", "source_sha256": "a" * 64})
-    rows = [
-        {
-            "step": step,
-            "loss": 1 / step,
-            "scores": {name: {"r2": 1 - 1 / step, "r2_pooled": 0.5} for name in ("test", "ood")},
-        }
-        for step in range(1, num_rows + 1)
-    ]
-    (run.path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    if ood is not None:
-        scores = {"test": {"r2": make_score(0.95), "r2_pooled": make_score(0.9)}, "ood": {"r2": ood, "r2_pooled": ood}}
-        facts = {
-            "task": task,
-            "num_parameters": 151_265,
-            "seed": 3,
-            "steps": 5,
-            "seconds": 61.2,
-            "steps_per_second": 8.25,
-        }
-        run.write_json("result.json", {**facts, "split_sha256": sha256, "scores": scores})
-    return run.path
+from report_cases import HOSTILE, figures_of, make_run, make_score, words
 
 
 @pytest.fixture
@@ -74,20 +24,8 @@ def render(monkeypatch: pytest.MonkeyPatch):
     return lambda *paths, title="Do they recombine?": render_page(read_runs(paths), title)
 
 
-def words(page: str, start: str, end: str) -> str:
-    """The text between two marks, as a reader sees it."""
-    inner = page[page.index(start) : page.index(end, page.index(start))]
-    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", "", inner[len(start) :])).strip()
-
-
 def answer(page: str) -> str:
     return words(page, '<p class="answer">', "</p>")
-
-
-def figures_of(page: str) -> dict[str, Any]:
-    found = re.search(r'<script type="application/json" id="figures">(.*?)</script>', page, re.DOTALL)
-    assert found
-    return json.loads(found.group(1), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
 
 
 ANSWERS = {
@@ -96,10 +34,10 @@ ANSWERS = {
         "hyla generalises best .* R² 0.800 .95 % interval 0.780 to 0.820., 80 % of the way .* clear of every",
     ),
     "order of runs": ([0.5, 0.8], "softmax generalises best"),
-    "overlap": ([0.8, 0.77], "hyla scores highest .* overlaps that of softmax, so the order is open"),
+    "overlap": ([0.8, 0.77], "hyla scores highest .* overlaps that of softmax, so the order is not certain"),
     "chance": ([0.01, -0.01], "No run is clearly better than chance .* hyla, the highest, has R² 0.010"),
     "below": ([-0.3, -0.5], "even hyla is below chance"),
-    "one": ([0.8], "^On combinations never seen in training, run-[0-9a-f]+ reaches R² 0.800 .* 80 % of the way"),
+    "one": ([0.8], "^On compositions never seen in training, run-[0-9a-f]+ reaches R² 0.800 .* 80 % of the way"),
     "one at chance": ([0.01], "This run is not clearly better than chance"),
     "ceiling": ([0.99, 0.5], "hyla generalises best .* the interval includes the ceiling; its interval is clear"),
     "none finished": ([None, None], "No run has finished yet, so there is no answer; below is what they have written"),
@@ -143,7 +81,7 @@ def test_table_certificate_and_origin(render, tmp_path):
     assert re.search("hyla −0.800 −0.820 … −0.780 0.950 0.930 … 0.970 softmax 0.500", table)
     assert re.search("Ceiling 1.000 1.000 Chance 0.000 0.000", table)
     assert re.search(
-        "Combinations trained20 Held out46 .* Overlap0 .*trainedyes .*connectedyes .*SHA-256 9{64}",
+        "Compositions trained20 Held out46 .* Overlap0 .*trainedyes .*connectedyes .*SHA-256 9{64}",
         words(page, "The split</h2>", "</article>"),
     )
     origin = words(page, "How it was made</h2>", "</main>")
@@ -256,47 +194,3 @@ def test_static_figures_repeat_and_stay_in_their_folder(tmp_path):
     }
     assert all(content.startswith(b"\x89PNG" if name.endswith("png") else b"<?xml") for name, content in first.items())
     assert {path.name for path in tmp_path.iterdir()} == {"runs", "one", "two", "report.html"}
-
-
-def test_browser_draws_every_figure_and_follows_clicks(browser, tmp_path):
-    scores = {"hyla": make_score(0.8), HOSTILE[:50]: make_score(0.5), "softmax": None}
-    runs = [make_run(tmp_path / "runs", name, score) for name, score in scores.items()]
-    write_report(runs, tmp_path / "report.html", title=HOSTILE)
-    browser.open(tmp_path / "report.html")
-    shown = "[...document.querySelectorAll('.plot')].filter(each => each.offsetParent)"
-    drawn = f"{shown}.filter(each => each.querySelector('svg.main-svg .trace')).map(each => each.dataset.figure)"
-    colour = "document.querySelector('[data-figure=loss] .js-line').style.stroke"
-    assert browser.run(drawn) == ["scores-r2", "loss", "curves-r2-ood", "curves-r2-test"]
-    light = browser.run(colour)
-    assert browser.run(f"document.getElementById('theme').click(); {colour}") != light
-    assert browser.run("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 26)"
-    browser.run("metric.value = 'r2_pooled'; metric.dispatchEvent(new Event('change'))")
-    assert browser.run(drawn) == ["scores-r2_pooled", "loss", "curves-r2_pooled-ood", "curves-r2_pooled-test"]
-    lines = "document.querySelectorAll('[data-figure=loss] .js-line').length"
-    assert browser.run(lines) == 3
-    assert browser.run(f"document.querySelector('[data-series]').click(); {lines}") == 2
-    browser.send("Emulation.setDeviceMetricsOverride", width=360, height=800, deviceScaleFactor=1, mobile=False)
-    browser.run("new Promise(resolve => setTimeout(resolve, 500))")
-    assert browser.run("document.documentElement.scrollWidth") <= 360
-    assert browser.find_troubles() == []
-    assert browser.find_requests() == [(tmp_path / "report.html").as_uri()]
-
-
-def test_a_new_section_is_one_file(tmp_path, monkeypatch, render):
-    """A file in the folder of sections is all it takes, and without it the page is as before."""
-    from recombine.report import sections
-
-    run = make_run(tmp_path, "hyla", make_score(0.5))
-    before = render(run)
-    (tmp_path / "weather.py").write_text(
-        "from recombine.report.sections import Section\n"
-        "ORDER = 15\n"
-        "def build(runs):\n"
-        "    template = '<p>{{ section.content.words }} on {{ runs | length }} run</p>'\n"
-        "    return Section(name='weather', title='Weather', content={'words': 'Sun & wind'}, template=template)\n"
-    )
-    monkeypatch.setattr(sections, "__path__", [*sections.__path__, str(tmp_path)])
-    page = render(run)
-    assert "<p>Sun &amp; wind on 1 run</p>" in page
-    assert page.index('id="weather"') < page.index('id="scores"')
-    assert 'id="weather"' not in before

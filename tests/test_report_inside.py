@@ -5,123 +5,33 @@ from __future__ import annotations
 import copy
 import json
 import re
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from recombine.models import TransformerConfig
 from recombine.report.explorer import MAX_MAPPED, RESOLUTION, read_map
-from recombine.report.gallery import NUM_ASKED, NUM_SHOWN, make_gallery
 from recombine.report.page import render as render_page
 from recombine.report.page import write_report
 from recombine.report.runs import read_runs
-from recombine.run import RunConfig, train_run
-from recombine.tasks.fuzzy_logic.task import FuzzyLogic
-from recombine.tasks.sraven.task import SRaven
-from recombine.train import TrainingConfig
-from test_report import HOSTILE, figures_of, make_run, make_score, words
+from report_cases import (
+    figures_of,
+    make_arrays,
+    make_diagnosis,
+    make_probe,
+    make_probed,
+    section_of,
+    words,
+)
 
-MODULES = ["alpha", "beta & <b>", "$gamma_"]
-SITES = [f"{kind}.{layer}" for kind in ("codes", "residual", "hidden") for layer in (0, 1)]
 SECTIONS = ("decodability", "codes", "similarity", "ablations")
-
-
-def make_decoder(ood: float) -> dict[str, Any]:
-    def scores(value: float) -> dict[str, Any]:
-        plain = {"f1": value, "accuracy": value, "exact": value, "r2": value - 1}
-        return plain | {"majority": {"f1": 0.1}, "control": {"f1": 0.15}, "untrained": {"f1": 0.2}}
-
-    return {"num_features": 4, "cross_validated": {"f1": 0.9}, "id": scores(0.95), "ood": scores(ood)}
-
-
-def make_probe(ood: float = 0.75) -> dict[str, Any]:
-    def change(value: float) -> dict[str, float]:
-        return {"change": value, "low": value - 0.1, "high": value + 0.1}
-
-    cosine = [[1.0, -0.5, 0.25], [-0.5, 1.0, 0.0], [0.25, 0.0, 1.0]]
-    arm = {"layers": [0, 1], "keys": "all", "own": 0.2, "other": 0.7, "neither": 0.1, "same_rule": 0.9}
-    arm["interval"] = [0.6, 0.8]
-    base = {"own": 0.8, "other": 0.1, "neither": 0.1, "interval": [0.0, 0.2]}
-    by_rule = [[None, 0.75, None], [0.5, None, None], [None, 0.25, None]]
-    near = {"purity": 0.625, "chance": 0.333, "silhouette": 0.5}
-    return {
-        "version": 2,
-        "reading": {"instances": "puzzles", "codes": "c", "labels": "the rule", "pictured": "puzzles"},
-        "modules": MODULES,
-        "sites": [{"name": site, "kind": site.split(".")[0], "layer": int(site[-1])} for site in SITES],
-        "decoders": {site: make_decoder(ood) for site in SITES},
-        "best_site": "hidden.1",
-        "structure": {site: {"target": near, "module": near} for site in SITES[:2]},
-        "similarity": {site: {"modules": MODULES, "cosine": cosine, "centred": cosine} for site in SITES[:2]},
-        "tsne": {"sites": SITES[:2], "num_rows": 60, "perplexity": 30},
-        "ablations": {
-            "metric": "r2",
-            "base": {"test": 0.9, "ood": 0.8},
-            "layers": [
-                {"layer": 0, "kind": kind, "test": change(-0.2), "ood": change(-0.4)} for kind in ("zero", "mean")
-            ],
-            "heads": [
-                {"layer": layer, "head": head, "kind": kind, "test": change(-0.1 * head), "ood": change(-0.3 * head)}
-                for layer in (0, 1)
-                for head in (0, 1)
-                for kind in ("zero", "mean")
-            ],
-        },
-        "swap": {
-            "kind": "rules",
-            "rules": MODULES,
-            "splits": {name: {"base": base, "arms": [arm], "by_rule": by_rule} for name in ("test", "ood")},
-        },
-        "skipped": {},
-    }
-
-
-def make_arrays(num_rows: int = 60) -> dict[str, np.ndarray]:
-    generator = np.random.default_rng(0)
-    rows = np.arange(num_rows)
-    return {
-        "sample.labels": np.eye(3, dtype=np.float32)[rows % 3],
-        "sample.split": np.where(rows % 2, "ood", "id"),
-        "sample.composition": rows % 2,
-        "sample.target": rows % 8,
-        "sample.modules": np.array(MODULES),
-        "sample.compositions": np.array(["alpha + beta", HOSTILE]),
-        **{f"tsne.{site}": generator.normal(size=(num_rows, 2)) for site in SITES[:2]},
-    }
-
-
-def make_diagnosis(verdict: str = "inferred but unused") -> dict[str, Any]:
-    score = {**make_score(0.5), "placed": 0.5}
-    read = {"site": "hidden.1", "metric": "f1", "trained": 0.95, "held_out": 0.75, "baseline": 0.2, "informed": 0.7}
-    return {
-        "verdict": verdict,
-        "sentence": "It infers modules but does not use them.",
-        "evidence": {"metric": "r2", "trained": score, "held_out": score, "decodability": read},
-        "advice": "let the modules drive the computation",
-        "alternatives": ["solved"],
-    }
-
-
-def make_probed(root: Path, name: str, ood: float = 0.75, num_rows: int = 60) -> Path:
-    run = make_run(root, name, make_score(0.5))
-    (run / "probe.json").write_text(json.dumps(make_probe(ood)))
-    np.savez(run / "probe.npz", **make_arrays(num_rows))  # type: ignore[arg-type]
-    (run / "diagnosis.json").write_text(json.dumps(make_diagnosis()))
-    return run
 
 
 @pytest.fixture
 def render(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("plotly.offline.get_plotlyjs", lambda: "/* plotly */")
     return lambda *paths: render_page(read_runs(paths), "Do they recombine?")
-
-
-def section_of(page: str, name: str) -> str:
-    return words(page, f'<section id="{name}"', "</section>")
 
 
 def test_a_probed_run_shows_what_was_planted(render, tmp_path):
@@ -286,101 +196,3 @@ def test_static_figures_of_the_inside(tmp_path):
         f"{name}-{run}" for name in ("codes", "similarity", "ablations", "swap", "by-rule") for run in (0, 1)
     } <= found
     assert max(path.stat().st_size for path in (tmp_path / "figures").glob("*.png")) < 400_000
-
-
-@pytest.fixture(scope="module", params=["sraven", "fuzzy_logic"])
-def trained(request, tmp_path_factory) -> Path:
-    """A real run of a few steps."""
-    task = {"sraven": SRaven(num_features=2), "fuzzy_logic": FuzzyLogic(num_examples=8)}[request.param]
-    model = TransformerConfig(num_layers=1, embedding_dim=16, kqv_dim=8, mlp_dim=16, num_heads=2)
-    config = RunConfig(task=task, model=model, training=TrainingConfig(steps=2, batch_size=8))
-    return train_run(config, out=tmp_path_factory.mktemp("runs"), device="cpu", evaluation_instances=64).path
-
-
-def test_gallery_judges_as_the_task_does(trained):
-    run = read_runs([trained])[0]
-    gallery = make_gallery(run)
-    assert gallery.num_asked == NUM_ASKED
-    assert len(gallery.wrong) == min(NUM_SHOWN, NUM_ASKED - gallery.num_right) > 0
-    assert len(gallery.right) == min(NUM_SHOWN, gallery.num_right)
-    card = gallery.wrong[0]
-    assert len(card.composition) == 2
-    assert card.picture.startswith("<svg")
-    assert re.search(r"wrong in (shape|size)|error \d", " ".join(card.remarks))
-
-
-def test_gallery_is_optional_and_breaks_nothing(render, trained, tmp_path):
-    run = tmp_path / trained.name
-    shutil.copytree(trained, run)
-    page = render(run)
-    assert "instances right" in section_of(page, "gallery")
-    assert 'id="gallery"' not in render_page(read_runs([run]), "t", gallery=False)
-    (run / "checkpoint.safetensors").write_bytes(b"nothing")
-    page = render(run)
-    assert "checkpoint.safetensors cannot be read" in section_of(page, "gallery")
-    assert str(tmp_path) not in page
-    assert 'id="origin"' in page
-
-
-def test_browser_follows_every_picker(browser, tmp_path):
-    runs = [make_probed(tmp_path / "runs", name) for name in ("hyla", HOSTILE[:50])]
-    write_report(runs, tmp_path / "report.html", title=HOSTILE)
-    browser.open(tmp_path / "report.html")
-
-    def pick(section: str, name: str, value: str) -> None:
-        select = f"document.querySelector('#{section} select[name={name}]')"
-        browser.run(
-            f"{select}.value = {json.dumps(value)}; {select}.dispatchEvent(new Event('change', {{bubbles: true}}))"
-        )
-
-    def shown(section: str) -> list[str]:
-        """The figures a reader sees in a section, each of them drawn."""
-        plots = f"[...document.querySelectorAll('#{section} .plot')].filter(each => each.offsetParent)"
-        drawn = (
-            "each.querySelector('.main-svg .trace, .main-svg .hm, .main-svg .bars, .main-svg .scatterlayer .points')"
-        )
-        names = browser.run(f"{plots}.map(each => each.dataset.figure)")
-        assert browser.run(f"{plots}.filter(each => {drawn}).map(each => each.dataset.figure)") == names
-        return names
-
-    assert shown("decodability") == [f"decoders-f1-{kind}" for kind in ("codes", "residual", "hidden")]
-    pick("decodability", "metric", "r2")
-    assert shown("decodability") == [f"decoders-r2-{kind}" for kind in ("codes", "residual", "hidden")]
-
-    assert shown("similarity") == ["similarity-0-codes.1-centred"]
-    pick("similarity", "site", "codes.0")
-    pick("similarity", "run", "1")
-    pick("similarity", "kind", "cosine")
-    assert shown("similarity") == ["similarity-1-codes.0-cosine"]
-
-    def swaps(run: int) -> list[str]:
-        return [f"{name}-{run}-{split}" for name in ("swap", "by-rule") for split in ("ood", "test")]
-
-    assert shown("ablations") == ["heads-0-mean", "layers-0", *swaps(0)]
-    pick("ablations", "kind", "zero")
-    pick("ablations", "run", "1")
-    assert shown("ablations") == ["heads-1-zero", "layers-1", *swaps(1)]
-
-    points = "[...document.querySelectorAll('[data-figure=codes] .points path')]"
-    fills = f"new Set({points}.map(each => each.style.fill)).size"
-    place = f"{points}[0].getAttribute('transform')"
-    assert shown("codes") == ["codes"]
-    assert browser.run(f"{points}.length") == 60
-    assert browser.run(fills) == 3  # by module
-    for colour, number in (("target", 8), ("unseen", 2), ("only alpha", 2)):
-        pick("codes", "colour", colour)
-        assert browser.run(fills) == number
-    before = browser.run(place)
-    pick("codes", "site", "codes.1")
-    assert browser.run(place) != before
-    marked = "[...document.querySelectorAll('#codes tr[aria-current]')].filter(each => each.offsetParent).length"
-    pick("codes", "run", "1")
-    assert browser.run(marked) == 1
-    fill = f"{points}[0].style.fill"
-    light = browser.run(fill)
-    assert browser.run(f"document.getElementById('theme').click(); {fill}") != light
-    browser.send("Emulation.setDeviceMetricsOverride", width=360, height=800, deviceScaleFactor=1, mobile=False)
-    browser.run("new Promise(resolve => setTimeout(resolve, 500))")
-    assert browser.run("document.documentElement.scrollWidth") <= 360
-    assert browser.find_troubles() == []
-    assert browser.find_requests() == [(tmp_path / "report.html").as_uri()]

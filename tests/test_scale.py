@@ -104,6 +104,7 @@ def test_the_figure_of_all_runs(runs, tmp_path):
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_the_figure_takes_the_last_layer(monkeypatch):
     """Layer 10 comes after layer 9, although its name does not."""
     sites = {f"hidden.{layer}": {"ood": layer / 10} for layer in range(11)}

@@ -102,7 +102,7 @@ def test_bench_measures_and_draws(small, tmp_path, capsys):
     arguments = ["bench", "--seconds", "0.01", "--out", str(out), "--charts", str(tmp_path), "--scales", "tiny"]
     assert cli.run(arguments) == 0
     shown = capsys.readouterr().out
-    for title in ("training steps a second", "attention of one layer", "growth", "HYLA against length", "batches"):
+    for title in ("training steps per second", "attention of one layer", "growth", "HYLA against length", "batches"):
         assert title in shown
     result = json.loads(out.read_text())
     assert {row["workload"] for row in result["steps"]} == {"fuzzy_logic", "language"}

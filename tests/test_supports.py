@@ -130,7 +130,7 @@ def test_more_modules_at_once_are_kept_apart():
     [
         ("circle", {}, "unknown support 'circle': expected one of random, equal"),
         ("random", {"num_active": 17}, "num_active is 17 of 16 modules"),
-        ("random", {"num_active": 1}, "expected at least 2, to compose"),
+        ("random", {"num_active": 1}, "expected at least 2 and at most"),
         ("random", {"held_out": 0.99}, "expected at least 8, the fewest that can cover and connect 16 modules"),
         ("equal", {"held_out": 0.0}, "held-out fraction is 0.0"),
         (
@@ -143,7 +143,7 @@ def test_more_modules_at_once_are_kept_apart():
             {"num_modules": 20, "most_active": 9},
             "20 modules in sets of up to 9 make 263949 compositions or more",
         ),
-        ("disconnected", {"num_modules": 10**6, "num_active": 10**5}, "expected at most 200000; take fewer modules"),
+        ("disconnected", {"num_modules": 10**6, "num_active": 10**5}, "expected at most 200000; use fewer modules"),
         ("disconnected", {"num_modules": 3}, "disconnected of 3 modules: expected at least 4"),
         (
             "popular_modules",

@@ -41,6 +41,7 @@ def test_numbers_stay_numbers_in_json():
         (-0.25, Column(name="", digits=1), "−0.2"),
         (0.25, Column(name="", format="percent"), "25%"),
         (0.01, Column(name="", format="plain"), "0.01"),
+        (0.01, Column(name="", format="fixed", digits=1), "0.0"),
         (Cell(value=69), Column(name=""), "69"),
         (Cell(value=0.5, low=0.25, high=0.75), Column(name=""), "0.500 (0.250 … 0.750)"),
         (Cell(value=0.5656, error=0.0105), Column(name=""), "0.566 ± 0.011"),

@@ -1,15 +1,15 @@
-"""Sets of modules, and splits of them that prove what they promise.
+"""Compositions of modules, and splits of them with certificates.
 
 A *composition* is a sorted tuple of module numbers: a set (fuzzy-logic terms) or a multiset (SRAVEN rules).
 Compositional generalisation is the score on compositions held out of training whose modules were all trained, so a
 split must show
 
 - coverage: every module that may be trained occurs in some training composition,
-- connectivity: whether the graph of modules that co-occur in training hangs together (it need not; it must be known),
-- disjointness: no composition on two sides.
+- connectivity: whether the graph of modules that co-occur in training is connected (not required, but reported),
+- disjointness: no composition is in two splits.
 
 The order in which compositions are held out comes from SHA-256 of (seed, redraw, composition), never from a library's
-random generator, so a split is the same for every version, platform and device, for ever.
+random generator. A split is therefore the same on every version, platform and device.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -38,7 +38,9 @@ def all_multisets(num_modules: int, sizes: int | Iterable[int]) -> tuple[Composi
     return _enumerate(itertools.combinations_with_replacement, num_modules, sizes)
 
 
-def _enumerate(combine, num_modules: int, sizes: int | Iterable[int]) -> tuple[Composition, ...]:
+def _enumerate(
+    combine: Callable[[range, int], Iterable[Composition]], num_modules: int, sizes: int | Iterable[int]
+) -> tuple[Composition, ...]:
     sizes = (sizes,) if isinstance(sizes, int) else tuple(sizes)
     if num_modules < 1 or not sizes or min(sizes) < 1:
         raise InputError(f"{num_modules} modules in compositions of {sizes}: expected both to be at least 1")
@@ -97,7 +99,7 @@ class CompositionSplit:
 
     @cached_property
     def certificate(self) -> Certificate:
-        """Count, cover, connect and hash; computed from the compositions alone."""
+        """Counts, coverage, connectivity and hash, computed from the compositions alone."""
         modules = sorted({module for composition in self.train + self.ood for module in composition})
         return Certificate(
             num_train=len(self.train),
@@ -121,8 +123,8 @@ def split_compositions(
 ) -> CompositionSplit:
     """Hold out a fraction (rounded down) of the compositions, so that training still covers every module.
 
-    An order that leaves a module uncovered is redrawn, deterministically; a fraction that no order can cover is refused.
-    With `connected`, so is an order whose graph of co-occurring modules falls apart.
+    An order that leaves a module uncovered is redrawn, deterministically. With `connected`, so is an order whose graph of
+    co-occurring modules is not connected. A fraction for which no order is found is an error.
     """
     if not 0 < held_out < 1:
         raise InputError(f"held-out fraction is {held_out}: expected a number strictly between 0 and 1")
@@ -162,7 +164,7 @@ def split_compositions(
 
 
 def order_by_hash(compositions: Iterable[Composition], *, seed: int, redraw: int = 0) -> list[Composition]:
-    """A random-looking order that depends on nothing but the arguments."""
+    """A pseudorandom order that depends on the arguments only."""
 
     def digest(composition: Composition) -> bytes:
         modules = ",".join(map(str, composition))
@@ -172,13 +174,13 @@ def order_by_hash(compositions: Iterable[Composition], *, seed: int, redraw: int
 
 
 def hash_compositions(**groups: Sequence[Composition]) -> str:
-    """SHA-256 of named groups of compositions, whatever order they come in."""
+    """SHA-256 of named groups of compositions, independent of their order."""
     canonical = {name: sorted(map(list, group)) for name, group in groups.items()}
     return hashlib.sha256(json.dumps(canonical, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def count_coverage(compositions: Iterable[Composition], modules: Iterable[int]) -> dict[int, int]:
-    """How many of the compositions each module occurs in."""
+    """The number of compositions in which each module occurs."""
     counts = dict.fromkeys(modules, 0)
     for composition in compositions:
         for module in set(composition):
@@ -187,7 +189,7 @@ def count_coverage(compositions: Iterable[Composition], modules: Iterable[int]) 
 
 
 def count_components(compositions: Iterable[Composition], modules: Iterable[int]) -> int:
-    """Connected components of the graph whose edges join modules that co-occur in a composition."""
+    """Number of connected components of the graph whose edges join modules that co-occur in a composition."""
     parent = {module: module for module in modules}
 
     def root(module: int) -> int:

@@ -1,4 +1,4 @@
-"""Atomic files: whole or absent, also if the process is killed or the power fails."""
+"""Atomic writes: a file is complete or absent, even if the process is killed or the power fails."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from recombine.errors import InputError
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file so that it is either whole or unchanged, also if the process is killed or the power fails."""
+    """Replace a file atomically: it is either complete or unchanged, even if the process is killed or the power fails."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
@@ -18,7 +18,7 @@ def replace_file(path: Path, content: bytes) -> None:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as error:
-        error.filename = str(path)  # a full disk does not say which file it was
+        error.filename = str(path)  # the error of a full disk does not name the file
         raise
     finally:
         temporary.unlink(missing_ok=True)

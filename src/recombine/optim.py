@@ -1,8 +1,8 @@
-"""AdamW with its decay groups, and the learning rate over time (Attention as a Hypernetwork, table A3).
+"""AdamW with its parameter groups, and the learning rate schedule (Attention as a Hypernetwork, table A3).
 
-The rate rises linearly from 0 over the warm-up and falls along half a cosine to `final_fraction` of its peak. Weight
-decay spares parameters of one dimension: biases and norms. (The authors' release also decays the biases of the attention
-projections, because there they happen to have two dimensions.)
+The learning rate rises linearly from 0 during warm-up and falls along half a cosine to `final_fraction` of its peak.
+Weight decay is not applied to parameters of one dimension: biases and norms. (The authors' release also decays the biases
+of the attention projections, because there they have two dimensions.)
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Schedule = Literal["cosine", "constant"]
 def learning_rate(
     step: int, *, peak: float, steps: int, warmup_steps: int, final_fraction: float, schedule: Schedule
 ) -> float:
-    """The rate used at a step, counted from 0."""
+    """The learning rate at a step, counted from 0."""
     if step < warmup_steps:
         return peak * step / warmup_steps
     if schedule == "constant":
@@ -32,7 +32,7 @@ def learning_rate(
 def build_optimizer(
     model: nn.Module, *, weight_decay: float, betas: tuple[float, float] = (0.9, 0.999)
 ) -> torch.optim.AdamW:
-    """Fused AdamW in two groups: decayed, and spared."""
+    """Fused AdamW with two parameter groups: with and without weight decay."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.ndim > 1], "weight_decay": weight_decay},

@@ -1,9 +1,9 @@
-"""The arithmetic of a training step: float32, or bf16 for the products of dense layers and what flows between them.
+"""Numerical precision of a training step: float32, or bf16 for dense layers and the activations between them.
 
 With bf16 the operands of a dense layer are rounded to 8 bits of significand, products are summed in float32, and the
-result is rounded again; parameters, attention scores, loss and optimizer stay float32. Where the hardware multiplies bf16
-numbers this is `torch.autocast`. CPUs without such instructions imitate them one number at a time, some twenty times
-slower than float32, so there the same roundings are made around float32 products.
+result is rounded again; parameters, attention scores, loss and optimizer stay in float32. On hardware with bf16
+instructions this is `torch.autocast`. On other CPUs torch emulates them one number at a time, about twenty times slower
+than float32, so there the same rounding is applied around float32 products.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Precision = Literal["float32", "bf16"]
 def use_precision(
     precision: Precision, device: torch.device, *, compiled: bool = False
 ) -> contextlib.AbstractContextManager[object]:
-    """The context of a forward pass; a compiled one always takes the instructions there are."""
+    """Context manager for a forward pass. A compiled one always uses `torch.autocast`."""
     stack = contextlib.ExitStack()
     if precision == "bf16":
         stack.enter_context(torch.autocast(device.type, torch.bfloat16))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Number = int | float
-Format = Literal["number", "plain", "scientific", "percent"]
+Format = Literal["number", "fixed", "plain", "scientific", "percent"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +113,8 @@ def _format_float(value: Number, column: Column) -> str:
         return ""
     if column.format == "scientific":
         return f"{value:.1e}".replace("-", "−")
+    if column.format == "fixed":
+        return f"{value:.{column.digits}f}".replace("-", "−")
     if column.format == "plain":
         return f"{value:g}"
     if column.format == "percent":

@@ -1,1 +1,1 @@
-"""The verbs of the command line: one file a verb, each with `run(argv)`."""
+"""The verbs of the command line: one file per verb, each with `run(argv)`."""

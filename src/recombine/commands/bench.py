@@ -1,4 +1,4 @@
-"""recombine bench [PART ...]: how fast this machine trains, beside the plain definition under torch.compile."""
+"""recombine bench [PART ...]: how fast this machine trains, compared with the plain definition under torch.compile."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ class BenchOptions(Output):
     """What to measure."""
 
     parts: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[PART ...]")] = ()
-    """Some of steps, attention, growth, memory, generators; all of them if none is named."""
+    """Parts to measure: steps, attention, growth, memory, generators (default: all)."""
     precisions: Annotated[tuple[str, ...], tyro.conf.arg(metavar="PRECISION ...")] = ("float32", "bf16")
-    """Of steps and attention: float32, bf16. On CPUs without bf16 instructions the latter takes many minutes."""
+    """Precisions for steps and attention: float32, bf16. On CPUs without bf16 instructions, bf16 takes many minutes."""
     workloads: Annotated[tuple[str, ...], tyro.conf.arg(metavar="WORKLOAD ...")] = ()
-    """Of steps: some of fuzzy_logic, sraven, language; all of them if none is named."""
+    """Workloads for steps: fuzzy_logic, sraven, language (default: all)."""
     scales: Annotated[tuple[str, ...], tyro.conf.arg(metavar="SCALE ...")] = SCALES
-    """Of generators: tiny, small, paper."""
+    """Scales for generators: tiny, small, paper."""
     seconds: float = 3.0
-    """For each case: more seconds, more rounds."""
+    """Seconds per case. More seconds give more rounds."""
     threads: int | None = None
-    """Of torch and the kernels, if not as many as it takes by itself."""
+    """Number of threads for torch and the kernels (default: torch's own)."""
     out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """Write everything to this file, as JSON; parts that are not measured now stay as the file has them."""
+    """Write the results to this JSON file. Parts that are not measured now keep their old results in the file."""
     charts: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
-    """Write pictures to this folder."""
+    """Write charts to this folder."""
 
 
 def run(argv: list[str]) -> None:
@@ -90,9 +90,9 @@ def tables(result: Json) -> list[Table | str]:
 
 def step_table(result: Json) -> Table:
     table = _table(
-        "training steps a second, medians of interleaved rounds",
-        "plain: the definition under torch.compile · ours: as training runs it · compiled: that, compiled\n"
-        "limit: the matrix products of its dense layers alone",
+        "training steps per second, medians of interleaved rounds",
+        "plain: the definition under torch.compile · ours: as in training · compiled: ours under torch.compile\n"
+        "limit: the matrix products of the dense layers alone",
         ("workload", "attention", "type"),
         ("plain", "ours", "compiled", "× plain", "of limit"),
     )
@@ -112,13 +112,13 @@ def step_table(result: Json) -> Table:
 def attention_table(result: Json) -> Table:
     table = _table(
         "attention of one layer, forward and backward, milliseconds",
-        "memory: peak of the compiled definition over that of the kernel, where it is large enough to tell",
+        "memory: peak of the compiled definition divided by that of the kernel, where it is large enough to measure",
         ("shape", "attention", "type"),
         ("eager", "compiled", "fused", "× comp.", "GFLOP/s", "memory"),
     )
     for row in result["attention"]:
         memory = row["peak_bytes"]
-        told = (memory["fused"] or 0) > 1 << 23  # below that the allocator's own steps decide
+        is_large = (memory["fused"] or 0) > 1 << 23  # below that the allocator's granularity dominates
         table.add_row(
             row["shape"],
             row["attention"],
@@ -126,7 +126,7 @@ def attention_table(result: Json) -> Table:
             *(f"{row['milliseconds'][name]:.2f}" for name in ("eager", "compiled", "fused")),
             f"{row['times_compiled']:.1f}",
             f"{row['gflops']:.0f}",
-            f"{memory['compiled'] / memory['fused']:.0f}×" if told else "",
+            f"{memory['compiled'] / memory['fused']:.0f}×" if is_large else "",
         )
     return table
 
@@ -134,7 +134,7 @@ def attention_table(result: Json) -> Table:
 def growth_table(result: Json) -> Table:
     table = _table(
         "growth, milliseconds",
-        "length: at about as many tokens, the batch shrinks · depth: a whole step on SRAVEN",
+        "length: the batch shrinks so that the number of tokens stays about the same · depth: a whole step on SRAVEN",
         ("axis", "size"),
         ("softmax", "linear", "hyla"),
     )
@@ -148,7 +148,7 @@ def growth_table(result: Json) -> Table:
 
 def memory_table(result: Json) -> Table:
     table = _table(
-        "HYLA against length, batch 1, 8 heads of 64: peak MiB beyond the inputs, and milliseconds",
+        "HYLA against length, batch 1, 8 heads of 64: peak MiB in addition to the inputs, and milliseconds",
         None,
         ("tokens",),
         ("plain MiB", "fused MiB", "plain ms", "fused ms"),
@@ -166,7 +166,8 @@ def memory_table(result: Json) -> Table:
 def generator_table(result: Json) -> Table:
     table = _table(
         "batches and oracles",
-        "batch: as training makes it, with others of its group · step: with the batch, the task's default model",
+        "batch: as in training, made together with the other batches of its group\n"
+        "step: of the task's default model, batch included",
         ("task", "scale"),
         ("batch ms", "step ms", "of step", "instances/s", "solved/s"),
     )

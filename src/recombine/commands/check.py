@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from recombine.commands.console import REFERENCE_LEGEND, format_number, split_legend, title_of
+from recombine.commands.console import REFERENCE_LEGEND, split_legend, title_of
 from recombine.commands.flags import TaskOptions, parse_task
 from recombine.evaluate import MetricDict, describe_metrics, score_references
 from recombine.store import Json
-from recombine.tables import tables_as_dict
+from recombine.tables import format_number, tables_as_dict
 from recombine.tasks.base import REFERENCES
 
 
@@ -55,7 +55,7 @@ def certificate_table(certificate: Json) -> Table:
         "every module covered in training": f"{covered}, at least {certificate['min_coverage']} times",
         "times covered, by module": " ".join(f"{module}:{count}" for module, count in coverage.items()),
         "co-occurrence graph connected": f"{connected}, {certificate['num_components']} component(s)",
-        "compositions on two sides": certificate["overlap"],
+        "compositions in two splits": certificate["overlap"],
         "redraws until covered": certificate["redraws"],
         "sha256": certificate["sha256"],
     }

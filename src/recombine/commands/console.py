@@ -22,15 +22,15 @@ from recombine.tables import Table as ResultTable
 from recombine.tables import format_number
 from recombine.tasks.base import REFERENCES, Task
 
-TEST_LEGEND = "test: trained combinations, new instances"
+TEST_LEGEND = "test: trained compositions, new instances"
 OOD_LEGENDS = {
-    True: "ood: unseen combinations of trained modules",
-    False: "ood: unseen combinations, with modules never trained",
-    None: "ood: unseen combinations",
+    True: "ood: held-out compositions of trained modules",
+    False: "ood: held-out compositions, with modules never trained",
+    None: "ood: held-out compositions",
 }
 UNKNOWN_LEGEND = "unknown: modules never trained, or more at once than trained"
 REFERENCE_LEGEND = (
-    "ceiling: the best possible score on the split; agnostic: the best without knowing which combinations it holds"
+    "ceiling: the best possible score on the split; agnostic: the best without knowing which compositions it holds"
 )
 
 
@@ -41,7 +41,7 @@ class Output(ParsedFlags):
     json: tyro.conf.FlagCreatePairsOff[bool] = False
     """Print the result as JSON."""
     verbose: Annotated[tyro.conf.FlagCreatePairsOff[bool], tyro.conf.arg(aliases=["-v"])] = False
-    """Log what happens to standard error."""
+    """Write log messages to standard error."""
     quiet: Annotated[tyro.conf.FlagCreatePairsOff[bool], tyro.conf.arg(aliases=["-q"])] = False
     """Print only the result."""
 
@@ -61,7 +61,7 @@ class Output(ParsedFlags):
                 print_table(console, table)
 
     def say(self, message: str) -> None:
-        """Print a remark to standard error, unless the user wants quiet."""
+        """Print a message to standard error, unless --quiet was given."""
         if not self.quiet:
             print(message, file=sys.stderr)
 
@@ -71,11 +71,11 @@ class RunOutput(Output):
     """Flags of every verb that loads runs."""
 
     code: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="FILE.py:NAME")] = ()
-    """Task or model of the run if it is not part of this package, as for `train`; this code is run. May be repeated."""
+    """Task or model of the run, if it is not part of this package; same form as for `train`. Runs this code. Repeatable."""
 
 
 def _wrap(shown: str, width: int) -> str:
-    """Text in lines of the console's width, but paths whole."""
+    """Wrap text to the width of the console without breaking paths."""
     lines = (textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False) for line in shown.split("\n"))
     return "\n".join(lines)
 
@@ -87,7 +87,7 @@ def score_table(
     covered: bool | None = None,
     metrics: Mapping[str, MetricDict] | None = None,
 ) -> Table:
-    """Scores of one run: a row for each split and metric. `metrics` is that of `result.json`."""
+    """Scores of one run, one row per split and metric. `metrics` comes from `result.json`."""
     caption = f"{split_legend(scores, covered)}\n{REFERENCE_LEGEND}"
     table = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
     for name in ("split", "metric"):
@@ -101,14 +101,14 @@ def score_table(
 
 
 def title_of(metric: str, metrics: Mapping[str, MetricDict] | None) -> str:
-    """How a metric is shown; by its name where a result does not say."""
+    """Title of a metric; the default for its name if the result does not contain one."""
     if metrics is None or metric not in metrics:
         return Task.metric(metric).title
     return metrics[metric]["title"]
 
 
 def split_legend(scores: Json, covered: bool | None = None) -> str:
-    """What the splits in a table mean; `covered` says whether every module was trained, None if that is not known."""
+    """Meaning of the splits in a table; `covered` says whether every module was trained, None if unknown."""
     legend = f"{TEST_LEGEND} · {OOD_LEGENDS[covered]}"
     return f"{legend}\n{UNKNOWN_LEGEND}" if "unknown" in scores else legend
 

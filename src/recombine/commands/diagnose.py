@@ -1,4 +1,4 @@
-"""recombine diagnose RUN: does it generalise, and if not, why not; probes the run first if that has not been done."""
+"""recombine diagnose RUN: does it generalise, and if not, why not? Probes the run first if necessary."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import tyro
 from rich.table import Table
 
 from recombine.cli import parse
-from recombine.commands.console import RunOutput, format_number
+from recombine.commands.console import RunOutput
 from recombine.diagnose import DECODER_TITLES, Diagnosis, diagnose_run
 from recombine.errors import InputError
 from recombine.probe import is_probed, probe_run
 from recombine.store import RunDirectory
+from recombine.tables import format_number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,16 +44,17 @@ def run(argv: list[str]) -> None:
             say=say,
             code=options.code,
         )
-    found = diagnose_run(options.run)
-    closing = [f"Next: {found.advice}."]
-    if found.alternatives:
-        closing.insert(0, f"Within its intervals it could also be: {', '.join(found.alternatives)}.")
-    options.show(dict(found.as_dict()), f"{found.verdict.upper()}\n{found.sentence}", evidence_table(found), *closing)
+    diagnosis = diagnose_run(options.run)
+    closing = [f"Next: {diagnosis.advice}."]
+    if diagnosis.alternatives:
+        closing.insert(0, f"Within its intervals the verdict could also be: {', '.join(diagnosis.alternatives)}.")
+    opening = f"{diagnosis.verdict.upper()}\n{diagnosis.sentence}"
+    options.show(dict(diagnosis.as_dict()), opening, evidence_table(diagnosis), *closing)
 
 
-def evidence_table(found: Diagnosis) -> Table:
+def evidence_table(diagnosis: Diagnosis) -> Table:
     """The numbers behind the verdict."""
-    evidence = found.evidence
+    evidence = diagnosis.evidence
     table = Table("evidence")
     table.add_column("value", justify="right")
     table.add_column("95 % interval", justify="right")

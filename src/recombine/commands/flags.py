@@ -36,7 +36,7 @@ class ModelOptions(TaskOptions):
     """Flags of every verb that names a task and a model."""
 
     model: Annotated[str | None, tyro.conf.arg(metavar="MODEL")] = None
-    """Model to train, by name or as FILE.py:CLASS (default: the task's first). Determines which model flags there are."""
+    """Model to train, by name or as FILE.py:CLASS (default: the task's first). Determines the available model flags."""
 
 
 TaskVerb = TypeVar("TaskVerb", bound=TaskOptions)
@@ -45,7 +45,7 @@ ModelVerb = TypeVar("ModelVerb", bound=ModelOptions)
 
 @dataclass(frozen=True, kw_only=True)
 class TaskFlags(ParsedFlags):
-    """All flags of a verb that names a task. tyro takes the flags of the class that the default value has."""
+    """All flags of a verb that names a task. tyro uses the flags of the default value's class."""
 
     options: TaskOptions
     task: Task
@@ -113,6 +113,7 @@ def _require_distinct(*owners: object) -> None:
         for field in fields(owner):  # type: ignore[arg-type]
             if field.name in seen:
                 raise InputError(
-                    f"{type(owner).__name__} and {seen[field.name]} both have a setting {field.name!r}: expected two names"
+                    f"{type(owner).__name__} and {seen[field.name]} both have a setting {field.name!r}: "
+                    "expected different names"
                 )
             seen[field.name] = type(owner).__name__

@@ -1,7 +1,7 @@
-"""Print tables so that no number and no name is ever cut or broken.
+"""Print tables without ever truncating or breaking a number or a name.
 
-A table that is too wide for the terminal is stacked, one block of lines per row. Output that goes to a file or a pipe is
-printed as wide as it needs to be.
+A table that is too wide for the terminal is stacked, one block of lines per row. Output to a file or a pipe has the full
+width of the table.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rich.text import Text
 from recombine.tables import Table
 
 WIDE = 10_000
-SENTENCE = 32  # characters that a column of sentences needs at least
+SENTENCE = 32  # minimum width of a column of sentences, in characters
 
 
 def print_table(console: Console, table: Table | RichTable) -> None:

@@ -1,4 +1,4 @@
-"""recombine probe RUN: look inside a trained run; or, with --activations FILE, inside any model at all."""
+"""recombine probe RUN: look inside a trained run or, with --activations FILE, inside any model."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import tyro
 from rich.table import Table
 
 from recombine.cli import parse
-from recombine.commands.console import RunOutput, format_number
+from recombine.commands.console import RunOutput
 from recombine.errors import InputError
 from recombine.probe import examine_activations, probe_run
 from recombine.store import Json
+from recombine.tables import format_number
 from recombine.tasks.base import Task
 
 TITLES = {"f1": "F1", "r2": "R²"}  # of decoders
@@ -21,7 +22,7 @@ TITLES = {"f1": "F1", "r2": "R²"}  # of decoders
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeOptions(RunOutput):
-    """What to look into."""
+    """What to probe."""
 
     run: tyro.conf.Positional[Path | None] = None
     """Run directory. Writes probe.json and probe.npz there."""
@@ -59,7 +60,7 @@ def run(argv: list[str]) -> None:
 
 
 def tables(numbers: Json) -> list[Table | str]:
-    """Everything but the pictures, for people."""
+    """All results except the pictures, as tables."""
     shown: list[Table | str] = []
     if "decoders" in numbers:
         read = numbers.get("reading", {"labels": "labels", "instances": "the rows of the file"})
@@ -81,17 +82,17 @@ def tables(numbers: Json) -> list[Table | str]:
 
 
 def decoder_table(decoders: Json, title: str) -> Table:
-    """One row a site: how well a linear decoder reads the labels, and how well an uninformed one does."""
-    metric = "f1" if any("f1" in each.get("id", {}) for each in decoders.values()) else "r2"
+    """One row per site: the score of a linear decoder of the labels, and of an uninformed one."""
+    metric = "f1" if any("f1" in scores.get("id", {}) for scores in decoders.values()) else "r2"
     table = _table(
-        title, f"{TITLES[metric]}; the last four columns are on ood. A decoder saw trained compositions only."
+        title, f"{TITLES[metric]}; the last four columns are on ood. Decoders are fitted on trained compositions only."
     )
     for name in ("site", "id", "ood", "majority", "control", "selective", "untrained"):
         table.add_column(name, justify="left" if name == "site" else "right")
-    for site, each in decoders.items():
-        ood = each.get("ood", {})
-        beside = [ood.get(name, {}).get(metric) for name in ("majority", "control", "selectivity", "untrained")]
-        cells = [each.get("id", {}).get(metric), ood.get(metric), *beside]
+    for site, scores in decoders.items():
+        ood = scores.get("ood", {})
+        references = [ood.get(name, {}).get(metric) for name in ("majority", "control", "selectivity", "untrained")]
+        cells = [scores.get("id", {}).get(metric), ood.get(metric), *references]
         table.add_row(site, *map(format_number, cells))
     return table
 
@@ -99,26 +100,27 @@ def decoder_table(decoders: Json, title: str) -> Table:
 def structure_table(structure: Json) -> Table:
     """Purity and silhouette of each site."""
     table = _table(
-        "neighbourhoods of codes", "purity: share of the ten nearest of the same colour, by chance in brackets"
+        "neighbourhoods of codes",
+        "purity: share of the ten nearest neighbours with the same colour; chance in brackets",
     )
     for name in ("site", "colour", "purity", "silhouette"):
         table.add_column(name, justify="left" if name in ("site", "colour") else "right")
     for site, colours in structure.items():
-        for colour, each in colours.items():
-            purity = f"{format_number(each['purity'])} ({format_number(each['chance'])})"
-            table.add_row(site, colour, purity, format_number(each["silhouette"]))
+        for colour, values in colours.items():
+            purity = f"{format_number(values['purity'])} ({format_number(values['chance'])})"
+            table.add_row(site, colour, purity, format_number(values["silhouette"]))
     return table
 
 
 def layer_table(ablations: Json) -> Table:
-    """What becomes of the score if a layer's codes are changed."""
+    """How the score changes when the codes of a layer are changed."""
     base = ", ".join(f"{split} {format_number(value)}" for split, value in ablations["base"].items())
-    table = _table(f"codes of a layer changed: {Task.metric(ablations['metric']).title}, else {base}")
+    table = _table(f"codes of a layer changed: {Task.metric(ablations['metric']).title}, unchanged: {base}")
     table.add_column("layer", justify="right")
     table.add_column("codes")
     for split in ablations["base"]:
         table.add_column(f"{split}, 95 % interval", justify="right")
-    table.caption = "swapped: each instance has the codes of another, of another composition"
+    table.caption = "swapped: each instance gets the codes of an instance with another composition"
     words = {"zero": "zero", "mean": "mean", "swap": "swapped"}
     for row in ablations["layers"]:
         table.add_row(str(row["layer"]), words[row["kind"]], *(_change(row[split]) for split in ablations["base"]))
@@ -139,11 +141,11 @@ def head_table(ablations: Json, num_heads: int = 3) -> Table:
 
 
 def swap_table(swap: Json) -> Table:
-    """What the answer follows when the last token gets the codes of another instance."""
+    """Whose answer the model gives when the last token gets the codes of another instance."""
     by_rule = swap["kind"] == "rules"
     first, *others = ("other", "own", "same_rule") if by_rule else ("follows",)
     caption = (
-        "other, own: the answer follows the swapped-in rule, or its own; same rule: right, with codes of its own rule"
+        "other, own: the answer follows the swapped-in rule, or its own; same rule: right with codes of the same rule"
     )
     table = _table(
         "codes of the last token swapped", caption if by_rule else "0: ignores the code; 1: gives the donor's answer"
@@ -152,9 +154,9 @@ def swap_table(swap: Json) -> Table:
         table.add_column(name)
     for name in (first, "95 % interval", *others):
         table.add_column(name.replace("_", " "), justify="right")
-    for split, each in swap["splits"].items():
-        rows = [("none", "", each["base"])] if by_rule else []
-        rows += [(" ".join(map(str, arm["layers"])), arm["keys"], arm) for arm in each["arms"]]
+    for split, results in swap["splits"].items():
+        rows = [("none", "", results["base"])] if by_rule else []
+        rows += [(" ".join(map(str, arm["layers"])), arm["keys"], arm) for arm in results["arms"]]
         for layers, keys, row in rows:
             interval = " … ".join(map(format_number, row["interval"]))
             more = [format_number(row.get(name)) for name in others]

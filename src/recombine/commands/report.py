@@ -1,4 +1,4 @@
-"""recombine report RUN... -o FILE: one HTML file about runs, read from their directories alone."""
+"""recombine report RUN... -o FILE: write one HTML file about runs, read from their run directories."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from recombine.report.page import write_report
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions(RunOutput):
-    """Which runs, and where the report goes."""
+    """Runs to report, and where to write the report."""
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
     """Run directories."""

@@ -25,7 +25,7 @@ from recombine.tables import Column, Table, tables_as_dict
 from recombine.tasks.base import Scale
 
 NUM_PROBED = 600  # instances per split; `recombine probe RUN` takes more, and more time
-NUM_PICTURED = 500  # points of a map
+NUM_PICTURED = 500  # points per map
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class ReproduceOptions(Output):
     name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="EXPERIMENT")]
     """Name of an experiment (`recombine reproduce list` prints them), or FILE.py:NAME for one of your own."""
     scale: Scale | None = None
-    """Size of the experiment: tiny takes minutes, paper has the paper's sizes (default: the experiment's, mostly small)."""
+    """Size of the experiment: tiny takes minutes, paper has the paper's sizes (default: depends on the experiment)."""
     only: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE")] = ()
     """Run only records with these settings, e.g. --only model=vanilla trunk=softmax,hyla."""
     steps: int | None = None
@@ -45,7 +45,7 @@ class ReproduceOptions(Output):
     out: Path = Path("runs")
     """Folder for run directories."""
     jobs: int = 1
-    """Number of runs to train at the same time. They share the cores evenly; small models gain most."""
+    """Number of runs to train in parallel. They share the cores evenly; small models gain most."""
     device: str = "auto"
     """Device to train on: auto, cpu, cuda, ..."""
     report: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
@@ -168,7 +168,7 @@ def train_records(records: Sequence[Record], options: ReproduceOptions) -> Finis
 
 
 def train_at_once(configs: dict[str, RunConfig], options: ReproduceOptions) -> None:
-    """Train several runs at a time and print a line when one ends."""
+    """Train several runs in parallel and print a line when one ends."""
     numbers = itertools.count(1)
 
     def done(label: str, run: RunDirectory) -> None:
@@ -179,7 +179,7 @@ def train_at_once(configs: dict[str, RunConfig], options: ReproduceOptions) -> N
 
 
 def look_inside(run: RunDirectory, options: ReproduceOptions, label: str) -> None:
-    """Probe and diagnose a run, in seconds. A run that cannot be probed is left out of that part of the report."""
+    """Probe and diagnose a run quickly. A run that cannot be probed is left out of that part of the report."""
     if not options.json:
         options.say(f"probing {label}")
     try:

@@ -24,7 +24,7 @@ class TrainOptions(ModelOptions):
     evaluation_instances: int | None = None
     """Instances per split in the final evaluation (default: as in the paper)."""
     compile: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Train under torch.compile, which takes seconds to start. Pays on GPUs, hardly on CPUs."""
+    """Train under torch.compile, which takes seconds to start. Helps on GPUs, hardly on CPUs."""
 
 
 def run(argv: list[str]) -> None:

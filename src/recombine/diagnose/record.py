@@ -1,4 +1,4 @@
-"""What a diagnosis consists of, as objects and as `diagnosis.json`; and the thresholds of its verdicts."""
+"""The parts of a diagnosis, as objects and in `diagnosis.json`, and the thresholds of its verdicts."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ AT_CEILING = 0.95  # of the way from chance to ceiling
 AMBIGUOUS = 0.05  # distance of the ceiling from a perfect score
 RECOMBINED = 0.9  # held-out compositions relative to trained ones
 DECODABLE = 0.5  # of the way from an uninformed decoder to a perfect one
+READABLE = 0.9  # score of a decoder that reads the modules, even if the input alone would let it
 
 Verdict = Literal["uncovered", "not learned", "ambiguous", "solved", "inferred but unused", "not inferred"]
 
 
 class PlacedScore(ScoreDict):
-    """A score in `diagnosis.json`, and where it lies between chance (0) and ceiling (1)."""
+    """A score in `diagnosis.json`, and its position between chance (0) and ceiling (1)."""
 
     placed: float
 
@@ -70,7 +71,7 @@ class DiagnosisDict(TypedDict):
 
 @dataclass(frozen=True, kw_only=True)
 class Decodability:
-    """How well modules are read from the network, on trained and held-out compositions, and by uninformed decoders."""
+    """How well modules can be decoded from the network, on trained and held-out compositions, and by uninformed decoders."""
 
     site: str
     metric: str
@@ -80,7 +81,7 @@ class Decodability:
 
     @property
     def informed(self) -> float:
-        """How far from the baseline (0) to a perfect decoder (1), on held-out compositions."""
+        """Position between the baseline (0) and a perfect decoder (1), on held-out compositions."""
         return (self.held_out - self.baseline) / max(1 - self.baseline, 1e-9)
 
     def as_dict(self) -> DecodabilityDict:
@@ -96,7 +97,7 @@ class Decodability:
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """A verdict, the reason in a sentence, the numbers behind it, and what to try next."""
+    """A verdict, the reason in a sentence, its evidence, and what to try next."""
 
     verdict: Verdict
     sentence: str

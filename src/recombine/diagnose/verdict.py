@@ -1,22 +1,23 @@
-"""Why does it not generalise? A verdict from numbers alone: scores, certificate, and what a decoder reads.
+"""Why does a network not generalise? The verdict follows from numbers: scores, certificate and decodability.
 
-A score is placed between chance (0) and its ceiling (1), also where less is better. The first of these that holds is the
-verdict:
+A score is placed between chance (0) and its ceiling (1), also if lower is better. The verdict is the first of these that
+holds:
 
-- uncovered: some module of the held-out compositions was never trained, or, where they fail, training leaves modules in
-  groups that never meet: the certificate says so, and the network cannot be blamed;
+- uncovered: according to the certificate, some module of the held-out compositions was never trained; or held-out
+  compositions fail and the training compositions are not connected. The split is the cause, not the network;
 - not learned: the score on trained compositions is placed below `LEARNED`;
-- ambiguous: held-out compositions reach `AT_CEILING`, and that ceiling itself lies `AMBIGUOUS` or more away from a perfect
-  score (1, or where less is better 0, measured in units of chance): the inputs do not determine the rest;
-- solved: held-out compositions reach `RECOMBINED` of what trained ones reach;
-- inferred but unused: they do not, though a decoder fitted on trained compositions reads their modules from the network:
-  `DECODABLE` or more of the way from the best uninformed decoder (majority, shuffled control, untrained network) to a
-  perfect one (the finding of "When can transformers compositionally generalize in-context?");
-- not inferred: they do not, and their modules cannot be read. This is the weakest of the six: a linear decoder of the last
-  token can miss what is there. Fuzzy logic is an example, where networks that recombine are hardly easier to read.
+- ambiguous: held-out compositions reach `AT_CEILING`, and the ceiling itself is at least `AMBIGUOUS` away from a perfect
+  score (1, or 0 if lower is better, measured in units of chance): the inputs do not determine the answer;
+- solved: the held-out score is at least `RECOMBINED` of the trained one;
+- inferred but unused: it is not, but the modules of held-out compositions can be decoded from the network: a decoder fitted
+  on trained compositions is at least `DECODABLE` of the way from the best uninformed decoder (majority, shuffled control,
+  untrained network) to a perfect one, or its score is at least `READABLE`, as for tasks whose input states the modules (the
+  finding of "When can transformers compositionally generalize in-context?");
+- not inferred: it is not, and the modules cannot be decoded. This is the weakest of the six, because a linear decoder of the
+  last token can miss information. In fuzzy logic, for example, networks that recombine are hardly easier to decode.
 
-If an interval reaches across a threshold, the verdicts at its ends are given as alternatives. Where the ceiling is no
-better than chance there is nothing to learn: a score as good as the ceiling is placed at 1, a worse one at 0.
+If an interval includes a threshold, the verdicts at its ends are given as alternatives. If the ceiling is not better than
+chance there is nothing to learn: a score as good as the ceiling is placed at 1, a worse one at 0.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from recombine.diagnose.record import (
     AT_CEILING,
     DECODABLE,
     LEARNED,
+    READABLE,
     RECOMBINED,
     Decodability,
     Diagnosis,
@@ -46,10 +48,10 @@ from recombine.store import Json, RunDirectory
 DECODER_TITLES = {"f1": "F1", "r2": "R²"}
 
 ADVICE: dict[str, str] = {
-    "uncovered": "hold out fewer compositions, or check the split (recombine check) before asking about the network",
-    "not learned": "train longer, try another learning rate, or a larger network; then ask again",
-    "ambiguous": "nothing in the network is to blame; for harder evidence, make instances with one answer only",
-    "solved": "hold out more compositions or give less data, until it breaks",
+    "uncovered": "hold out fewer compositions, or check the split (recombine check) before diagnosing the network",
+    "not learned": "train longer, or try another learning rate or a larger network; then diagnose again",
+    "ambiguous": "the network is not the cause; for stronger evidence, generate only instances with one answer",
+    "solved": "hold out more compositions or reduce the training data, to find where it fails",
     "inferred but unused": "let the inferred modules drive the computation: HYLA attention, or a hypernetwork bottleneck",
     "not inferred": "show more compositions or more examples, so that modules must be inferred; or try more heads",
 }
@@ -64,7 +66,7 @@ class _Scale:
     higher_is_better: bool
 
     def place(self, value: float) -> float:
-        """Where a value lies between chance (0) and ceiling (1)."""
+        """The position of a value between chance (0) and ceiling (1)."""
         sign = 1 if self.higher_is_better else -1
         room = sign * (self.ceiling - self.chance)
         if room > 1e-9:
@@ -73,7 +75,7 @@ class _Scale:
 
     @property
     def ambiguity(self) -> float:
-        """How far the ceiling lies from a perfect score."""
+        """The distance of the ceiling from a perfect score."""
         if self.higher_is_better:
             return 1 - self.ceiling
         return self.ceiling / self.chance if self.chance > 0 else 0.0
@@ -97,7 +99,7 @@ def diagnose(
         check_choice(f"metric on {split}", metric, scores[split])
     for key in ("covered", "connected"):
         if not isinstance(certificate.get(key), bool):
-            raise InputError(f"the certificate says {key} is {certificate.get(key)!r}: expected true or false")
+            raise InputError(f"{key} in the certificate is {certificate.get(key)!r}: expected true or false")
     trained, scale = _place(scores["test"][metric], "test", higher_is_better)
     held_out, held_out_scale = _place(scores["ood"][metric], "ood", higher_is_better)
 
@@ -149,11 +151,12 @@ def _decide(
         return "uncovered"
     if decodability is None or not math.isfinite(decodability.informed):
         return None
-    return "inferred but unused" if decodability.informed >= DECODABLE else "not inferred"
+    readable = decodability.informed >= DECODABLE or decodability.held_out >= READABLE
+    return "inferred but unused" if readable else "not inferred"
 
 
 def _place(score: Mapping[str, float | None], split: str, higher_is_better: bool) -> tuple[PlacedScore, _Scale]:
-    """A score with its place. Its value, chance and ceiling must be known; without an interval, it is a point."""
+    """A score and its position. Value, chance and ceiling are required; without an interval, it is a point."""
     known = {key: _read_number(score, key) for key in ("value", "low", "high", "chance", "ceiling", "agnostic")}
     value, chance, ceiling = known["value"], known["chance"], known["ceiling"]
     if value is None or chance is None or ceiling is None:
@@ -184,28 +187,30 @@ def _explain(verdict: Verdict, evidence: Evidence) -> str:
     both = f"{held_out['value']:.2f} on held-out compositions against {trained['value']:.2f} on trained ones"
     if verdict == "uncovered":
         named = ", ".join(map(str, evidence["uncovered_modules"]))
-        never = f"module {named} was never trained" if named else "training leaves groups of modules that never meet"
+        never = (
+            f"module {named} was never trained" if named else "training has groups of modules that never occur together"
+        )
         return f"The split cannot show recombination: {never}."
     if verdict == "not learned":
         return (
-            f"Trained compositions are at {trained['value']:.2f} of a possible {trained['ceiling']:.2f}: the task itself is "
+            f"Trained compositions score {trained['value']:.2f} of a possible {trained['ceiling']:.2f}: the task itself is "
             f"not learned yet."
         )
     if verdict == "ambiguous":
-        return f"It is at its ceiling, {held_out['value']:.2f} of {held_out['ceiling']:.2f}: the rest cannot be known."
+        return f"It reaches its ceiling, {held_out['value']:.2f} of {held_out['ceiling']:.2f}: the inputs tell no more."
     if verdict == "solved":
         return f"It recombines: {both}."
     read = evidence["decodability"]
     assert read is not None
     decoded = (
-        f"a linear decoder of {read['site']} has {DECODER_TITLES[read['metric']]} {read['held_out']:.2f} there "
+        f"a linear decoder of {read['site']} has {DECODER_TITLES[read['metric']]} {read['held_out']:.2f} on held-out ones "
         f"({read['trained']:.2f} on trained ones, {read['baseline']:.2f} without information)"
     )
     if verdict == "inferred but unused":
         return f"It infers modules but does not use them: {both}, yet {decoded}."
     return (
-        f"Nothing shows that it infers the modules of new compositions: {both}, and {decoded}. What a linear decoder cannot "
-        f"read may still be there."
+        f"Nothing shows that it infers the modules of new compositions: {both}, and {decoded}. They may still be "
+        f"present in a form that a linear decoder cannot read."
     )
 
 
@@ -230,7 +235,7 @@ def diagnose_run(path: Path | str) -> Diagnosis:
     if not run.finished:
         raise InputError(f"{run.path} has no result.json: expected a finished run")
     result, split = run.read_json("result.json"), run.read_json("split.json")
-    probe = dict(read_probe(run) or {})  # none if the run was trained further since
+    probe = dict(read_probe(run) or {})  # empty if the run has been trained further since
     scores = result["scores"]
     metric = next(iter(scores.get("test", {})), "")
     info = result.get("metrics", {}).get(metric, {})

@@ -1,4 +1,4 @@
-"""Matplotlib figures in the house style, and how they become files: whole or not at all, the same bytes each time."""
+"""Matplotlib figures in a common style, written atomically and with the same bytes each time."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ STYLE: dict[Any, Any] = {
 
 
 def make_figure(width: float | int, height: float | int) -> Figure:
-    """An empty figure of this many inches."""
+    """An empty figure of this size in inches."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def escape_text(text: str) -> str:
-    """Text as it is: Matplotlib reads a formula between dollars and hides a label that starts with an underscore."""
+    """Escape text: Matplotlib reads a formula between dollars and hides a label that starts with an underscore."""
     return "\u200b" + text.replace("$", r"\$")
 
 
 @contextmanager
 def canvas(path: Path, width: float | int, height: float | int) -> Iterator[Figure]:
-    """A figure to draw on, written as a PNG file at the end."""
+    """Context manager for a figure that is written to a PNG file at the end."""
     from matplotlib import rc_context
 
     with rc_context(STYLE):
@@ -48,7 +48,7 @@ def canvas(path: Path, width: float | int, height: float | int) -> Iterator[Figu
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write a figure as the ending of its path says."""
+    """Write a figure in the format of the path's suffix."""
     from matplotlib import rc_context
 
     with rc_context({"svg.hashsalt": "recombine"}):

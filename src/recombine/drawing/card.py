@@ -1,4 +1,4 @@
-"""One instance with a model's answer, as the report shows it: a picture, the composition behind it, and remarks."""
+"""One instance with a model's answer, as shown in the report: a picture, its composition, and remarks."""
 
 from __future__ import annotations
 

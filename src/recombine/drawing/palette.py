@@ -1,4 +1,4 @@
-"""The colours of everything that is drawn: puzzles, maps, charts, and the page in light and dark."""
+"""The colours of all drawings: puzzles, maps, charts, and the page in light and dark."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ FLOOR, WALL, SHADE = "#f6f4ef", "#39424e", "#fde8d7"
 GOOD, BAD, PLAIN = "#0f766e", "#be4b3b", "#8d97a3"
 EARLY, LATE = np.array([0.98, 0.73, 0.45]), np.array([0.60, 0.20, 0.03])  # first and last step of a walk
 
-# charts: lines of a grid, the way from chance to ceiling, text that steps back, text
+# charts: grid lines, the track from chance to ceiling, secondary text, text
 GRID, TRACK, QUIET, DARK = "#e3e5e4", "#c9cecd", "#767f88", "#333f48"
 ATTENTION_COLOURS = {"softmax": "#4477aa", "linear": "#ccaa33", "hyla": "#cc3366"}
 
-# Series of a page and of printed figures. They can be told apart with every kind of colour vision (after Okabe and Ito), and
-# have enough contrast with their background.
+# Series of a page and of printed figures. They can be distinguished with every kind of colour vision (after Okabe and Ito),
+# and have enough contrast with their background.
 LIGHT_PALETTE = ("#0072b2", "#d55e00", "#00855f", "#b8578c", "#8c6a00", "#5f4bb6")
 DARK_PALETTE = ("#56b4e9", "#f58549", "#2cc295", "#e7a3cb", "#e3bc4f", "#b7a6f2")
 SCALES = {  # classes of points; low to high; own and swapped-in; opposite to alike

@@ -1,4 +1,4 @@
-"""Shapes that eyes tell apart, their sizes, and how several objects are arranged: for puzzles and maps."""
+"""Shapes that are easy to distinguish, their sizes, and the arrangement of several objects, for puzzles and maps."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Points = Float[np.ndarray, "point 2"]
 
 
 def relative_size(size: int | None, num_values: int) -> float:
-    """From 0.3 to 1 in equal ratios, since that is how eyes compare."""
+    """Sizes from 0.3 to 1 with equal ratios, which look evenly spaced."""
     return 0.75 if size is None else 0.3 ** (1 - size / (num_values - 1))
 
 
 def arrange(number: int) -> Points:
-    """Places for a number of objects, in rows as equal as can be, around the origin."""
+    """Positions for a number of objects around the origin, in rows of nearly equal length."""
     num_rows = round(math.sqrt(number))
     ends = [round(number * row / num_rows - 1e-9) for row in range(num_rows + 1)]
     places = []
@@ -34,14 +34,14 @@ def _star(*radii: float, turn: float = 90.0) -> Points:
 
 
 def _normalise(points: Points) -> Points:
-    """Between equal radius and equal area, so that all shapes of a size look alike in size."""
+    """Scale between equal radius and equal area, so that shapes of the same size look equally large."""
     x, y = points.T
     area = abs(np.dot(x, np.roll(y, 1)) - np.dot(y, np.roll(x, 1))) / 2
     return points / math.sqrt(np.linalg.norm(points, axis=1).max() * math.sqrt(area / math.pi))
 
 
 def _list_shapes() -> tuple[Points, ...]:
-    """The most different ones first."""
+    """The shapes, most different ones first."""
     arc = np.linspace(0, np.pi, 40)
     half = np.stack([np.cos(arc), np.sin(arc) - 0.4], axis=1)
     crescent = np.concatenate([_star(*[1.0] * 80, turn=50.0)[:62], 0.25 + _star(*[0.82] * 80, turn=50.0)[61:0:-1]])

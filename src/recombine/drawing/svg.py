@@ -20,7 +20,7 @@ def define_shapes() -> Markup:
 
 
 def move(content: str, x: float | int, y: float | int) -> str:
-    """A part of a picture, moved to a place."""
+    """A part of a picture, moved to (x, y)."""
     return f'<g transform="translate({x} {y})">{content}</g>'
 
 

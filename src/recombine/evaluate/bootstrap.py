@@ -1,9 +1,9 @@
 """Intervals over compositions, and paired differences.
 
 Instances of one composition are not independent, so intervals come from a bootstrap over *compositions*: whole
-compositions are drawn again with replacement, 2,000 times, and the metric is recomputed from their sums. Two predictors
-are compared on the same resampled compositions, so that what is hard for both cancels: the difference can be clear even
-where the two intervals overlap.
+compositions are resampled with replacement, 2,000 times, and the metric is recomputed from their sums. Two predictors
+are compared on the same resampled compositions, so that differences in difficulty cancel. The difference can be
+significant even if the two intervals overlap.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NUM_RESAMPLES = 2_000
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """How much one predictor scores above another on the same instances, with its 95 % interval."""
+    """The difference between two predictors on the same instances, with its 95 % interval."""
 
     value: float
     low: float
@@ -32,12 +32,12 @@ class Difference:
 
     @property
     def real(self) -> bool:
-        """Whether the interval leaves out 0."""
+        """Whether the interval excludes 0."""
         return self.low > 0 or self.high < 0
 
 
 class CompositionSums:
-    """Sums of each metric's numerator and denominator, one for every composition."""
+    """Sums of each metric's numerator and denominator per composition."""
 
     def __init__(self, num_compositions: int) -> None:
         self.num_compositions = num_compositions

@@ -25,8 +25,8 @@ from recombine.tasks.base import Batch, Ratio, Reference, SplitName, Task
 from recombine.tasks.evaluation import evaluation_batches
 
 EVALUATION_VERSION = 2
-"""Raise it when the same predictor on the same task gets other scores, intervals or reference scores than before: other
-instances, another bootstrap, another definition of chance or ceiling. Scores of another version are measured again."""
+"""Raise it when the same predictor on the same task gets different scores, intervals or reference scores than before: other
+instances, another bootstrap, another definition of chance or ceiling. Scores of other versions are measured again."""
 
 
 Predictor = Callable[[Tensor], Tensor]
@@ -93,7 +93,7 @@ def scores_as_dict(scores: Scores) -> dict[str, dict[str, ScoreDict]]:
 
 
 def describe_metrics(task: Task, scores: Iterable[Mapping[str, object]]) -> dict[str, MetricDict]:
-    """How to show each metric that some split has; `scores` has the metrics of each split."""
+    """How to show each metric that occurs in `scores`, which has the metrics of each split."""
     names = dict.fromkeys(name for metrics in scores for name in metrics)
     infos = {name: task.metric(name) for name in names}
     return {name: {"title": info.title, "higher_is_better": info.higher_is_better} for name, info in infos.items()}
@@ -155,7 +155,7 @@ def score_references(task: Task, *, num_instances: int) -> ReferenceScores:
 
 
 def evaluation_splits(task: Task) -> tuple[SplitName, ...]:
-    """Every split with compositions, but `train`: `test` has the same compositions and fresh instances."""
+    """Every split with compositions except `train`; `test` has the same compositions with new instances."""
     return tuple(split for split in task.splits if split != "train" and task.split.compositions(split))
 
 
@@ -181,9 +181,9 @@ def _measure(
 
 
 def _measure_model(predict: Predictor, task: Task, batch: Batch) -> dict[str, Ratio]:
-    """The metrics of one batch, after checking what the model returned."""
+    """The metrics of one batch, after checking the model's predictions."""
     predictions = predict(batch.inputs)
-    expected = f"expected a tensor with {len(batch)} rows, one for each input"
+    expected = f"expected a tensor with {len(batch)} rows, one per input"
     if isinstance(predictions, (tuple, list)):
         kinds = ", ".join(type(part).__name__ for part in predictions[:4])
         raise InputError(
@@ -200,7 +200,7 @@ def _measure_model(predict: Predictor, task: Task, batch: Batch) -> dict[str, Ra
     if num_nan:
         raise InputError(f"{num_nan} of {predictions.numel()} predictions are not finite (NaN): expected numbers")
     metrics = task.metrics(predictions, batch)
-    for name, ratio in metrics.items():  # infinite logits can be right answers, infinite errors cannot
+    for name, ratio in metrics.items():  # infinite logits can be valid predictions, infinite errors cannot
         num_infinite = int((~ratio.numerator.isfinite()).sum())
         if num_infinite:
             raise InputError(
@@ -210,7 +210,7 @@ def _measure_model(predict: Predictor, task: Task, batch: Batch) -> dict[str, Ra
 
 
 class _SplitSums:
-    """What one pass over a split adds up: the model, the references, the baselines."""
+    """Sums over one pass through a split: for the model, the references and the baselines."""
 
     def __init__(self, num_compositions: int) -> None:
         self.num_compositions = num_compositions
@@ -221,7 +221,8 @@ class _SplitSums:
     def add_references(self, task: Task, split: SplitName, batch: Batch) -> None:
         metrics = tuple(task.metrics(task.chance(batch), batch))
         for name, predictions in task.reference_predictions(batch, split=split, metrics=metrics).items():
-            different = {id(each): each for each in predictions.values()}  # metrics often share their optimum
+            # metrics often share their optimum
+            different = {id(prediction): prediction for prediction in predictions.values()}
             measured = {key: task.metrics(each, batch) for key, each in different.items()}
             chosen = {metric: measured[id(predictions[metric])][metric] for metric in metrics}
             self.references.setdefault(name, CompositionSums(self.num_compositions)).add(chosen, batch)

@@ -149,7 +149,9 @@ class _Attend(torch.autograd.Function):
         return *(grad.to(q.dtype) for grad in grads), grad_bias, None, None, None, None
 
 
-def _describe(q, k, v, bias, key_mask, normalisation, value_network, causal) -> tuple[tuple, dict]:
+def _describe(
+    q, k, v, bias, key_mask, normalisation, value_network, causal
+) -> tuple[tuple[int, ...], dict[str, object]]:
     """Sizes, and the constants for which a program is compiled."""
     dim, value_dim = q.shape[3], v.shape[3]
     bias_batch = 0 if bias is None or bias.shape[0] == 1 else bias.stride(0)

@@ -1,4 +1,4 @@
-"""The layers models are made of: attention, position, feed-forward; and HYLA for models made elsewhere."""
+"""The layers of the models: attention, position, feed-forward; and HYLA for models from elsewhere."""
 
 from recombine.layers.attention import ATTENTIONS, Attention, AttentionName
 from recombine.layers.feedforward import FEEDFORWARDS, MLP, MixtureOfExperts, SwiGLU, build_feedforward

@@ -4,7 +4,7 @@
     output  = W^out concat_h out[q,h],   out from the kernel's `attend`
 
 The equations are in `recombine/kernels/reference.py`; `ATTENTIONS` names the rows of Table A1 of "Attention as a
-Hypernetwork" (Schug et al.). All have the same parameters, but for the one matrix more per head of `hyla_deep`.
+Hypernetwork" (Schug et al.). All have the same parameters, except that `hyla_deep` has one more matrix per head.
 """
 
 from __future__ import annotations
@@ -125,11 +125,10 @@ class Attention(nn.Module):
         """Return the output of each query and the latent codes.
 
         `bias` and `mask` (True = may attend) broadcast to (b, h, q, k); `causal` masks later keys. With `num_queries=n`
-        only the last n tokens of `x` are queries: the last block of a model computes no more than is read from it, and
-        `bias` and `mask` are those of these n queries. The last `num_isolated` tokens are seen by nobody but themselves (see
-        `isolated`). `rotate` receives and returns queries and keys (see
-        `position.Rotary`); `code_map` is the kernel's hook on the codes. Without `return_codes` the codes are None, and a
-        fused kernel may be used.
+        only the last n tokens of `x` are queries, and `bias` and `mask` are those of these n queries: the last block of a
+        model computes only the tokens that are read. The last `num_isolated` tokens are seen only by themselves (see
+        `isolated`). `rotate` receives and returns queries and keys (see `position.Rotary`); `code_map` is the kernel's hook
+        on the codes. Without `return_codes` the codes are None, and a fused kernel may be used.
         """
         q, k, v = self.project(x, context, num_queries=num_queries)
         if rotate is not None:

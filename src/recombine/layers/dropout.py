@@ -1,10 +1,10 @@
-"""Where attention layers get the keys of their dropout (`kernels/dropout.py` says what a key decides).
+"""The keys for the dropout of attention layers (`kernels/dropout.py` explains what a key determines).
 
-In a training loop of your own, each call draws a new key from torch's generator, so that `torch.manual_seed` governs it. Our
-trainer gives the keys instead: inside `with DropoutKeys(model).at(seed, step):` they are a pure function of the seed, the
-step and the number of the layer, so that a resumed run drops the same codes. In evaluation nothing is dropped.
+In your own training loop, each call draws a new key from torch's generator, so `torch.manual_seed` controls it. Our trainer
+sets the keys instead: inside `with DropoutKeys(model).at(seed, step):` they are a pure function of the seed, the step and the
+number of the layer, so that a resumed run drops the same codes. In evaluation nothing is dropped.
 
-A key is a tensor, and the trainer changes its value in place: a compiled model is not compiled again.
+A key is a tensor whose value the trainer changes in place, so a compiled model is not compiled again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from recombine.splitmix import hash_key
 
 
 class CodeDropout(nn.Module):
-    """Dropout of the codes of one layer; called for what to drop in this call, which is None in evaluation."""
+    """Dropout of the codes of one layer. Returns what to drop in this call, or None in evaluation."""
 
     key: Int[Tensor, ""]
 
@@ -36,7 +36,7 @@ class CodeDropout(nn.Module):
     def forward(self) -> Dropout | None:
         if not self.training or self.rate == 0:
             return None
-        # a copy, since the backward pass needs it when the next step may have begun
+        # a copy, since the backward pass may need it after the next step has begun
         key = self.key.clone() if self.keyed else torch.randint(-(2**63), 2**63 - 1, (), device=self.key.device)
         return Dropout(self.rate, self.form, key)
 
@@ -52,7 +52,7 @@ class DropoutKeys:
 
     @contextlib.contextmanager
     def at(self, seed: int, step: int) -> Iterator[None]:
-        """Let every layer drop what belongs to this step."""
+        """Set the keys of every layer for this step."""
         active = [(number, layer) for number, layer in enumerate(self.layers) if layer.rate > 0]
         for number, layer in active:
             layer.key.fill_(hash_key("dropout", seed, step, number))

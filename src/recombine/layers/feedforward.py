@@ -47,10 +47,10 @@ class SwiGLU(nn.Module):
 
 
 class MixtureOfExperts(nn.Module):
-    """Each token is answered by its `top_k` best of `num_experts` MLPs, weighted by a softmax over those `top_k`.
+    """Each token is processed by its `top_k` best of `num_experts` MLPs, weighted by a softmax over those `top_k`.
 
-    All experts are computed for all tokens and the rest weighted by 0: with few experts the shapes stay static (so it
-    compiles) at a cost of num_experts / top_k times the routed computation. There is no load-balancing loss.
+    All experts are computed for all tokens, and the others are weighted by 0. Shapes stay static (so it compiles), at a cost
+    of num_experts / top_k times the routed computation. There is no load-balancing loss.
     """
 
     def __init__(self, embedding_dim: int, hidden_dim: int, num_experts: int = 4, top_k: int = 2) -> None:

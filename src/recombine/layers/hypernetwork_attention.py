@@ -1,10 +1,10 @@
-"""HYLA for everybody: a layer that stands where `torch.nn.MultiheadAttention` stood, and a function that puts it there.
+"""HYLA for any model: a drop-in replacement for `torch.nn.MultiheadAttention`, and a function that replaces it.
 
     layer = HypernetworkAttention(embed_dim, num_heads, attention="hyla")    # constructed and called as torch's
     model = convert(model, attention="hyla")                                 # every one of torch's, weights kept
 
 Names and shapes of the parameters are those of `nn.MultiheadAttention` (`hyla_deep` adds `deep_weight`), so state dicts
-are exchanged freely, and `attention="softmax"` computes the same function. What differs:
+are interchangeable, and `attention="softmax"` computes the same function. Differences:
 
 - a query whose keys are all masked receives zeros (before the output projection), where softmax in torch gives NaN;
 - without a softmax, a float mask of -10,000 or less means "masked", as -inf does (why: see `masks.py`).
@@ -30,7 +30,7 @@ from recombine.layers.masks import arrange_masks, merge_masks, pad_keys
 
 
 class HypernetworkAttention(nn.MultiheadAttention):
-    """Arguments of `nn.MultiheadAttention`, and by keyword the name of the attention."""
+    """Takes the arguments of `nn.MultiheadAttention`, and `attention` by keyword."""
 
     code_dropout: CodeDropout
 
@@ -46,7 +46,7 @@ class HypernetworkAttention(nn.MultiheadAttention):
 
     @property
     def dropout(self) -> float:
-        """The fraction of latent codes that is dropped in training, each on its own."""
+        """The fraction of latent codes that is dropped in training, independently."""
         return self.code_dropout.rate
 
     @dropout.setter
@@ -58,10 +58,10 @@ class HypernetworkAttention(nn.MultiheadAttention):
             self.code_dropout = CodeDropout(rate, "elements")
 
     def set_attention(self, attention: str) -> None:
-        """Change which attention is computed; the weights that all attentions share stay as they are."""
+        """Change which attention is computed. Weights that all attentions share are kept."""
         self.attention = check_choice("attention", attention, ATTENTIONS)
         # nn.TransformerEncoder(Layer) replaces the call of this layer by a fused softmax kernel if it finds True here.
-        # So this says nothing about our weights: whether they are packed is whether `in_proj_weight` exists.
+        # So this does not describe our weights: they are packed if `in_proj_weight` exists.
         self._qkv_same_embed_dim = False
         if ATTENTIONS[attention][1] != "hyper_deep":
             self.register_parameter("deep_weight", None)
@@ -92,7 +92,7 @@ class HypernetworkAttention(nn.MultiheadAttention):
     ) -> tuple[Tensor, Tensor | None]:
         """As `nn.MultiheadAttention.forward`; the returned weights are the latent codes.
 
-        `is_causal` is a hint that `attn_mask` is causal, as in torch: the mask itself is what counts.
+        As in torch, `is_causal` is only a hint that `attn_mask` is causal: the mask itself is applied.
         """
         _check_inputs(self, query, key, value)
         if is_causal and attn_mask is None:
@@ -152,8 +152,8 @@ class HypernetworkAttention(nn.MultiheadAttention):
 def convert(model: nn.Module, attention: str = "hyla") -> nn.Module:
     """Replace every `nn.MultiheadAttention` in `model` by a `HypernetworkAttention` with the same weights.
 
-    The parameters are the same objects, so an optimiser built before goes on working. A module used twice stays shared;
-    one converted before is only set to `attention`. Returns the model (the new layer if the model itself was one).
+    The parameters are the same objects, so an existing optimiser keeps working. A module used twice stays shared. A layer
+    that was converted before is only set to `attention`. Returns the model (the new layer if the model itself was one).
     """
     check_choice("attention", attention, ATTENTIONS)
     found = {
@@ -176,7 +176,7 @@ def convert(model: nn.Module, attention: str = "hyla") -> nn.Module:
             setattr(model.get_submodule(parent), name, converted[layer])
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoder):
-            # decided when the encoder was built with torch's layers: padded batches would come as nested tensors
+            # set when the encoder was built with torch's layers: padded batches would arrive as nested tensors
             module.use_nested_tensor = False
     return converted[found[""]] if "" in found else model
 
@@ -185,7 +185,7 @@ def _convert_layer(layer: nn.MultiheadAttention, attention: str) -> Hypernetwork
     if isinstance(layer, HypernetworkAttention):
         converted = layer
     else:
-        # everything else, such as hooks and the training flag, is the very same object as in the old layer
+        # everything else, such as hooks and the training flag, is the same object as in the old layer
         converted = HypernetworkAttention.__new__(HypernetworkAttention)
         converted.__dict__.update(layer.__dict__)
         converted.__dict__["_parameters"] = layer._parameters.copy()

@@ -1,6 +1,6 @@
-"""Standard multi-head attention, seen as the hypernetwork it is (Schug et al., eq. 2-5).
+"""Standard multi-head attention as a hypernetwork (Schug et al., eq. 2-5).
 
-For a query q and a key k the latent code a[:,q,k] mixes the matrices of the heads to the value network of that pair:
+For a query q and a key k the latent code a[:,q,k] mixes the matrices of the heads into the value network of that pair:
 
     W[q,k]  = sum_h a[h,q,k] W_h^out W_h^value             (eq. 4)
     b[q,k]  = sum_h a[h,q,k] W_h^out b_h^value             (the same for the bias of the value projection)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-# standard deviation of a standard normal cut off at +-2: dividing by it restores the variance the cut takes away
+# standard deviation of a standard normal truncated at +-2; dividing by it restores unit variance
 TRUNCATED_DEVIATION = 0.87962566103423978
 
 

@@ -1,11 +1,11 @@
-"""Attention of several questions to one context: the last tokens see the tokens before them and themselves, not one another.
+"""Attention of several queries to one context: the last tokens see the tokens before them and themselves, not one another.
 
-So one sequence answers many queries, each exactly as if it had been asked alone. It is attention under the mask
+So one sequence answers many queries, each exactly as if it were alone. This is attention with the mask
 
     may_attend[q, k] = k is not isolated, or k = q
 
-Where each key is weighed on its own, by a normalisation other than softmax, most of the masked pairs need not be computed:
-what a query receives from the context and what it receives from itself are computed apart and added.
+If each key is weighted independently, by a normalisation other than softmax, most of the masked pairs need not be computed:
+the contributions of the context and of the query itself are computed separately and added.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ def attend_isolated(
     mask: Tensor | None = None,
     **choices: Any,
 ) -> tuple[Float[Tensor, "b q h e"], Float[Tensor, "b h q k"] | None]:
-    """What `kernels.attend` gives under `isolation_mask`, with fast calls wherever nothing else is asked for."""
+    """Equals `kernels.attend` with `isolation_mask`, using faster calls where possible."""
     num_queries, num_keys = q.shape[1], k.shape[1]
     given = {"normalisation": normalisation, **choices}
     apart = not normalisation.startswith("softmax") and num_isolated < num_keys
-    # what belongs to a pair (bias, mask, dropout) and codes that are asked for need the whole call
+    # a bias, mask or dropout per pair, and returned codes, need the full call
     if apart and bias is None and mask is None and not any(choices.get(name) for name in WHOLE_CALL):
         shown = num_keys - num_isolated
         out, _ = attend(q, k[:, :shown], v[:, :shown], **given)

@@ -1,10 +1,10 @@
-"""The masks of `torch.nn.MultiheadAttention`, read as the bias and the mask of our kernels.
+"""Convert the masks of `torch.nn.MultiheadAttention` to the bias and the mask of our kernels.
 
-In torch a bool mask is True where a query may *not* attend; a float mask is added to the scores, -inf being "may not".
-The kernel takes the two apart: a finite bias, and a mask that is True where a query *may* attend.
+In torch a bool mask is True where a query may *not* attend; a float mask is added to the scores, and -inf means "may not".
+The kernel separates the two: a finite bias, and a mask that is True where a query *may* attend.
 
-Many models write -1e9 or `torch.finfo(...).min` for -inf. Before a softmax that comes to the same; without one, such a
-*score* would dominate every other, so there everything down from MASKED_SCORE means "may not".
+Many models use -1e9 or `torch.finfo(...).min` for -inf. Before a softmax this is equivalent. Without one, such a *score*
+would dominate all others, so every score at or below MASKED_SCORE means "may not".
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from recombine.errors import InputError, check_positive
 
 
 def relative_bucket(distance: int, *, num_buckets: int, max_distance: int) -> int:
-    """The bucket of a distance; where the logarithm is within rounding of a border, whole numbers decide."""
+    """The bucket of a distance. If the logarithm is within rounding error of a boundary, exact integers decide."""
     num_exact = num_buckets // 2
     if distance < num_exact:
         return distance
@@ -57,7 +57,7 @@ class RelativeBias(nn.Module):
             )
         self.max_distance = max_distance
         self.table = nn.Parameter(torch.empty(num_buckets, num_heads))
-        # every distance from max_distance on has the last bucket, so this short table serves any sequence length
+        # every distance from max_distance on is in the last bucket, so this short table works for any sequence length
         buckets = [
             relative_bucket(distance, num_buckets=num_buckets, max_distance=max_distance)
             for distance in range(max_distance + 1)
@@ -78,25 +78,25 @@ class RelativeBias(nn.Module):
 
 
 class Rotary(nn.Module):
-    """Turn queries and keys by their positions; no parameters, and no buffer that a change of precision could spoil."""
+    """Rotate queries and keys by their positions. No parameters, and no buffer that a change of precision could affect."""
 
     def __init__(self, head_dim: int, base: float = 10000.0) -> None:
         super().__init__()
         check_positive(head_dim=head_dim)
         if head_dim % 2 != 0:
-            raise InputError(f"head_dim is {head_dim}: expected an even number, as features turn in pairs")
+            raise InputError(f"head_dim is {head_dim}: expected an even number, because features are rotated in pairs")
         self.head_dim, self.base = head_dim, base
 
     def forward(
         self, q: Float[Tensor, "b q h d"], k: Float[Tensor, "b k h d"], query_offset: int | None = None
     ) -> tuple[Float[Tensor, "b q h d"], Float[Tensor, "b k h d"]]:
-        """Return the turned queries and keys; `query_offset` is the first query's position, by default T - n."""
+        """Return the rotated queries and keys; `query_offset` is the first query's position, by default T - n."""
         if query_offset is None:
             query_offset = k.shape[1] - q.shape[1]
         return self._turn(q, query_offset), self._turn(k, 0)
 
     def _turn(self, x: Float[Tensor, "b t h d"], offset: int) -> Float[Tensor, "b t h d"]:
-        # bf16 cannot tell position 257 from 256: angles need at least float32
+        # bf16 cannot distinguish position 257 from 256: angles need at least float32
         precise = torch.promote_types(x.dtype, torch.float32)
         positions = torch.arange(offset, offset + x.shape[1], device=x.device, dtype=precise)
         exponents = torch.arange(0, self.head_dim, 2, device=x.device, dtype=precise) / self.head_dim

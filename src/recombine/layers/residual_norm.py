@@ -1,4 +1,4 @@
-"""LayerNorm at the places of a pre-norm block where the residual stream has just been added to."""
+"""Addition to the residual stream followed by LayerNorm, as in a pre-norm block."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ MODELS: dict[str, type[ModelConfig]] = {
 
 
 def build_model(config: ModelConfig, task: Task, *, seed: int) -> nn.Module:
-    """The model a configuration describes, for a task; the same parameters for the same seed, on every device."""
+    """Build the model of a configuration for a task. The same seed gives the same initial parameters on every device."""
     with torch.random.fork_rng(devices=()):
         config.check_task(task)
         torch.manual_seed(seed)

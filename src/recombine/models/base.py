@@ -1,7 +1,7 @@
-"""What the configuration of a model is: a frozen dataclass that builds the model for a task.
+"""The base class of model configurations: frozen dataclasses that build a model for a task.
 
-A configuration lists what its model needs of a task (`needs`); `build_model` refuses a task that lacks it. A model names the
-places that probes look at: `probe_sites`, a tuple of `Site`. In a model without them, probes look at its children.
+A configuration lists what its model requires of a task (`needs`); `build_model` raises an error if the task lacks it. A
+model names the sites that probes read in `probe_sites`, a tuple of `Site`. In a model without them, probes read its children.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from recombine.tasks.base import Task
 
 
 class Need(NamedTuple):
-    """Something that a model needs of a task, and what to say of a task that lacks it."""
+    """A requirement of a model on a task, and the error message for a task that does not meet it."""
 
     is_met: Callable[[Task], bool]
     lack: str  # may name properties of the task, as in "{task.sequence_length}"
@@ -54,21 +54,21 @@ class ModelConfig(Settings, ABC):
     """Sizes and choices of a model; the task gives the sizes of its inputs and predictions."""
 
     kind: ClassVar[str]
-    # Raise it when the same sizes and seed give other initial parameters or another function than before.
+    # Raise it when the same sizes and seed give different initial parameters or another function than before.
     version: ClassVar[int] = 1
 
     @property
     def label(self) -> str:
-        """What tells this model from others on the same task, in the name of its run."""
+        """What distinguishes this model from others on the same task; part of the name of its run."""
         return self.kind
 
     @property
     def needs(self) -> tuple[Need, ...]:
-        """What the model needs of a task, beside inputs and predictions of some size."""
+        """What the model requires of a task, in addition to inputs and predictions of some size."""
         return ()
 
     def check_task(self, task: Task) -> None:
-        """Refuse a task that lacks something the model needs."""
+        """Raise an error if the task lacks something the model requires."""
         for need in self.needs:
             if not need.is_met(task):
                 lack = need.lack.format(task=task)
@@ -82,7 +82,7 @@ class ModelConfig(Settings, ABC):
 
 
 class Site(NamedTuple):
-    """A place to look inside a model: what the submodule at `path` returns, or what it is given."""
+    """A site that probes read: the output, or the input, of the submodule at `path`."""
 
     name: str
     path: str

@@ -2,8 +2,8 @@
 
     h_t = Σ_{j ≤ t} a(q_t · k_j / √d) V x_j,    y_t = ρ(h_t)
 
-with softmax weights over the prefix, or sigmoid, linear or relu weights divided by t. There is no residual stream, and no
-position unless asked for: a learned vector for each position is added to the tokens, for as many as the task has.
+with softmax weights over the prefix, or sigmoid, linear or relu weights divided by t. There is no residual stream. Positions
+are optional: a learned vector per position is added to the tokens, up to the longest sequence of the task.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ TokenPosition = Literal["none", "learned"]
 
 @dataclass(frozen=True, kw_only=True)
 class CausalAttentionConfig(SequenceModelConfig):
-    """A weighted sum of the tokens so far, with weights from the last one."""
+    """A weighted sum of the tokens so far, weighted by the last one as query."""
 
     kind: ClassVar[str] = "attention"
 
     attention: AttentionWeights = "sigmoid"
-    """How scores become weights."""
+    """How attention weights are computed from scores."""
     position: TokenPosition = "none"
-    """Whether a learned vector tells each token its place."""
+    """Add a learned vector per position to the tokens."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,14 +1,14 @@
 """Networks built by hand instead of trained: what the theory says exists (docs/theory.md).
 
-`build_modular_attention`: linear attention with one head for each module computes sum_m z_m Theta_m x, exactly. The token of
-the task is the query and holds z; head m asks for z_m, the token of x answers with 1, and the value network of the head is
+`build_modular_attention`: linear attention with one head per module computes sum_m z_m Theta_m x, exactly. The token of
+the task is the query and holds z. In head m the query is z_m, the key of the token of x is 1, and the value network is
 Theta_m.
 
 `build_modular_mlp`: a multilayer perceptron on (z, x) that computes relu(sum_m z_m (x Theta_m + b_m)) Omega to any precision
 (Scale leads to compositional generalization, arXiv 2507.07207: neurons linear in the number of modules). Products come
-from squares, 2 a b = (a + b)² - a² - b², and a square from straight lines between n knots a unit, where it is too large by
+from squares, 2 a b = (a + b)² - a² - b², and a square from straight lines between n knots per unit, which are too large by
 at most 1 / (4 n²). One hidden layer holds all M I + M + I squares; the second is the teacher's own. All squares have
-their knots in the same places, so that the errors of a module that does not act cancel: (0 + x)² - x² is exactly 0.
+their knots at the same positions, so that the errors of an inactive module cancel: (0 + x)² - x² is exactly 0.
 """
 
 from __future__ import annotations
@@ -28,14 +28,16 @@ from recombine.tasks.modular.teacher import ModularTeacher
 def build_modular_attention(theta: Float[Tensor, "modules x y"]) -> Attention:
     """Linear attention from tokens (z, x, 1) to x . sum_m z_m Theta_m, in the first features of its output.
 
-    The token of the task is (z, 0, 0) and that of the input (0, x, 1). One feature of a head is its question: the scores are
+    The token of the task is (z, 0, 0) and that of the input (0, x, 1). One feature of a head is its query: the scores are
     z_m / sqrt(d), so the values are Theta_m sqrt(d).
     """
     num_modules, x_dim, y_dim = theta.shape
     head_dim = max(x_dim, y_dim)
     size = num_modules + x_dim + 1
     if y_dim > size:
-        raise InputError(f"{y_dim} outputs from tokens of {size} features: expected no more than fit into a token")
+        raise InputError(
+            f"{y_dim} outputs from tokens of {size} features: expected at most as many outputs as features"
+        )
     layer = Attention(size, num_heads=num_modules, kqv_dim=num_modules * head_dim, attention="linear").to(theta.dtype)
     with torch.no_grad():
         for parameter in layer.parameters():

@@ -1,14 +1,14 @@
-"""Students that are built, not trained: what training on outputs can and cannot pin down
+"""Students that are constructed, not trained: what training on outputs can and cannot determine
 (On Provable Length and Compositional Generalization, arXiv 2402.04875).
 
 - `change_basis`: h' = A h for an invertible A. For deep set, attention and SSM there is a student with such hidden states
-  and the same outputs at every length, φ' = A φ, V' = A V, or Λ' = A Λ A⁻¹ and B' = A B, each with ρ'(h) = ρ(A⁻¹ h): a linear
-  map is the most that can be identified. For an RNN the same weights give the same outputs only where A commutes with the
-  sigmoid, that is, for permutations.
-- `forget_beyond`: a deep set whose readout first cuts sums off at T. As features lie in (0, 1), no sum of T tokens is ever
-  cut: the student has no error up to length T, whatever the data, and knows nothing of longer sequences. min(h, T) =
-  T - relu(T - h) is one more layer of the readout: higher capacity is all it takes. (A layer of ReLU; the MLP readouts that
-  `length-capacity` trains have sigmoids, which can come close to it, not equal it.)
+  and the same outputs at every length, φ' = A φ, V' = A V, or Λ' = A Λ A⁻¹ and B' = A B, each with ρ'(h) = ρ(A⁻¹ h). Hidden
+  states can therefore be identified only up to a linear map. For an RNN these weights give the same outputs only if A
+  commutes with the sigmoid, that is, for permutations.
+- `forget_beyond`: a deep set whose readout first clips sums at T. Features lie in (0, 1), so no sum of T tokens is ever
+  clipped: the student has no error up to length T, whatever the data, but fails on longer sequences. min(h, T) =
+  T - relu(T - h) is one more layer of the readout, so higher capacity is sufficient. (This is a ReLU layer; the MLP readouts
+  that `length-capacity` trains have sigmoids, which can approximate it but not equal it.)
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ def change_basis(model: SequenceModel, basis: Float[Tensor, "hidden hidden"]) ->
         changed.recurrence.copy_(basis @ changed.recurrence @ inverse)
         changed.input.copy_(basis @ changed.input)
     else:
-        raise InputError(f"{type(model).__name__} keeps no matrix to change: expected a dense recurrence")
+        raise InputError(f"{type(model).__name__} has no recurrent matrix to change: expected a dense recurrence")
     return changed
 
 
 def forget_beyond(model: DeepSet, length: int) -> DeepSet:
-    """The same deep set on sequences of up to so many tokens, and another one beyond."""
+    """A deep set that equals the given one on sequences up to this length, and differs on longer ones."""
     check_positive(length=length)
     if not isinstance(model, DeepSet):
         raise InputError(f"the model is a {type(model).__name__}: expected a deep set, whose features are bounded")

@@ -33,7 +33,7 @@ class DeepSetConfig(SequenceModelConfig):
 
 
 class DeepSet(SequenceModel):
-    """The order of the tokens so far does not matter."""
+    """Independent of the order of the tokens so far."""
 
     def __init__(self, config: DeepSetConfig, *, input_dim: int, output_dim: int, with_thoughts: bool = False) -> None:
         super().__init__(config, input_dim=input_dim, output_dim=output_dim, with_thoughts=with_thoughts)

@@ -1,8 +1,8 @@
-"""A linear hypernetwork: the encoding of a task makes the weights, and only these meet the input (SC, arXiv 2507.07207).
+"""A linear hypernetwork: the encoding of a task generates the weights of a network for the input (SC, arXiv 2507.07207).
 
     W1, b1, W2, b2 = dense(layer_norm(code));   y = relu(x W1 + b1) W2 + b2
 
-If the code is linear in a teacher's modules this is the teacher's own form: modules that were learned apart add up.
+If the code is linear in a teacher's modules, this has the form of the teacher: modules that were learned separately add up.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from recombine.tasks.base import Task
 
 @dataclass(frozen=True, kw_only=True)
 class HypernetworkConfig(ModelConfig):
-    """Size of the network whose weights are made."""
+    """Size of the generated network."""
 
     kind: ClassVar[str] = "hypernetwork"
 
     hidden_dim: int = 256
-    """Hidden features of the generated network."""
+    """Number of hidden units of the generated network."""
 
     def __post_init__(self) -> None:
         check_positive(hidden_dim=self.hidden_dim)
@@ -42,7 +42,7 @@ class HypernetworkConfig(ModelConfig):
 
 
 class Hypernetwork(nn.Module):
-    """Tokens of a task's encoding and an input each; the encoding is read from the first token, as all have the same."""
+    """Each token is the encoding of a task and an input. The encoding is read from the first token; all have the same."""
 
     probe_sites: ClassVar[tuple[Site, ...]] = (Site("code", "norm"), Site("hidden.0", "activation"))
 
@@ -54,7 +54,7 @@ class Hypernetwork(nn.Module):
         self.generate = lecun_linear(encoding_dim, sum(rows * columns for rows, columns in self.shapes))
         self.activation = nn.ReLU()
         with torch.no_grad():
-            # a normalised code makes weights of variance 1 here: bring those of a matrix to 1 / fan_in, biases to 0
+            # a normalised code generates weights of variance 1 here: scale matrices to variance 1 / fan_in, biases to 0
             parts = zip(self.generate.weight.split(self.sizes), self.shapes, (False, True) * 2, strict=True)
             for part, (fan_in, _), bias in parts:
                 part.mul_(0.0 if bias else fan_in**-0.5)

@@ -1,14 +1,14 @@
-"""A transformer with a bottleneck between inferring a task and carrying it out (When can transformers compositionally
+"""A transformer with a bottleneck between inferring a task and executing it (When can transformers compositionally
 generalize in-context?, arXiv 2407.12275).
 
     code = dense(mean over examples of norm(trunk((x, y) of the examples)))
     hypernetwork:  y = V relu(W x + b) + c   with (W, b) = code . H,  and H, V, c learned and the same for all tasks
     mlp:           y = mlp(code, x)          two hidden layers
 
-The trunk is the transformer's own, on examples alone. A query x meets nothing but the network that the code generates, so all
-that the model can know of a task is the code. With `execution="mlp"` the bottleneck stays and the hypernetwork goes: the
-ablation that tells which of the two matters. The hypernetwork is linear and the readout V shared, as in the teacher; widths
-are our choice.
+The trunk is the transformer's, on the examples alone. A query x is seen only by the network that the code generates, so the
+code contains everything the model knows about the task. With `execution="mlp"` the bottleneck stays but the hypernetwork is
+removed: an ablation that shows which of the two matters. The hypernetwork is linear and the readout V is shared, as in the
+teacher; widths are our choice.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class HypernetworkTransformerConfig(TransformerConfig):
     kind: ClassVar[str] = "hypernetwork_transformer"
 
     position: Literal["relative", "rotary", "none"] = "none"
-    """Of the trunk; examples have no order."""
+    """Position encoding of the trunk. Examples have no order."""
     code_dim: int | None = None
-    """Features of the latent code, all that is known of a task; without a number, one for each module of the task."""
+    """Number of features of the latent code (default: one per module of the task)."""
     execution: Execution = "hypernetwork"
-    """What meets x: a network generated from the code, or an MLP that is given the code beside x."""
+    """How x is processed: by a network generated from the code, or by an MLP on the code and x."""
     execution_dim: int = 32
-    """Hidden features of that network."""
+    """Number of hidden units of that network."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,7 +61,7 @@ class HypernetworkTransformerConfig(TransformerConfig):
 
     def build(self, task: Task) -> nn.Module:
         code_dim = task.num_modules if self.code_dim is None else self.code_dim
-        assert code_dim is not None  # `needs` says so
+        assert code_dim is not None  # guaranteed by `needs`
         return HypernetworkTransformer(
             self,
             code_dim=code_dim,
@@ -95,7 +95,7 @@ class HypernetworkTransformer(nn.Module):
 
     @property
     def probe_sites(self) -> tuple[Site, ...]:
-        """The residual stream behind each block, read as the code reads it, and the code."""
+        """The residual stream after each block, averaged as for the code, and the code."""
         residual = [Site(f"residual.{i}", f"blocks.{i}", token="mean") for i in range(len(self.blocks))]
         return (*residual, Site("code", "code"))
 
@@ -103,7 +103,7 @@ class HypernetworkTransformer(nn.Module):
         return self.execution(self.infer(inputs), self.queries(inputs))
 
     def infer(self, inputs: Float[Tensor, "b tokens features"]) -> Float[Tensor, "b code"]:
-        """The code of the task that the examples show."""
+        """The latent code of the task, inferred from the examples."""
         x = self.embed(inputs[:, : self.num_examples])
         for block in self.blocks:
             x, _ = block(x, x.shape[1], None, False)
@@ -119,7 +119,7 @@ class GeneratedNetwork(nn.Module):
 
     def __init__(self, code_dim: int, input_dim: int, hidden_dim: int, output_dim: int) -> None:
         super().__init__()
-        # for codes of variance 1, the generated matrix has the variance of a plain layer's
+        # for codes of variance 1, the generated matrix has the variance of an ordinary layer
         self.weight = nn.Parameter(lecun_normal_(torch.empty(code_dim, hidden_dim, input_dim), code_dim * input_dim))
         self.bias = nn.Parameter(torch.zeros(code_dim, hidden_dim))
         self.readout = lecun_linear(hidden_dim, output_dim)
@@ -127,7 +127,7 @@ class GeneratedNetwork(nn.Module):
     def generate(
         self, code: Float[Tensor, "b code"]
     ) -> tuple[Float[Tensor, "b hidden input"], Float[Tensor, "b hidden"]]:
-        """The hidden layer of each row's own network."""
+        """The hidden layer of the network of each row."""
         return (code @ self.weight.flatten(1)).view(-1, *self.weight.shape[1:]), code @ self.bias
 
     def forward(
@@ -138,7 +138,7 @@ class GeneratedNetwork(nn.Module):
 
 
 class ConditionedMLP(nn.Module):
-    """The code and x, side by side, into one network that is the same for all tasks."""
+    """An MLP on the concatenation of code and x; the same for all tasks."""
 
     def __init__(self, code_dim: int, input_dim: int, hidden_dim: int, output_dim: int) -> None:
         super().__init__()

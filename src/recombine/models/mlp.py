@@ -1,6 +1,6 @@
 """A multilayer perceptron on each token: h = relu(W h + b), num_layers times, then one dense layer (SC, arXiv 2507.07207).
 
-Each token is a whole question, such as the encoding of a task followed by an input x; tokens do not see each other.
+Each token is a complete input, such as the encoding of a task followed by x; tokens do not see each other.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class MLPConfig(ModelConfig):
     num_layers: int = 4
     """Hidden layers."""
     hidden_dim: int = 1024
-    """Width: features of each hidden layer."""
+    """Number of units per hidden layer."""
 
     def __post_init__(self) -> None:
         check_positive(num_layers=self.num_layers, hidden_dim=self.hidden_dim)
@@ -41,7 +41,7 @@ class MLPConfig(ModelConfig):
 
 
 class MultilayerPerceptron(nn.Module):
-    """Features in, predictions out, whatever dimensions come before."""
+    """Maps features to predictions, with any leading dimensions."""
 
     def __init__(self, input_dim: int, hidden_dims: list[int], output_dim: int) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class MultilayerPerceptron(nn.Module):
 
     @property
     def probe_sites(self) -> tuple[Site, ...]:
-        """Each hidden layer, behind its ReLU."""
+        """Each hidden layer, after its ReLU."""
         return tuple(Site(f"hidden.{i}", f"layers.{i}") for i in range(len(self.layers)))
 
     def forward(self, inputs: Float[Tensor, "*batch features"]) -> Float[Tensor, "*batch predictions"]:

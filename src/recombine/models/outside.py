@@ -14,7 +14,7 @@ from recombine.tasks.base import Task
 
 @dataclass(frozen=True, kw_only=True)
 class OutsideModule(ModelConfig):
-    """What a run directory records about such a module; `registry.bind_module` adds the function that builds it."""
+    """What a run directory records about such a module. `registry.bind_module` adds the function that builds it."""
 
     kind: ClassVar[str] = "outside_module"
 

@@ -69,7 +69,7 @@ class RecurrentConfig(SequenceModelConfig):
 
 
 class StateSpaceModel(SequenceModel):
-    """All positions at once, by a scan."""
+    """Computes all positions in parallel, by a scan."""
 
     def __init__(
         self, config: StateSpaceConfig, *, input_dim: int, output_dim: int, with_thoughts: bool = False
@@ -93,12 +93,12 @@ class StateSpaceModel(SequenceModel):
 
     @property
     def eigenvalues(self) -> Complex[Tensor, " modes"]:
-        """One of each pair."""
+        """One eigenvalue of each pair."""
         return torch.polar(self.log_radius.exp(), self.angle)
 
 
 class RecurrentNetwork(SequenceModel):
-    """One position after the other."""
+    """Computes one position after the other."""
 
     def __init__(
         self, config: RecurrentConfig, *, input_dim: int, output_dim: int, with_thoughts: bool = False
@@ -116,9 +116,9 @@ class RecurrentNetwork(SequenceModel):
 
 
 def rotation_parameter(size: int) -> nn.Parameter:
-    """A random rotation, of determinant 1 as the teacher's.
+    """A random rotation, with determinant 1 like the teacher's.
 
-    No change of basis alters the sign of a determinant: a student that starts as a reflection must first make Λ singular.
+    A change of basis keeps the determinant, so for a student that starts as a reflection Λ must become singular on the way.
     """
     matrix = nn.init.orthogonal_(torch.empty(size, size))
     matrix[:, 0] *= torch.linalg.det(matrix).sign()

@@ -1,11 +1,11 @@
-"""What the causal sequence models have in common: hidden states at every position, and one readout for all of them
+"""Base class of the causal sequence models: hidden states at every position, and one readout for all of them
 (On Provable Length and Compositional Generalization, arXiv 2402.04875).
 
     h_1 .. h_T = represent(x_1 .. x_T),    y_t = ρ(h_t)
 
 Limited capacity means that ρ is one layer (`linear`), higher capacity that it is an MLP (`mlp`); a sigmoid follows every
-layer. First weights are N(0, 0.6²), biases 0. Where a task supervises the intermediate values (chain of thought), a model
-returns its hidden states behind its outputs.
+layer. Initial weights are N(0, 0.6²), biases 0. If a task supervises the intermediate values (chain of thought), a model
+returns its hidden states after its outputs.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class SequenceModelConfig(ModelConfig):
     """Sizes of a causal sequence model; the task gives those of its inputs and outputs."""
 
     hidden_dim: int = 20
-    """Features of a hidden state."""
+    """Number of features of a hidden state."""
     readout: Readout = "linear"
-    """From hidden state to output: one layer (limited capacity) or an MLP (higher capacity)."""
+    """Readout from hidden state to output: one layer (limited capacity) or an MLP (higher capacity)."""
 
     def __post_init__(self) -> None:
         check_positive(hidden_dim=self.hidden_dim)
@@ -52,7 +52,7 @@ class SequenceModelConfig(ModelConfig):
 
 
 class SequenceModel(nn.Module, ABC):
-    """Outputs (b, t, output_dim) for tokens (b, t, input_dim); behind them the hidden states, if `with_thoughts`."""
+    """Outputs (b, t, output_dim) for tokens (b, t, input_dim), followed by the hidden states if `with_thoughts`."""
 
     probe_sites: ClassVar[tuple[Site, ...]] = (Site("hidden", "readout", "input"),)
 
@@ -98,5 +98,5 @@ def sigmoid_layers(*sizes: int) -> nn.Sequential:
 
 
 def normal_parameter(*shape: int) -> nn.Parameter:
-    """A weight with first values N(0, 0.6²)."""
+    """A weight initialised to N(0, 0.6²)."""
     return nn.Parameter(nn.init.normal_(torch.empty(shape), std=WEIGHT_DEVIATION))

@@ -1,7 +1,7 @@
 """A causal transformer with the task as its first token (SC, arXiv 2507.07207): task, x_1, x_2, ... -> y_1, y_2, ...
 
-The transformer of all other tasks, but for two things: the encoding of the task and the inputs have a dense layer each,
-and queries and keys are normalised before they are turned (rotary positions; Henry et al. 2020 on normalising them).
+It differs from `transformer` in two ways: the encoding of the task and the inputs have separate dense layers, and queries
+and keys are normalised before the rotary position embedding (see Henry et al. 2020 on normalising them).
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ class TaskTransformerConfig(TransformerConfig):
     num_layers: int = 4
     """Number of blocks."""
     embedding_dim: int = 256
-    """Features of the residual stream."""
+    """Number of features of the residual stream."""
     kqv_dim: int = 256
-    """Features of queries, keys and values, over all heads together."""
+    """Number of features of queries, keys and values, in total over all heads."""
     mlp_dim: int = 1024
-    """Hidden features of the feed-forward network."""
+    """Number of hidden units of the feed-forward network."""
     num_heads: int = 4
-    """Heads: the dimension of the latent code."""
+    """Number of heads: the dimension of the latent code."""
     position: Position = "rotary"
     """A learned bias per head and distance, rotary, or none."""
     causal: bool = True
-    """Let tokens see earlier tokens only."""
+    """Let tokens attend to earlier tokens only."""
     normalise_queries: bool = True
-    """Give queries and keys unit variance, with a learned scale for each feature of a head."""
+    """Normalise queries and keys, with a learned scale per feature of a head."""
 
     @property
     def label(self) -> str:
@@ -68,7 +68,7 @@ class TaskTransformerConfig(TransformerConfig):
 
 
 class TaskEmbedding(nn.Module):
-    """One token for the encoding, which all tokens of a row begin with, and one for each input behind it."""
+    """One token for the encoding, which is the same in all tokens of a row, followed by one token per input."""
 
     def __init__(self, encoding_dim: int, x_dim: int, embedding_dim: int) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class TaskEmbedding(nn.Module):
 
 
 class QueryKeyNorm(nn.Module):
-    """Root-mean-square norms of queries and keys, before they are turned by their positions, if they are."""
+    """Root-mean-square norms of queries and keys, applied before the rotary embedding, if any."""
 
     def __init__(self, head_dim: int, turn: nn.Module | None) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class QueryKeyNorm(nn.Module):
 
 
 class TaskTransformer(Transformer):
-    """Tokens of a task's encoding and an input each in, a prediction for every one of them out."""
+    """Maps tokens, each the encoding of a task and an input, to one prediction per token."""
 
     def __init__(
         self, config: TaskTransformerConfig, *, encoding_dim: int, x_dim: int, output_dim: int, num_tokens: int

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -38,23 +38,23 @@ class TransformerConfig(ModelConfig):
     num_layers: int = 2
     """Number of blocks."""
     embedding_dim: int = 128
-    """Features of the residual stream."""
+    """Number of features of the residual stream."""
     kqv_dim: int = 16
-    """Features of queries, keys and values, over all heads together."""
+    """Number of features of queries, keys and values, in total over all heads."""
     mlp_dim: int = 256
-    """Hidden features of the feed-forward network."""
+    """Number of hidden units of the feed-forward network."""
     num_heads: int = 8
-    """Heads: the dimension of the latent code."""
+    """Number of heads: the dimension of the latent code."""
     feedforward: Literal["mlp", "swiglu", "mixture_of_experts"] = "mlp"
-    """What follows attention in a block."""
+    """Feed-forward layer of a block."""
     position: Position = "relative"
     """A learned bias per head and distance, rotary, or none."""
     causal: bool = False
-    """Let tokens see earlier tokens only."""
+    """Let tokens attend to earlier tokens only."""
     attention_dropout: float = 0.0
     """Fraction of latent codes dropped in training (0.1 in the authors' release of AH)."""
     attention_dropout_form: DropoutForm = "pairs"
-    """`pairs`: one mask over (query, key) for all rows and heads, as in that release; `elements`: each code on its own."""
+    """`pairs`: one mask over (query, key) for all rows and heads, as in that release; `elements`: independent masks."""
 
     def __post_init__(self) -> None:
         check_choice("attention", self.attention, ATTENTIONS)
@@ -74,7 +74,7 @@ class TransformerConfig(ModelConfig):
         return () if self.causal else (HIDDEN_ANSWERS,)
 
     def build_rotation(self) -> nn.Module | None:
-        """What is done to the queries and keys of a block before they meet: turned by their positions, if rotary."""
+        """The map applied to the queries and keys of a block: the rotary embedding, if any."""
         return Rotary(self.kqv_dim // self.num_heads) if self.position == "rotary" else None
 
     def build(self, task: Task) -> nn.Module:
@@ -126,13 +126,13 @@ class Block(nn.Module):
             code_map=code_map,
             return_codes=return_codes,
         )
-        # a slice of everything would still cost a copy in the backward pass
+        # a slice of all tokens would still cost a copy in the backward pass
         x, normed = self.feedforward_norm(x if num_queries == x.shape[1] else x[:, -num_queries:], mixed)
         return x + self.feedforward(normed), codes
 
 
 class Transformer(nn.Module):
-    """Tokens in, predictions for the last `num_read` tokens out; the last `num_isolated` do not see one another."""
+    """Maps tokens to predictions for the last `num_read` of them; the last `num_isolated` do not see one another."""
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ class Transformer(nn.Module):
 
     @property
     def probe_sites(self) -> tuple[Site, ...]:
-        """The residual stream behind each block, and what each feed-forward network sends into its last matrix."""
+        """The residual stream after each block, and the hidden activations of each feed-forward network."""
         residual = [Site(f"residual.{i}", f"blocks.{i}") for i in range(len(self.blocks))]
         hidden = [Site(f"hidden.{i}", f"blocks.{i}.feedforward.output", "input") for i in range(len(self.blocks))]
         paths = dict(self.named_modules())
@@ -166,11 +166,11 @@ class Transformer(nn.Module):
         *,
         return_codes: bool = False,
         code_maps: Sequence[CodeMap | None] | None = None,
-    ):
+    ) -> Any:
         """Predictions (b, num_read, output_dim); with `return_codes` also the latent codes (b, h, q, k) of each layer.
 
         In the last layer only the tokens that are read are queries; queries are aligned at the end in every layer, so
-        `codes[layer][:, :, -1, -1]` is the last token attending to itself. `code_maps` changes a layer's codes in use.
+        `codes[layer][:, :, -1, -1]` is the last token attending to itself. `code_maps` changes a layer's codes.
         """
         x = self.embed(inputs)
         codes = []

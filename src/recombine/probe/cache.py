@@ -105,13 +105,6 @@ class Measurement:
             expected["code"] = self.make_key(run, config, {})["code"]
         return kept if all(key.get(name) == value for name, value in expected.items()) else None
 
-    def require(self, run: RunDirectory) -> Json:
-        """As `read_current`, for a reader that comes after the measurement; raises if there is none."""
-        kept = self.read_current(run)
-        if kept is None:
-            raise InputError(f"{run.path / self.file} is missing or of another checkpoint: expected it measured first")
-        return kept
-
     def write(self, run: RunDirectory, key: MeasurementKey, numbers: Mapping[str, Any]) -> None:
         run.write_json(self.file, {"key": key, **numbers})
 

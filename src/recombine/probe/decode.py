@@ -147,7 +147,7 @@ def _score_split(
         if dealt is not None and fit.control is not None:
             control |= score(decide(x, fit.control), dealt)
     return {
-        **keep_scores(scores),
+        **keep_scores(scores),  # type: ignore[typeddict-item]
         "majority": keep_scores(majority),
         "control": keep_scores(control),
         "selectivity": keep_scores({name: scores[name] - control[name] for name in control}),
@@ -159,18 +159,16 @@ def keep_scores(scores: Mapping[str, Any]) -> DecoderScores:
     return cast(DecoderScores, {name: value for name, value in scores.items() if not isinstance(value, dict)})
 
 
-def find_best_site(decoders: Mapping[str, SiteDecoder]) -> str | None:
-    """The site from which training compositions left out of the fit are decoded best."""
-    scores = {site: decoder["cross_validated"] for site, decoder in decoders.items()}
-    if any("f1" in values for values in scores.values()):
-        return max(scores, key=lambda site: _or_lowest(scores[site].get("f1")))
-    if any("r2" in values for values in scores.values()):
-        return max(scores, key=lambda site: _or_lowest(scores[site].get("r2")))
+def find_best_site(
+    decoders: Mapping[str, SiteDecoder], metrics: Sequence[Literal["f1", "r2"]] = ("f1", "r2")
+) -> str | None:
+    """The site from which training compositions left out of the fit are decoded best, by the first metric there is."""
+    for metric in metrics:
+        scores = {site: decoder["cross_validated"].get(metric) for site, decoder in decoders.items()}
+        known = {site: score for site, score in scores.items() if score is not None}
+        if known:
+            return max(known, key=lambda site: known[site])
     return None
-
-
-def _or_lowest(value: float | None) -> float:
-    return -np.inf if value is None else value
 
 
 def _score_constant(fitted: np.ndarray, labels: np.ndarray, kind: DecoderKind) -> Scores:

@@ -39,7 +39,7 @@ def compare_scores(experiment: Experiment, finished: Finished) -> Table:
             *([f"above {baseline_name(experiment, groups)}"] if has_difference else []),
             "trained compositions",
             *(["paper"] if has_published else []),
-            Column(name="minutes", digits=1),
+            Column(name="minutes", format="fixed", digits=1),
         ),
         rows=tuple(rows),
         note=explain_intervals(groups) + "".join(f"\npaper: {source}" for source in sources),

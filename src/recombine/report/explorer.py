@@ -1,6 +1,6 @@
-"""The map of latent codes: t-SNE coordinates and what each point is, in as few bytes as a reader can tell apart.
+"""The map of latent codes: t-SNE coordinates and labels of each point, stored at the resolution of a screen.
 
-The page makes the picture when a reader picks run, site and colour (`explorer.js`), so that no point is stored twice.
+The page draws the picture when a reader selects run, site and colour (`explorer.js`), so no point is stored twice.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from recombine.report.findings import Found, as_number, read_part
 from recombine.report.runs import ReportRun
 from recombine.store import Json
 
-MAX_MAPPED = 1_500  # points of a map: as many as a browser draws at once as vectors
+MAX_MAPPED = 1_500  # points per map, limited by how fast a browser draws vectors
 RESOLUTION = 1_000  # steps of a coordinate; t-SNE has no units
 
 
 @dataclass(frozen=True, kw_only=True)
-class CodeMap:
+class EmbeddingMap:
     """Points of one run: a place at each site, and what they are."""
 
     sites: dict[str, np.ndarray]  # (points, 2), from 0 to RESOLUTION
@@ -41,12 +41,12 @@ class CodeMap:
 
     @property
     def single(self) -> bool:
-        """Whether each point has one module, so that all can be coloured at once."""
+        """Whether each point has exactly one module, so that all modules can be shown as colours."""
         return self.binary and bool((self.labels.sum(axis=1) == 1).all())
 
     @property
     def purest(self) -> str:
-        """The site whose neighbourhoods say most about modules."""
+        """The site whose neighbourhoods are purest by module."""
         purity = {site: self.structure[site]["module"]["purity"] or 0.0 for site in self.sites}
         return max(purity, key=lambda site: purity[site])
 
@@ -55,7 +55,7 @@ class CodeMap:
         return self.target.dtype.kind in "iu"
 
 
-def read_map(run: ReportRun) -> CodeMap | None:
+def read_map(run: ReportRun) -> EmbeddingMap | None:
     part = read_part(run, "tsne")
     if part is None:
         return None
@@ -64,11 +64,11 @@ def read_map(run: ReportRun) -> CodeMap | None:
             return _read_arrays(dict(arrays), part["probe"])
     except (zipfile.BadZipFile, OSError, EOFError):
         raise InputError(
-            "probe.npz is missing or cannot be read: expected the one that recombine probe writes"
+            "probe.npz is missing or cannot be read: expected the file that recombine probe writes"
         ) from None
 
 
-def _read_arrays(arrays: dict[str, np.ndarray], probe: Json) -> CodeMap:
+def _read_arrays(arrays: dict[str, np.ndarray], probe: Json) -> EmbeddingMap:
     columns = {name: arrays[f"sample.{name}"] for name in ("labels", "split", "composition", "target")}
     sites = {site: arrays[f"tsne.{site}"] for site in probe["tsne"]["sites"]}
     num_rows = len(columns["split"])
@@ -83,7 +83,7 @@ def _read_arrays(arrays: dict[str, np.ndarray], probe: Json) -> CodeMap:
     compositions = [str(words) for words in arrays["sample.compositions"]]
     if columns["composition"].min() < 0 or columns["composition"].max() >= len(compositions):
         raise InputError(f"compositions in probe.npz are numbered past {len(compositions)}: expected their words")
-    return CodeMap(
+    return EmbeddingMap(
         sites={site: _scale(places[kept]) for site, places in sites.items()},
         labels=columns["labels"][kept],
         unseen=columns["split"][kept] == "ood",
@@ -104,13 +104,13 @@ def _read_structure(probe: Json, site: str) -> dict[str, dict[str, float | None]
 
 
 def _scale(places: np.ndarray) -> np.ndarray:
-    """Whole numbers; equal steps in both directions, for distances are the picture."""
+    """Round to whole numbers, with equal steps in both directions, which preserves distances."""
     low, high = np.nanmin(places, axis=0), np.nanmax(places, axis=0)
     centred = (places - (low + high) / 2) / max(float((high - low).max()), 1e-9)
     return np.rint(np.nan_to_num(centred + 0.5) * RESOLUTION).astype(int)
 
 
-def explorer_figure(found: Found[CodeMap]) -> Figure:
+def explorer_figure(found: Found[EmbeddingMap]) -> Figure:
     """An empty picture, and beside it all that can be put into it."""
     bare = {"showticklabels": False, "showgrid": False, "range": [-25, RESOLUTION + 25], "showline": False}
     figure = make_figure(
@@ -125,7 +125,7 @@ def explorer_figure(found: Found[CodeMap]) -> Figure:
     return figure | {"explorer": {str(run.series): _pack(each) for run, each in found}}
 
 
-def _pack(code_map: CodeMap) -> dict[str, Any]:
+def _pack(code_map: EmbeddingMap) -> dict[str, Any]:
     target = code_map.target.astype(float).round(3).tolist()
     return {
         "sites": {site: [places[:, 0].tolist(), places[:, 1].tolist()] for site, places in code_map.sites.items()},

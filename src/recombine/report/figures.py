@@ -19,9 +19,9 @@ Figure = dict[str, Any]
 
 DASHES = ("solid", "dash", "dot", "dashdot")  # names of Plotly
 
-SPLIT_TITLES = {"ood": "Unseen combinations", "test": "Seen combinations", "unknown": "Unseen modules"}
+SPLIT_TITLES = {"ood": "Held-out compositions", "test": "Seen compositions", "unknown": "Unseen modules"}
 ROWS = {
-    "ood": ("unseen", "circle", -0.08),
+    "ood": ("held out", "circle", -0.08),
     "test": ("seen", "circle-open", 0.24),
 }  # split: tick, symbol, place in its run
 
@@ -35,7 +35,7 @@ def split_title(split: str) -> str:
 
 
 def score_figure(runs: Sequence[ReportRun], metric: str) -> Figure:
-    """Scores and intervals of the runs that have them, each on a track that reaches from its chance to its ceiling."""
+    """Scores with their intervals, each on a track from chance to ceiling."""
     runs = [run for run in runs if any(run.score(split, metric) for split in ROWS)]
     tracks = [
         (score.chance, score.ceiling, number + ROWS[split][2])
@@ -104,7 +104,7 @@ def loss_figure(runs: Sequence[ReportRun]) -> Figure:
 
 
 def curve_figure(runs: Sequence[ReportRun], split: str, metric: str) -> Figure:
-    """Score on a split over steps. The axis shows where runs end; what lies far below, early on, is a double click away."""
+    """Score on a split over steps. The axis shows the range where runs end; a double click shows all values."""
     traces = [_curve_trace(run, run.score_curve(split, metric)) for run in runs]
     scores = [score for run in runs if (score := run.score(split, metric))]
     lines = sorted({value for score in scores for value in (score.chance, score.ceiling) if value is not None})
@@ -166,7 +166,7 @@ def make_annotation(text: str, x: float, y: float, *, color: str, **more: Any) -
 
 
 def plain(text: str) -> str:
-    """Plotly reads text as markup; what a user wrote is none."""
+    """Escape text that a user wrote, because Plotly reads text as markup."""
     return html.escape(text)
 
 
@@ -175,5 +175,5 @@ def colour_of(run: ReportRun) -> str:
 
 
 def choose_dash(run: ReportRun, dashes: Sequence[str] = DASHES) -> str:
-    """Changes when the palette starts again."""
+    """The dash pattern, which changes when the palette is used up."""
     return dashes[run.series // len(LIGHT_PALETTE) % len(dashes)]

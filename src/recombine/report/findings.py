@@ -1,7 +1,7 @@
 """What was found inside runs, read from their `probe.json`, `probe.npz` and `diagnosis.json`.
 
-These files may be missing, cut short, foreign or of another version. Each reader checks all that is shown and returns
-what its run has, or None if that is nothing; what it raises becomes a sentence (`gather`), and the rest of the page is made.
+These files may be missing, truncated, foreign or of another version. Each reader checks everything that is shown, and returns
+None if its run has nothing to show. Its errors become sentences on the page (`gather`), and the rest of the page is built.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from recombine.report.runs import ReportRun
 from recombine.store import Json
 
 PROBE_VERSION = 2
-VERDICTS = {  # as diagnose.py has them: how good the news is
+VERDICTS = {  # verdict of `diagnose` -> class of its badge
     "solved": "good",
     "ambiguous": "good",
     "inferred but unused": "middling",
@@ -25,7 +25,7 @@ VERDICTS = {  # as diagnose.py has them: how good the news is
     "uncovered": "open",
 }
 UNINFORMED = ("majority", "control", "untrained")
-READINGS = {  # decoders of probe.json, and where the instances that they read are described
+READINGS = {  # decoders in probe.json -> the key in `reading` that describes their instances
     "decoders": "instances",
     "decoders_pictured": "pictured",
     "decoders_same_query": "same_query",
@@ -38,7 +38,7 @@ Found = list[tuple[ReportRun, T]]
 
 @dataclass(frozen=True, kw_only=True)
 class Decoded:
-    """How well labels are read from one site: {metric: {id, ood, majority, control, untrained}}, the last three on ood."""
+    """Decoder scores at one site: {metric: {id, ood, majority, control, untrained}}, the last three on ood."""
 
     site: str
     kind: str
@@ -47,7 +47,7 @@ class Decoded:
 
 
 def gather(runs: Sequence[ReportRun], read: Callable[[ReportRun], T | None]) -> tuple[Found[T], list[str]]:
-    """What each run has, and a sentence for each whose file cannot be used."""
+    """The value of each run that has one, and a sentence for each run whose file cannot be used."""
     found: Found[T] = []
     problems: list[str] = []
     for run in runs:
@@ -90,7 +90,7 @@ def read_diagnosis(run: ReportRun) -> Json | None:
 
 
 def read_probe(run: ReportRun) -> Json | None:
-    """`probe.json`, whole and of the version that is known here."""
+    """`probe.json`, if it is complete and has the supported version."""
     probe = _read_file(run, "probe.json")
     if probe is not None and probe.get("version") != PROBE_VERSION:
         raise InputError(f"probe.json has version {probe.get('version')!r}: expected {PROBE_VERSION}")
@@ -100,7 +100,7 @@ def read_probe(run: ReportRun) -> Json | None:
 
 
 def read_part(run: ReportRun, name: str, *, step: str | None = None) -> Json | None:
-    """A part of `probe.json`. A file that is broken as a whole is told where decoders are, and not again here."""
+    """A part of `probe.json`. If the whole file is broken, only `read_decoders` reports it."""
     try:
         probe = read_probe(run)
     except InputError:
@@ -118,7 +118,7 @@ def read_part(run: ReportRun, name: str, *, step: str | None = None) -> Json | N
 def _read_file(run: ReportRun, name: str) -> Json | None:
     try:
         return run.read(name) or None
-    except InputError:  # whose sentence names a folder of the machine that made the report
+    except InputError:  # its message contains a local path, which does not belong in a report
         raise InputError(f"{name} cannot be read: expected the JSON object that Recombine writes") from None
 
 
@@ -165,7 +165,7 @@ def read_similarity(run: ReportRun) -> dict[str, Json] | None:
 
 
 def as_number(value: object) -> float | None:
-    """A number of a file; what is none raises."""
+    """A number from a file; anything else is an error."""
     if value is None or isinstance(value, (int, float)):
         return None if value is None else float(value)
     raise InputError(f"a value is {value!r:.40}: expected a number")

@@ -1,8 +1,7 @@
-"""Instances of unseen combinations that a run gets right and wrong: the first few of each, as the stream brings them.
+"""Instances of held-out compositions that a run gets right and wrong: the first few of each, in the order of the stream.
 
-Predictions are not stored with a run, so the network is rebuilt from its checkpoint and asked here: a few dozen instances, in
-about the time it takes to load. What is right, and how an instance is drawn, the task says. A run that cannot be rebuilt is
-a sentence instead.
+Predictions are not stored with a run, so the network is rebuilt from its checkpoint and evaluated here on a few dozen
+instances. The task defines what is right and how an instance is drawn. If a run cannot be rebuilt, a sentence says so.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from recombine.report.runs import ReportRun
 from recombine.run import load_run
 
 NUM_ASKED = 64
-NUM_SHOWN = 4  # of those right, and of those wrong
+NUM_SHOWN = 4  # right instances, and as many wrong ones
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gallery:
-    """The cards of a run, and how often it was right among those asked."""
+    """The cards of a run, and the number of right answers among all that were evaluated."""
 
     task: str
     right: list[Card]
@@ -33,16 +32,16 @@ class Gallery:
 
 
 def read_gallery(run: ReportRun) -> Gallery | None:
-    """None where there is no checkpoint to ask."""
+    """The gallery of a run, or None if there is no checkpoint."""
     if not (run.directory.path / "checkpoint.safetensors").exists():
         return None
     try:
         return make_gallery(run)
     except InputError:
         raise
-    except Exception as error:  # whatever is wrong with a network or a task, the report is made
+    except Exception as error:  # an error in a network or a task must not prevent the report
         raise InputError(
-            f"its network could not be asked ({type(error).__name__}): expected a run of this version"
+            f"its network could not be evaluated ({type(error).__name__}): expected a run of this version"
         ) from None
 
 

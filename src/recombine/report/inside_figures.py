@@ -18,20 +18,20 @@ DECODER_TITLES = {
     "r2": "R²",
 }
 KIND_TITLES = {"codes": "Latent codes", "residual": "Residual stream", "hidden": "Hidden activations", "site": "Sites"}
-SPLIT_WORDS = {"test": "seen", "ood": "unseen"}
+SPLIT_WORDS = {"test": "seen", "ood": "held-out"}
 CHANGE_WORDS = {"zero": "zero", "mean": "mean", "swap": "another’s"}
 MAX_NUMBERED = 32  # heads
 DIVERGING = [[place, f"var(--diverging-{number})"] for number, place in enumerate((0.0, 0.25, 0.5, 0.75, 1.0))]
 
 
 def decodability_figure(found: Found[list[Decoded]], metric: str, kind: str) -> Figure:
-    """A score over layers: unseen combinations filled, seen ones open; decoders that know nothing are dotted."""
+    """A score over layers: held-out compositions filled, seen ones open; uninformed decoders are dotted."""
     traces: list[Figure] = []
     lowest = 0.0
     for run, sites in found:
-        here = [each for each in sites if each.kind == kind and metric in each.scores]
-        layers = [each.layer for each in here]
-        values = {name: [each.scores[metric][name] for each in here] for name in DECODER_STYLES}
+        here = [site for site in sites if site.kind == kind and metric in site.scores]
+        layers = [site.layer for site in here]
+        values = {name: [site.scores[metric][name] for site in here] for name in DECODER_STYLES}
         lowest = min([lowest, *(value for value in values["ood"] + values["id"] if value is not None)])
         for name, style in DECODER_STYLES.items():
             traces.append(_decoder_trace(run, layers, values[name], style))
@@ -45,7 +45,7 @@ DECODER_STYLES: dict[str, Figure] = {
     "untrained": {"words": "untrained", "dash": "dot", "width": 1, "mode": "markers", "symbol": "x-thin-open"},
     "control": {"words": "shuffled labels", "dash": "dot", "width": 1.5, "mode": "lines", "opacity": 0.75},
     "id": {"words": "seen", "dash": "4px,3px", "width": 1.5, "mode": "lines+markers", "symbol": "circle-open"},
-    "ood": {"words": "unseen", "dash": None, "width": 2.5, "mode": "lines+markers", "symbol": "circle"},
+    "ood": {"words": "held-out", "dash": None, "width": 2.5, "mode": "lines+markers", "symbol": "circle"},
 }
 
 
@@ -69,7 +69,7 @@ def _decoder_trace(run: ReportRun, layers: Sequence[int | str], values: list[flo
 
 
 def _layer_range(found: Found[list[Decoded]], kind: str) -> list[float]:
-    layers = [each.layer for _, sites in found for each in sites if each.kind == kind and isinstance(each.layer, int)]
+    layers = [site.layer for _, sites in found for site in sites if site.kind == kind and isinstance(site.layer, int)]
     return [min(layers) - 0.3, max(layers) + 0.3]
 
 
@@ -102,27 +102,29 @@ def similarity_figure(modules: Sequence[str], matrix: list[list[float | None]]) 
 def layers_figure(run: ReportRun, ablations: Json) -> Figure:
     changes: list[Change] = ablations["layers"]
     return _changes_figure(
-        run, ablations["metric"], changes, [CHANGE_WORDS.get(each.kind, each.kind) for each in changes]
+        run, ablations["metric"], changes, [CHANGE_WORDS.get(change.kind, change.kind) for change in changes]
     )
 
 
 def heads_figure(run: ReportRun, ablations: Json, kind: str) -> Figure:
-    changes = [each for each in ablations["heads"] if each.kind == kind]
+    changes = [change for change in ablations["heads"] if change.kind == kind]
     return _changes_figure(run, ablations["metric"], changes, number_heads(changes))
 
 
 def number_heads(changes: Sequence[Change]) -> list[str]:
-    """The number of each head; of many only every fourth, so that they stay apart."""
+    """The number of each head; with many heads only every fourth, so that labels do not overlap."""
     step = 1 if len(changes) <= MAX_NUMBERED else 4
-    return ["" if each.head is None or each.head % step else str(each.head) for each in changes]
+    return ["" if change.head is None or change.head % step else str(change.head) for change in changes]
 
 
 def _changes_figure(run: ReportRun, metric: str, changes: Sequence[Change], ticks: Sequence[str]) -> Figure:
     """The change of the score with its interval, side by side, a gap between layers."""
-    layers = sorted({each.layer for each in changes})
-    places = [number + 0.8 * layers.index(each.layer) for number, each in enumerate(changes)]
+    layers = sorted({change.layer for change in changes})
+    places = [number + 0.8 * layers.index(change.layer) for number, change in enumerate(changes)]
     traces = [_changes_trace(run, changes, places, split) for split in SPLIT_WORDS]
-    middles = {layer: [x for x, each in zip(places, changes, strict=True) if each.layer == layer] for layer in layers}
+    middles = {
+        layer: [x for x, change in zip(places, changes, strict=True) if change.layer == layer] for layer in layers
+    }
     labels = [
         make_annotation(
             f"layer {layer}", sum(xs) / len(xs), 1.0, color="var(--ink-soft)", yref="paper", yshift=12, xanchor="center"
@@ -138,7 +140,7 @@ def _changes_figure(run: ReportRun, metric: str, changes: Sequence[Change], tick
 
 def _changes_trace(run: ReportRun, changes: Sequence[Change], places: Sequence[float], split: str) -> Figure:
     shift, symbol = {"test": (-0.14, "circle-open"), "ood": (0.14, "circle")}[split]
-    values = [each.splits.get(split, (float("nan"),) * 3) for each in changes]
+    values = [change.splits.get(split, (float("nan"),) * 3) for change in changes]
     error = {
         "array": [high - change for change, _, high in values],
         "arrayminus": [change - low for change, low, _ in values],
@@ -146,7 +148,7 @@ def _changes_trace(run: ReportRun, changes: Sequence[Change], places: Sequence[f
         "thickness": 1.5,
         "width": 0,
     }
-    where = [f"layer {each.layer}" + ("" if each.head is None else f", head {each.head}") for each in changes]
+    where = [f"layer {change.layer}" + ("" if change.head is None else f", head {change.head}") for change in changes]
     return {
         "x": [place + shift for place in places],
         "y": [change for change, _, _ in values],

@@ -1,4 +1,4 @@
-"""What happened when codes were changed while a network ran: ablations and swaps, read from `probe.json`."""
+"""Effects of changing codes while a network runs: ablations and swaps, read from `probe.json`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SWAP_COLUMNS = {"rules": ("own", "other", "neither", "same_rule"), "functions": 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """What an ablation does to the score of each split: (change, low, high)."""
+    """The effect of an ablation on the score of each split: (change, low, high)."""
 
     layer: int
     head: int | None
@@ -28,11 +28,11 @@ def read_ablations(run: ReportRun) -> Json | None:
     part = read_part(run, "ablations", step="ablate")
     if part is None:
         return None
-    found = part["ablations"]
-    base = {split: as_number(found["base"].get(split)) for split in ("test", "ood")}
+    ablations = part["ablations"]
+    base = {split: as_number(ablations["base"].get(split)) for split in ("test", "ood")}
     splits = [split for split, value in base.items() if value is not None]
-    changes = {name: [_change(row, splits) for row in found[name]] for name in ("layers", "heads")}
-    return {"metric": str(found["metric"]), "base": base, **changes}
+    changes = {name: [_change(row, splits) for row in ablations[name]] for name in ("layers", "heads")}
+    return {"metric": str(ablations["metric"]), "base": base, **changes}
 
 
 def read_swap(run: ReportRun) -> Json | None:
@@ -46,10 +46,10 @@ def read_swap(run: ReportRun) -> Json | None:
     splits: Json = {}
     for split in ("ood", "test"):
         if split in swap["splits"]:
-            each = swap["splits"][split]
-            rows = [({"words": _describe_arm(arm)}, arm) for arm in each["arms"]]
-            if "base" in each:
-                rows.insert(0, ({"words": "no swap"}, each["base"]))
+            results = swap["splits"][split]
+            rows = [({"words": _describe_arm(arm)}, arm) for arm in results["arms"]]
+            if "base" in results:
+                rows.insert(0, ({"words": "no swap"}, results["base"]))
             splits[split] = [
                 words | {name: as_number(row.get(name)) for name in columns} | {"interval": _read_interval(row)}
                 for words, row in rows

@@ -1,4 +1,4 @@
-"""One HTML file about runs: the question, the answer, the evidence, and how it was made.
+"""One HTML file about runs: the question, the answer, the evidence, and how the runs were made.
 
 The page is a list of sections, one file each in `sections`. Only run directories are read.
 """
@@ -24,7 +24,7 @@ from recombine.registry import Code
 from recombine.report import figures, inside_figures
 from recombine.report.interventions import Change
 from recombine.report.printed import static_figures
-from recombine.report.runs import ReportRun, compare, metrics_of, reach, read_runs
+from recombine.report.runs import ReportRun, compare, group_seeds, metrics_of, reach, read_runs
 from recombine.report.sections import list_sections
 
 
@@ -37,7 +37,7 @@ def write_report(
     gallery: bool = True,
     code: Sequence[Code] = (),
 ) -> None:
-    """Write the page, whole or not at all; with `static` also its figures as PNG and SVG files into that folder.
+    """Write the page atomically; with `static`, also write its figures as PNG and SVG files to that folder.
 
     `code` names classes from outside the package, as for `load_run`.
     """
@@ -50,7 +50,7 @@ def write_report(
 
 @cache
 def load_templates() -> tuple[jinja2.Environment, str, str, str]:
-    """The templates, and the scripts as they are: they are no templates."""
+    """The environment for templates; scripts are read as plain text."""
     loader = jinja2.PackageLoader("recombine.report")
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= FILTERS
@@ -79,6 +79,7 @@ def render(runs: Sequence[ReportRun], title: str, *, gallery: bool = True) -> st
         sections=sections,
         templates=templates,
         comparison=compare(runs, metric) if (metric := next(iter(metrics_of(runs)), None)) else None,
+        groups=group_seeds(runs, metric) if metric else [],
         figures={name: tidy(figure) for section in sections for name, figure in section.figures.items()},
         palettes={"light": LIGHT_PALETTE, "dark": DARK_PALETTE},
         scales=SCALES,
@@ -96,8 +97,8 @@ def _title_site(site: str) -> str:
 def _by_head(changes: Sequence[Change]) -> dict[tuple[int, int | None], dict[str, Change]]:
     """{(layer, head): {kind: change}}."""
     heads: dict[tuple[int, int | None], dict[str, Change]] = {}
-    for each in changes:
-        heads.setdefault((each.layer, each.head), {})[each.kind] = each
+    for change in changes:
+        heads.setdefault((change.layer, change.head), {})[change.kind] = change
     return heads
 
 
@@ -110,7 +111,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "kind": lambda kind: inside_figures.KIND_TITLES.get(kind, kind),
     "zip": lambda first, second: list(zip(first, second, strict=True)),
     "by_head": lambda changes: list(_by_head(changes).items()),
-    "selectin": lambda options, values: [each for each in options if each[0] in values],
+    "selectin": lambda options, values: [option for option in options if option[0] in values],
     "capitalize_first": lambda text: text[:1].upper() + text[1:].rstrip("."),
 }
 
@@ -123,11 +124,11 @@ def format_number(value: float | None) -> str:
 
 
 def tidy(value: Any) -> Any:
-    """Six digits are enough for a picture; what is not finite becomes a gap."""
+    """Round to six digits, which is enough for a picture; values that are not finite become gaps."""
     if isinstance(value, dict):
-        return {key: tidy(each) for key, each in value.items()}
+        return {key: tidy(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [tidy(each) for each in value]
+        return [tidy(item) for item in value]
     if isinstance(value, float):
         return float(f"{value:.6g}") if math.isfinite(value) else None
     return value

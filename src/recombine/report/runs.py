@@ -1,4 +1,4 @@
-"""Runs as a report sees them: read from their directories, labelled by what differs, compared by their intervals."""
+"""Runs of a report: read from their directories, labelled by the settings that differ, compared by their intervals."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Any
 from recombine.errors import InputError
 from recombine.evaluate import Score
 from recombine.registry import Code
-from recombine.store import Json, RunDirectory
+from recombine.seeds import SeedScore, score_seeds
+from recombine.store import Json, RunDirectory, hash_config
 
 Curve = tuple[list[int], list[float]]  # steps, values
 
@@ -21,11 +22,11 @@ MAX_POINTS = 1_000  # of a curve: as many as a screen can show
 
 @dataclass(frozen=True, kw_only=True)
 class ReportRun:
-    """A run as the report sees it; what its directory does not hold yet is empty."""
+    """A run of the report. What its directory does not contain yet is empty."""
 
     directory: RunDirectory
-    label: str  # what sets it apart from the other runs of the report
-    series: int  # its place in the palette
+    label: str  # distinguishes it from the other runs of the report
+    series: int  # index in the palette
     code: tuple[Code, ...] = ()  # classes from outside the package that the user named
 
     def read(self, name: str) -> Json:
@@ -55,7 +56,7 @@ class ReportRun:
 
     @cached_property
     def scores(self) -> dict[str, dict[str, Score]]:
-        """Those of the result; of an unfinished run the last on its way, which have no interval, chance or ceiling."""
+        """Scores of the result; for an unfinished run the last ones, without interval, chance or ceiling."""
         found: Json = self.result.get("scores") or next(
             (row["scores"] for row in self.metrics[::-1] if "scores" in row), {}
         )
@@ -86,17 +87,17 @@ def _score(found: Json | float) -> Score:
 
 
 def _thin(points: list[tuple[int, Any]]) -> Curve:
-    """The points as two columns, evenly left out where there are too many; the last one stays."""
+    """The points as two columns, evenly thinned out if there are too many; the last one is kept."""
     kept = points[:: -(len(points) // MAX_POINTS + 1)][::-1]
     return [step for step, _ in kept], [float(value) for _, value in kept]
 
 
 def read_runs(paths: Sequence[Path], code: Sequence[Code] = ()) -> list[ReportRun]:
-    """Open runs, each once, and label each by the settings that differ, if these are few and tell the runs apart."""
+    """Open each run once, and label it by the settings that differ, if these are few and distinguish the runs."""
     directories = [RunDirectory.open(path) for path in dict.fromkeys(Path(path).resolve() for path in paths)]
     if not directories:
         raise InputError("no runs to report on: expected at least one run directory")
-    labels = [" · ".join(_words(*each) for each in settings.items()) for settings in differing_settings(directories)]
+    labels = label_settings(differing_settings(directories))
     if len(set(labels)) < len(labels) or not all(0 < len(label) <= 60 for label in labels):
         labels = [run.path.name for run in directories]
     pairs = zip(directories, labels, strict=True)
@@ -107,7 +108,7 @@ def read_runs(paths: Sequence[Path], code: Sequence[Code] = ()) -> list[ReportRu
 
 
 def differing_settings(runs: Sequence[RunDirectory]) -> list[Json]:
-    """Of each run's configuration, the settings that are not the same in all runs: names first, then numbers."""
+    """The settings of each run that are not the same in all runs: names first, then numbers."""
     flat: list[Json] = []
     for run in runs:
         parts = {part: each if isinstance(each, dict) else {"value": each} for part, each in run.config.items()}
@@ -121,13 +122,27 @@ def differing_settings(runs: Sequence[RunDirectory]) -> list[Json]:
     return [{key: each.get(key) for key in keys} for each in flat]
 
 
+def label_settings(settings: Sequence[Json]) -> list[str]:
+    """A label for each run: of the settings that all runs have, those that are needed to tell the runs apart."""
+    shared = [key for key in settings[0] if all(row[key] is not None for row in settings)]
+    labels = [""] * len(settings)
+    for key in shared:
+        longer = [
+            " · ".join(filter(None, (label, _words(key, row[key]))))
+            for label, row in zip(labels, settings, strict=True)
+        ]
+        if len(set(longer)) > len(set(labels)):
+            labels = longer
+    return labels
+
+
 def _words(key: str, value: Any) -> str:
     return (value if isinstance(value, str) else f"{key.split('.')[-1]} {value}").replace("_", " ")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Finished runs by their score on unseen combinations, best first, and what their intervals bear out."""
+    """Finished runs by their score on held-out compositions, best first, and what their intervals support."""
 
     metric: str
     ranked: list[tuple[ReportRun, Score]]
@@ -149,22 +164,65 @@ def compare(runs: Sequence[ReportRun], metric: str) -> Comparison:
 
 
 def _falls(score: Score) -> bool:
-    """Whether less is better, as for an error."""
+    """Whether lower is better, as for an error."""
     return score.chance is not None and score.ceiling is not None and score.ceiling < score.chance
 
 
 def reach(score: Score, value: float) -> float | None:
-    """Where a value lies on the way from chance (0) to the ceiling (1), if both are known and differ."""
+    """The position of a value between chance (0) and ceiling (1), if both are known and differ."""
     if score.chance is None or score.ceiling is None or score.chance == score.ceiling:
         return None
     return (value - score.chance) / (score.ceiling - score.chance)
 
 
 def metrics_of(runs: Sequence[ReportRun]) -> list[str]:
-    """Every metric of any run; the first is the one the answer is about."""
+    """Every metric of any run; the headline metric first."""
     return list(dict.fromkeys(metric for run in runs for metrics in run.scores.values() for metric in metrics))
 
 
 def splits_of(runs: Sequence[ReportRun]) -> list[str]:
-    """Every split of any run; the one the question is about comes first."""
+    """Every split of any run; held-out compositions first."""
     return sorted(dict.fromkeys(split for run in runs for split in run.scores), key=lambda split: split != "ood")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunGroup:
+    """Finished runs that differ in their random seed alone, with their mean scores over seeds."""
+
+    label: str
+    runs: list[ReportRun]
+    held_out: SeedScore
+    trained: SeedScore
+
+
+def group_seeds(runs: Sequence[ReportRun], metric: str) -> list[RunGroup]:
+    """Runs grouped over seeds, best first; none if no two runs differ in their seed alone."""
+    members: dict[str, list[ReportRun]] = {}
+    for run in runs:
+        sums = run.result.get("composition_sums", {})
+        if all(metric in sums.get(split, {}) for split in ("ood", "test")):
+            members.setdefault(hash_config(_without_seeds(run.directory.config)), []).append(run)
+    if all(len(group) < 2 for group in members.values()):
+        return []
+    firsts = [group[0].directory for group in members.values()]
+    labels = label_settings(differing_settings(firsts)) if len(firsts) > 1 else [""]
+    groups = [
+        RunGroup(
+            label=label or group[0].result["label"].replace("_", " "),
+            runs=group,
+            held_out=score_seeds([run.result["composition_sums"]["ood"][metric] for run in group]),
+            trained=score_seeds([run.result["composition_sums"]["test"][metric] for run in group]),
+        )
+        for label, group in zip(labels, members.values(), strict=True)
+    ]
+    lower_is_better = _falls(score) if (score := groups[0].runs[0].score("ood", metric)) else False
+    return sorted(groups, key=lambda group: group.held_out.value, reverse=not lower_is_better)
+
+
+def _without_seeds(config: Json) -> Json:
+    seeds = {"task": "seed", "training": "model_seed"}
+    return {
+        part: {key: value for key, value in settings.items() if key != seeds.get(part)}
+        for part, settings in config.items()
+        if isinstance(settings, dict)
+    }

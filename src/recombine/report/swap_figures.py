@@ -1,4 +1,4 @@
-"""Pictures of swapped codes, as Plotly dictionaries (see `figures` for their colours): what does the answer follow?"""
+"""Pictures of swapped codes, as Plotly dictionaries (see `figures` for their colours)."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 from torch import nn
@@ -132,6 +132,7 @@ def default_run(
     if model is not None:
         model_class = find_model(model) if isinstance(model, str) else check_model(model)
         if not is_own(model_class):  # the task has no sizes for it
+            _require_defaults(model_class)
             preset = task_class.preset(scale)
             return RunConfig(task=preset.task, model=model_class(), training=TrainingConfig(**preset.training))
         model = model_class.kind
@@ -141,6 +142,12 @@ def default_run(
         model=find_model(preset.model)(**preset.sizes),
         training=TrainingConfig(**preset.training),
     )
+
+
+def _require_defaults(owner: type[ModelConfig]) -> None:
+    for field in fields(owner):
+        if field.default is MISSING and field.default_factory is MISSING:
+            raise InputError(f"{owner.__name__}.{field.name} has no default: expected one for every setting")
 
 
 def check_version(role: str, recorded: Any, owner: type[Task] | type[ModelConfig]) -> None:

@@ -1,7 +1,7 @@
-"""How fast it is here: whole training steps, attention alone, growth with size, memory, generators (`recombine bench`).
+"""Speed on this machine: whole training steps, attention alone, growth with size, memory, generators (`recombine bench`).
 
-Contenders take turns in one process, so that whatever else the machine does falls on all of them. Times are medians over
-the rounds, and what counts are ratios to the plain definition under `torch.compile`, measured in the same rounds.
+The variants take turns in one process, so that other load on the machine affects all of them. Times are medians over the
+rounds. The meaningful numbers are ratios to the plain definition under `torch.compile`, measured in the same rounds.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
-"""One layer's attention, forward and backward: the fused CPU kernel beside the definition, eager and compiled.
+"""One layer's attention, forward and backward: the fused CPU kernel compared with the definition, eager and compiled.
 
-Every contender starts from the same packed projection. GFLOP/s count the products of the definition (3 in the forward and
-8 in the backward pass of a hypernetwork, 2 and 5 of a linear value network) and stand beside a measured matrix product.
+Every variant starts from the same packed projection. GFLOP/s count the products of the definition (3 in the forward and
+8 in the backward pass of a hypernetwork, 2 and 5 of a linear value network), for comparison with a measured matrix product.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ SHAPES = {
 
 
 def make_passes(shape: Shape, attention: str, precision: str, *contenders: str) -> dict[str, Pass]:
-    """A forward and backward pass of each contender (eager, compiled, fused), on own leaves with the same numbers."""
+    """A forward and backward pass of each variant (eager, compiled, fused), on separate leaves with the same values."""
     normalisation, value_network = ATTENTIONS[attention]
     choice: dict[str, Any] = {"normalisation": normalisation, "value_network": value_network, "causal": shape.causal}
     compiled = torch.compile(reference.attend, dynamic=False)
-    functions: dict[str, Callable] = {
+    functions: dict[str, Callable[..., Any]] = {
         "eager": lambda *qkv, bias: reference.attend(*qkv, bias=bias, **choice)[0],
         "compiled": lambda *qkv, bias: compiled(*qkv, bias=bias, **choice)[0],
         "fused": lambda *qkv, bias: cpu.attend(*qkv, bias=bias, **choice),
@@ -60,7 +60,7 @@ def make_passes(shape: Shape, attention: str, precision: str, *contenders: str) 
     return {name: _make_pass(functions[name], shape, qkv, bias, grad_out) for name in contenders}
 
 
-def _make_pass(attend: Callable, shape: Shape, qkv: Tensor, bias: Tensor | None, grad_out: Tensor) -> Pass:
+def _make_pass(attend: Callable[..., Any], shape: Shape, qkv: Tensor, bias: Tensor | None, grad_out: Tensor) -> Pass:
     leaves = [qkv.clone().requires_grad_()] + ([] if bias is None else [bias.clone().requires_grad_()])
 
     def run() -> None:
@@ -80,11 +80,11 @@ def count_products(shape: Shape, attention: str) -> float:
 def benchmark_attention(
     seconds: float, say: Callable[[str], None] = lambda _: None, precisions: Sequence[str] = tuple(PRECISIONS)
 ) -> list[Json]:
-    """Every shape, attention and precision, the long one in float32 only; memory: how far the resident peak rises."""
+    """Every shape, attention and precision (the long shape in float32 only). Memory is the rise of the resident peak."""
     rows = []
     for name, attention, precision in product(SHAPES, ("softmax", "linear", "hyla"), precisions):
         if precision == "bf16" and name == "long":
-            continue  # minutes for the definition on CPUs without bf16 instructions
+            continue  # the definition takes minutes on CPUs without bf16 instructions
         say(f"attention: {name} {attention} {precision}")
         torch._dynamo.reset()
         shape = SHAPES[name]

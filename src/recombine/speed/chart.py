@@ -1,4 +1,4 @@
-"""The measurements as pictures: steps beside the plain definition, growth curves, memory against length."""
+"""Charts of the measurements: steps compared with the plain definition, growth curves, memory against length."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WORKLOAD_NAMES = {"fuzzy_logic": "fuzzy logic", "sraven": "SRAVEN", "language": 
 
 
 def write_charts(result: Json, folder: Path) -> list[Path]:
-    """One PNG for each part that was measured."""
+    """One PNG file per part that was measured."""
     from matplotlib import rc_context
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -33,7 +33,7 @@ def write_charts(result: Json, folder: Path) -> list[Path]:
 
 
 def draw_steps(result: Json) -> Figure:
-    """Steps a second in float32: the plain definition (pale), Recombine (full), and the limit of the products (a line)."""
+    """Steps per second in float32: the plain definition (pale), Recombine (full), and the limit of the products (a line)."""
     from matplotlib.figure import Figure
 
     rows = [row for row in result["steps"] if row["precision"] == "float32"]
@@ -59,7 +59,7 @@ def draw_steps(result: Json) -> Figure:
         axes.set_xticks(range(len(ATTENTION_COLOURS)), [NAMES[name] for name in ATTENTION_COLOURS])
         axes.set_title(WORKLOAD_NAMES[workload])
         if number == 0:
-            axes.set_ylabel("training steps a second")
+            axes.set_ylabel("training steps per second")
     figure.suptitle("pale: plain definition, torch.compile · full: Recombine · line: matrix products alone", fontsize=9)
     figure.supxlabel(_machine(result), fontsize=7, color="gray")
     return figure
@@ -74,13 +74,13 @@ def draw_growth(result: Json) -> Figure:
         axes = figure.add_subplot(1, len(axes_names), number + 1)
         for attention, colour in ATTENTION_COLOURS.items():
             rows = [row for row in result["growth"] if (row["axis"], row["attention"]) == (axis, attention)]
-            # at every length there are about as many tokens: what grows is the time of one of them
+            # the number of tokens is about the same at every length, so show the time per token
             scale = [1e3 / row["tokens"] if axis == "length" else 1.0 for row in rows]
             times = [row["milliseconds"] * each for row, each in zip(rows, scale, strict=True)]
             axes.plot([row["size"] for row in rows], times, "o-", ms=3, color=colour, label=NAMES[attention])
         _logarithmic(axes, [row["size"] for row in result["growth"] if row["axis"] == axis])
         axes.set_xlabel(axis)
-        axes.set_title({"length": "µs a token", "depth": "ms a training step"}.get(axis, "ms a pass"), fontsize=9)
+        axes.set_title({"length": "µs per token", "depth": "ms per training step"}.get(axis, "ms per pass"), fontsize=9)
     figure.axes[0].legend(frameon=False)
     figure.supxlabel(
         f"attention of one layer, forward and backward; depth: a whole step. {_machine(result)}", fontsize=7

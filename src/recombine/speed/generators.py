@@ -1,4 +1,4 @@
-"""How long batches take to make, as a share of a training step, and how fast their exact optima are computed."""
+"""Time to generate a batch, as a share of a training step, and the speed of the exact optima."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ ORACLE_BATCH = 1_000
 def benchmark_generators(
     seconds: float, say: Callable[[str], None] = lambda _: None, scales: Sequence[Scale] = SCALES
 ) -> list[Json]:
-    """Milliseconds of a training batch and of a whole step with the task's default model, at every scale.
+    """Milliseconds per training batch and per whole step with the task's default model, at every scale.
 
-    Training makes its batches in groups (`tasks/ahead.py`), so one round makes a whole group, or trains on one; times are
-    per batch and per step.
+    Training generates batches in groups (`tasks/ahead.py`), so one round generates a whole group, or trains on one; times
+    are per batch and per step.
     """
     rows = []
     for name, scale in product(TASKS, scales):

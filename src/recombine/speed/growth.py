@@ -15,7 +15,7 @@ BASE = Shape(b=64, q=36, k=36, h=16, d=4)  # about SRAVEN's
 LENGTHS = (16, 32, 64, 128, 256, 512, 1024)
 LONG = Shape(b=1, q=256, k=256, h=8, d=64, bias=False)
 MEMORY_LENGTHS = (256, 512, 1024, 2048, 4096)
-MOST_PLAIN = 1024  # beyond that the definition of HYLA needs more memory than most machines have
+MOST_PLAIN = 1024  # for longer sequences the definition of HYLA needs more memory than most machines have
 
 CURVES: dict[str, tuple[tuple[int, ...], Callable[[int], Shape]]] = {
     "length": (LENGTHS, lambda n: replace(BASE, b=max(1, 64 * 36 // n), q=n, k=n)),
@@ -27,7 +27,7 @@ DEPTHS = (1, 2, 4, 8)
 
 
 def benchmark_growth(seconds: float, say: Callable[[str], None] = lambda _: None) -> list[Json]:
-    """One row for each curve, attention and size: milliseconds of the fused pass, or of a whole step for depth."""
+    """One row per curve, attention and size: milliseconds of the fused pass, or of a whole step for depth."""
     rows = []
     for axis, (sizes, shape_of) in CURVES.items():
         for size in sizes:
@@ -56,7 +56,7 @@ def _rows(axis: str, size: int, passes: dict[str, Pass], seconds: float, **more:
 
 
 def benchmark_memory(seconds: float, say: Callable[[str], None] = lambda _: None) -> list[Json]:
-    """Peak bytes of HYLA's forward and backward pass against length, with the bytes of its inputs and outputs beside it."""
+    """Peak bytes of HYLA's forward and backward pass against length, and the bytes of its inputs and outputs."""
     rows = []
     for length in MEMORY_LENGTHS:
         say(f"memory: length {length}")

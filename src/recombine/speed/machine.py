@@ -1,4 +1,4 @@
-"""The machine that is measured, and how: interleaved rounds, the peak of resident memory, the peak of matrix products."""
+"""The machine and how it is measured: interleaved rounds, peak resident memory, peak speed of matrix products."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MIN_ROUNDS = 3
 
 
 def time_interleaved(passes: Mapping[str, Pass], seconds: float, *, warm_up: int = 2) -> dict[str, list[float]]:
-    """Seconds of each round of each contender; they take turns until the time is up."""
+    """Seconds of each round of each variant; they take turns until the time is up."""
     times: dict[str, list[float]] = {name: [] for name in passes}
     for run in passes.values():
         for _ in range(warm_up):
@@ -40,7 +40,7 @@ def take_medians(times: Mapping[str, list[float]]) -> dict[str, float]:
 
 
 def measure_peak_memory(run: Pass) -> int | None:
-    """Bytes by which the resident peak rises during a pass; None where the system does not say."""
+    """Bytes by which the resident peak rises during a pass; None if the system does not report it."""
     if not os.access("/proc/self/clear_refs", os.W_OK):
         return None
     ctypes.CDLL(None).malloc_trim(0)
@@ -63,7 +63,7 @@ def measure_matmul_peak() -> float:
 
 
 def name_cpu() -> str:
-    """Model of the CPU, with the widest vectors torch uses on it."""
+    """Model of the CPU, and the widest vector instructions that torch uses on it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         found = {line.split(":", 1)[0].strip(): line.split(":", 1)[1].strip() for line in lines if ":" in line}

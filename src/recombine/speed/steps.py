@@ -1,6 +1,6 @@
 """Whole training steps: batch, forward, backward, AdamW.
 
-Three contenders with the same parameters and batches:
+Three variants with the same parameters and batches:
 
     plain       the definition under `torch.compile`: reference attention, every token of the last block computed
     recombine   what training uses: fused kernels, eager
@@ -40,7 +40,7 @@ LANGUAGE_BATCH, LANGUAGE_TOKENS = 1, 256
 
 
 class ReadLate(nn.Module):
-    """A transformer that computes every token, of which the last are read afterwards."""
+    """A transformer that computes every token and then selects the last ones."""
 
     def __init__(self, model: Transformer) -> None:
         super().__init__()
@@ -53,10 +53,10 @@ class ReadLate(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """How one step of a contender is made: from a compiled or an eager, a plain or our own model."""
+    """How to build the step of a variant: compiled or eager, with the plain or our own model."""
 
     make_model: Callable[[], Transformer]
-    make_step: Callable[[nn.Module, Callable], Pass]
+    make_step: Callable[[nn.Module, Callable[..., Any]], Pass]
 
 
 def make_workload(name: str, attention: Any, precision: Any, num_layers: int | None = None) -> Workload:
@@ -73,7 +73,7 @@ def make_workload(name: str, attention: Any, precision: Any, num_layers: int | N
         assert isinstance(model, Transformer)
         return model
 
-    def make_step(model: nn.Module, forward: Callable) -> Pass:
+    def make_step(model: nn.Module, forward: Callable[..., Any]) -> Pass:
         trainer = Trainer(model, run.task, training, "cpu")
         trainer.forward = forward
         return trainer.advance
@@ -92,7 +92,7 @@ def _make_language(config: TransformerConfig, precision: Precision) -> Workload:
             config, input_dim=size, output_dim=size, sequence_length=LANGUAGE_TOKENS, num_read=LANGUAGE_TOKENS
         )
 
-    def make_step(model: nn.Module, forward: Callable) -> Pass:
+    def make_step(model: nn.Module, forward: Callable[..., Any]) -> Pass:
         optimizer = build_optimizer(model, weight_decay=TrainingConfig().weight_decay)
 
         def step() -> None:
@@ -132,7 +132,7 @@ class _Products(TorchDispatchMode):
         super().__init__()
         self.operands: list[tuple[Tensor, Tensor]] = []
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
             a, b = args[-2:]
             self.operands.append(tuple(_imitate(x) for x in (a, b)))  # type: ignore[arg-type]

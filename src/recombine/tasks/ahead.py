@@ -1,9 +1,9 @@
-"""Training batches for a loop that takes one after the other: several are made at once, ahead of their use.
+"""Training batches, generated in groups ahead of their use.
 
-In a small batch the calls cost more than the numbers, so a task may make several batches in the calls of one
-(`Task.sample_many`). Batch i is always made together with the others of its group, the batches from i - i % n to the next
-multiple of n, with n = `task.count_batches_at_once(batch_size)`. The last bits of a matrix product can depend on the number
-of its rows; with fixed groups a training that resumes at any step sees the same bits as one that never stopped.
+For small batches the overhead of the calls dominates, so a task may generate several batches at once
+(`Task.sample_many`). Batch i is always generated together with the other batches of its group: those from i - i % n to the
+next multiple of n, with n = `task.count_batches_at_once(batch_size)`. The last bits of a matrix product can depend on the
+number of its rows. With fixed groups, training that resumes at any step sees the same bits as training without a pause.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Ahead:
         return self._group[index - first]
 
     def make_group(self, first: int) -> list[Batch]:
-        """The batches that are made together, from a multiple of the group's size on."""
+        """The batches that are generated together, starting at a multiple of the group's size."""
         return self.task.sample_many(
             "train", first, self.group_size, batch_size=self.batch_size, rows=self.rows, device=self.device
         )

@@ -1,4 +1,4 @@
-"""A batch: rows of a task, each with the composition that made it."""
+"""A batch: rows of a task, each with the composition that generated it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from recombine.errors import InputError
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of a task; `latents` holds the modules that made each row, `info["composition"]` its composition's number.
+    """Rows of a task. `latents` holds the modules of each row, `info["composition"]` the number of its composition.
 
-    Where compositions differ in size, the shorter ones are filled up with -1.
+    If compositions differ in size, the shorter ones are padded with -1.
     """
 
     inputs: Tensor

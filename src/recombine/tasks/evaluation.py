@@ -1,4 +1,4 @@
-"""The instances that everything is scored on: the first rows of a split, in batches of a fixed size."""
+"""The instances used for evaluation: the first rows of a split, in batches of a fixed size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors that a task makes once for each device."""
+"""Tensors that a task computes once per device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Value = TypeVar("Value")
 
 
 def once_per_device(make: Callable[[Any, torch.device], Value]) -> Callable[[Any, torch.device | str], Value]:
-    """Decorate a method of a device so that each device's value is computed once and kept with the object.
+    """Decorator for a method that takes a device: the value for each device is computed once and kept with the object.
 
     Used for frozen weights, which would otherwise be copied to the device for every batch.
     """

@@ -1,4 +1,4 @@
-"""What a probe reads of a task: which instances, which key-query pairs, which labels, and what a swapped code would do.
+"""What a probe reads of a task: which instances, key-query pairs and labels, and the expected effect of a swapped code.
 
 `Task.reading()` returns a `Reading`. The default suits any task: instances as in training, the last token attending to
 itself, and the modules of the instance as labels. A family that needs another reading overrides `Task.reading` and keeps
@@ -35,11 +35,11 @@ class Counterfactual:
     own: Shaped[Tensor, " rows *outputs"]
     other: Shaped[Tensor, " rows *outputs"]
     distinct: Bool[Tensor, " rows"]
-    """Rows where the two answers can be told apart; the others are left out."""
+    """Rows where the two answers differ; the others are left out."""
 
 
 class Reading:
-    """The default: the last token's code of itself, and the modules of the instance."""
+    """The default: the code of the last token attending to itself, and the modules of the instance."""
 
     instances: str = "instances as trained on"
     codes: str = "the last token attending to itself"
@@ -52,7 +52,7 @@ class Reading:
 
     @property
     def variants(self) -> Mapping[Variant, Reading]:
-        """Readings of other instances, whose codes are decoded as well. Pictures are made of `pictured` if it is given."""
+        """Readings of other instances, whose codes are decoded as well. Pictures show `pictured` if it is given."""
         return {}
 
     def batches(self, split: SplitName, num_instances: int, device: torch.device | str = "cpu") -> Iterator[Batch]:
@@ -66,7 +66,7 @@ class Reading:
 
     @property
     def modules(self) -> tuple[int, ...]:
-        """The modules that a decoder looks for: all that occur in training or in held-out compositions."""
+        """The modules to decode: all that occur in training or in held-out compositions."""
         return tuple(self.task.split.certificate.coverage)
 
     @property
@@ -76,16 +76,16 @@ class Reading:
         return tuple(name[1:-1] if name.startswith("(") and name.endswith(")") else name for name in names)
 
     def label(self, batch: Batch) -> Float[Tensor, "rows modules"]:
-        """1 where the row is made of the module, else 0."""
+        """1 if the row uses the module, else 0."""
         modules = torch.tensor(self.modules, device=batch.latents.device)
         return (batch.latents[:, :, None] == modules).any(dim=1).float()
 
     def target(self, batch: Batch) -> Shaped[Tensor, " rows"]:
-        """The number that is to be answered at the last token."""
+        """The target at the last token, as a number."""
         return batch.targets.reshape(len(batch), -1)[:, -1]
 
     def choose_metric(self, metrics: Mapping[str, Ratio]) -> str:
-        """The metric that ablations are measured by: a pooled one if there is one, else the first."""
+        """The metric for ablations: a pooled one if there is one, else the first."""
         return next((name for name in metrics if name.endswith("_pooled")), next(iter(metrics)))
 
     # swapping latent codes between instances

@@ -2,7 +2,7 @@
 
 Number j of row r in draw d is the SplitMix64 output (Steele, Lea & Flood 2014) at counter r * width + j under a key
 hashed from (task, seed, split, i, d). The integers are the same on every device and library version, no two splits share
-a stream, resuming needs no saved generator, and one process of many can make only its own rows of the global batch.
+a stream, resuming needs no saved generator, and a process can generate only its own rows of the global batch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 class Stream:
-    """Random numbers for a range of rows; each call is one draw with a key of its own."""
+    """Random numbers for a range of rows. Each call is one draw with its own key."""
 
     def __init__(self, *key: object, rows: range, device: torch.device | str = "cpu") -> None:
         self.parts: tuple[tuple[tuple[object, ...], range], ...] = ((key, rows),)
@@ -31,25 +31,25 @@ class Stream:
 
     @classmethod
     def chain(cls, streams: Sequence[Stream]) -> Stream:
-        """The rows of several streams, one stream after the other: each row draws what it draws in its own stream.
+        """Concatenate the rows of several streams. Each row draws the same numbers as in its own stream.
 
-        The streams must have as many rows each and the same device, and must not have been drawn from.
+        The streams must have the same number of rows and the same device, and must not have been drawn from.
         """
         chained = cls(rows=range(0), device=streams[0].device)
-        chained.parts = tuple(part for each in streams for part in each.parts)
+        chained.parts = tuple(part for stream in streams for part in stream.parts)
         assert len({len(rows) for _, rows in chained.parts}) == 1
-        assert all((each.device, each.num_draws) == (chained.device, 0) for each in streams)
+        assert all((stream.device, stream.num_draws) == (chained.device, 0) for stream in streams)
         return chained
 
     @property
     def key(self) -> tuple[object, ...]:
-        """The key of a stream that is no chain."""
+        """The key of a stream that is not a chain."""
         ((key, _),) = self.parts
         return key
 
     @property
     def rows(self) -> range:
-        """The rows of a stream that is no chain."""
+        """The rows of a stream that is not a chain."""
         ((_, rows),) = self.parts
         return rows
 
@@ -58,7 +58,7 @@ class Stream:
         return sum(len(rows) for _, rows in self.parts)
 
     def bits(self, *shape: int) -> Int[Tensor, "rows ..."]:
-        """64 random bits each, for every row."""
+        """64 random bits per entry, for every row."""
         width = math.prod(shape)
         offsets = [(self._hash(key) + rows.start * width * _GOLDEN) % 2**64 for key, rows in self.parts]
         self.num_draws += 1
@@ -79,7 +79,7 @@ class Stream:
         return (_shift_right(self.bits(*shape), 32) * high) >> 32
 
     def digits(self, radices: Sequence[int], *shape: int) -> tuple[Int[Tensor, "rows ..."], ...]:
-        """For each radix a tensor of independent uniform numbers below it; one word serves as many as it has bits for.
+        """For each radix, a tensor of independent uniform numbers below it. One word serves as many as its bits allow.
 
         The leading B bits of a word are a fraction, written out in mixed radix (Brackett-Rozinsky & Lemire 2024). Every
         joint outcome of the N digits of a word has probability 1/N within a factor of 1 +- N / 2^B, and N <= 2^(B - 20).
@@ -106,7 +106,7 @@ class Stream:
 def mix_on_cpu(offsets: Sequence[int], count: int, device: torch.device) -> Int[Tensor, "offsets count"]:
     """SplitMix64 at counters 0 .. count - 1, under each offset.
 
-    In blocks that stay in the cache, and with unsigned shifts, which torch does not have: twice as fast as `mix_on_device`.
+    Works in blocks that fit the cache, with unsigned shifts, which torch lacks: twice as fast as `mix_on_device`.
     """
     counter = np.arange(count, dtype=np.uint64) * np.uint64(_GOLDEN)
     mixed = counter + np.array(offsets, dtype=np.uint64)[:, None]

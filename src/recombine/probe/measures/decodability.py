@@ -66,7 +66,7 @@ def measure_decodability(
         sites: dict[str, SiteR2] = {
             site: {**_read_r2(decoder), "untrained": _read_r2(untrained[site])} for site, decoder in trained.items()
         }
-        best = find_best_site(trained) or next(iter(trained))
+        best = find_best_site(trained, metrics=("r2",)) or next(iter(trained))
         return {"num_instances": num_instances, "best_site": best, "sites": sites}
 
     return DECODABILITY.keep(path, {"num_instances": num_instances}, measure, code=code)

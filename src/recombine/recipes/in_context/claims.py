@@ -179,7 +179,7 @@ def tabulate_variants(outcomes: Outcomes, scores: Sequence[tuple[Cell | None, Ce
     columns: tuple[str | Column, ...] = ("setting", "model", "trunk", "seeds", "trained", "held out", *names)
     return Table(
         title="R² (pooled) by setting, model and trunk",
-        columns=(*columns, Column(name="minutes", digits=1)),
+        columns=(*columns, Column(name="minutes", format="fixed", digits=1)),
         rows=tuple(rows),
         note="means over seeds; in brackets: 95 % intervals over seeds and combinations\n"
         "fitted code: R² held out with the code fitted to the examples instead of inferred\n"

@@ -17,7 +17,7 @@ from recombine.recipes.scale.runs import change, hyperteacher
 from recombine.tables import Table
 from recombine.tasks.base import Scale
 
-HELD_OUT = 0.75
+HELD_OUT = 0.6
 STEPS = 3_000
 SEEDS = range(3)
 SIZES = {"mlp": {"hidden_dim": 256}, "hypernetwork": {"hidden_dim": 64}}

@@ -49,7 +49,7 @@ def tabulate_seeds(finished: Finished) -> list[Table]:
         "connected",
         *SPLITS.values(),
         "as published",
-        Column(name="minutes", digits=1),
+        Column(name="minutes", format="fixed", digits=1),
     )
     note = (
         "R² pooled over outputs, means over seeds; in brackets: 95 % intervals over seeds and compositions\n"

@@ -34,10 +34,10 @@ SWAP_WORDS = {"other": "swapped-in rule", "own": "own rule", "neither": "neither
 
 
 def inside_figures(runs: Sequence[ReportRun], style: Style) -> Iterator[tuple[str, Canvas]]:
-    """Each picture by name; a run whose files cannot be read is left out, as the page says."""
+    """Each picture with its name. A run whose files cannot be read is left out; the page reports it."""
     for key in READINGS:
         decoded = gather(runs, partial(read_decoders, key=key))[0]
-        present = {metric for _, sites in decoded for each in sites for metric in each.scores}
+        present = {metric for _, sites in decoded for site in sites for metric in site.scores}
         for metric in [name for name in PRESENCE_METRICS if name in present] or sorted(present):
             yield f"{key}-{metric}", _draw_decoders(decoded, metric, style)
     maps = gather(runs, read_map)[0]
@@ -47,9 +47,12 @@ def inside_figures(runs: Sequence[ReportRun], style: Style) -> Iterator[tuple[st
     for run, similarity in similarities:
         yield f"similarity-{run.series}", draw_similarity(similarity, style(run)[1])
     if len(runs) > 1 and maps:
-        yield "codes-last", draw_last_maps([(style(run)[1], each) for run, each in maps])
+        yield "codes-last", draw_last_maps([(style(run)[1], code_map) for run, code_map in maps])
     if len(runs) > 1 and similarities:
-        yield "similarity-last", draw_last_similarities([(style(run)[1], each) for run, each in similarities])
+        yield (
+            "similarity-last",
+            draw_last_similarities([(style(run)[1], similarity) for run, similarity in similarities]),
+        )
     for run, ablations in gather(runs, read_ablations)[0]:
         yield f"ablations-{run.series}", _draw_ablations(ablations, *style(run))
     for run, swap in gather(runs, read_swap)[0]:
@@ -60,7 +63,7 @@ def inside_figures(runs: Sequence[ReportRun], style: Style) -> Iterator[tuple[st
 
 
 def _draw_decoders(found: Found[list[Decoded]], metric: str, style: Style) -> Canvas:
-    kinds = list(dict.fromkeys(each.kind for _, sites in found for each in sites))
+    kinds = list(dict.fromkeys(site.kind for _, sites in found for site in sites))
     canvas = make_figure(max(5.2, 1 + 2.4 * len(kinds)), 2.8)
     panels: Sequence[Axes] = canvas.subplots(1, len(kinds), sharey=True, squeeze=False)[0]
     looks: dict[str, dict[str, Any]] = {
@@ -73,10 +76,10 @@ def _draw_decoders(found: Found[list[Decoded]], metric: str, style: Style) -> Ca
     for axes, kind in zip(panels, kinds, strict=True):
         for run, sites in found:
             colour, label = style(run)
-            here = [each for each in sites if each.kind == kind and metric in each.scores]
+            here = [site for site in sites if site.kind == kind and metric in site.scores]
             for name, look in looks.items():
-                values = [each.scores[metric][name] for each in here]
-                known = [(each.layer, value) for each, value in zip(here, values, strict=True) if value is not None]
+                values = [site.scores[metric][name] for site in here]
+                known = [(site.layer, value) for site, value in zip(here, values, strict=True) if value is not None]
                 look = {"color": colour, "label": label if name == "ood" else None, **look}
                 axes.plot([layer for layer, _ in known], [value for _, value in known], **look)
         layers = sorted({each.layer for _, sites in found for each in sites if each.kind == kind}, key=str)
@@ -85,7 +88,9 @@ def _draw_decoders(found: Found[list[Decoded]], metric: str, style: Style) -> Ca
         panels[0].set(ylim=(-0.02, 1.02))
     panels[0].set(ylabel=DECODER_TITLES[metric])
     panels[0].legend(frameon=False, fontsize="small")
-    canvas.suptitle("● unseen   ○ seen combinations   × untrained   ··· shuffled labels   — majority", fontsize="small")
+    canvas.suptitle(
+        "● held-out   ○ seen compositions   × untrained   ··· shuffled labels   — majority", fontsize="small"
+    )
     return canvas
 
 
@@ -103,7 +108,7 @@ def _draw_ablations(ablations: Json, colour: str, label: str) -> Canvas:
     upper.set(
         title=f"{label}: one head, by layer.head", ylabel=f"change of {escape_text(metric_title(ablations['metric']))}"
     )
-    lower.set(title="a whole layer   ● unseen   ○ seen combinations")
+    lower.set(title="a whole layer   ● held-out   ○ seen compositions")
     return canvas
 
 

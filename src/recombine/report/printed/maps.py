@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from recombine.drawing.canvas import escape_text, make_figure
 from recombine.drawing.palette import SCALES
-from recombine.report.explorer import RESOLUTION, CodeMap
+from recombine.report.explorer import RESOLUTION, EmbeddingMap
 from recombine.report.figures import split_title
 from recombine.store import Json
 
@@ -20,7 +20,7 @@ LIGHT = SCALES["light"]
 Labelled = Sequence[tuple[str, Any]]  # a run's label and what was found in it
 
 
-def draw_map(code_map: CodeMap, label: str) -> Canvas:
+def draw_map(code_map: EmbeddingMap, label: str) -> Canvas:
     """Every site, by target and below by module."""
     canvas = _draw_maps([(site, code_map, site) for site in code_map.sites])
     canvas.suptitle(label)
@@ -32,7 +32,7 @@ def draw_last_maps(found: Labelled) -> Canvas:
     return _draw_maps([(label, code_map, list(code_map.sites)[-1]) for label, code_map in found])
 
 
-def _draw_maps(columns: Sequence[tuple[str, CodeMap, str]]) -> Canvas:
+def _draw_maps(columns: Sequence[tuple[str, EmbeddingMap, str]]) -> Canvas:
     """One column a (title, map, site); one row a colouring that every map has."""
     coloured = all(code_map.binary for _, code_map, _ in columns)
     colourings = ["target"] + (["module"] if coloured else [])
@@ -57,7 +57,7 @@ def _draw_maps(columns: Sequence[tuple[str, CodeMap, str]]) -> Canvas:
     return canvas
 
 
-def _scatter(axes: Axes, code_map: CodeMap, site: str, colouring: str) -> Any:
+def _scatter(axes: Axes, code_map: EmbeddingMap, site: str, colouring: str) -> Any:
     from matplotlib.colors import LinearSegmentedColormap
 
     places = code_map.sites[site]
@@ -88,13 +88,13 @@ def draw_last_similarities(found: Labelled) -> Canvas:
 def _draw_similarities(panels: Labelled) -> Canvas:
     from matplotlib.colors import LinearSegmentedColormap
 
-    side = 0.9 + 0.16 * max(len(each["modules"]) for _, each in panels)
+    side = 0.9 + 0.16 * max(len(similarity["modules"]) for _, similarity in panels)
     canvas = make_figure(1.6 + side * len(panels), side + 0.8)
     diverging = LinearSegmentedColormap.from_list("diverging", LIGHT["diverging"])
     grid = canvas.subplots(1, len(panels), squeeze=False)[0]
-    for number, (axes, (title, each)) in enumerate(zip(grid, panels, strict=True)):
-        shown = axes.imshow(_fill(each["centred"]), cmap=diverging, vmin=-1, vmax=1)
-        names = [escape_text(name) for name in each["modules"]] if number == 0 else []
+    for number, (axes, (title, similarity)) in enumerate(zip(grid, panels, strict=True)):
+        shown = axes.imshow(_fill(similarity["centred"]), cmap=diverging, vmin=-1, vmax=1)
+        names = [escape_text(name) for name in similarity["modules"]] if number == 0 else []
         axes.set(title=escape_text(title), xticks=[], yticks=range(len(names)))
         axes.set_yticklabels(names, fontsize=6)
     canvas.colorbar(shown, ax=list(grid), shrink=0.7, label="cosine, minus the mean")
@@ -107,13 +107,13 @@ def draw_by_rule(splits: dict[str, Json], label: str) -> Canvas:
 
     ramp = LinearSegmentedColormap.from_list("follow", ("#f6f6f4", LIGHT["follow"][1]))
     canvas = make_figure(1.2 + 3.0 * len(splits), 3.2)
-    for axes, (split, each) in zip(canvas.subplots(1, len(splits), squeeze=False)[0], splits.items(), strict=True):
-        axes.imshow(_fill(each["values"]), cmap=ramp, vmin=0, vmax=1, aspect="auto")
-        for i, row in enumerate(each["values"]):
+    for axes, (split, table) in zip(canvas.subplots(1, len(splits), squeeze=False)[0], splits.items(), strict=True):
+        axes.imshow(_fill(table["values"]), cmap=ramp, vmin=0, vmax=1, aspect="auto")
+        for i, row in enumerate(table["values"]):
             for j, value in enumerate(row):
                 if value is not None:
                     axes.text(j, i, f"{value:.0%}", ha="center", va="center", fontsize=6)
-        columns, rows = ([escape_text(name) for name in each[side]] for side in ("columns", "rows"))
+        columns, rows = ([escape_text(name) for name in table[side]] for side in ("columns", "rows"))
         axes.set_xticks(range(len(columns)), columns, fontsize=6, rotation=45, ha="right")
         axes.set_yticks(range(len(rows)), rows, fontsize=6)
         axes.set(title=split_title(split), xlabel="swapped-in rule", ylabel="own rule")

@@ -26,7 +26,7 @@ DASHES = ("-", "--", ":", "-.")  # names of matplotlib
 
 
 def static_figures(runs: Sequence[ReportRun], metrics: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-    """The same pictures for print, as (file name, content): PNG and SVG, equal bytes for equal runs."""
+    """The pictures as (file name, content), in PNG and SVG; the same runs give the same bytes."""
     from matplotlib import rc_context
 
     with rc_context(STYLE):
@@ -70,7 +70,7 @@ def _draw_scores(axes: Axes, runs: Sequence[ReportRun], metric: str) -> None:
             axes.plot([score.low, score.high], [y, y], color=colour, linewidth=2)
             axes.plot(score.value, y, marker="o", color=colour, markerfacecolor="white" if "open" in symbol else colour)
     labels = [_print_label(run) for run in runs]
-    axes.set_title("● unseen   ○ seen combinations", fontsize="medium")
+    axes.set_title("● held-out   ○ seen compositions", fontsize="medium")
     axes.set(xlabel=metric_title(metric), yticks=range(len(runs)), yticklabels=labels, ylim=(len(runs) - 0.4, -0.6))
 
 

@@ -18,22 +18,22 @@ def build(runs: Sequence[ReportRun]) -> Section | None:
     found, problems = gather(runs, read_ablations)
     swaps, swap_problems = gather(runs, read_swap)
     drawn: dict[str, Figure] = {}
-    for run, each in found:
-        drawn[f"layers-{run.series}"] = inside_figures.layers_figure(run, each)
-        for kind in dict.fromkeys(change.kind for change in each["heads"]):
-            drawn[f"heads-{run.series}-{kind}"] = inside_figures.heads_figure(run, each, kind)
+    for run, ablation in found:
+        drawn[f"layers-{run.series}"] = inside_figures.layers_figure(run, ablation)
+        for kind in dict.fromkeys(change.kind for change in ablation["heads"]):
+            drawn[f"heads-{run.series}-{kind}"] = inside_figures.heads_figure(run, ablation, kind)
     for run, swap in swaps:
         draw = swap_figures.rules_figure if swap["kind"] == "rules" else swap_figures.functions_figure
         drawn |= {f"swap-{run.series}-{split}": draw(rows) for split, rows in swap["splits"].items()}
         drawn |= {
-            f"by-rule-{run.series}-{split}": swap_figures.by_rule_figure(each)
-            for split, each in swap["by_rule"].items()
+            f"by-rule-{run.series}-{split}": swap_figures.by_rule_figure(table)
+            for split, table in swap["by_rule"].items()
         }
     content = {
         "found": found,
         "swaps": swaps,
-        "kinds": list(dict.fromkeys(change.kind for _, each in found for change in each["heads"])),
-        "runs": [run for run in runs if any(run is each for each, _ in [*found, *swaps])],
+        "kinds": list(dict.fromkeys(change.kind for _, ablation in found for change in ablation["heads"])),
+        "runs": [run for run in runs if any(run is shown for shown, _ in [*found, *swaps])],
         "problems": list(dict.fromkeys(problems + swap_problems)),
     }
     if not any(content[name] for name in ("runs", "problems")):

@@ -1,4 +1,4 @@
-"""Learning curves: training loss, and scores on the way."""
+"""Learning curves: training loss, and scores during training."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ ORDER = 40
 
 
 def build(runs: Sequence[ReportRun]) -> Section | None:
-    """One panel a kind of site; one set of panels a metric and a way to read instances."""
+    """One panel per kind of site; one set of panels per metric and reading."""
     drawn: dict[str, Figure] = {}
     readings, all_problems = {}, []
     for key, described in READINGS.items():
@@ -26,9 +26,9 @@ def build(runs: Sequence[ReportRun]) -> Section | None:
             metrics = [
                 metric
                 for metric in DECODER_METRICS
-                if any(metric in each.scores for _, sites in found for each in sites)
+                if any(metric in decoder.scores for _, sites in found for decoder in sites)
             ]
-            kinds = list(dict.fromkeys(each.kind for _, sites in found for each in sites))
+            kinds = list(dict.fromkeys(decoder.kind for _, sites in found for decoder in sites))
             readings[key] = {"words": " / ".join(sorted(words)), "found": found, "metrics": metrics, "kinds": kinds}
             drawn |= {
                 f"{key}-{metric}-{kind}": inside_figures.decodability_figure(found, metric, kind)

@@ -1,4 +1,4 @@
-"""Instances of unseen combinations that each run gets right and wrong."""
+"""Instances of held-out compositions that each run gets right and wrong."""
 
 from __future__ import annotations
 

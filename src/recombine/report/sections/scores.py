@@ -15,12 +15,12 @@ def build(runs: Sequence[ReportRun]) -> Section | None:
     metrics = metrics_of(runs)
     references = {
         (metric, split): {
-            (each.chance, each.ceiling) for run in runs if run.result and (each := run.score(split, metric))
+            (score.chance, score.ceiling) for run in runs if run.result and (score := run.score(split, metric))
         }
         for metric in metrics
         for split in splits_of(runs)
     }
-    shared = {place: next(iter(found)) for place, found in references.items() if len(found) == 1}
+    shared = {key: next(iter(pairs)) for key, pairs in references.items() if len(pairs) == 1}
     drawn = {f"scores-{metric}": figures.score_figure(runs, metric) for metric in metrics}
     content = {"metrics": metrics, "splits": splits_of(runs), "shared": shared}
     return Section(name="scores", title="Scores", content=content, figures=drawn) if metrics else None

@@ -1,4 +1,4 @@
-"""A part of the page: what a section builder hands to its template."""
+"""A section of the page: what its builder passes to its template."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from recombine.store import Json
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """A part of the page: its anchor, what its template needs, and figures by name.
+    """A section of the page: its anchor, the content for its template, and figures by name.
 
     The template is the file `templates/<name>.html`, unless `template` holds its text.
     """

@@ -15,11 +15,13 @@ ORDER = 60
 def build(runs: Sequence[ReportRun]) -> Section | None:
     found, problems = gather(runs, read_similarity)
     drawn = {
-        f"similarity-{run.series}-{site}-{kind}": inside_figures.similarity_figure(each["modules"], each[kind])
+        f"similarity-{run.series}-{site}-{kind}": inside_figures.similarity_figure(
+            similarity["modules"], similarity[kind]
+        )
         for run, sites in found
-        for site, each in sites.items()
+        for site, similarity in sites.items()
         for kind in ("centred", "cosine")
     }
-    sites = list(dict.fromkeys(site for _, each in found for site in each))
+    sites = list(dict.fromkeys(site for _, similarities in found for site in similarities))
     content = {"found": found, "problems": problems, "sites": sites}
     return Section(name="similarity", title="Similarity", content=content, figures=drawn) if found or problems else None

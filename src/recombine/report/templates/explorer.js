@@ -14,7 +14,7 @@ const composeMap = (figure, choice) => {
     x: chosen.map((row) => places[0][row]),
     y: chosen.map((row) => places[1][row]),
     text: chosen.map((row) => data.compositions[data.composition[row]].replace(" ∨ ", "<br>∨ ")),
-    customdata: chosen.map((row) => [data.target[row], data.unseen[row] ? "unseen" : "seen"]),
+    customdata: chosen.map((row) => [data.target[row], data.unseen[row] ? "held-out" : "seen"]),
     hovertemplate: "%{text}<br>target <b>%{customdata[0]}</b>, %{customdata[1]}<extra></extra>",
     marker: { size: 6.5, opacity: 0.85, symbol: chosen.map((row) => (data.unseen[row] ? "diamond" : "circle")), ...marker },
   });
@@ -26,7 +26,7 @@ const composeMap = (figure, choice) => {
   const highlighted = data.modules.findIndex((name) => `only ${name}` === choice.colour);
   let traces;
   if (choice.colour === "unseen") {
-    traces = classes(["seen", "unseen"], (row) => data.unseen[row]);
+    traces = classes(["seen", "held-out"], (row) => data.unseen[row]);
   } else if (choice.colour === "module" && data.labels.length) {
     traces = classes(data.modules, (row) => data.labels[row][0]);
   } else if (highlighted >= 0 && data.labels.length) {

@@ -31,15 +31,15 @@ def make_card(task: FuzzyLogic, batch: Batch, row: int, answer: float) -> Card:
 
 
 def draw_values(examples: Sequence[float], truth: float, given: float) -> Markup:
-    """The values of the examples as ticks from 0 to 1; the true value below the line, the network's above it."""
+    """The example values as ticks on a line from 0 to 1, with the true value below it and the network's above it."""
     left, line, span = 14, 37, WIDTH - 28
 
-    def place(value: float) -> float:
+    def position(value: float) -> float:
         return left + span * min(1.0, max(0.0, value))
 
     quality = "good" if abs(given - truth) < TOLERANCE else "bad"
-    ticks = "".join(f"M{place(value):.1f} {line - 6}v12" for value in examples)
-    a, b = place(given), place(truth)
+    ticks = "".join(f"M{position(value):.1f} {line - 6}v12" for value in examples)
+    a, b = position(given), position(truth)
     return assemble(
         WIDTH,
         HEIGHT,

@@ -1,6 +1,6 @@
-"""What the examples of a fuzzy logic function say about its value at the query.
+"""The posterior over fuzzy logic functions given the examples, and the best predictions at the query.
 
-Without noise, the posterior over functions is the prior restricted to those that agree with every example, here uniform.
+There is no noise and the prior is uniform, so the posterior is uniform over the functions that agree with every example.
 The best prediction then depends on the metric:
 
 - `r2_pooled` is 1 - sum of squared errors / sum of variances. Predictions do not change the variances, so the smallest

@@ -31,7 +31,7 @@ class FuzzyLogicReading(Reading):
 
 
 class SharedReading(FuzzyLogicReading):
-    """Fuzzy logic functions, all at the same examples or all at the same query."""
+    """Fuzzy logic functions that all have the same examples or the same query."""
 
     def __init__(self, task: FuzzyLogic, shared: Literal["examples", "query"]) -> None:
         super().__init__(task)

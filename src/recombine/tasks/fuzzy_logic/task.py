@@ -1,13 +1,13 @@
-"""Fuzzy logic functions to be learned in context (Attention as a Hypernetwork, arXiv 2406.05816, section 3).
+"""Fuzzy logic functions, learned in context (Attention as a Hypernetwork, arXiv 2406.05816, section 3).
 
 With Zadeh's operators, and = min, or = max, not x = 1 - x, a *term* is a conjunction of all L variables, each possibly
 negated, and a task is a disjunction of K distinct terms:
 
     f(x) = max over chosen terms t of min over variables i of (x_i or 1 - x_i, as bit i of t says)
 
-A sequence shows (x, f(x)) pairs and ends with a query whose f(x) is hidden as 0. There are 2^L terms; the last quarter
-never occurs in training (pairs of two such terms are the `unknown` split), and of the sets of the other terms a
-fraction is held out (the `ood` split).
+A sequence contains (x, f(x)) pairs and ends with a query whose f(x) is replaced by 0. There are 2^L terms. The last quarter
+never occurs in training (pairs of two such terms are the `unknown` split), and a fraction of the sets of the other terms is
+held out (the `ood` split).
 
 Bit i of a term's number, counted from the most significant, is 1 where variable i is negated: term 0 is x1 & x2 & x3 & x4.
 """
@@ -46,13 +46,13 @@ class FuzzyLogic(Task):
     splits: ClassVar[tuple[SplitName, ...]] = ("train", "test", "ood", "unknown")
 
     num_variables: int = 4
-    """Inputs of a function."""
+    """Number of input variables of a function."""
     num_terms: int = 2
-    """Conjunctions a function is the disjunction of."""
+    """Number of conjunctions in a function."""
     num_examples: int = 32
-    """Tokens of a sequence, the query included."""
+    """Number of tokens per sequence, including the query."""
     held_out: float = 0.7
-    """Fraction of the combinations of known terms that are never trained."""
+    """Fraction of the compositions of known terms that is held out."""
 
     def __post_init__(self) -> None:
         check_positive(num_variables=self.num_variables, num_terms=self.num_terms)
@@ -63,11 +63,11 @@ class FuzzyLogic(Task):
                 f"num_terms is {self.num_terms}: expected at most {self.num_known_terms}, "
                 f"the number of known terms of {self.num_variables} variables"
             )
-        _ = self.split  # refuse what cannot be covered before anything is built on it
+        _ = self.split  # raise an error now if the split cannot cover all modules
 
     @classmethod
     def preset(cls, scale: Scale, model: str | None = None) -> Preset:
-        """Table A3 of the paper; `small` trains for fewer steps, `tiny` also a narrower model at the grid's higher rate."""
+        """Table A3 of the paper. `small` has fewer steps; `tiny` also has a narrower model and the grid's higher rate."""
         sizes = {"num_layers": 2, "embedding_dim": 128, "kqv_dim": 16, "mlp_dim": 256, "num_heads": 8}
         if scale == "tiny":
             sizes |= {"embedding_dim": 64, "mlp_dim": 128}
@@ -139,12 +139,12 @@ class FuzzyLogic(Task):
         return measure_r2((self.read(predictions).double() - targets).square(), values.var(dim=1, correction=0))
 
     def read(self, predictions: Tensor) -> Float[Tensor, " batch"]:
-        """The query's prediction, from one number a row or one a token."""
+        """The query's prediction, from one number per row or one per token."""
         flat = predictions.flatten(1) if predictions.ndim > 1 else predictions[:, None]
         if flat.shape[1] not in (1, self.num_examples):
             raise InputError(
-                f"predictions have shape {tuple(predictions.shape)}: expected one number a row, "
-                f"or one for each of {self.num_examples} tokens"
+                f"predictions have shape {tuple(predictions.shape)}: expected one number per row, "
+                f"or one per token ({self.num_examples} tokens)"
             )
         return flat[:, -1]
 
@@ -154,7 +154,7 @@ class FuzzyLogic(Task):
 
     @cached_property
     def mean_target(self) -> float:
-        """Mean of f over 65,536 inputs of the training stream's own distribution."""
+        """Mean of f over 65,536 inputs from the training distribution."""
         stream = Stream(self.name, self.seed, "mean target", rows=range(65_536))
         _, modules = self.draw_compositions("train", stream)
         return evaluate_function(stream.uniform(1, self.num_variables), modules).double().mean().item()
@@ -181,15 +181,17 @@ class FuzzyLogic(Task):
 
     @cached_property
     def _possible(self) -> dict[SplitName | None, Bool[Tensor, " compositions"]]:
-        """Which of all compositions each split holds; all of them without a split."""
+        """Which of all compositions each split contains; all of them for None."""
         everything = list(map(tuple, self.all_compositions.tolist()))
         members = {split: frozenset(self.split.compositions(split)) for split in self.splits}
         possible: dict[SplitName | None, Tensor] = {None: torch.ones(len(everything), dtype=torch.bool)}
-        return possible | {split: torch.tensor([each in own for each in everything]) for split, own in members.items()}
+        return possible | {
+            split: torch.tensor([composition in own for composition in everything]) for split, own in members.items()
+        }
 
     @cached_property
     def all_compositions(self) -> Int[Tensor, "compositions terms"]:
-        """Every set of terms, those of no split included."""
+        """Every set of terms, including those in no split."""
         count = math.comb(2**self.num_variables, self.num_terms)
         if count > MAX_COMPOSITIONS:
             raise InputError(f"the ceiling would enumerate {count} compositions: expected at most {MAX_COMPOSITIONS}")
@@ -230,7 +232,7 @@ class FuzzyLogic(Task):
 def evaluate_function(
     x: Float[Tensor, "batch tokens variables"], modules: Int[Tensor, "batch terms"]
 ) -> Float[Tensor, "batch tokens"]:
-    """f(x) for each row's own terms; |bit - x| is x or 1 - x, exactly."""
+    """f(x) for the terms of each row; |bit - x| is exactly x or 1 - x."""
     num_variables = x.shape[-1]
     places = torch.arange(num_variables - 1, -1, -1, device=x.device)
     negated = ((modules[:, None, :, None] >> places) & 1).to(x.dtype)

@@ -1,4 +1,4 @@
-"""Grid worlds with exact experts: act on a mixture of preferences, or on an instruction with four parts."""
+"""Grid worlds with exact experts: follow a mixture of preferences, or an instruction with four parts."""
 
 from recombine.tasks.grids.goal import GoalGrid
 from recombine.tasks.grids.preference import PreferenceGrid

@@ -1,18 +1,18 @@
 """The expert of the preference grid: exact values of all states of all episodes at once, then a greedy walk.
 
-A state is the agent's cell and the set of objects still there. Let W_n(c, S) be the value of stepping onto cell c while
-the objects S are there, with n steps left afterwards, and V_n(c, S) that of standing there:
+A state is the agent's cell and the set of remaining objects. Let W_n(c, S) be the value of stepping onto cell c while
+the objects S remain, with n steps left afterwards, and V_n(c, S) the value of being there:
 
     W_n(c, S) = w_j + discount * V_n(c, S - {j}) if object j of S lies at c, else discount * V_n(c, S)
     V_0 = 0,   V_(n+1)(c, S) = max(0, max over moves a of W_n(move(c, a), S))
 
 where 0 is the value of ending the episode. `remaining_steps` is optimal: with n steps left it compares 0 with W_(n-1).
-`published` uses the values of the whole horizon at every step, as the authors' release does, and so may chase what it
-cannot reach in time. (There "nothing" is worth discount * V instead of 0. That changes no choice: V_(n+1) >= V_n, so that
-waiting is never best unless V is 0.)
+`published` uses the values of the whole horizon at every step, as the authors' release does, and so may pursue objects that
+it cannot reach in time. (There the value of "nothing" is discount * V instead of 0. This changes no choice: V_(n+1) >= V_n,
+so waiting is never best unless V is 0.)
 
-Actions that do the same thing at the same time have the same value to the last bit, since W and V add in one order, from
-the last step back: ties are found by equality.
+Actions with the same effect at the same time have exactly the same value, since W and V always add in the same order, from
+the last step backwards. Ties are therefore found by comparing for equality.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch import Tensor
 from recombine.tasks.grids.imitation import ENDED, Episodes
 
 Expert = Literal["remaining_steps", "published"]
-NOTHING = 0  # the action that ends; the moves follow
+NOTHING = 0  # the action that ends the episode; the moves follow
 
 
 def value_entering(
@@ -39,7 +39,7 @@ def value_entering(
 ) -> list[Float[Tensor, "cells batch sets"]]:
     """W_n for n = 0, 1, ..., num_steps - 1; bit j of a set's number is 1 if object j is still there.
 
-    Cells come first in memory: then a move is a copy of whole rows, and one backup takes tens of microseconds.
+    Cells are the first dimension, so that a move copies whole rows and one backup takes tens of microseconds.
     """
     (batch_size, num_objects), num_cells, device = objects.shape, len(moves), objects.device
     num_sets = 1 << num_objects
@@ -73,7 +73,7 @@ def demonstrate(
     discount: float,
     expert: Expert,
 ) -> Episodes:
-    """The expert's episodes from these starts; among equally good actions it takes the first."""
+    """The expert's episodes from these starts. Among equally good actions it takes the first."""
     entering = value_entering(objects, worth, moves, num_steps=horizon, discount=discount)
     device = objects.device
     batch_size, num_objects = objects.shape
@@ -99,4 +99,4 @@ def demonstrate(
         cell = targets.gather(1, action[:, None])[:, 0]
         present = present & (objects != cell[:, None])
         active = active & (action != NOTHING)
-    return Episodes(*(torch.stack(each, dim=1) for each in (cells, held, actions, optimal)))
+    return Episodes(*(torch.stack(columns, dim=1) for columns in (cells, held, actions, optimal)))

@@ -1,15 +1,15 @@
 """A grid world of goals in four parts (Scale leads to compositional generalization, arXiv 2507.07207).
 
-A goal names a quadrant of the map, an interaction, a maze and an object: 4 x 5 x 5 x 5 = 500. The agent stands in that
-maze, is to walk to that object in that quadrant by a shortest way, and to interact with it as told, which ends the
-episode. The goal reaches the model as an instruction: a sentence of twelve words, each a one-hot of the vocabulary.
+A goal names a quadrant of the map, an interaction, a maze and an object: 4 x 5 x 5 x 5 = 500 goals. The agent is in that
+maze. It should walk to that object in that quadrant along a shortest path and perform the interaction, which ends the
+episode. The model receives the goal as an instruction: a sentence of twelve words, each a one-hot over the vocabulary.
 
-Our own choices, where the authors' release has none or another: the sentence and its words; mazes have loops; there is a
-second object of the goal's kind, the decoy, in another quadrant (`decoy=False` is the release, in which the quadrant tells
-nothing that the object does not); `show_walls=False` hides the walls, so that the maze must be known by its number.
+The following differs from the authors' release: the sentence and its words; mazes have loops; there is a second object of
+the goal's kind, the decoy, in another quadrant (`decoy=False` is as released, where the quadrant adds no information to the
+object); `show_walls=False` hides the walls, so that the model must know the maze by its number.
 
-A composition is one value of each part, the values of all parts being numbered through: quadrants first, then
-interactions, mazes, objects.
+A composition is one value of each part. Values are numbered consecutively over all parts: quadrants, interactions, mazes,
+objects.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ OBJECTS = ("lamp", "book", "drum", "plant", "kettle", "clock", "vase", "globe", 
 
 
 class Ways(NamedTuple):
-    """For each maze: where moves lead, the length of shortest ways, and the moves that such ways begin with."""
+    """For each maze: where moves lead, the lengths of shortest paths, and the moves with which such paths begin."""
 
     moves: Int[Tensor, "maze cells moves"]
     distance: Int[Tensor, "maze cells cells"]
@@ -52,31 +52,31 @@ class Ways(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class GoalGrid(ImitationTask):
-    """Walk to the object an instruction names, and do with it what it says."""
+    """Walk to the object that an instruction names, and interact with it as instructed."""
 
     name: ClassVar[str] = "goal_grid"
     summary: ClassVar[str] = "follow an instruction with four parts in a grid world (SC)"
 
     grid_size: int = 11
-    """Rows and columns of the map."""
+    """Number of rows and columns of the map."""
     num_interactions: int = 5
-    """Things to do with an object."""
+    """Number of interactions with an object."""
     num_mazes: int = 5
     """Different mazes."""
     num_objects: int = 5
-    """Kinds of objects."""
+    """Number of kinds of objects."""
     num_distractors: int = 4
-    """Objects beside the goal, the decoy among them."""
+    """Number of objects in addition to the goal, including the decoy."""
     decoy: bool = True
-    """Put an object of the goal's kind into another quadrant, so that the quadrant matters."""
+    """Place a second object of the goal's kind in another quadrant, so that the quadrant matters."""
     show_walls: bool = True
-    """Let the agent see the walls; if not, it must know each maze by its number."""
+    """Show the walls to the agent. Otherwise it must know each maze by its number."""
     encoding: Encoding = "instruction"
-    """The goal as a sentence, as one one-hot for each part, or as one of all goals, which hides its parts."""
+    """How the goal is encoded: as a sentence, as a one-hot per part, or as a one-hot over all goals (hides the parts)."""
     horizon: int = 20
-    """Most steps of an episode: the agent starts near enough."""
+    """Maximum number of steps per episode. The agent starts close enough to the goal."""
     held_out: float = 0.25
-    """Fraction of the goals that are never trained."""
+    """Fraction of the goals that is held out."""
 
     def __post_init__(self) -> None:
         check_choice("encoding", self.encoding, get_args(Encoding))
@@ -93,18 +93,18 @@ class GoalGrid(ImitationTask):
                 raise InputError(f"{name} is {getattr(self, name)}: expected {low} to {high}")
         if self.grid_size % 2 == 0:
             raise InputError(f"grid_size is {self.grid_size}: expected an odd number, since rooms lie at even cells")
-        _ = self.split, self.mazes  # refuse what cannot be made before anything is built on it
+        _ = self.split, self.mazes  # raise an error now if the split or the mazes are not possible
 
     @classmethod
     def at_scale(cls, scale: Scale) -> GoalGrid:
-        """`small` has mazes of 7 x 7, `tiny` of 5 x 5 and three values of each part but the quadrant."""
+        """`small` has mazes of 7 x 7, `tiny` of 5 x 5 with three values for each part except the quadrant."""
         if scale == "tiny":
             return cls(grid_size=5, horizon=6, num_distractors=2, num_interactions=3, num_mazes=3, num_objects=3)
         return cls(grid_size=7, horizon=10, num_distractors=3) if scale == "small" else cls()
 
     @property
     def num_values(self) -> tuple[int, int, int, int]:
-        """Values of the quadrant, the interaction, the maze and the object."""
+        """Number of values of the quadrant, the interaction, the maze and the object."""
         return len(QUADRANTS), self.num_interactions, self.num_mazes, self.num_objects
 
     @property
@@ -139,19 +139,19 @@ class GoalGrid(ImitationTask):
     @cached_property
     def ways(self) -> Ways:
         distances, moves = zip(*map(measure_ways, self.mazes), strict=True)
-        optimal = [find_optimal_moves(*each) for each in zip(distances, moves, strict=True)]
+        optimal = [find_optimal_moves(*maze) for maze in zip(distances, moves, strict=True)]
         return Ways(torch.stack(moves), torch.stack(distances), torch.stack(optimal))
 
     @cached_property
     def quadrants(self) -> Bool[Tensor, "quadrant cells"]:
-        """Which cells belong to each quadrant; the middle row and column are above and to the left."""
+        """Which cells belong to each quadrant; the middle row and column count as top and left."""
         beyond = torch.arange(self.grid_size) > self.grid_size // 2
         number = 2 * beyond[:, None] + beyond
         return number.flatten() == torch.arange(len(QUADRANTS))[:, None]
 
     @cached_property
     def encodings(self) -> Float[Tensor, "quadrant interaction maze object code"]:
-        """The code of every goal."""
+        """The encoding of every goal."""
         goals = list(itertools.product(*map(range, self.num_values)))
         if self.encoding == "arbitrary":
             codes = torch.eye(len(goals))
@@ -173,9 +173,9 @@ class GoalGrid(ImitationTask):
     def make_batch(self, split: SplitName, stream: Stream) -> Batch:
         """Episodes of the expert with goals of the split.
 
-        - `inputs` (batch, step, feature): the code of the goal, then the observation;
+        - `inputs` (batch, step, feature): the encoding of the goal, then the observation;
         - `targets` (batch, step): the expert's actions, the four moves and then the interactions, ENDED after the end;
-        - `latents` (batch, 4): quadrant, interaction, maze and object, numbered through;
+        - `latents` (batch, 4): quadrant, interaction, maze and object, numbered consecutively;
         - `info["kinds"]`, `info["objects"]` (batch, object): kinds and cells, the goal first, then the decoy if there is one;
         - `info["cells"]` (batch, step): the agent's; `info["optimal"]` (batch, step, action).
         """
@@ -199,7 +199,7 @@ class GoalGrid(ImitationTask):
     def _place(
         self, stream: Stream, quadrant: Int[Tensor, " rows"], maze: Int[Tensor, " rows"], kind: Int[Tensor, " rows"]
     ) -> tuple[Int[Tensor, " rows"], Int[Tensor, "rows objects"], Int[Tensor, "rows objects"]]:
-        """Different cells for agent and objects, and the kinds of these; in the quadrant only the goal is of its kind."""
+        """Different cells for agent and objects, and the kinds of objects. In its quadrant only the goal has its kind."""
         luck = stream.uniform(4, self.grid_size**2) + 1
         free = ~self.mazes.flatten(1).to(stream.device)[maze]
         inside = self.quadrants.to(stream.device)[quadrant]
@@ -225,7 +225,7 @@ class GoalGrid(ImitationTask):
         maze: Int[Tensor, " rows"],
         interaction: Int[Tensor, " rows"],
     ) -> Episodes:
-        """A shortest way to the goal, of several the one whose moves come first, and there the interaction."""
+        """A shortest path to the goal (of several, the one whose moves come first), then the interaction."""
         moves, _, optimal_moves = (table.to(start.device) for table in self.ways)
         goal, cell, ended = objects[:, 0], start, torch.zeros_like(start, dtype=torch.bool)
         last = one_hot(interaction, self.num_interactions).bool()
@@ -243,7 +243,7 @@ class GoalGrid(ImitationTask):
         return Episodes(torch.stack(cells, 1), present, torch.stack(actions, 1), torch.stack(optimal, 1))
 
     def describe(self, composition: Composition) -> str:
-        """The instruction; of less than a whole goal, the names of its values."""
+        """The instruction; for an incomplete goal, the names of its values."""
         if len(composition) == len(self.num_values):
             goal = (value - offset for value, offset in zip(composition, self.offsets, strict=True))
             return self.write_instruction(*goal)
@@ -270,7 +270,7 @@ class GoalGrid(ImitationTask):
         return "\n".join([*lines, "", f"the expert  {walk}"])
 
     def draw(self, batch: Batch, row: int, path: Path | str) -> None:
-        """Write a picture of one episode as PNG or SVG: as the path ends."""
+        """Write a picture of one episode as PNG or SVG (by the suffix of the path)."""
         quadrant, interaction, maze, _ = (batch.latents[row] - torch.tensor(self.offsets)).tolist()
         cells, kinds = (batch.info[name][row].tolist() for name in ("objects", "kinds"))
         labels = [f"a {OBJECTS[kind]}" + (" elsewhere" if kind == kinds[0] else "") for kind in kinds]

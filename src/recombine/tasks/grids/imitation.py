@@ -1,10 +1,10 @@
-"""Imitation of an expert: at each step of its episode, do what the expert might do there.
+"""Imitation of an expert: at each step of the expert's episode, predict an optimal action.
 
-A row is one episode of at most `horizon` steps; a token is one step, the encoding of the task followed by what the agent
-observes. Steps after the end are empty, have the target `ENDED` and count for nothing. Where several actions are
-optimal any of them is right, though the loss asks for the one that the expert took: the first in the order of the actions.
+A row is one episode of at most `horizon` steps. A token is one step: the encoding of the task followed by the observation.
+Steps after the end are empty, have the target `ENDED` and are ignored. If several actions are optimal, any of them is
+right, but the target of the loss is the expert's action: the first in the order of the actions.
 
-Later observations betray earlier actions. A model that mixes tokens must be causal, or it reads the answer.
+Later observations reveal earlier actions. A model that mixes tokens must be causal, or it can read the answer.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NUM_ESTIMATED, BLOCK = 4_096, 512  # episodes from which the best constant is es
 
 
 class Episodes(NamedTuple):
-    """What an expert did: where it stood and what was there before each step, its action, and all as good ones."""
+    """Episodes of an expert: its cell and the remaining objects before each step, its action, and all optimal actions."""
 
     cells: Int[Tensor, "batch step"]
     present: Bool[Tensor, "batch step object"]
@@ -38,7 +38,7 @@ class Episodes(NamedTuple):
 
     @property
     def active(self) -> Bool[Tensor, "batch step"]:
-        """Steps before the end."""
+        """Number of steps before the end."""
         return self.actions != ENDED
 
 
@@ -56,17 +56,17 @@ class ImitationTask(Task):
     }
 
     horizon: int = 8
-    """Most steps of an episode."""
+    """Maximum number of steps per episode."""
 
     @classmethod
     @abstractmethod
     def at_scale(cls, scale: Scale) -> ImitationTask:
-        """The world of a scale."""
+        """The task at a scale."""
 
     @classmethod
     def preset(cls, scale: Scale, model: str | None = None) -> Preset:
         """The paper's preference grid: an MLP of 2 x 1024, constant rate, 3 million steps. The goal grid was released without
-        a sweep and borrows these. The smaller scales have smaller worlds, narrower models and higher rates.
+        a sweep and uses the same settings. The smaller scales have smaller worlds, narrower models and higher rates.
         """
         model = model or cls.models[0]
         width = {"tiny": 128, "small": 512, "paper": 1024}[scale]
@@ -93,7 +93,7 @@ class ImitationTask(Task):
     @property
     @abstractmethod
     def num_actions(self) -> int:
-        """Actions to choose from at each step."""
+        """Number of actions to choose from at each step."""
 
     @property
     def output_dim(self) -> int:
@@ -113,9 +113,9 @@ class ImitationTask(Task):
         return cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), ignore_index=ENDED)
 
     def metrics(self, predictions: Tensor, batch: Batch) -> dict[str, Ratio]:
-        """How many steps have an optimal action, and how many episodes have one at every step.
+        """Share of steps with an optimal action, and share of episodes with an optimal action at every step.
 
-        Steps are those of the expert's episode: a wrong action does not change what is asked next.
+        Steps are those of the expert's episode: a wrong action does not change later inputs.
         """
         chosen = self.read(predictions).argmax(dim=-1, keepdim=True)
         right = batch.info["optimal"].gather(2, chosen)[..., 0]
@@ -137,13 +137,13 @@ class ImitationTask(Task):
         return predictions
 
     def chance(self, batch: Batch) -> Float[Tensor, "batch step action"]:
-        """The action that is most often optimal in training, at every step."""
+        """At every step the action that is most often optimal in training."""
         return self._predict(torch.full_like(batch.targets, self.best_constant))
 
     def best_predictions(
         self, batch: Batch, *, split: SplitName | None, metric: str
     ) -> Float[Tensor, "batch step action"]:
-        """The expert's actions, whatever the prior: the inputs determine the task and the map, so this is exact."""
+        """The expert's actions, for any prior: the inputs determine the task and the map, so this is exact."""
         return self._predict(batch.targets.clamp_min(0))
 
     def _predict(self, actions: Int[Tensor, "batch step"]) -> Float[Tensor, "batch step action"]:

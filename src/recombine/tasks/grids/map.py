@@ -1,9 +1,9 @@
-"""Maps that an agent walks on: which move leads where, and what it sees.
+"""Maps: where each move leads, and what the agent observes.
 
-A map has height x width cells, numbered in reading order. The four moves are up, right, down, left; one that would leave
-the map or enter a wall stays where it is. An observation is a stack of one-hot planes, one for each kind of object, one
-for the agent, one for the walls (where they are shown), and where time matters a one-hot of the steps left; all
-divided by the root of their mean square (Scale leads to compositional generalization, arXiv 2507.07207).
+A map has height x width cells, numbered in reading order. The four moves are up, right, down, left. A move that would leave
+the map or enter a wall has no effect. An observation is a stack of one-hot planes: one per kind of object, one for the
+agent, one for the walls (if they are shown), and a one-hot of the remaining steps (if time matters). It is divided by the
+root of its mean square (Scale leads to compositional generalization, arXiv 2507.07207).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ EPSILON = 1e-6  # of the mean square
 
 
 def tabulate_moves(walls: Bool[Tensor, "height width"]) -> Int[Tensor, "cells moves"]:
-    """The cell that each move leads to, from each cell; of walls only that they are not left either."""
+    """The cell that each move leads to, from each cell. Moves from inside a wall have no effect."""
     height, width = walls.shape
     cells = torch.arange(height * width).view(height, width)
     table = []
@@ -32,7 +32,7 @@ def tabulate_moves(walls: Bool[Tensor, "height width"]) -> Int[Tensor, "cells mo
 
 
 def observation_dim(*, num_kinds: int, num_cells: int, walls: bool, clock: int) -> int:
-    """Features of an observation."""
+    """Number of features of an observation."""
     return (num_kinds + 1 + walls) * num_cells + clock
 
 
@@ -47,9 +47,9 @@ def observe(
     walls: Float[Tensor, "#batch cells"] | None,
     clock: int,
 ) -> Float[Tensor, "batch step feature"]:
-    """The encoding of the task and the observation, at each step; empty after the end.
+    """The encoding of the task and the observation at each step; empty after the end.
 
-    `objects` are the cells of the objects; `clock` is the length of the one-hot of the steps left, or 0.
+    `objects` are the cells of the objects; `clock` is the length of the one-hot of the remaining steps, or 0.
     """
     batch_size, num_steps = episodes.actions.shape
     first = encoding.shape[1]  # planes begin here: kinds, agent, walls; then the clock

@@ -1,7 +1,8 @@
-"""Mazes of the goal grid, and the shortest ways through them.
+"""Mazes of the goal grid, and shortest paths through them.
 
-Rooms lie at the even cells of an odd square. A maze opens, in a random order, each passage that joins two parts not yet
-joined (a random spanning tree, by Kruskal's algorithm), then a share of the others, so that there are several ways.
+Rooms lie at the even cells of a square with an odd side. Passages are visited in random order, and each one that joins two
+unconnected parts is opened (a random spanning tree, by Kruskal's algorithm). Then a share of the others is opened, so that
+there are loops.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from recombine.errors import InputError
 from recombine.tasks.grids.map import tabulate_moves
 from recombine.tasks.stream import Stream
 
-EXTRA = 0.25  # share of the passages a tree leaves shut that are opened too
+EXTRA = 0.25  # share of the remaining closed passages that are opened as well
 MAX_REDRAWS = 100
-FAR = 1 << 20  # a distance beyond all others
+FAR = 1 << 20  # larger than any distance
 
 
 def draw_mazes(*key: object, num_mazes: int, size: int) -> Bool[Tensor, "maze height width"]:
-    """Different mazes, True where there is a wall; the same key gives the same first ones, however many there are."""
+    """Different mazes, True where there is a wall. The first mazes do not depend on the number of mazes."""
     mazes: list[Tensor] = []
     for redraw in range(MAX_REDRAWS):
         maze = _draw_maze(Stream(*key, "maze", redraw, rows=range(1)), size)
@@ -58,7 +59,7 @@ def _draw_maze(stream: Stream, size: int) -> Bool[Tensor, "height width"]:
 
 
 def measure_ways(walls: Bool[Tensor, "height width"]) -> tuple[Int[Tensor, "cells cells"], Int[Tensor, "cells moves"]]:
-    """Steps of the shortest way from each cell (first) to each other, FAR where there is none; and where moves lead."""
+    """Length of the shortest path from each cell (first) to each other, FAR if there is none; and where moves lead."""
     moves = tabulate_moves(walls)
     open_cells = ~walls.flatten()
     distance = torch.where(torch.eye(len(moves), dtype=torch.bool) & open_cells, 0, FAR)
@@ -72,5 +73,5 @@ def measure_ways(walls: Bool[Tensor, "height width"]) -> tuple[Int[Tensor, "cell
 def find_optimal_moves(
     distance: Int[Tensor, "cells cells"], moves: Int[Tensor, "cells moves"]
 ) -> Bool[Tensor, "cells cells moves"]:
-    """Which moves from a cell (first) come one step nearer to another."""
+    """Which moves from a cell (first) lead one step closer to another."""
     return (distance[moves] == distance[:, None] - 1).transpose(1, 2)

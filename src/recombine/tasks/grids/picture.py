@@ -1,7 +1,7 @@
-"""Episodes of the grid worlds for people: the map as text, and drawn with the expert's walk.
+"""Episodes of the grid worlds: the map as text, and as a drawing with the expert's path.
 
-In a drawing an object's kind is its shape (and, beyond the sixteenth kind, a dot on it); arrows are the expert's steps, each
-a little to the right of its direction, so that the way back does not hide the way there, and darker the later it is.
+In a drawing the shape of an object shows its kind (with a dot beyond the sixteenth kind). Arrows are the expert's steps.
+They are shifted to the right of their direction, so that a path and its return stay visible, and get darker over time.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from recombine.drawing.palette import EARLY, FAINT, FLOOR, INK, LATE, SHADE, WAL
 from recombine.drawing.shapes import SHAPES
 from recombine.errors import check_choice
 
-SIDE, LARGEST = 5.4, 0.62  # inches of a map, and of a cell at most
-ROOMY = 0.49  # inches of a cell that disc and ring fit into; in smaller ones they shrink
-ASIDE = 0.16  # how far a step is drawn from the middle
-ROW, MARGIN = 0.85, 0.3  # cells from row to row of the key, and around everything
+SIDE, LARGEST = 5.4, 0.62  # size of a map, and maximum size of a cell, in inches
+ROOMY = 0.49  # cell size for full-size disc and ring, in inches; they shrink in smaller cells
+ASIDE = 0.16  # offset of a step from the middle of the cell
+ROW, MARGIN = 0.85, 0.3  # row height of the key and outer margin, in cells
 
 
 class Mark(NamedTuple):
-    """An object on a map, the colour it is drawn in, and what the key says of it."""
+    """An object on a map, with its colour and its text in the key."""
 
     cell: int
     kind: int
     colour: str
     label: str
-    value: float | None = None  # with a bar of this length in the key
+    value: float | None = None  # length of its bar in the key
 
 
 def write_map(walls: Bool[Tensor, "height width"], agent: int, objects: dict[int, str]) -> list[str]:
-    """One line of text a row: walls, the agent as @, objects as their letters."""
+    """One line of text per row: walls, the agent as @, objects as letters."""
     width = walls.shape[1]
     letters = ["██" if wall else " ·" for wall in walls.flatten().tolist()]
     for cell, name in {**objects, agent: "@"}.items():
@@ -55,7 +55,7 @@ def draw_map(
     ending: str,
     shaded: Sequence[int] = (),
 ) -> None:
-    """Write an episode as PNG or SVG: the map with its walk, and the key of its objects beside it."""
+    """Write an episode as PNG or SVG: the map with the expert's path, and a key of the objects."""
     from matplotlib.figure import Figure
 
     path = Path(path)
@@ -113,7 +113,11 @@ def _draw_walk(axes: Any, points: Sequence[Any], scale: float) -> None:
         tip = end + asides[number]
         if number + 1 < len(steps):
             tip = tip + _turn(asides[number + 1], asides[number])
-        line = [*line[-1:], begin, tip]  # from the tip of the last step, which is elsewhere where the walk turns back
+        line = [
+            *line[-1:],
+            begin,
+            tip,
+        ]  # continue from the tip of the last step, which is elsewhere if the path turns back
         axes.plot(*np.array(line).T, color=colour, linewidth=2.4, solid_capstyle="round", zorder=5)
         ahead, middle = 0.13 * (end - start), (start + end) / 2 + asides[number]
         across = 0.62 * np.array([ahead[1], -ahead[0]])
@@ -124,24 +128,24 @@ def _draw_walk(axes: Any, points: Sequence[Any], scale: float) -> None:
 
 
 def _turn(other: Any, own: Any) -> Any:
-    """How far a step's line is cut or lengthened where it meets that of another step at a right angle."""
+    """How far a step's line is shortened or extended where it meets another step at a right angle."""
     return other if abs(other @ own) < 1e-9 else 0 * own
 
 
 def _list_rows(marks: Sequence[Mark]) -> list[Mark]:
-    """What the key says: objects from the best to the worst, those that are worth nothing once for each kind."""
+    """Entries of the key: objects from best to worst; objects without a value once per kind."""
     rows = sorted(marks, key=lambda mark: -(mark.value or 0))
     return rows if any(mark.value for mark in rows) else list({mark.label: mark for mark in rows}.values())
 
 
 def _place_signs(num_rows: int, height: int) -> tuple[float, float]:
-    """How high the start and the end stand in the key: at the foot of the map, or below the last row."""
+    """Heights of the start and end entries of the key: at the bottom of the map, or below the last row."""
     start = min(1.15, height - 0.6 - ROW * num_rows)
     return start, start - 0.8
 
 
 def _draw_key(axes: Any, rows: Sequence[Mark], left: float, height: int) -> None:
-    """What each object is, with a bar for what it is worth."""
+    """The name of each object, with a bar for its value."""
     longest = max([abs(mark.value) for mark in rows if mark.value is not None] or [1.0])
     valued = any(mark.value is not None for mark in rows)
     zero = left + 2.9
@@ -159,7 +163,7 @@ def _draw_key(axes: Any, rows: Sequence[Mark], left: float, height: int) -> None
 
 
 def _draw_signs(axes: Any, signs: tuple[float, float], left: float, ending: str, scale: float) -> None:
-    """What disc and ring of the walk mean."""
+    """The meaning of disc and ring."""
     start, end = signs
     axes.plot(left, start, "o", color=INK, markersize=13 * scale, markeredgecolor="white")
     axes.text(left + 0.5, start, "the agent starts", ha="left", va="center", fontsize=9, color=INK)

@@ -1,17 +1,16 @@
 """A grid world of preferences (Scale leads to compositional generalization, arXiv 2507.07207).
 
-Four rooms hold objects, each of one of F kinds, and an agent that picks up what it steps on. A task is a vector z over M
-modules, of which 1 to K are active; it says what an object of kind f is worth:
+Four rooms contain objects, each of one of F kinds, and an agent that picks up objects it steps on. A task is a vector z
+over M modules, of which 1 to K are active. It determines the value of an object of kind f:
 
     w(f) = sum over modules m of z_m B[m, f],   B ~ N(0, 1) once for all tasks
 
-At each of 8 steps the agent moves up, right, down or left, or ends the episode by doing nothing. It is to act as the
-expert of `preference_expert` does: what is worth having is to be had soon (discount 0.9), what is worth less than nothing
-to be walked around.
+At each of 8 steps the agent moves up, right, down or left, or ends the episode by doing nothing. It should act like the
+expert (see `expert`): collect valuable objects early (discount 0.9) and avoid those with a negative value.
 
-An input token is a step: the encoding of z, then the map, see `grid_map`. The optimal action depends on how many steps are
-left, so with the expert `remaining_steps` they are in the observation; the expert `published` needs no clock and gets none.
-The inputs then are those of the authors' release.
+An input token is a step: the encoding of z, then the map (see `map`). The optimal action depends on the number of remaining
+steps, so with the expert `remaining_steps` it is part of the observation. The expert `published` needs no clock; the inputs
+are then those of the authors' release.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ from recombine.tasks.grids.imitation import ENDED, ImitationTask
 from recombine.tasks.grids.map import MOVES, observation_dim, observe, tabulate_moves
 from recombine.tasks.grids.picture import Mark, draw_map, write_map
 from recombine.tasks.grids.reading import PreferenceReading
-from recombine.tasks.modular.encodings import check_encoding, encode_strengths
+from recombine.tasks.modular.encodings import check_encoding, count_features, encode_strengths
 from recombine.tasks.modular.strengths import Latents, draw_strengths
 from recombine.tasks.modular.supports import Support, split_support
 from recombine.tasks.modular.teacher import draw_weights
 from recombine.tasks.stream import Stream
 
-GridEncoding = Literal["identity", "orthogonal", "tokens", "invertible", "interval_shuffle"]
+GridEncoding = Literal["identity", "orthogonal", "tokens", "active_tokens", "invertible", "interval_shuffle"]
 ACTIONS = ("nothing", *MOVES)
 LAYOUT = """
 #######
@@ -52,36 +51,36 @@ LAYOUT = """
 #..#..#
 #######
 """
-MAX_OBJECTS = 10  # the expert looks at all sets of them
+MAX_OBJECTS = 10  # the expert enumerates all sets of objects
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreferenceGrid(ImitationTask):
-    """Collect in a grid world what a mixture of preferences makes valuable."""
+    """Collect the objects in a grid world that a mixture of preferences makes valuable."""
 
     name: ClassVar[str] = "preference_grid"
     summary: ClassVar[str] = "act on a mixture of preferences in a grid world (SC)"
 
     num_modules: int = 16
-    """Preferences that tasks are mixed from."""
+    """Number of preferences."""
     num_active: int = 3
-    """Most preferences in one task."""
+    """Maximum number of preferences in a training task."""
     num_features: int = 16
-    """Kinds of objects."""
+    """Number of kinds of objects."""
     num_objects: int = 4
-    """Objects on a map."""
+    """Number of objects on a map."""
     latents: Latents = "discrete"
-    """Strengths of active preferences: 0.5, 0.6, ..., 1; or always 1; or anything from 0.5 to 1."""
+    """Strengths of active preferences: 0.5, 0.6, ..., 1 (discrete), always 1 (k_hot), or any from 0.5 to 1 (continuous)."""
     encoding: GridEncoding = "identity"
-    """How the network is told which task it is."""
+    """How the task is encoded in the inputs."""
     support: Support = "random"
-    """Which sets of preferences are trained."""
+    """Which compositions of preferences are trained."""
     discount: float = 0.9
-    """What a reward loses with each step that it comes later."""
+    """Discount factor of the reward per step."""
     expert: Expert = "remaining_steps"
-    """Values for the steps that are left, or as published for the whole horizon at every step."""
+    """Expert that plans for the remaining steps or, as published, for the whole horizon at every step."""
     held_out: float = 0.25
-    """Fraction of the sets never trained; disconnected, non_compositional and unpopular_modules hold out what they must."""
+    """Fraction of compositions held out. disconnected and non_compositional ignore it; unpopular_modules may exceed it."""
 
     def __post_init__(self) -> None:
         check_positive(num_modules=self.num_modules, num_active=self.num_active, num_features=self.num_features)
@@ -95,11 +94,11 @@ class PreferenceGrid(ImitationTask):
             raise InputError(f"num_objects is {self.num_objects}: expected at most {room}")
         if not 0 < self.discount < 1:
             raise InputError(f"discount is {self.discount}: expected a number strictly between 0 and 1")
-        _ = self.split  # refuse what cannot be covered before anything is built on it
+        _ = self.split  # raise an error now if the split cannot cover all modules
 
     @classmethod
     def at_scale(cls, scale: Scale) -> PreferenceGrid:
-        """`small` has 8 preferences and kinds of objects, `tiny` has 4 of each and two objects on a map."""
+        """`small` has 8 preferences and 8 kinds of objects, `tiny` has 4 of each and two objects per map."""
         if scale == "tiny":
             return cls(num_modules=4, num_active=2, num_features=4, num_objects=2, horizon=6)
         return cls(num_modules=8, num_features=8) if scale == "small" else cls()
@@ -110,7 +109,7 @@ class PreferenceGrid(ImitationTask):
 
     @property
     def encoding_dim(self) -> int:
-        return 2 * self.num_active if self.encoding == "tokens" else self.num_modules
+        return count_features(self.encoding, num_modules=self.num_modules, num_slots=self.num_active)
 
     @property
     def input_dim(self) -> int:
@@ -120,7 +119,7 @@ class PreferenceGrid(ImitationTask):
 
     @property
     def clock(self) -> int:
-        """Features that tell how many steps are left."""
+        """Number of features that encode the remaining steps."""
         return self.horizon if self.expert == "remaining_steps" else 0
 
     @cached_property
@@ -129,7 +128,7 @@ class PreferenceGrid(ImitationTask):
 
     @cached_property
     def free(self) -> Int[Tensor, " free"]:
-        """The cells that are no walls, by which the expert counts."""
+        """The cells that are not walls, in the numbering of the expert."""
         return (~self.walls).flatten().nonzero()[:, 0]
 
     @cached_property
@@ -139,7 +138,7 @@ class PreferenceGrid(ImitationTask):
 
     @cached_property
     def basis(self) -> Float[Tensor, "module feature"]:
-        """What each preference finds each kind of object worth: standard normal."""
+        """The value of each kind of object for each preference: standard normal."""
         stream = Stream(self.name, self.seed, "basis", rows=range(self.num_modules))
         return draw_weights(stream, "normal", 1.0, 1, self.num_features)[:, 0]
 
@@ -159,9 +158,9 @@ class PreferenceGrid(ImitationTask):
         - `inputs` (batch, step, feature): the encoding of the task, then the observation;
         - `targets` (batch, step): the expert's actions, numbered as in `ACTIONS`, ENDED after the end;
         - `latents` (batch, K): the active modules, then -1;
-        - `info["strengths"]` (batch, module), `info["worth"]` (batch, object): the task, and what it makes of the objects;
-        - `info["kinds"]`, `info["objects"]` (batch, object): the kinds and cells of these;
-        - `info["cells"]` (batch, step): the agent's; `info["present"]` (batch, step, object): what is still there;
+        - `info["strengths"]` (batch, module), `info["worth"]` (batch, object): the task, and the values of the objects;
+        - `info["kinds"]`, `info["objects"]` (batch, object): the kinds and cells of the objects;
+        - `info["cells"]` (batch, step): the agent's cell; `info["present"]` (batch, step, object): which objects remain;
         - `info["optimal"]` (batch, step, action).
         """
         composition, modules = self.draw_compositions(split, stream)
@@ -204,9 +203,9 @@ class PreferenceGrid(ImitationTask):
         modules: Int[Tensor, "rows active"],
         kinds: Int[Tensor, "rows object"],
     ) -> Float[Tensor, "rows object"]:
-        """What objects of these kinds are worth, added up module by module.
+        """The values of objects of these kinds, added up module by module.
 
-        A matrix product would depend, in its last bits, on how many rows there are.
+        The last bits of a matrix product would depend on the number of rows.
         """
         chosen = modules.clamp_min(0)
         weights = strengths.gather(1, chosen) * (modules >= 0)
@@ -214,7 +213,7 @@ class PreferenceGrid(ImitationTask):
         return (weights[..., None] * basis).sum(dim=1)
 
     def tables(self, num_instances: int) -> list[Table]:
-        """How often the two experts have a choice, and what the published one misses."""
+        """How often the two experts have several optimal actions, and how often the published one earns less."""
         episodes = {
             expert: replace(self, expert=expert).sample("test", 0, batch_size=num_instances)
             for expert in get_args(Expert)
@@ -226,11 +225,11 @@ class PreferenceGrid(ImitationTask):
             tied = (batch.info["optimal"].sum(dim=2) > 1)[active].double().mean().item()
             short = (self.add_up(batch) < best - 1e-6).double().mean().item()
             rows.append((expert, active.sum(dim=1).double().mean().item(), tied, short))
-        columns = ("expert", "steps an episode", "steps with several optimal actions", "episodes that earn less")
+        columns = ("expert", "steps per episode", "steps with several optimal actions", "episodes with a lower return")
         return [Table(title="the experts", columns=columns, rows=tuple(rows))]
 
     def add_up(self, batch: Batch) -> Float[Tensor, " batch"]:
-        """What the expert's episodes earn in all, discounted."""
+        """The discounted return of the expert's episodes."""
         cells, objects, present = (batch.info[name] for name in ("cells", "objects", "present"))
         stay = torch.arange(self.walls.numel())[:, None]
         leads = torch.cat([stay, tabulate_moves(self.walls)], dim=1).to(cells.device)
@@ -245,7 +244,7 @@ class PreferenceGrid(ImitationTask):
         return " + ".join(f"preference {module}" for module in composition)
 
     def render(self, batch: Batch, row: int) -> str:
-        """The map with the expert's path, what the objects are worth, and each step."""
+        """The map with the expert's path, the values of the objects, and each step."""
         names = [chr(ord("A") + number) for number in range(self.num_objects)]
         info = {name: column[row].tolist() for name, column in batch.info.items()}
         lines = [f"task  {self._write_task(batch, row)}", ""]
@@ -266,7 +265,7 @@ class PreferenceGrid(ImitationTask):
         return " + ".join(f"{batch.info['strengths'][row, module]:.3g} · preference {module}" for module in active)
 
     def draw(self, batch: Batch, row: int, path: Path | str) -> None:
-        """Write a picture of one episode as PNG or SVG: as the path ends."""
+        """Write a picture of one episode as PNG or SVG (by the suffix of the path)."""
         info = {name: column[row].tolist() for name, column in batch.info.items()}
         actions = [action for action in batch.targets[row].tolist() if action != ENDED]
         walk = info["cells"][: len(actions)]

@@ -12,9 +12,9 @@ from recombine.tasks.reading import Reading, StrengthReading
 
 
 class FirstStepReading(Reading):
-    """Episodes with their first step in place of all steps. Models that take each step on its own see no difference."""
+    """Episodes reduced to their first step. For models that process each step separately this makes no difference."""
 
-    instances = "the first step of each episode, in place of all its steps"
+    instances = "the first step of each episode, instead of all its steps"
 
     def batches(self, split: SplitName, num_instances: int, device: torch.device | str = "cpu") -> Iterator[Batch]:
         for batch in super().batches(split, num_instances, device):

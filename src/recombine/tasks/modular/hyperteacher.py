@@ -1,12 +1,12 @@
 """Hyperteacher: learn a family of networks from the encoding of a task and an input (SC, arXiv 2507.07207).
 
-A task mixes at most K of M modules, with strengths z; a frozen linear hypernetwork (see `modular_teacher`) makes of it
+A task mixes at most K of M modules, with strengths z; a frozen linear hypernetwork (see `teacher.py`) makes of it
 
     y = relu(x . sum_m z_m Theta_m / sqrt(K) + sum_m z_m b_m / sqrt(K)) . Omega,   x uniform in [-1, 1]
 
 A row is one task with a few inputs; each token is the encoding of the task (see `encodings`), then x. All sets of 1 to K
-modules are trained or held out (`ood`) as the support says (see `supports`); the split `unknown` has more modules at once
-than any training task.
+modules are trained or held out (`ood`), depending on the support (see `supports`). The split `unknown` has more active
+modules than any training task.
 """
 
 from __future__ import annotations
@@ -23,30 +23,28 @@ from torch import Tensor
 from recombine.compositions import Composition, CompositionSplit
 from recombine.errors import InputError, check_choice, check_positive
 from recombine.tables import Table
-from recombine.tasks.base import (
-    Batch,
-    Preset,
-    Ratio,
-    Scale,
-    SplitName,
-    Task,
-    measure_r2,
+from recombine.tasks.base import Batch, Preset, Ratio, Scale, SplitName, Task, measure_r2
+from recombine.tasks.modular.encodings import (
+    Encoding,
+    check_encoding,
+    count_features,
+    encode_strengths,
+    measure_linearity,
 )
-from recombine.tasks.modular.encodings import Encoding, check_encoding, encode_strengths, measure_linearity
 from recombine.tasks.modular.strengths import Latents, draw_strengths
 from recombine.tasks.modular.supports import Support, split_support
 from recombine.tasks.modular.teacher import ModularTeacher, apply_teacher, draw_teacher
+from recombine.tasks.modular.writing import write_task
 from recombine.tasks.per_device import once_per_device
 from recombine.tasks.reading import StrengthReading
 from recombine.tasks.stream import Stream
 
 BATCHES_PER_KEY = 16  # consecutive batches that share a key of the stream
-NUM_SHOWN_FEATURES, NUM_SHOWN_LINES, NUM_SHOWN_SAMPLES = 8, 4, 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hyperteacher(Task):
-    """Predict the outputs of a network that mixes a few modules, given which and how much of each."""
+    """Predict the outputs of a network that mixes a few modules, given their strengths."""
 
     name: ClassVar[str] = "hyperteacher"
     summary: ClassVar[str] = "predict what a mixture of frozen modules does to an input (SC)"
@@ -56,33 +54,33 @@ class Hyperteacher(Task):
     models: ClassVar[tuple[str, ...]] = ("mlp", "hypernetwork", "task_transformer")
 
     num_modules: int = 16
-    """Modules there are."""
+    """Number of modules."""
     num_active: int = 3
-    """Most modules that a training task mixes."""
+    """Maximum number of modules in a training task."""
     x_dim: int = 16
-    """Features of an input x."""
+    """Number of features of an input x."""
     teacher_dim: int = 16
-    """Hidden features of the teacher."""
+    """Number of hidden units per layer of the teacher."""
     y_dim: int = 16
-    """Features of an output y."""
+    """Number of features of an output y."""
     teacher_layers: int = 1
-    """Hidden layers of the teacher, each with modules of its own."""
+    """Number of hidden layers of the teacher, each with its own modules."""
     latents: Latents = "discrete"
-    """Strengths of active modules: 0.5, 0.6, ..., 1; or always 1; or anything from 0.5 to 1."""
+    """Strengths of active modules: 0.5, 0.6, ..., 1 (discrete), always 1 (k_hot), or any from 0.5 to 1 (continuous)."""
     encoding: Encoding = "identity"
-    """How the network is told which task it is."""
+    """How the task is encoded in the inputs."""
     num_shots: int = 50
-    """Examples (x, y) that make up the encoding few_shot."""
+    """Number of examples (x, y) in the encoding few_shot."""
     support: Support = "random"
     """Which compositions are trained."""
     held_out: float = 0.25
-    """Fraction never trained; disconnected, non_compositional and unpopular_modules hold out what they must."""
+    """Fraction of compositions held out. disconnected and non_compositional ignore it; unpopular_modules may exceed it."""
     num_extra: int = 1
-    """Up to how many modules more than in training a task of the split unknown mixes; 0 for no such split."""
+    """Maximum number of additional modules in tasks of the split unknown; with 0, there is no such split."""
     num_samples: int = 16
-    """Inputs x of each task."""
+    """Number of inputs x per task."""
     train_samples: int | None = None
-    """Inputs x of each task in training batches, if not as many."""
+    """Number of inputs x per task in training batches (default: num_samples)."""
 
     def __post_init__(self) -> None:
         check_choice("latents", self.latents, get_args(Latents))
@@ -92,13 +90,13 @@ class Hyperteacher(Task):
         }
         if self.num_samples < 2:
             raise InputError(f"num_samples is {self.num_samples}: expected at least 2, to have a variance")
-        check_positive(**sizes, train_samples=self.num_train_samples)
+        check_positive(**sizes, train_samples=self.train_length)
         if self.num_extra < 0:
             raise InputError(f"num_extra is {self.num_extra}: expected 0 or more modules")
         if self.encoding == "few_shot" and self.num_shots < 1:
             raise InputError(f"num_shots is {self.num_shots}: encoding few_shot expected at least 1 example")
         check_encoding(self.encoding, latents=self.latents, num_modules=self.num_modules)
-        _ = self.split  # refuse what cannot be covered before anything is built on it
+        _ = self.split  # raise an error now if the split cannot cover all modules
 
     @classmethod
     def preset(cls, scale: Scale, model: str | None = None) -> Preset:
@@ -129,19 +127,14 @@ class Hyperteacher(Task):
 
     @property
     def most_active(self) -> int:
-        """Most modules that any task mixes, trained or not."""
+        """Maximum number of modules in any task, trained or not."""
         return min(self.num_active + self.num_extra, self.num_modules)
 
     @property
-    def num_train_samples(self) -> int:
-        """Inputs x of each task in a training batch."""
-        return self.num_samples if self.train_samples is None else self.train_samples
-
-    @property
     def encoding_dim(self) -> int:
-        if self.encoding == "tokens":
-            return 2 * self.most_active
-        return self.num_shots * (self.x_dim + self.y_dim) if self.encoding == "few_shot" else self.num_modules
+        if self.encoding == "few_shot":
+            return self.num_shots * (self.x_dim + self.y_dim)
+        return count_features(self.encoding, num_modules=self.num_modules, num_slots=self.most_active)
 
     @property
     def input_dim(self) -> int:
@@ -157,7 +150,7 @@ class Hyperteacher(Task):
 
     @property
     def train_length(self) -> int:
-        return self.num_train_samples
+        return self.num_samples if self.train_samples is None else self.train_samples
 
     @property
     def num_read(self) -> int:
@@ -188,7 +181,7 @@ class Hyperteacher(Task):
 
     def make_batch(self, split: SplitName, stream: Stream) -> Batch:
         """Inputs x behind the code of a task (batch, sample, feature), and what the teacher makes of each x."""
-        num_samples = self.num_train_samples if split == "train" else self.num_samples
+        num_samples = self.train_length if split == "train" else self.num_samples
         composition, modules = self.draw_compositions(split, stream)
         strengths = self.draw_strengths(modules, stream)
         x = stream.uniform(num_samples, self.x_dim).mul_(2).sub_(1)
@@ -204,13 +197,13 @@ class Hyperteacher(Task):
         return Batch(inputs, y, modules, {"composition": composition, "strengths": strengths})
 
     def draw_strengths(self, modules: Int[Tensor, "rows active"], stream: Stream) -> Float[Tensor, "rows modules"]:
-        """How strongly each module acts: 0 but for those of the composition."""
+        """The strength of each module; 0 for modules outside the composition."""
         return draw_strengths(modules, stream, num_modules=self.num_modules, latents=self.latents)
 
     def apply(
         self, strengths: Float[Tensor, "rows modules"], x: Float[Tensor, "rows samples x"]
     ) -> Float[Tensor, "rows samples y"]:
-        """What the teacher makes of x."""
+        """The teacher's outputs for x."""
         return apply_teacher(self.teacher_on(x.device), strengths / math.sqrt(self.num_active), x)
 
     @cached_property
@@ -240,7 +233,7 @@ class Hyperteacher(Task):
         return measure_r2(error, targets.var(dim=1, correction=0, keepdim=True))
 
     def read(self, predictions: Tensor, batch: Batch) -> Float[Tensor, "batch samples y"]:
-        """One prediction for each output, in any layout that has so many."""
+        """Predictions in the shape of the targets, from any layout with the same number of values."""
         if predictions.numel() != batch.targets.numel():
             raise InputError(
                 f"predictions have shape {tuple(predictions.shape)}: expected {tuple(batch.targets.shape)}, "
@@ -254,7 +247,7 @@ class Hyperteacher(Task):
 
     @cached_property
     def mean_target(self) -> Float[Tensor, " y"]:
-        """Mean of y over 65,536 inputs of the training stream's own distribution."""
+        """Mean of y over 65,536 inputs from the training distribution."""
         stream = Stream(self.name, self.seed, "mean target", rows=range(65_536))
         _, modules = self.draw_compositions("train", stream)
         x = stream.uniform(1, self.x_dim) * 2 - 1
@@ -263,14 +256,14 @@ class Hyperteacher(Task):
     def best_predictions(
         self, batch: Batch, *, split: SplitName | None, metric: str
     ) -> Float[Tensor, "batch samples y"]:
-        """The targets, whatever the prior: exact wherever the encoding determines the strengths of the modules.
+        """The targets, for any prior: exact where the encoding determines the strengths of the modules.
 
         With too few examples in the encoding `few_shot` it does not, and this is only an upper bound.
         """
         return batch.targets
 
     def tables(self, num_instances: int) -> list[Table]:
-        """How linearly the strengths can be read from each encoding that this setting allows."""
+        """How linearly the strengths can be decoded from each encoding that these settings allow."""
         rows = []
         for encoding in get_args(Encoding):
             try:
@@ -283,7 +276,7 @@ class Hyperteacher(Task):
             rows.append((encoding, task.encoding_dim, *measure_linearity(codes, strengths, num_instances // 2)))
         return [
             Table(
-                title="how linearly the strengths of modules can be read from an encoding",
+                title="how linearly the strengths of modules can be decoded from an encoding",
                 columns=("encoding", "features", "R² on test", "R² on ood"),
                 rows=tuple(rows),
                 note="ridge regression, fitted on other tasks of the training compositions",
@@ -297,22 +290,6 @@ class Hyperteacher(Task):
         return " + ".join(f"module {module}" for module in composition if module >= 0)
 
     def render(self, batch: Batch, row: int) -> str:
-        strengths = batch.info["strengths"][row].tolist()
-        mixed = " + ".join(f"{strength:.2f} × module {m}" for m, strength in enumerate(strengths) if strength)
-        code = batch.inputs[row, 0, : self.encoding_dim].tolist()
-        lines = [f"task = {mixed}", f"told as {self.encoding}:"]
-        shown = NUM_SHOWN_FEATURES * NUM_SHOWN_LINES
-        starts = range(0, min(len(code), shown), NUM_SHOWN_FEATURES)
-        lines += ["  " + _write_numbers(code[start : start + NUM_SHOWN_FEATURES]) for start in starts]
-        lines += [f"   … {len(code)} numbers in all"] if len(code) > shown else []
-        pairs = list(zip(batch.inputs[row, :, self.encoding_dim :].tolist(), batch.targets[row].tolist(), strict=True))
-        for number, (x, y) in enumerate(pairs[:NUM_SHOWN_SAMPLES], start=1):
-            lines += [f"x{number}{_write_numbers(x)}", f" →{_write_numbers(y)}"]
-        more = len(pairs) - NUM_SHOWN_SAMPLES
-        return "\n".join([*lines, f"… {more} more"] if more > 0 else lines)
-
-
-def _write_numbers(values: list[float]) -> str:
-    """The first few, and a sign where there are more."""
-    cut = " …" if len(values) > NUM_SHOWN_FEATURES else ""
-    return "".join(f"{value:7.2f}" for value in values[:NUM_SHOWN_FEATURES]) + cut
+        x = batch.inputs[row, :, self.encoding_dim :]
+        code = batch.inputs[row, 0, : self.encoding_dim]
+        return write_task(self.encoding, code, batch.info["strengths"][row], x, batch.targets[row])

@@ -1,22 +1,22 @@
-"""Functions of a modular teacher, to be inferred in context (When can transformers compositionally generalize in-context?,
+"""Functions of a modular teacher, inferred in context (When can transformers compositionally generalize in-context?,
 arXiv 2407.12275).
 
-A task is a combination of K of M modules and a strength z_m in [0.5, 1) for each of its modules (0 for all others); with
-the frozen modules of `modular_teacher`,
+A task is a composition of K of M modules with a strength z_m in [0.5, 1) for each of them (0 for all others). With the
+frozen modules of `teacher`,
 
     y = relu(x . sum_m z_m Theta_m) . Omega,   x uniform in [-sqrt(3), sqrt(3)] (variance 1), no noise
 
-A sequence shows examples (x, y) of one task, then queries (x, 0), each to be answered from the examples alone: queries do
-not see one another. Training shows a *support* of combinations, and every other combination of K modules is held out:
+A sequence contains examples (x, y) of one task, then queries (x, 0), each to be answered from the examples alone: queries
+do not see one another. The *support* is the set of trained compositions; every other composition of K modules is held out:
 
     connected      on a ring, neighbours sharing one module: 01 12 23 34 45 50 for pairs of 6, 012 234 450 for triples
     disconnected   the same on each half of the modules: 01 12 20 and 34 45 53, or 012 and 345: halves that never meet
-    custom         any other, as written
+    custom         any other, as given
 
-The *unstructured* control has as many tasks, but no two combinations share a module: each has K independent ones of its own.
-So nothing learned of one helps with another, and held-out combinations are made of weights that were never trained; modules
-are numbered through, so that the split's certificate says so.
-The range of strengths and the control's own modules are our choice; the paper's text does not give them.
+The *unstructured* control has the same number of tasks, but no two compositions share a module: each has K independent
+modules of its own. What is learned about one does not help with another, and held-out compositions consist of weights that
+were never trained. Modules are numbered consecutively, so the split's certificate shows this.
+The range of strengths and the control's own modules are our choice; the paper does not specify them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ LOWEST_STRENGTH = LOWEST_LEVEL / HIGHEST_LEVEL
 
 @dataclass(frozen=True, kw_only=True)
 class InContext(Task):
-    """Predict the outputs of a function made of a few modules, from examples of it."""
+    """Predict the outputs of a function that mixes a few modules, from examples of it."""
 
     name: ClassVar[str] = "in_context"
     summary: ClassVar[str] = "infer a mixture of teacher modules from examples of it (IC)"
@@ -59,25 +59,25 @@ class InContext(Task):
     models: ClassVar[tuple[str, ...]] = ("transformer", "hypernetwork_transformer")
 
     num_modules: int = 6
-    """Modules of the teacher."""
+    """Number of modules of the teacher."""
     num_active: int = 2
-    """Modules that a task mixes."""
+    """Number of modules per task."""
     support: Support = "connected"
-    """Which combinations are trained: a ring, two halves that never meet, or those of --combinations."""
+    """Which compositions are trained: a ring, two separate halves, or those given by --combinations."""
     combinations: str = ""
-    """The training combinations of a custom support, such as "0-1 1-2 2-3"."""
+    """The trained compositions of a custom support, such as "0-1 1-2 2-3"."""
     modules: Modules = "shared"
-    """Shared by all combinations, or own ones for each: the unstructured control."""
+    """Whether compositions share modules or each has its own (the unstructured control)."""
     num_examples: int = 48
-    """Examples that a sequence shows."""
+    """Number of examples per sequence."""
     num_queries: int = 16
-    """Queries a sequence, each answered apart from the others."""
+    """Number of queries per sequence, each answered independently."""
     input_size: int = 16
-    """Features of x."""
+    """Number of features of x."""
     hidden_size: int = 16
-    """Hidden units of the teacher."""
+    """Number of hidden units of the teacher."""
     output_size: int = 4
-    """Features of y."""
+    """Number of features of y."""
 
     def __post_init__(self) -> None:
         check_choice("modules", self.modules, get_args(Modules))
@@ -92,11 +92,11 @@ class InContext(Task):
                 f"{self.num_active} of {self.num_modules} modules make {count} combinations: expected at most "
                 f"{MAX_COMBINATIONS}, because the agnostic optimum fits each of them"
             )
-        _ = self.split  # refuse a support that cannot exist before anything is built on it
+        _ = self.split  # raise an error now if the support is not possible
 
     @classmethod
     def preset(cls, scale: Scale, model: str | None = None) -> Preset:
-        """Sizes of a sister paper's generator at `paper`; the smaller ones are our choice for minutes on a CPU."""
+        """`paper` has the generator sizes of a related paper; the smaller scales are chosen to take minutes on a CPU."""
         model = model or "transformer"
         layers, width = {"tiny": (2, 48), "small": (2, 64), "paper": (6, 128)}[scale]
         task = cls(num_examples=32, num_queries=8, input_size=8, hidden_size=16)
@@ -145,11 +145,13 @@ class InContext(Task):
             size = self.num_active
             own = tuple(tuple(range(first, first + size)) for first in range(0, size * len(everything), size))
             return CompositionSplit(train=own[: len(train)], ood=own[len(train) :])
-        return CompositionSplit(train=train, ood=tuple(each for each in everything if each not in train))
+        return CompositionSplit(
+            train=train, ood=tuple(composition for composition in everything if composition not in train)
+        )
 
     @property
     def latent_size(self) -> int:
-        """Modules that there are in all: M, or K for each combination."""
+        """Total number of modules: M, or K per composition."""
         return self.num_modules if self.modules == "shared" else self.num_active * len(self.all_combinations)
 
     @property
@@ -197,7 +199,7 @@ class InContext(Task):
         return (self.read(predictions) - batch.targets).square().mean()
 
     def metrics(self, predictions: Tensor, batch: Batch) -> dict[str, Ratio]:
-        """R² as a mean and pooled; the variance is that of an output over the sequence's own queries and examples."""
+        """R² as a mean and pooled; the variance is that of an output over the queries and examples of the sequence."""
         targets = batch.targets.double()
         examples = batch.inputs[:, : self.num_examples, self.input_size :].double()
         variance = torch.cat([examples, targets], dim=1).var(dim=1, correction=0)
@@ -217,7 +219,7 @@ class InContext(Task):
 
     @cached_property
     def mean_target(self) -> Float[Tensor, " output"]:
-        """Mean of y over 4,096 training sequences of their own stream."""
+        """Mean of y over 4,096 training sequences from a separate stream."""
         stream = Stream(self.name, self.seed, "mean target", rows=range(4_096))
         _, modules = self.draw_compositions("train", stream)
         strengths = draw_levels(stream, self.num_active, "continuous")
@@ -228,10 +230,10 @@ class InContext(Task):
     def best_predictions(
         self, batch: Batch, *, split: SplitName | None, metric: str
     ) -> Float[Tensor, "batch queries output"]:
-        """With a split, the targets; without, what knowledge of the modules makes of the examples alone.
+        """With a split, the targets; without, predictions from the examples and knowledge of the modules.
 
         Enough examples determine the task, so the targets are exact; with fewer they are only an upper bound. Without a
-        split, the strengths of every combination are fitted to the examples and the best fit answers. This is optimal, up
+        split, the strengths of every composition are fitted to the examples and the best fit is used. This is optimal, up
         to the error of the fit, where the examples determine the task; where they do not, a better answer may exist.
         """
         if split is not None:
@@ -253,7 +255,7 @@ class InContext(Task):
         }
 
     def infer_latent(self, batch: Batch) -> Float[Tensor, "batch latent"]:
-        """z of each row, from its examples alone."""
+        """z of each row, inferred from its examples alone."""
         return fit_latent(
             self.teacher_on(batch.inputs.device),
             self.all_combinations,
@@ -281,7 +283,7 @@ class InContext(Task):
             x, y = token.split((self.input_size, self.output_size))
             lines.append(f"  x {_show(x[:NUM_SHOWN_FEATURES])}{cut}   y {_show(y)}")
         lines.append(f"  … {self.num_examples - NUM_SHOWN_EXAMPLES} more" if len(examples) > NUM_SHOWN_EXAMPLES else "")
-        lines.append("queries, each answered apart from the others")
+        lines.append("queries, each answered independently")
         for token, answer in zip(queries[:NUM_SHOWN_QUERIES], batch.targets[row], strict=False):
             lines.append(f"  x {_show(token[: min(NUM_SHOWN_FEATURES, self.input_size)])}{cut}   y {_show(answer)}")
         lines.append(f"  … {self.num_queries - NUM_SHOWN_QUERIES} more" if len(queries) > NUM_SHOWN_QUERIES else "")

@@ -1,8 +1,8 @@
-"""Which modules made these examples, and how much of each: asked by whoever knows the modules.
+"""The agnostic optimum: infer the composition and its strengths from examples, with known modules.
 
-For every combination, its strengths z are fitted to the examples by Gauss-Newton, and the best fit wins. Wherever no hidden
-unit turns on or off, y = relu(x . sum_m z_m Theta_m) . Omega is linear in z and passes through 0, so each step is a plain
-least-squares problem:
+For every composition, the strengths z are fitted to the examples by Gauss-Newton, and the best fit is kept. As long as no
+hidden unit turns on or off, y = relu(x . sum_m z_m Theta_m) . Omega is linear in z and passes through 0, so each step is an
+ordinary least-squares problem:
 
     z <- argmin_z |y - S z|²,   S[t, m] = (x_t . Theta_m, where the unit is on) . Omega
 """
@@ -29,7 +29,7 @@ def fit_latent(
     *,
     bounds: tuple[float, float],
 ) -> Float[Tensor, "batch modules"]:
-    """z of each row: the strengths of the combination that fits its examples best, 0 for all other modules."""
+    """z of each row: the strengths of the composition that fits its examples best, 0 for all other modules."""
     best_latent = x.new_zeros(len(x), len(teacher.weights[0]))
     best_error = x.new_full((len(x),), torch.inf)
     for combination in combinations:
@@ -51,13 +51,13 @@ def fit_strengths(
     *,
     bounds: tuple[float, float],
 ) -> Float[Tensor, "batch active"]:
-    """The strengths of these modules, from the middle of their range on."""
+    """The fitted strengths of these modules. The fit starts in the middle of their range."""
     theta = teacher.weights[0][modules]
-    each = (x.flatten(0, 1) @ theta.transpose(0, 1).flatten(1)).view(*x.shape[:2], *theta.shape[::2])
+    preactivations = (x.flatten(0, 1) @ theta.transpose(0, 1).flatten(1)).view(*x.shape[:2], *theta.shape[::2])
     strengths = x.new_full((len(x), len(modules)), sum(bounds) / 2)
     for _ in range(NUM_STEPS):
-        on = (strengths[:, None, None] @ each) > 0
-        slopes = ((each * on) @ teacher.readout).transpose(2, 3).flatten(1, 2)
+        on = (strengths[:, None, None] @ preactivations) > 0
+        slopes = ((preactivations * on) @ teacher.readout).transpose(2, 3).flatten(1, 2)
         gram = slopes.mT @ slopes + 1e-6 * torch.eye(len(modules), device=x.device)
         strengths = torch.linalg.solve(gram, slopes.mT @ y.flatten(1)[..., None])[..., 0].clamp(*bounds)
     return strengths

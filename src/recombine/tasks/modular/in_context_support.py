@@ -1,7 +1,7 @@
-"""Which combinations of modules are trained: rings, two halves that never meet, or as written.
+"""Which compositions of modules are trained: rings, two separate halves, or as given.
 
-A ring of M modules in combinations of K steps by K - 1, so that neighbours share exactly one module. It exists if K >= 2
-and K - 1 divides M, and it holds something out only if there are combinations beside it.
+A ring of M modules in compositions of K advances by K - 1, so that neighbours share exactly one module. It exists if
+K >= 2 and K - 1 divides M, and it holds something out only if there are other compositions.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ Support = Literal["connected", "disconnected", "custom"]
 def choose_support(
     support: Support, combinations: str, *, num_modules: int, num_active: int
 ) -> tuple[Composition, ...]:
-    """The training combinations, sorted; refuses what cannot exist or holds nothing out."""
+    """The trained compositions, sorted. A support that cannot exist or holds nothing out is an error."""
     check_choice("support", support, get_args(Support))
     if (support == "custom") != bool(combinations.strip()):
         raise InputError(
-            f"support is {support!r} and combinations are {combinations!r}: expected combinations for 'custom', "
-            "and only there"
+            f"support is {support!r} and combinations are {combinations!r}: expected combinations for 'custom' "
+            "and for no other support"
         )
     if support == "connected":
         train = build_ring(range(num_modules), num_active)
@@ -38,11 +38,11 @@ def choose_support(
 
 
 def build_ring(modules: range, num_active: int) -> tuple[Composition, ...]:
-    """Combinations around a ring of modules, each sharing one module with the next."""
+    """Compositions around a ring of modules, each sharing one module with the next."""
     count, step = len(modules), num_active - 1
     if step < 1 or count % step != 0:
         raise InputError(
-            f"a ring of {count} modules in combinations of {num_active} does not close: expected at least 2 modules a "
+            f"a ring of {count} modules in combinations of {num_active} does not close: expected at least 2 modules per "
             f"combination, and a number of modules that {max(step, 1)} divides"
         )
     starts = range(0, count, step)
@@ -50,7 +50,7 @@ def build_ring(modules: range, num_active: int) -> tuple[Composition, ...]:
 
 
 def build_halves(num_modules: int, num_active: int) -> tuple[Composition, ...]:
-    """A ring on each half of the modules; all of a half, where it is one combination."""
+    """A ring on each half of the modules, or the whole half if it is one composition."""
     half = num_modules // 2
     if num_modules % 2 != 0 or half < num_active:
         raise InputError(
@@ -58,13 +58,13 @@ def build_halves(num_modules: int, num_active: int) -> tuple[Composition, ...]:
             f"combinations of {num_active}"
         )
     halves = (range(half), range(half, num_modules))
-    rings = [(tuple(each),) if half == num_active else build_ring(each, num_active) for each in halves]
+    rings = [(tuple(modules),) if half == num_active else build_ring(modules, num_active) for modules in halves]
     return rings[0] + rings[1]
 
 
 def parse_combinations(text: str, *, num_modules: int, num_active: int) -> tuple[Composition, ...]:
-    """Combinations written as "0-1 1-2 2-3"; they must cover every module."""
-    found: list[Composition] = []
+    """Parse compositions such as "0-1 1-2 2-3"; they must cover every module."""
+    combinations: list[Composition] = []
     for word in text.replace(",", " ").split():
         parts = word.split("-")
         combination = tuple(sorted(int(part) for part in parts if part.isdecimal()))
@@ -74,13 +74,13 @@ def parse_combinations(text: str, *, num_modules: int, num_active: int) -> tuple
                 f"combination {word!r}: expected {num_active} different modules of 0 to {num_modules - 1}, such as "
                 f"{'-'.join(map(str, range(num_active)))!r}"
             )
-        if combination in found:
-            raise InputError(f"combination {word!r} is there twice: expected each once")
-        found.append(combination)
-    missing = [module for module, count in count_coverage(found, range(num_modules)).items() if count == 0]
+        if combination in combinations:
+            raise InputError(f"combination {word!r} occurs twice: expected each once")
+        combinations.append(combination)
+    missing = [module for module, count in count_coverage(combinations, range(num_modules)).items() if count == 0]
     if missing:
         raise InputError(
             f"combinations {text!r} leave out module {missing[0]}: expected every module of 0 to {num_modules - 1} to "
-            "be trained, or held-out combinations could not be known"
+            "be trained, because held-out combinations use it"
         )
-    return tuple(sorted(found))
+    return tuple(sorted(combinations))

@@ -27,7 +27,7 @@ class InContextReading(StrengthReading):
 
 
 class SameQueryReading(InContextReading):
-    """Functions learned in context, all asked the same last query."""
+    """Functions learned in context, all with the same last query."""
 
     instances = "every function with the same last query"
 

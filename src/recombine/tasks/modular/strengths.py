@@ -1,4 +1,4 @@
-"""How strongly a task uses each of its modules: the vector z of every family that mixes modules (SC, arXiv 2507.07207)."""
+"""Strengths of the modules in a task: the vector z of every family that mixes modules (SC, arXiv 2507.07207)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOWEST_LEVEL, HIGHEST_LEVEL = 5, 10  # strengths of active modules, in tenths
 
 
 def draw_levels(stream: Stream, num_slots: int, latents: Latents) -> Float[Tensor, "rows slots"]:
-    """How strongly modules act that do act."""
+    """The strengths of active modules."""
     if latents == "continuous":
         lowest = LOWEST_LEVEL / HIGHEST_LEVEL
         return lowest + (1 - lowest) * stream.uniform(num_slots)
@@ -27,8 +27,8 @@ def draw_levels(stream: Stream, num_slots: int, latents: Latents) -> Float[Tenso
 def draw_strengths(
     modules: Int[Tensor, "rows active"], stream: Stream, *, num_modules: int, latents: Latents
 ) -> Float[Tensor, "rows modules"]:
-    """How strongly each module acts: 0 but for those of the composition; -1 in `modules` stands for none."""
+    """The strength of each module; 0 outside the composition. -1 in `modules` means no module."""
     levels = draw_levels(stream, modules.shape[1], latents)
     everywhere = torch.zeros(len(modules), num_modules + 1, device=modules.device)
-    # the last column takes what fills up short compositions, -1, and is dropped
+    # the last column receives the padding of short compositions, -1, and is dropped
     return everywhere.scatter_(1, modules % (num_modules + 1), levels)[:, :-1]

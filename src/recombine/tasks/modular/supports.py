@@ -1,15 +1,15 @@
 """Which compositions of at most K modules are trained: six supports of a task distribution (SC, arXiv 2507.07207).
 
-    random             a random part, drawn until every module occurs and the graph of co-occurring modules is connected
-    equal              the same, with each module in as many training compositions as any other, give or take one
-    disconnected       modules cut in two groups; compositions within a group are trained, those across are held out
-    non_compositional  every composition with one module is held out: it is never trained at all
-    popular_modules    trained: what has at least one of the first n modules, n as large as the fraction allows
-    unpopular_modules  trained: all compositions of a core of modules; of the other modules little, of the last one only one
+    random             a random subset, drawn until every module occurs and the graph of co-occurring modules is connected
+    equal              the same, with each module in equally many training compositions, up to one
+    disconnected       modules are divided into two groups; compositions within a group are trained, those across held out
+    non_compositional  every composition with one particular module is held out, so this module is never trained
+    popular_modules    trained: compositions with at least one of the first n modules, n as large as the fraction allows
+    unpopular_modules  trained: all compositions of a core of modules, a few with other modules, only one with the last module
 
-`disconnected` and `non_compositional` hold out what they must, whatever the fraction. The last two are topped up to it;
-`unpopular_modules` holds out more where its last module, trained once, has more compositions than the fraction.
-What a support promises is not taken on trust: the certificate of the split counts it.
+`disconnected` and `non_compositional` ignore the held-out fraction. The last two are filled up to it; `unpopular_modules`
+holds out more if its last module, trained once, has more compositions than the fraction.
+The properties of a support are verified by the certificate of the split.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ def split_support(
     seed: int,
     most_active: int = 0,
 ) -> CompositionSplit:
-    """All sets of 1 to `num_active` modules, trained or held out as the support says.
+    """Split all sets of 1 to `num_active` modules into trained and held-out ones, as the support defines.
 
-    Larger sets, of up to `most_active`, are unknown.
+    Larger sets, up to `most_active`, are the `unknown` split.
     """
     check_choice("support", support, get_args(Support))
     if not 2 <= num_active <= num_modules:
         raise InputError(
-            f"num_active is {num_active} of {num_modules} modules: expected at least 2, to compose, and at most all"
+            f"num_active is {num_active} of {num_modules} modules: expected at least 2 and at most {num_modules}"
         )
     most = max(num_active, most_active)
     counts = itertools.accumulate(math.comb(num_modules, size) for size in range(1, most + 1))
@@ -59,7 +59,7 @@ def split_support(
     if too_many is not None:
         raise InputError(
             f"{num_modules} modules in sets of up to {most} make {too_many} compositions or more: expected at most "
-            f"{MAX_COMPOSITIONS}; take fewer modules, or fewer at once"
+            f"{MAX_COMPOSITIONS}; use fewer modules, or fewer at once"
         )
     compositions = all_sets(num_modules, range(1, num_active + 1))
     larger = range(num_active + 1, most + 1)
@@ -79,7 +79,7 @@ def split_support(
 
 
 def _balance(compositions: tuple[Composition, ...], num_train: int, seed: int) -> tuple[set[Composition], int]:
-    """Start from a random part and exchange one module at a time, from the most used to the least used.
+    """Start from a random subset and exchange one module at a time, the most used for the least used.
 
     Such an exchange always exists while usage differs by more than one: if every training composition with the one module
     had its counterpart with the other in training too, the other would be used as often.
@@ -104,7 +104,7 @@ def _balance(compositions: tuple[Composition, ...], num_train: int, seed: int) -
 
 
 def _count_train(num_compositions: int, held_out: float) -> int:
-    """How many compositions the fraction leaves for training, rounded as `split_compositions` does."""
+    """The number of compositions that the fraction leaves for training, rounded as in `split_compositions`."""
     num_held_out = int(held_out * num_compositions + 1e-9) if 0 < held_out < 1 else 0
     if num_held_out == 0:
         raise InputError(
@@ -121,7 +121,9 @@ def _disconnected(
         raise InputError(f"support disconnected of {num_modules} modules: expected at least 4, two in each group")
     order = [module for (module,) in order_by_hash(((module,) for module in range(num_modules)), seed=seed)]
     group = set(order[: num_modules // 2])
-    return {each for each in compositions if group.issuperset(each) or group.isdisjoint(each)}
+    return {
+        composition for composition in compositions if group.issuperset(composition) or group.isdisjoint(composition)
+    }
 
 
 def _non_compositional(
@@ -135,8 +137,8 @@ def _popular_modules(
     compositions: tuple[Composition, ...], num_modules: int, held_out: float, seed: int
 ) -> set[Composition]:
     num_train = _count_train(len(compositions), held_out)
-    sizes = {n: [each for each in compositions if each[0] < n] for n in range(1, num_modules)}
-    fitting = [each for each in sizes.values() if len(each) <= num_train]
+    sizes = {n: [composition for composition in compositions if composition[0] < n] for n in range(1, num_modules)}
+    fitting = [chosen for chosen in sizes.values() if len(chosen) <= num_train]
     if not fitting:
         raise InputError(
             f"support popular_modules with {num_train} training compositions: expected at least {len(sizes[1])}, "
@@ -149,7 +151,7 @@ def _unpopular_modules(
     compositions: tuple[Composition, ...], num_modules: int, held_out: float, seed: int
 ) -> set[Composition]:
     def count(size: int) -> int:
-        return sum(each[-1] < size for each in compositions) + num_modules - size
+        return sum(composition[-1] < size for composition in compositions) + num_modules - size
 
     num_train = _count_train(len(compositions), held_out)
     core = max((size for size in range(2, num_modules) if count(size) <= num_train), default=0)
@@ -158,16 +160,22 @@ def _unpopular_modules(
             f"support unpopular_modules with {num_train} training compositions of {num_modules} modules: expected at "
             f"least {count(2)}, a core of two modules and one link to each other; hold out a smaller fraction"
         )
-    train = {each for each in compositions if each[-1] < core}
+    train = {composition for composition in compositions if composition[-1] < core}
     for module in range(core, num_modules):
-        links = [each for each in compositions if len(each) > 1 and each[-1] == module and each[-2] < core]
+        links = [
+            composition
+            for composition in compositions
+            if len(composition) > 1 and composition[-1] == module and composition[-2] < core
+        ]
         train.add(order_by_hash(links, seed=seed)[0])
-    return _top_up(train, (each for each in compositions if each[-1] < num_modules - 1), num_train, seed)
+    return _top_up(
+        train, (composition for composition in compositions if composition[-1] < num_modules - 1), num_train, seed
+    )
 
 
 def _top_up(train: set[Composition], pool: Iterable[Composition], num_train: int, seed: int) -> set[Composition]:
     """Fill up to the number of training compositions, in the order of the hash."""
-    more = order_by_hash((each for each in pool if each not in train), seed=seed)
+    more = order_by_hash((composition for composition in pool if composition not in train), seed=seed)
     return train | set(more[: num_train - len(train)])
 
 

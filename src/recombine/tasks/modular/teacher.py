@@ -22,12 +22,12 @@ from recombine.errors import InputError, check_choice, check_positive
 from recombine.tasks.stream import Stream
 
 Distribution = Literal["truncated_normal", "normal", "uniform"]
-TRUNCATION = 2.0  # standard deviations of the normal that is cut
+TRUNCATION = 2.0  # of the normal distribution, in standard deviations
 
 
 @dataclass(frozen=True)
 class ModularTeacher:
-    """Frozen weights: for each hidden layer those of every module, and the readout that all tasks share."""
+    """Frozen weights: those of every module for each hidden layer, and the readout that all tasks share."""
 
     weights: tuple[Float[Tensor, "modules _ hidden"], ...]
     biases: tuple[Float[Tensor, "modules hidden"], ...]
@@ -35,8 +35,8 @@ class ModularTeacher:
 
     def to(self, device: torch.device | str) -> ModularTeacher:
         return ModularTeacher(
-            tuple(each.to(device) for each in self.weights),
-            tuple(each.to(device) for each in self.biases),
+            tuple(tensor.to(device) for tensor in self.weights),
+            tuple(tensor.to(device) for tensor in self.biases),
             self.readout.to(device),
         )
 
@@ -52,7 +52,7 @@ def draw_teacher(
     weight_scale: float = math.sqrt(3),
     bias_range: tuple[float, float] = (0.0, 0.5),
 ) -> ModularTeacher:
-    """The teacher of a key (task name, seed, ...); the same key gives the same first modules, however many there are."""
+    """The teacher for a key (task name, seed, ...). The first modules do not depend on the number of modules."""
     check_positive(num_modules=num_modules, input_dim=input_dim, hidden_dim=hidden_dim, output_dim=output_dim)
     check_positive(num_layers=num_layers)
     check_choice("distribution", distribution, get_args(Distribution))
@@ -83,7 +83,7 @@ def draw_weights(
     else:
         inside = math.erf(TRUNCATION / math.sqrt(2))
         density = math.exp(-(TRUNCATION**2) / 2) / math.sqrt(2 * math.pi)
-        deviation = math.sqrt(1 - 2 * TRUNCATION * density / inside)  # of a standard normal, once it is cut
+        deviation = math.sqrt(1 - 2 * TRUNCATION * density / inside)  # of the truncated standard normal
         standard = torch.special.ndtri((1 - inside) / 2 + inside * uniform) / deviation
     return (standard * math.sqrt(weight_scale / fan_in)).float()
 
@@ -93,7 +93,7 @@ def apply_teacher(
     latents: Float[Tensor, "tasks modules"],
     x: Float[Tensor, "tasks samples input"],
 ) -> Float[Tensor, "tasks samples output"]:
-    """Every task's outputs for its own inputs. Only each task's mixed matrix is formed, never x times each module's."""
+    """The outputs of every task for its own inputs. Modules are mixed first, so x is multiplied once per task."""
     for weights, biases in zip(teacher.weights, teacher.biases, strict=True):
         mixed = (latents @ weights.flatten(1)).view(len(latents), *weights.shape[1:])
         x = torch.baddbmm((latents @ biases)[:, None], x, mixed).relu_()

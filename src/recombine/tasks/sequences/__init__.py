@@ -1,4 +1,4 @@
-"""Frozen sequence models as teachers, to be followed to lengths that were never trained."""
+"""Frozen sequence models as teachers, to be imitated at lengths that were never trained."""
 
 from recombine.tasks.sequences.teacher import SequenceTeacher
 

@@ -1,5 +1,5 @@
-"""Four classes of causal functions of a sequence, as they are defined (On Provable Length and Compositional Generalization,
-arXiv 2402.04875), and one more that none of them contains.
+"""Four classes of causal functions of a sequence (On Provable Length and Compositional Generalization, arXiv 2402.04875),
+and one more that none of them contains.
 
 The hidden state at position t, for tokens x_1 .. x_t:
 
@@ -13,8 +13,8 @@ and the output y_t = ρ(h_t). σ is the logistic sigmoid; φ is an MLP with one 
 layers; ρ is one layer with a sigmoid (`linear` readout: limited capacity) or such an MLP (`mlp`: higher capacity). Attention
 weights a are softmax over the prefix, or sigmoid, linear or relu, each divided by t.
 
-Weights of layers are N(0, 0.6²) and recurrent matrices Λ orthogonal, as in the authors' release. Our own choices: biases are
-0; the division by t; Λ has determinant +1, so that pairs of complex eigenvalues suffice to diagonalise it.
+Weights of layers are N(0, 0.6²) and recurrent matrices Λ orthogonal, as in the authors' release. Our own choices: biases
+are 0; weights are divided by t; Λ has determinant +1, so that pairs of complex eigenvalues suffice to diagonalise it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ WEIGHT_DEVIATION = 0.6
 def draw_weights(
     name: SequenceClass, readout: Readout, *, token_dim: int, hidden_dim: int, target_dim: int, seed: int
 ) -> Weights:
-    """The weights of a random function, under the names that they have in a model of the same class."""
+    """The weights of a random function, named as in a model of the same class."""
     shapes: dict[str, tuple[int, ...]] = {}
     if name in ("deep_set", "product"):
         shapes |= _layer_shapes("embed", token_dim, hidden_dim, hidden_dim)
@@ -103,7 +103,7 @@ def represent(
 
 
 def attention_weights(scores: Float[Tensor, "b t t"], attention: AttentionWeights) -> Float[Tensor, "b t t"]:
-    """Causal weights of all keys for every query; those of later keys are 0."""
+    """Causal attention weights of all keys for every query; those of later keys are 0."""
     size = scores.shape[-1]
     later = torch.ones(size, size, dtype=torch.bool, device=scores.device).triu(1)
     if attention == "softmax":

@@ -1,9 +1,9 @@
-"""How often a SRAVEN puzzle has more than one answer, and what that leaves to be known (arXiv 2406.05816, table A2).
+"""How often a SRAVEN puzzle has more than one answer, and the accuracy that is still possible (arXiv 2406.05816, table A2).
 
-Puzzles are drawn as the generator draws them, every multiset of rules equally likely, and solved exactly. Table A2 counts
-a puzzle as ambiguous if some answer that fits differs from the true one in *every* feature; the text of appendix B.2 says
-if it differs at all. Both are estimated, and so is the agnostic optimum, the accuracy of the best solver for which every
-multiset is equally likely: once as the mean posterior of its answers, once as the share of them that are right.
+Puzzles are drawn by the generator, with every multiset of rules equally likely, and solved exactly. Table A2 counts a
+puzzle as ambiguous if some answer that fits differs from the true one in *every* feature; by the text of appendix B.2 it is
+ambiguous if an answer differs at all. Both are estimated, and so is the agnostic optimum, the accuracy of the best solver
+that considers every multiset equally likely: once as the mean posterior of its answers, once as the share that are right.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def estimate_ambiguity(
 
 
 def tabulate_ambiguity(estimates: Sequence[Ambiguity]) -> Table:
-    """Our estimates next to the printed ones, with standard errors."""
+    """Our estimates and the published ones, with standard errors."""
 
     def cell(estimate: Estimate | None) -> Cell | None:
         return None if estimate is None else Cell(value=estimate.value, error=estimate.standard_error)
@@ -93,15 +93,15 @@ def tabulate_ambiguity(estimates: Sequence[Ambiguity]) -> Table:
         columns=("M", "K", *(Column(name=name, digits=4) for name in names)),
         rows=tuple(
             (
-                each.num_features,
-                each.num_values,
-                cell(TABLE_A2.get((each.num_features, each.num_values))),
-                *map(cell, (each.ambiguous_everywhere, each.ambiguous, each.agnostic, each.accuracy)),
+                setting.num_features,
+                setting.num_values,
+                cell(TABLE_A2.get((setting.num_features, setting.num_values))),
+                *map(cell, (setting.ambiguous_everywhere, setting.ambiguous, setting.agnostic, setting.accuracy)),
             )
-            for each in estimates
+            for setting in estimates
         ),
-        note="Â± standard error\n"
-        "count: another answer fits that differs in every feature Â· wording: any other answer fits\n"
+        note="± standard error\n"
+        "count: another answer fits that differs in every feature · wording: any other answer fits\n"
         "agnostic: expected accuracy of the most probable answer, every multiset of rules equally likely",
     )
 

@@ -21,14 +21,14 @@ from recombine.tasks.sraven.rules import RULES
 if TYPE_CHECKING:
     from recombine.tasks.sraven.task import SRaven
 
-SIDE, GAP = 100, 8  # a panel, and between panels
+SIDE, GAP = 100, 8  # size of a panel, and distance between panels
 ANSWER_TITLE = 22
 
 
 def make_card(task: SRaven, batch: Batch, row: int, answer: Int[Tensor, " feature"]) -> Card:
-    """The puzzle, the answer, and in which features it is wrong or one of several that fit."""
+    """The puzzle, the answer, which features are wrong, and whether several answers fit."""
     if task.num_values > len(SHAPES):
-        raise InputError(f"num_values is {task.num_values}: expected at most {len(SHAPES)}, the shapes there are")
+        raise InputError(f"num_values is {task.num_values}: expected at most {len(SHAPES)}, the number of shapes")
     grid, truth, given = batch.info["grids"][row], batch.targets[row].tolist(), answer.tolist()
     solution = task.solve(grid[None])
     num_answers = int(solution.num_answers[0])
@@ -57,14 +57,14 @@ def draw_grid(grid: Sequence[Sequence[Sequence[int]]], num_values: int) -> Marku
     side = size * SIDE + (size - 1) * GAP
     panels = []
     for row, column in ((row, column) for row in range(size) for column in range(size)):
-        place = column * (SIDE + GAP), row * (SIDE + GAP)
+        corner = column * (SIDE + GAP), row * (SIDE + GAP)
         last = row == column == size - 1
-        panels.append(move(_question() if last else _panel(grid[row][column], num_values), *place))
+        panels.append(move(_question() if last else _panel(grid[row][column], num_values), *corner))
     return assemble(side, side, panels, "puzzle", f"A puzzle of {size} by {size} panels, the last one missing.")
 
 
 def draw_answer(panels: Sequence[tuple[str, Sequence[int], str]], num_values: int, grid_size: int) -> Markup:
-    """Panels side by side, each under its title, framed by how good it is; as large as those of the grid."""
+    """Panels side by side, each with its title and a frame that shows its quality; as large as those of the grid."""
     drawn = []
     for number, (title, values, quality) in enumerate(panels):
         x = number * (SIDE + 3 * GAP)

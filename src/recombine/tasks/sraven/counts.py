@@ -4,14 +4,16 @@ With R rules, M features, G columns and K values. The paper prints
 
     tasks = C(R+M-1, M) ((M!)^(G-1) - M),    multisets of rules times "unique permutations".
 
-We can derive neither factor. One feature has no permutations to choose, so R tasks, but the formula gives 0. And a
-multiset does not say which features follow which rule, which is part of a task once permutations are. What determines
-the puzzles is the rule of each position of the first column, and for each later column which position continues which:
+We can derive neither factor. With one feature there are no permutations to choose, so there are R tasks, but the formula
+gives 0. And a multiset does not say which feature follows which rule, which is part of a task if permutations are. The
+puzzles are determined by the rule of each position of the first column and, for each later column, by which position
+continues which:
 
-    tasks = R^M (M!)^(G-1)    (2,359,296 at R=8, M=4, G=3, beside 188,760 printed),
+    tasks = R^M (M!)^(G-1)    (2,359,296 at R=8, M=4, G=3, compared with 188,760 in the paper).
 
-and if renaming positions in all columns alike is not to count as another task, the orbits of that renaming, by Burnside's
-lemma (101,088). With few values some rules coincide, +2 and -2 at K=4 for one: then R is that of `count_distinct_rules`.
+If renaming positions in all columns alike does not count as another task, the number is that of the orbits of this
+renaming, by Burnside's lemma (101,088). With few values some rules coincide, for example +2 and -2 at K=4; then R is that
+of `count_distinct_rules`.
 
 The paper does not say how figure A9B counts puzzles. Here a puzzle is a task with values for all its panels, so a grid
 of values counts once for each task that explains it; this factorises, and bounds the number of different grids:
@@ -34,7 +36,7 @@ NUM_RULES = len(RULES)
 
 
 def count_multisets(num_features: int, num_rules: int = NUM_RULES) -> int:
-    """What the split into trained and held-out compositions is made of."""
+    """The number of compositions, which are split into trained and held-out ones."""
     check_positive(num_features=num_features, num_rules=num_rules)
     return math.comb(num_rules + num_features - 1, num_features)
 
@@ -45,15 +47,15 @@ def count_tasks_as_printed(num_features: int, grid_size: int = 3, num_rules: int
 
 
 def count_tasks(num_features: int, grid_size: int = 3, num_rules: int = NUM_RULES) -> int:
-    """Different choices of a rule for each position of the first column and of its continuation in each other column."""
+    """Number of choices of a rule for each position of the first column and of its continuation in each other column."""
     check_positive(num_features=num_features, num_rules=num_rules)
     return num_rules**num_features * _count_pairings(num_features, grid_size)
 
 
 def count_tasks_up_to_renaming(num_features: int, grid_size: int = 3, num_rules: int = NUM_RULES) -> int:
-    """Tasks, when exchanging positions in all columns alike makes no other task.
+    """Number of tasks if exchanging positions in all columns alike does not count as another task.
 
-    A renaming keeps a choice of rules that is constant on its cycles, and pairings that commute with it.
+    A renaming leaves a choice unchanged if the rules are constant on its cycles and the pairings commute with it.
     """
     check_positive(num_features=num_features, num_rules=num_rules)
     total = 0
@@ -67,7 +69,7 @@ def count_tasks_up_to_renaming(num_features: int, grid_size: int = 3, num_rules:
 
 
 def count_distinct_rules(num_values: int, grid_size: int = 3) -> int:
-    """Rules that make different rows: all 8 from K=5 on in a grid of 3, but 7 at K=4 and 6 at K=3."""
+    """Number of rules with different rows: all 8 from K=5 on in a grid of 3, but 7 at K=4 and 6 at K=3."""
     check_sizes(num_values=num_values, grid_size=grid_size)
     table = tabulate_rows(num_values, grid_size, torch.device("cpu"))[:, : DISTRIBUTE * num_values ** (grid_size - 1)]
     rows_by_rule = table.T.unflatten(0, (DISTRIBUTE, -1)).tolist()
@@ -75,7 +77,7 @@ def count_distinct_rules(num_values: int, grid_size: int = 3) -> int:
 
 
 def count_fillings(num_values: int, grid_size: int = 3) -> tuple[int, ...]:
-    """For each rule, the ways to fill all rows of a feature; all are equally likely."""
+    """For each rule, the number of ways to fill all rows of a feature; all are equally likely."""
     check_sizes(num_values=num_values, grid_size=grid_size)
     one_free, most_free = num_values**grid_size, num_values ** (grid_size * (grid_size - 1))
     distribute = math.comb(num_values, grid_size) * math.factorial(grid_size) ** grid_size
@@ -83,7 +85,7 @@ def count_fillings(num_values: int, grid_size: int = 3) -> tuple[int, ...]:
 
 
 def count_puzzles(num_features: int, num_values: int, grid_size: int = 3) -> int:
-    """Tasks with values for all panels."""
+    """Number of tasks with values for all panels."""
     check_positive(num_features=num_features)
     return sum(count_fillings(num_values, grid_size)) ** num_features * _count_pairings(num_features, grid_size)
 
@@ -93,7 +95,7 @@ def _count_pairings(num_features: int, grid_size: int) -> int:
 
 
 def _partition(total: int, largest: int) -> list[tuple[int, ...]]:
-    """Every way to write a number as a falling sum of numbers up to the largest."""
+    """Every way to write a number as a sum of non-increasing numbers up to the largest."""
     if total == 0:
         return [()]
     return [(part, *rest) for part in range(min(total, largest), 0, -1) for rest in _partition(total - part, part)]

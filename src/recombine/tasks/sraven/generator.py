@@ -1,9 +1,9 @@
 """Draw SRAVEN puzzles for given multisets of rules, all rows of a batch at once.
 
-What is uniformly random, each independent of the rest: which latent feature follows which rule of the multiset; for each
-column, which latent feature sits at which position; for each row of a feature its free values, one under constant and
-the progressions, G-1 under addition and subtraction; under distribute one set of G distinct values for the puzzle, and
-an order of it for each row.
+The following are uniformly random and independent: which latent feature follows which rule of the multiset; for each
+column, which latent feature is at which position; for each row of a feature its free values, one under constant and the
+progressions, G-1 under addition and subtraction; under distribute one set of G distinct values per puzzle, and an order
+of it per row.
 
 A row of a feature is then an entry of a table, which lists the K^(G-1) rows of each rule that deduces the last column,
 rule by rule (a progression repeats its K rows as often as needed), then the C(K, G) G! rows of distribute.
@@ -34,7 +34,7 @@ def draw_puzzles(
     num_features = modules.shape[1]
     orders = _draw_permutations(num_features, grid_size + 1, stream)
     rules, permutations = modules.gather(1, orders[:, 0]), orders[:, 1:].contiguous()
-    if not permuted:  # but drawn all the same, so that switching them off changes nothing else
+    if not permuted:  # permutations are drawn anyway, so that switching them off changes nothing else
         permutations = torch.arange(num_features, device=stream.device).expand_as(permutations).contiguous()
     entries = _draw_entries(rules, stream, num_values, grid_size)
     shape = (len(rules), grid_size, grid_size, num_features)
@@ -60,7 +60,7 @@ def _draw_permutations(size: int, count: int, stream: Stream) -> Int[Tensor, "ro
 def _draw_entries(
     rules: Int[Tensor, "rows features"], stream: Stream, num_values: int, grid_size: int
 ) -> Int[Tensor, "rows row features"]:
-    """The entry of the table that each row of each latent feature is."""
+    """The table entry for each row of each latent feature."""
     num_free, num_sets, num_orders = _count_rows(num_values, grid_size)
     digits = stream.digits([*[num_free] * grid_size, num_sets, *[num_orders] * grid_size], rules.shape[1])
     free, chosen, orders = digits[:grid_size], digits[grid_size], digits[grid_size + 1 :]
@@ -71,18 +71,18 @@ def _draw_entries(
 
 
 def _count_rows(num_values: int, grid_size: int) -> tuple[int, int, int]:
-    """Rows of a rule with free values, sets of values, orders of a set."""
+    """Number of rows of a rule with free values, of sets of values, and of orders of a set."""
     return num_values ** (grid_size - 1), math.comb(num_values, grid_size), math.factorial(grid_size)
 
 
 def check_table(*, num_values: int, grid_size: int) -> None:
-    """Refuse sizes that some rule cannot fill, and sizes whose table would not fit."""
+    """Check that every rule is possible and that the table is not too large."""
     check_sizes(num_values=num_values, grid_size=grid_size)
     num_free, num_sets, num_orders = _count_rows(num_values, grid_size)
     num_rows = DISTRIBUTE * num_free + num_sets * num_orders
     if num_rows > MAX_TABLE_ROWS:
         raise InputError(
-            f"num_values is {num_values} at grid size {grid_size}, which makes {num_rows} different rows of a feature: "
+            f"num_values is {num_values} at grid size {grid_size}, which gives {num_rows} different rows of a feature: "
             f"expected at most {MAX_TABLE_ROWS}"
         )
 

@@ -1,4 +1,4 @@
-"""How many evaluation puzzles also occur in training: all splits are drawn at random, and small puzzles repeat by chance.
+"""How many evaluation puzzles also occur in training. All splits are drawn at random, so small puzzles repeat by chance.
 
 Only visible panels are compared, so that two puzzles with different answers count as the same. `test` shares the multisets
 of rules with training. A puzzle of `ood` can occur there too, if other rules explain it as well.
@@ -17,12 +17,12 @@ from recombine.tasks.base import Batch, SplitName, Task
 from recombine.tasks.stream import Stream
 
 BATCH_SIZE = 8_192
-NUM_TRAINING, MAX_TRAINING = 256, 1 << 20  # training puzzles: for each evaluation puzzle, and at most
+NUM_TRAINING, MAX_TRAINING = 256, 1 << 20  # training puzzles: per evaluation puzzle, and at most
 FRACTIONS = (16, 4, 1)
 
 
 def tabulate_overlap(task: Task, num_instances: int) -> Table:
-    """The share of so many puzzles of each split that occur among the first training puzzles, for several numbers."""
+    """The share of puzzles of each split that occur among the first training puzzles, for several numbers of those."""
     evaluated: dict[SplitName, Tensor] = {
         split: fingerprint(task.sample(split, 0, batch_size=num_instances)) for split in ("test", "ood")
     }
@@ -47,7 +47,7 @@ def _draw_training(task: Task, num_training: int) -> Iterator[Int[Tensor, " puzz
 
 
 def fingerprint(batch: Batch) -> Int[Tensor, " batch"]:
-    """A number for the visible panels of each puzzle; two different puzzles share one with a probability below 2^-60."""
+    """A hash of the visible panels of each puzzle. Two different puzzles collide with a probability below 2^-60."""
     visible = batch.info["grids"].flatten(1, 2)[:, :-1].flatten(1)
     factors = Stream("sraven fingerprint", rows=range(1), device=visible.device).bits(visible.shape[1])[0] | 1
     return (visible * factors).sum(dim=1)

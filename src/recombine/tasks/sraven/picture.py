@@ -1,9 +1,9 @@
-"""SRAVEN puzzles for people: as text, and drawn as the Raven matrix they know.
+"""SRAVEN puzzles as text and as drawings of Raven matrices.
 
 In a drawing the positions of a panel are, in order, the shape, size, shade and number of its objects; each position
-beyond the fourth is a strip of boxes at the foot of the panel, one of them filled. A key shows every level. Where
-features are permuted, a rule that starts in the shapes of the first column may go on in the sizes of the second: that
-is the puzzle a model sees.
+beyond the fourth is a strip of boxes at the bottom of the panel, one of them filled. A key shows every level. With
+permuted features, a rule that starts in the shapes of the first column may continue in the sizes of the second. This is
+the puzzle that a model sees.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from recombine.tasks.sraven.rules import RULES
 from recombine.tasks.sraven.solver import Solution
 
 CHANNELS = ("shape", "size", "shade", "number")
-MAX_SHOWN = 3  # answers beside a drawing
-INCHES = 1.5  # a panel
+MAX_SHOWN = 3  # answers next to a drawing
+INCHES = 1.5  # per panel
 
 
 def write_puzzle(
@@ -35,7 +35,7 @@ def write_puzzle(
     permutations: Int[Tensor, "column position"],
     solution: Solution,
 ) -> str:
-    """The panels, what makes them, and every answer that fits the visible ones, with its posterior."""
+    """The panels, their latents, and every answer that fits the visible panels, with its posterior."""
     width = len(str(int(grid.max())))
 
     def join(values: Sequence[int | str]) -> str:
@@ -68,13 +68,13 @@ def draw_puzzle(
     solution: Solution | None = None,
     caption: str = "",
 ) -> None:
-    """Write a drawing as PNG or SVG; with a solution, answers that fit stand beside the puzzle, the likeliest first."""
+    """Write a drawing as PNG or SVG. With a solution, it also shows the answers that fit, the likeliest first."""
     from matplotlib.figure import Figure
 
     path = Path(path)
     check_choice("picture format", path.suffix, METADATA)
     if num_values > len(SHAPES):
-        raise InputError(f"num_values is {num_values}: expected at most {len(SHAPES)}, the shapes that can be drawn")
+        raise InputError(f"num_values is {num_values}: expected at most {len(SHAPES)}, the number of shapes")
     grid_size, num_features = grid.shape[1:]
     width, bottom = grid_size + (1.5 if solution else 0.1), -0.45 - 0.36 * num_features
     figure = Figure(figsize=(INCHES * (width + 0.1), INCHES * (grid_size + 0.1 - bottom)))
@@ -117,7 +117,7 @@ def _draw_panel(
     edge: str = INK,
     scale: float = 1.0,
 ) -> None:
-    """A panel in the unit square at this lower left corner; without values, the one that is asked for."""
+    """A panel in the unit square with this lower left corner; without values, the missing panel."""
     side = 0.92 * scale
     corner = corner + (1 - side) / 2
     frame = corner + side * np.array([(0, 0), (1, 0), (1, 1), (0, 1)])

@@ -2,7 +2,7 @@
 
 The latent code is that of the last query token attending to the same feature in its own row, itself included (Attention as
 a Hypernetwork, section 4). A swap gives this token the codes of a puzzle whose last feature follows another rule. If the
-code is the operation, then the answer is what that other rule makes of the puzzle's own row.
+code determines the operation, the answer is the result of that other rule on the puzzle's own row.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class SRavenReading(Reading):
     def counterfactual(
         self, batch: Batch, partner: Int[Tensor, " rows"], answers: Shaped[Tensor, " rows *outputs"]
     ) -> Counterfactual:
-        """What the partner's rule makes of the row. Distribute three is left out: it cannot be applied to another row."""
+        """The result of the partner's rule on the row. Distribute three is left out: it cannot be applied to another row."""
         rules, own = self.group(batch), batch.targets[:, -1]
         other = apply_rules(batch, rules[partner], self.task.output_dim)
         distinct = (rules[partner] != rules) & (rules[partner] != DISTRIBUTE) & (other != own)
@@ -62,7 +62,7 @@ class SRavenReading(Reading):
 
 
 def apply_rules(batch: Batch, rules: Int[Tensor, " rows"], num_values: int) -> Int[Tensor, " rows"]:
-    """What rules make of the last row of the last feature; for distribute three, the puzzle's own answer."""
+    """The results of rules on the last row of the last feature; for distribute three, the puzzle's own answer."""
     *columns, last = batch.info["grids"][:, -1, :, -1].unbind(dim=1)
     deduced = torch.cat([deduce_last(columns, num_values), last[None]])
     return deduced.gather(0, rules[None])[0]

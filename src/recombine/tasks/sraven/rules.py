@@ -1,17 +1,18 @@
-"""The eight rules of SRAVEN: their order, what they deduce, and how likely they make the panels one can see.
+"""The eight rules of SRAVEN: their order, the values they deduce, and the likelihood of the visible panels.
 
 A puzzle is a grid of G x G panels (G = 3 in the paper) of M features with values 0..K-1. Each feature follows one rule
-in all G rows, and the last panel is hidden. What the generator and the solver must agree on stands here, once.
+in all G rows, and the last panel is hidden. The generator and the solver share these definitions.
 
-Likelihood. A row of a feature is G values, and the hidden value is fixed by the others under every rule, so hiding it
-changes no probability. With independent rows, a feature that fits its rule has, whatever its values, the likelihood
+Likelihood. A row of a feature has G values, and under every rule the hidden value is determined by the others, so hiding
+it changes no probability. With independent rows, the likelihood of a feature that fits its rule does not depend on its
+values:
 
-- K^-G under constant and the progressions: one free value a row;
-- K^-(G(G-1)) under addition and subtraction: G-1 free values a row;
-- 1 / (C(K, G) (G!)^G) under distribute: one set of G distinct values for the puzzle, and an order of it for each row.
+- K^-G under constant and the progressions: one free value per row;
+- K^-(G(G-1)) under addition and subtraction: G-1 free values per row;
+- 1 / (C(K, G) (G!)^G) under distribute: one set of G distinct values per puzzle, and an order of it per row.
 
-Larger grids than 3 extend the rules as one would expect: the last value is the sum of all others, or the first minus
-all others; distribute takes G distinct values. In a grid of 2, addition and subtraction both repeat the first value.
+In grids larger than 3 the last value is the sum of all others, or the first minus all others, and distribute takes G
+distinct values. In a grid of 2, addition and subtraction both repeat the first value.
 
 Reference: Schug et al., Attention as a Hypernetwork, arXiv 2406.05816, section 4 and appendix B.3.
 """
@@ -39,14 +40,14 @@ RULES: tuple[str, ...] = (
     "subtraction",
     "distribute three",
 )
-STEPS: tuple[int, ...] = (0, 1, 2, -1, -2)  # of rules 0 to 4: constant is the progression that stands still
+STEPS: tuple[int, ...] = (0, 1, 2, -1, -2)  # of rules 0 to 4: constant is the progression with step 0
 ADDITION, SUBTRACTION, DISTRIBUTE = 5, 6, 7
 
 MIN_GRID_SIZE, MIN_NUM_VALUES = 2, 3
 
 
 def check_sizes(*, num_values: int, grid_size: int) -> None:
-    """Refuse sizes that some rule cannot fill: distribute needs as many distinct values as the grid has columns."""
+    """Check that every rule is possible: distribute needs as many distinct values as the grid has columns."""
     if grid_size < MIN_GRID_SIZE:
         raise InputError(f"grid size is {grid_size}: expected at least {MIN_GRID_SIZE}")
     fewest = max(MIN_NUM_VALUES, grid_size)
@@ -58,20 +59,20 @@ def check_sizes(*, num_values: int, grid_size: int) -> None:
 
 
 def deduce_last(columns: Sequence[Int[Tensor, "*shape"]], num_values: int) -> Int[Tensor, " deducing *shape"]:
-    """The last column from all the others, under each rule but distribute (which has no answer from one row alone)."""
+    """The last column deduced from the others under each rule except distribute (which needs more than one row)."""
     first, others = columns[0], sum(columns[1:])
     progressions = [first + step * len(columns) for step in STEPS]
     return torch.stack([*progressions, first + others, first - others]) % num_values
 
 
 def log_likelihoods(*, num_values: int, grid_size: int) -> tuple[float, ...]:
-    """For each rule, the log-probability of the visible panels of a feature that fits it, whichever they are."""
+    """For each rule, the log-probability of the visible panels of a feature that fits it; the same for all such panels."""
     per_free_value = -grid_size * math.log(num_values)
     distribute = -math.log(math.comb(num_values, grid_size)) - grid_size * math.log(math.factorial(grid_size))
     return (*(per_free_value for _ in STEPS), *(2 * ((grid_size - 1) * per_free_value,)), distribute)
 
 
 def log_num_arrangements(multiset: Composition) -> float:
-    """Log of the number of distinct ways to hand the rules of a multiset to the features."""
+    """Log of the number of distinct ways to assign the rules of a multiset to the features."""
     repeats = sum(math.lgamma(count + 1) for count in Counter(multiset).values())
     return math.lgamma(len(multiset) + 1) - repeats

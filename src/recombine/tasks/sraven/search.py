@@ -1,13 +1,13 @@
-"""The search behind `sraven_solver`: count the hypotheses that fit a puzzle, without listing them.
+"""The search of `solver`: count the hypotheses that fit a puzzle, without listing them.
 
 A *chain* is one position in each column and a rule. First the chains that fit the visible panels are listed, out of
-8 M^G: distribute by set membership, every other rule by comparing the last column with what the others make of it. Then
-hypotheses grow by one chain for each position of the first column. Those that use a position twice, or rules that the
-prior excludes, are dropped; those that have become indistinguishable (same positions used, same multiset so far, same
-answer so far) are counted together. That replaces (M!)^(G-1) 8^M hypotheses by a handful a puzzle, and bounds the work
-on puzzles that almost anything fits, such as all panels equal.
+8 M^G: distribute by set membership, every other rule by comparing the last column with the value deduced from the others.
+Then hypotheses grow by one chain per position of the first column. Those that use a position twice, or rules that the
+prior excludes, are dropped. Those that have become indistinguishable (same positions used, same multiset so far, same
+answer so far) are counted together. This replaces (M!)^(G-1) 8^M hypotheses by a handful per puzzle, and bounds the work
+on puzzles that almost any hypothesis fits, such as all panels equal.
 
-Everything is a tensor operation over all puzzles at once, on the device of the puzzles.
+All steps are tensor operations over all puzzles at once, on the device of the puzzles.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from torch import Tensor
 
 from recombine.tasks.sraven.rules import DISTRIBUTE, RULES, STEPS, deduce_last
 
-MAX_FRONTIER = 1 << 20  # partial hypotheses that are extended at once, unless a single puzzle needs more
+MAX_FRONTIER = 1 << 20  # maximum number of partial hypotheses extended at once, unless a single puzzle needs more
 
 
 @dataclass(frozen=True, eq=False)
 class Hypotheses:
-    """Hypotheses about the first few positions of the first column, alike ones counted together; ordered by puzzle."""
+    """Hypotheses about the first few positions of the first column, identical ones counted together; ordered by puzzle."""
 
     instance: Int[Tensor, " row"]
     used: Int[Tensor, " row"]  # one bit for each (column after the first, position)
     multiset: Int[Tensor, " row"]  # number of the multiset among those of its size
     answer: Int[Tensor, " row"]  # one number, see `place_values`
-    count: Float[Tensor, " row"]  # whole, and in float64 so that it cannot overflow
+    count: Float[Tensor, " row"]  # whole numbers, in float64 so that they cannot overflow
 
     def select(self, rows: Tensor | slice) -> Hypotheses:
         return Hypotheses(*(getattr(self, field.name)[rows] for field in fields(self)))
@@ -58,7 +58,8 @@ def search(
 ) -> Hypotheses:
     """Count the hypotheses that fit, for each puzzle, answer and multiset of rules.
 
-    `transitions[m][i, r]` is the number of the multiset that rule r makes of multiset i of m rules, or -1 if excluded.
+    `transitions[m][i, r]` is the number of the multiset that results from adding rule r to multiset i of m rules, or -1 if
+    excluded.
     """
     chains = find_chains(grids, num_values, permuted)
     instance = torch.arange(len(grids), device=grids.device)
@@ -67,7 +68,7 @@ def search(
 
 
 def place_values(num_features: int, num_values: int, device: torch.device) -> Int[Tensor, " feature"]:
-    """The factors that turn an answer into one number; numbers are ordered as answers are, lexicographically."""
+    """The factors that turn an answer into one number, in the lexicographic order of the answers."""
     return torch.tensor([num_values ** (num_features - 1 - feature) for feature in range(num_features)], device=device)
 
 
@@ -83,7 +84,7 @@ def find_chains(grids: Int[Tensor, "batch row column feature"], num_values: int,
         fits &= torch.eye(num_features, dtype=torch.bool, device=grids.device)[:, :, None]
 
     puzzle, prefix, position, rule = fits.nonzero(as_tuple=True)
-    # Under distribute the hidden value is what the first row has and the last row still lacks.
+    # Under distribute the hidden value is the one in the first row that is missing from the last row.
     total = torch.stack(columns).sum(dim=0)
     lacking = total[puzzle, 0, prefix] + last[puzzle, 0, position] - total[puzzle, -1, prefix]
     value = torch.where(rule == DISTRIBUTE, lacking, deduced[rule.clamp(max=DISTRIBUTE - 1), puzzle, -1, prefix])
@@ -149,7 +150,7 @@ def _find_progressions(
 def _preselect_distribute(columns: Sequence[Int[Tensor, "batch row prefix"]]) -> Bool[Tensor, "batch prefix"]:
     """Which prefixes may follow distribute: distinct values in each row, and no more values overall than columns.
 
-    Values are told apart modulo 64 only, one bit each: that can let a prefix through, never keep one out.
+    Values are compared modulo 64 only, one bit each. This can accept a wrong prefix, but never reject a right one.
     """
     distinct = torch.ones_like(columns[0][:, 0], dtype=torch.bool)
     for one, other in itertools.combinations(columns, 2):
@@ -165,7 +166,7 @@ def _preselect_distribute(columns: Sequence[Int[Tensor, "batch row prefix"]]) ->
 def _fit_distribute(
     prefix: Int[Tensor, "candidate row column"], last: Int[Tensor, "candidate upper feature"]
 ) -> Bool[Tensor, "candidate feature"]:
-    """Which positions of the last column complete a prefix of distinct values to rows of one set of distinct values."""
+    """Which positions of the last column complete a prefix so that all rows have the same set of distinct values."""
     upper = prefix[:, :-1, None].expand(-1, -1, last.shape[-1], -1)
     rows = torch.cat([upper, last[..., None]], dim=-1)  # (candidate, upper, feature, column)
     values = rows[:, 0]
@@ -176,12 +177,12 @@ def _fit_distribute(
 
 
 def _join(hypotheses: Hypotheses, chains: Chains, transitions: Sequence[Tensor], first: int = 0) -> Hypotheses:
-    """Extend hypotheses by a chain for each position of the first column from `first` on."""
+    """Extend hypotheses by one chain per position of the first column, starting at `first`."""
     for position in range(first, len(transitions)):
         num_chains = chains.count[hypotheses.instance, position]
         size = int(num_chains.sum())
         middle = _find_middle(hypotheses.instance) if size > MAX_FRONTIER else 0
-        if middle:  # one half of the puzzles after the other, for want of memory
+        if middle:  # process the puzzles in two halves to save memory
             halves = (hypotheses.select(slice(middle)), hypotheses.select(slice(middle, None)))
             parts = [_join(half, chains, transitions, position) for half in halves]
             return Hypotheses(*(torch.cat([getattr(p, field.name) for p in parts]) for field in fields(Hypotheses)))
@@ -215,14 +216,14 @@ def _extend(
 
 
 def _merge(hypotheses: Hypotheses) -> Hypotheses:
-    """Count hypotheses together that nothing later can tell apart."""
+    """Merge hypotheses that no later step can distinguish, and add their counts."""
     group, rows = group_rows(hypotheses.instance, hypotheses.used, hypotheses.multiset, hypotheses.answer)
     count = torch.zeros(len(rows), dtype=torch.float64, device=rows.device).index_add_(0, group, hypotheses.count)
     return replace(hypotheses.select(rows), count=count)
 
 
 def group_rows(*columns: Int[Tensor, " row"]) -> tuple[Int[Tensor, " row"], Int[Tensor, " group"]]:
-    """Group equal rows of a table, in lexicographic order: the group of each row, and a row of each group."""
+    """Group equal rows of a table, in lexicographic order: the group of each row, and one row per group."""
     key = columns[0]
     for column in columns[1:]:
         key = _pair(key, column)
@@ -235,7 +236,7 @@ def group_rows(*columns: Int[Tensor, " row"]) -> tuple[Int[Tensor, " row"], Int[
 
 
 def _pair(major: Int[Tensor, " row"], minor: Int[Tensor, " row"]) -> Int[Tensor, " row"]:
-    """One number for two, in the order of the pairs; numbers too large for that are replaced by their ranks."""
+    """Combine two numbers into one, in the order of the pairs; numbers that are too large are replaced by their ranks."""
     if len(major) == 0:
         return major
     if (int(major.max()) + 1) * (int(minor.max()) + 1) >= 1 << 63:

@@ -1,8 +1,8 @@
-"""Exact solver of SRAVEN: every answer that fits the visible panels, and the posterior over them.
+"""Exact solver for SRAVEN: every answer that fits the visible panels, and the posterior over them.
 
 A hypothesis says which position of each later column continues each position of the first column, and which rule each
-of these M chains follows. It fits if every chain obeys its rule in all visible panels; then it prescribes the hidden
-one. Column permutations are uniform and cancel, so a hypothesis with the rules rho that fits weighs
+of these M chains follows. It fits if every chain obeys its rule in all visible panels; it then determines the hidden
+one. Column permutations are uniform and cancel, so a hypothesis with the rules rho that fits has the weight
 
     w = P(multiset of rho) / (distinct arrangements of that multiset) * product over chains of likelihood(rule),
 
@@ -12,7 +12,7 @@ uniform over the multisets of a split, its mean over puzzles of the split is the
 the multiset alone, `search` only counts the hypotheses of each (answer, multiset), once for all priors; the counts are
 exact, and the weights are applied here, in float64, relative to the largest.
 
-Reference: Schug et al., Attention as a Hypernetwork, arXiv 2406.05816. Appendix B.2 words ambiguity as
+Reference: Schug et al., Attention as a Hypernetwork, arXiv 2406.05816. Appendix B.2 defines ambiguity as
 `Solution.ambiguous` does; table A2 counts `Solution.ambiguous_everywhere`, which is far rarer.
 """
 
@@ -36,15 +36,15 @@ from recombine.errors import InputError
 from recombine.tasks.sraven.rules import RULES, check_sizes, log_likelihoods, log_num_arrangements
 from recombine.tasks.sraven.search import Hypotheses, group_rows, place_values, search
 
-MAX_TABLE = 1 << 23  # entries of the table of fits that are worked on at once
-TIE = 1e-12  # posteriors as close as this differ by rounding only, and count as equal in the order of answers
+MAX_TABLE = 1 << 23  # maximum number of entries of the table of fits processed at once
+TIE = 1e-12  # posteriors closer than this differ by rounding only and are treated as equal in the order of answers
 
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """What the visible panels say about the hidden one, for each puzzle and for each of its consistent answers.
+    """The consistent answers for the hidden panel of each puzzle, with their posteriors.
 
-    Answers are ordered by puzzle, then by falling posterior, then lexicographically. A puzzle that no hypothesis fits
+    Answers are ordered by puzzle, then by decreasing posterior, then lexicographically. A puzzle that no hypothesis fits
     has no answers, probability 0, and -1 in every feature of its best answer.
     """
 
@@ -57,25 +57,25 @@ class Solution:
 
     @property
     def ambiguous(self) -> Bool[Tensor, " batch"]:
-        """Whether hypotheses that fit disagree about the hidden panel: ambiguity as the paper words it."""
+        """Whether hypotheses that fit disagree about the hidden panel: ambiguity by the paper's wording."""
         return self.num_answers > 1
 
     def ambiguous_everywhere(self, truth: Tensor | np.ndarray) -> Bool[Tensor, " batch"]:
         """Whether some consistent answer differs from the true one in *every* feature: the count of table A2.
 
         `truth` is (batch, feature). The published check also lets distribute three repeat values, which its generator
-        never does: at 4 features that adds about 30 % to the count at 4 values, and next to nothing from 8 values on.
+        never does: with 4 features this adds about 30 % to the count at 4 values, and almost nothing from 8 values on.
         """
         differs = (self.answers != self._check_answers(truth)[self.instance]).all(dim=1)
         return torch.zeros_like(self.num_answers).index_add(0, self.instance, differs.long()) > 0
 
     def probability_of(self, answers: Tensor | np.ndarray) -> Float[Tensor, " batch"]:
-        """The posterior of one given answer for each puzzle, (batch, feature); 0 where no hypothesis prescribes it."""
+        """The posterior of one given answer per puzzle, (batch, feature); 0 where no hypothesis yields it."""
         same = (self.answers == self._check_answers(answers)[self.instance]).all(dim=1)
         return torch.zeros_like(self.probability).index_add(0, self.instance, self.answer_probabilities * same)
 
     def best_features(self, num_values: int) -> Int[Tensor, "batch feature"]:
-        """The most probable value of each feature by itself: these can differ from the features of the best answer."""
+        """The most probable value of each feature separately. They can differ from the features of the best answer."""
         batch, num_features = self.best.shape
         feature = torch.arange(num_features, device=self.best.device)
         cell = (self.instance[:, None] * num_features + feature) * num_values + self.answers
@@ -100,8 +100,8 @@ def solve(
     """Solve puzzles given as integers (batch, row, column, feature); the last panel is ignored and may hold anything.
 
     The prior over multisets of rules is uniform over `multisets` (all of them by default), or as given by `weights`,
-    which need not sum to 1. `permuted=False` says that a feature has the same position in all columns; which feature
-    follows which rule stays unknown.
+    which need not sum to 1. With `permuted=False` each feature has the same position in all columns; which feature
+    follows which rule is still unknown.
     """
     grids = _check_grids(grids, num_values)
     prior = _check_prior(multisets, weights, grids.shape[3])
@@ -117,7 +117,7 @@ def solve_under(
 ) -> list[Solution]:
     """Solve the same puzzles under several priors with one search: uniform over the multisets of each, None for all."""
     grids = _check_grids(grids, num_values)
-    return _solve(grids, num_values, [_check_prior(each, None, grids.shape[3]) for each in priors], permuted)
+    return _solve(grids, num_values, [_check_prior(multisets, None, grids.shape[3]) for multisets in priors], permuted)
 
 
 def _solve(
@@ -183,7 +183,7 @@ def _concatenate(solutions: Sequence[Solution]) -> Solution:
 def _weigh(
     multisets: Sequence[Composition], prior: dict[Composition, float], likelihoods: Sequence[float]
 ) -> Float[Tensor, " multiset"]:
-    """The log-weight of one hypothesis, for each multiset; minus infinity outside the prior."""
+    """The log-weight of one hypothesis per multiset; minus infinity outside the prior."""
     log_weights = [
         math.log(prior[multiset]) - log_num_arrangements(multiset) + sum(likelihoods[rule] for rule in multiset)
         if multiset in prior
@@ -195,7 +195,7 @@ def _weigh(
 
 @lru_cache(maxsize=32)
 def _tabulate_transitions(multisets: tuple[Composition, ...]) -> tuple[Int[Tensor, "_ rule"], ...]:
-    """For each size, the multiset that each smaller one and each rule make; -1 where the prior has no use for it."""
+    """For each size, the multiset that results from adding each rule to each smaller one; -1 if the prior excludes it."""
     transitions: list[Tensor] = []
     while multisets[0]:
         number = {multiset: index for index, multiset in enumerate(multisets)}
@@ -216,7 +216,9 @@ def _check_prior(
     listed = [_check_multiset(multiset, num_features) for multiset in multisets]
     num_different = len(set(listed))
     if not listed or num_different < len(listed):
-        raise InputError(f"{len(listed)} multisets, {num_different} different: expected one or more, none twice")
+        raise InputError(
+            f"{len(listed)} multisets, {num_different} different: expected at least one, without duplicates"
+        )
     if weights is None:
         return dict.fromkeys(listed, 1.0)
     if len(weights) != len(listed) or isinstance(multisets, (set, frozenset)):
@@ -246,7 +248,7 @@ def _check_multiset(multiset: Iterable[Any], num_features: int) -> Composition:
 
 
 def _check_grids(grids: Tensor | np.ndarray, num_values: int) -> Int[Tensor, "batch row column feature"]:
-    """Puzzles in int64, after checking all that the solver will read."""
+    """Puzzles in int64, after checking all values that the solver reads."""
     if isinstance(grids, np.ndarray):
         grids = torch.from_numpy(grids.astype(np.int64) if grids.dtype.kind in "iu" else grids)
     if grids.is_floating_point() or grids.is_complex() or grids.dtype == torch.bool:
@@ -264,6 +266,8 @@ def _check_grids(grids: Tensor | np.ndarray, num_values: int) -> Int[Tensor, "ba
     grids = grids.long()
     visible = grids.flatten(1, 2)[:, :-1]
     if visible.numel() and (visible.min() < 0 or visible.max() >= num_values):
-        found = f"{int(visible.min())} to {int(visible.max())}"
-        raise InputError(f"grids hold values from {found}: expected 0 to {num_values - 1} in all panels but the last")
+        value_range = f"{int(visible.min())} to {int(visible.max())}"
+        raise InputError(
+            f"grids hold values from {value_range}: expected 0 to {num_values - 1} in all panels but the last"
+        )
     return grids

@@ -1,16 +1,16 @@
 """SRAVEN, a symbolic Raven's progressive matrix (Attention as a Hypernetwork, arXiv 2406.05816, section 4).
 
 A puzzle is a grid of G x G panels; a panel holds M features, each a value in 0..K-1. Every latent feature follows one of
-eight rules along all rows (see `rules`), and the last panel is to be predicted. A task is a *multiset* of M rules:
-which feature follows which rule is drawn anew for each puzzle, and so is one permutation of the features for each column,
-the same in all rows, that hides which positions belong together.
+eight rules along all rows (see `rules`), and the last panel must be predicted. A task is a *multiset* of M rules. For each
+puzzle we draw which feature follows which rule, and one permutation of the features per column (the same in all rows),
+which hides which positions belong together.
 
 Tokens, one one-hot value each: the G² - 1 visible panels in reading order, the M features of a panel in their column's
 order; then M empty (all-zero) tokens that ask for the features of the last panel, in the order of the last column.
 
-A puzzle can have several answers that some rules and permutations explain: a quarter of them do at M=4, K=8. The solver
-(see `solver`) finds all of them with their probabilities, which give the ceiling. `unambiguous=True` draws such puzzles
-again, keeping their multiset of rules, until only one answer is left.
+A puzzle can have several answers that are consistent with some rules and permutations; a quarter of the puzzles do at M=4,
+K=8. The solver (see `solver`) finds all of them with their probabilities, which give the ceiling. `unambiguous=True` redraws
+such puzzles with the same multiset of rules until only one answer is left.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from recombine.tasks.sraven.rules import RULES
 from recombine.tasks.sraven.solver import Solution, solve, solve_under
 from recombine.tasks.stream import Stream
 
-NUM_DRAWN, MAX_REDRAWS = 4, 500  # puzzles of a multiset in search of an unambiguous one; at M=4, K=3 one in 50 is
+NUM_DRAWN, MAX_REDRAWS = 4, 500  # puzzles per redraw, and redraws; at M=4, K=3 one puzzle in 50 is unambiguous
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,22 +55,22 @@ class SRaven(Task):
     metric_info: ClassVar[Mapping[str, Metric]] = METRICS | {"feature_accuracy": Metric(title="feature accuracy")}
 
     num_features: int = 4
-    """Features of a panel, each with a rule."""
+    """Number of features per panel, each with a rule."""
     num_values: int = 8
-    """Values a feature can take."""
+    """Number of values a feature can take."""
     grid_size: int = 3
-    """Rows and columns of panels."""
+    """Number of rows and columns of panels."""
     held_out: float = 0.25
-    """Fraction of the multisets of rules that are never trained."""
+    """Fraction of the multisets of rules that is held out."""
     permuted: bool = True
-    """Reorder the features in each column, so that correspondences must be found."""
+    """Permute the features in each column, so that the model must find which ones correspond."""
     unambiguous: bool = False
-    """Draw only puzzles with one possible answer; slower, since the exact solver checks each."""
+    """Draw only puzzles with one possible answer. Slower, since the exact solver checks each puzzle."""
 
     def __post_init__(self) -> None:
         check_positive(num_features=self.num_features)
         check_table(num_values=self.num_values, grid_size=self.grid_size)
-        _ = self.split  # refuse what cannot be covered before anything is built on it
+        _ = self.split  # raise an error now if the split cannot cover all modules
 
     @classmethod
     def preset(cls, scale: Scale, model: str | None = None) -> Preset:
@@ -112,7 +112,7 @@ class SRaven(Task):
         return split_compositions(multisets, held_out=self.held_out, seed=self.seed)
 
     def make_batch(self, split: SplitName, stream: Stream) -> Batch:
-        """Puzzles with rules of the split.
+        """Puzzles whose rules belong to the split.
 
         - `inputs` (batch, token, value): one-hot, float32; the module's docstring has the order of the tokens;
         - `targets` (batch, position): the values of the last panel, in the order of the last column;
@@ -138,13 +138,13 @@ class SRaven(Task):
         )
 
     def _encode(self, grids: Int[Tensor, "batch row column position"]) -> Float[Tensor, "batch token value"]:
-        """Tokens, those of the last panel left empty."""
+        """One-hot tokens; those of the last panel are empty."""
         inputs = look_up(torch.eye(self.num_values, device=grids.device), grids).flatten(1, 3)
         inputs[:, -self.num_features :] = 0
         return inputs
 
     def _redraw_ambiguous(self, puzzles: dict[str, Tensor], modules: Tensor, stream: Stream) -> None:
-        """Replace ambiguous puzzles by fresh ones of the same multiset; what a row gets depends on that row alone."""
+        """Replace ambiguous puzzles by new ones with the same multiset. Each row depends on its own random numbers only."""
         pending = self.solve(puzzles["grids"]).ambiguous.nonzero()[:, 0]
         for redraw in range(MAX_REDRAWS):
             if len(pending) == 0:
@@ -156,20 +156,20 @@ class SRaven(Task):
             fresh = self._draw_puzzles(modules[first:last].repeat_interleave(NUM_DRAWN, dim=0), again)
             drawn = (pending - first)[:, None] * NUM_DRAWN + torch.arange(NUM_DRAWN, device=stream.device)
             unique = ~self.solve(fresh["grids"][drawn.flatten()]).ambiguous.view_as(drawn)
-            found = unique.any(dim=1)
-            chosen = drawn[found].gather(1, unique[found].int().argmax(dim=1, keepdim=True))[:, 0]
+            is_solved = unique.any(dim=1)
+            chosen = drawn[is_solved].gather(1, unique[is_solved].int().argmax(dim=1, keepdim=True))[:, 0]
             for name, column in fresh.items():
-                puzzles[name][pending[found]] = column[chosen]
-            pending = pending[~found]
+                puzzles[name][pending[is_solved]] = column[chosen]
+            pending = pending[~is_solved]
         if len(pending):
             rules = self.describe(tuple(modules[pending[0]].tolist()))
             raise InputError(
                 f"no unambiguous puzzle among {MAX_REDRAWS * NUM_DRAWN} with the rules {rules}, num_values is "
-                f"{self.num_values} at grid size {self.grid_size}: expected larger ones, or puzzles that may be ambiguous"
+                f"{self.num_values} at grid size {self.grid_size}: expected larger values, or unambiguous=False"
             )
 
     def solve(self, grids: Int[Tensor, "batch row column position"]) -> Solution:
-        """What the visible panels say, if each multiset of rules, trained or held out, is equally likely."""
+        """All consistent answers, with every multiset of rules, trained or held out, equally likely."""
         return solve(grids, self.num_values, permuted=self.permuted)
 
     def loss(self, predictions: Tensor, batch: Batch) -> Float[Tensor, ""]:
@@ -177,7 +177,7 @@ class SRaven(Task):
         return cross_entropy(self.read(predictions).flatten(0, 1), batch.targets.flatten())
 
     def metrics(self, predictions: Tensor, batch: Batch) -> dict[str, Ratio]:
-        """How often the whole panel is right, and which share of its features is."""
+        """Accuracy of the whole panel, and of its features."""
         right = (self.read(predictions).argmax(dim=-1) == batch.targets).double()
         ones = torch.ones_like(right[:, 0])
         return {"accuracy": Ratio(right.amin(dim=1), ones), "feature_accuracy": Ratio(right.mean(dim=1), ones)}
@@ -193,13 +193,13 @@ class SRaven(Task):
         return predictions[:, -self.num_features :]
 
     def chance(self, batch: Batch) -> Float[Tensor, "batch position value"]:
-        """A constant panel. Under every rule the last value is uniform, so any panel is as likely as another: K^-M."""
+        """A constant panel. Under every rule the last value is uniform, so all panels are equally likely: K^-M."""
         return self._predict(torch.zeros_like(batch.targets))
 
     def best_predictions(
         self, batch: Batch, *, split: SplitName | None, metric: str
     ) -> Float[Tensor, "batch position value"]:
-        """Given the visible panels, the most probable panel, or for `feature_accuracy` the most probable values; exact."""
+        """The most probable panel given the visible ones or, for `feature_accuracy`, the most probable values; exact."""
         check_choice("metric", metric, ("accuracy", "feature_accuracy"))
         return self._answer(batch, [split])[0][metric]
 
@@ -217,7 +217,7 @@ class SRaven(Task):
         for solution in solve_under(batch.info["grids"], self.num_values, priors=priors, permuted=self.permuted):
             missing = int((solution.num_answers == 0).sum())
             if missing:
-                raise InputError(f"{missing} puzzles fit no possible rules: expected a batch of the split itself")
+                raise InputError(f"{missing} puzzles fit no rules of the split: expected a batch of the same split")
             features = solution.best_features(self.num_values)
             answers.append({"accuracy": self._predict(solution.best), "feature_accuracy": self._predict(features)})
         return answers
@@ -265,7 +265,7 @@ class SRaven(Task):
         return write_puzzle(grid, rules, permutations, self.solve(grid[None]))
 
     def draw(self, batch: Batch, row: int, path: Path | str) -> None:
-        """Write a picture of one puzzle, with its rules and answers, as PNG or SVG: as the path ends."""
+        """Write a picture of one puzzle, with its rules and answers, as PNG or SVG (by the suffix of the path)."""
         grid = batch.info["grids"][row]
         rules = "\n".join(["rules", *(f"· {RULES[rule]}" for rule in batch.latents[row].tolist())])
         draw_puzzle(grid, self.num_values, path, solution=self.solve(grid[None]), caption=rules)
@@ -280,7 +280,7 @@ class SRaven(Task):
         return [tabulate_ambiguity(estimates), tabulate_overlap(self, num_instances)]
 
     def columns(self, batch: Batch) -> dict[str, Tensor]:
-        """Panels, answer and latents, and what the solver says about the puzzle."""
+        """Panels, answer and latents, and the solver's answers."""
         solution = self.solve(batch.info["grids"])
         return {
             "panels": batch.info["grids"].flatten(1, 2)[:, :-1],

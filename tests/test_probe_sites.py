@@ -1,0 +1,16 @@
+"""Sites are ordered by their layer, also behind the tenth."""
+
+import pytest
+
+from recombine.errors import InputError
+from recombine.probe.sites import describe_site, last_site, order_sites
+
+
+def test_sites_are_ordered_by_layer():
+    names = ["hidden.9", "hidden.10", "code", "hidden.0"]
+    assert order_sites(names) == ["code", "hidden.0", "hidden.9", "hidden.10"]
+    assert last_site(names) == "hidden.10"
+    assert describe_site("residual.12") == {"name": "residual.12", "kind": "residual", "layer": 12}
+    assert describe_site("encoder") == {"name": "encoder", "kind": "encoder", "layer": None}
+    with pytest.raises(InputError, match="no sites"):
+        last_site([])
