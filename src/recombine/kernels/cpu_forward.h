@@ -36,7 +36,10 @@ static void forward_hyper_tile(const plan *l, work *w, const tile *k, int64_t b,
   }
   if (l->rms_apart) rms_over_heads(k->H, k->HP, k->nq, k->nv, w->codes, w->inverse);
   if (l->drop_late) drop_codes(l, w, k, w->codes, w->codes);
-  l->of_values->hyper_forward(k, l->rms, l->floor, w->codes, w->e.values + v0 * k->H * k->F, w->hidden, w->out_rows);
+  const row_source values = find_rows(l, &l->p.v, k->F, b, v0);
+  if (values.data && (l->rms_apart || !l->p.rms))
+    l->of_values->hyper_rows(k, keys_of(l, k, v0), l->floor, w->codes, &values, w->hidden, w->out_rows);
+  else l->of_values->hyper_forward(k, l->rms, l->floor, w->codes, w->e.values + v0 * k->H * k->F, w->hidden, w->out_rows);
 }
 
 static void forward_linear_tile(const plan *l, work *w, const tile *k, int64_t b, int64_t q0, int64_t v0) {

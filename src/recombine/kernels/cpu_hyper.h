@@ -38,18 +38,6 @@ INLINE void hidden_few(const int C, const int Q, const int ONCE, int64_t H, int6
   }
 }
 
-/* Add the sums of LANES / C heads and C features to a row; heads past the last one are dropped. */
-INLINE void add_sums(const int C, int64_t H, int64_t F, int64_t h, const vec *sums, float *row) {
-  vec total = sum_lanes(sums);
-  float totals[LANES];
-  if (C == F && h + LANES / C <= H) store(row + h * F, load(row + h * F) + total);
-  else {
-    store(totals, total);
-    for (int i = 0; i < LANES / C && h + i < H; i++)
-      UNROLL for (int c = 0; c < C; c++) row[(h + i) * F + c] += totals[i * C + c];
-  }
-}
-
 INLINE void hyper_forward_inline(const int C, const int ONCE, int64_t H, int64_t F, int64_t HP, int64_t f, int64_t nq,
                                  int64_t nv, ivec rms, vec floor, const vec *s, const vec *values, vec *z, float *rows) {
   for (int64_t v = 0; v < nv; v++) {
@@ -102,9 +90,7 @@ INLINE void gradient_few(const int C, const int Q, const int ONCE, const int FIR
   }
   UNROLL for (int i = 0; i < Q; i++) {
     UNROLL for (int c = 0; c < C; c++) {
-      ivec m = ~(x[i][c] <= floor); /* NaN passes, so that it is seen */
-      x[i][c] = keep(x[i][c], m);
-      u[i][c] = keep(u[i][c], m);
+      keep_above(floor, &x[i][c], &u[i][c]);
       if (ONCE) shrink[i] += x[i][c] * u[i][c];
     }
     if (ONCE) {

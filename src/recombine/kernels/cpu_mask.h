@@ -18,15 +18,20 @@ static int64_t visible_vectors(const plan *l, int64_t q0, int64_t nq, int64_t v0
   return last < 0 ? 0 : last;
 }
 
-/* rows += sum over the keys of a block from v0 on of codes times keys (or values), which are packed or, faster, in rows. */
+/* The tokens of a block from v0 on as rows of features, where they are; none if they cannot be used so. */
+static row_source find_rows(const plan *l, const tensor *t, int64_t features, int64_t b, int64_t v0) {
+  if (l->p.bf16 || features % (2 * LANES)) return (row_source){0};
+  return (row_source){(const float *)t->data + b * t->batch + v0 * LANES * t->token, t->token, t->head};
+}
+
+static int64_t keys_of(const plan *l, const tile *k, int64_t v0) { return smaller(k->nv * LANES, l->p.keys - v0 * LANES); }
+
+/* rows += sum over the keys of a block from v0 on of codes times keys, or times values */
 static void contract_block(const plan *l, const products *of, const tile *k, const tensor *t, int64_t b, int64_t v0,
                            const vec *s, const vec *packed, float *rows) {
-  if (l->p.bf16 || k->F % (2 * LANES)) {
-    of->contract(k, s, packed + v0 * k->H * k->F, rows);
-    return;
-  }
-  const row_source source = {(const float *)t->data + b * t->batch + v0 * LANES * t->token, t->token, t->head};
-  of->contract_rows(k, smaller(k->nv * LANES, l->p.keys - v0 * LANES), s, &source, rows);
+  const row_source source = find_rows(l, t, k->F, b, v0);
+  if (source.data) of->contract_rows(k, keys_of(l, k, v0), s, &source, rows);
+  else of->contract(k, s, packed + v0 * k->H * k->F, rows);
 }
 
 /* ---------------------------------------------------------------- dropout: the bits of kernels/dropout.py */

@@ -112,7 +112,7 @@ static size_t lay_out_work(const plan *l, work *w, char *arena, int element, int
   if (element) lay_out_element(l, &w->e, arena, &used, backward);
   w->codes = take(arena, &used, codes);
   w->gradient = take(arena, &used, backward ? codes : 0);
-  w->hidden = take(arena, &used, pairs * CHUNK * sizeof(vec));
+  w->hidden = take(arena, &used, (pairs * CHUNK > Z_VECTORS ? pairs * CHUNK : Z_VECTORS) * sizeof(vec));
   w->inverse = take(arena, &used, pairs * sizeof(vec));
   w->mask = take(arena, &used, l->mask_per_head ? codes : pairs * sizeof(ivec));
   w->kept = take(arena, &used, l->drop_late ? codes : 0);

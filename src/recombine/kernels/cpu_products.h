@@ -80,8 +80,33 @@ INLINE void score_inline(int64_t H, int64_t F, int64_t HP, int64_t nq, int64_t n
   }
 }
 
-/* rows[q][h][f] += sum over keys of s[h] packed[h][f]: the linear value network, and the gradient of queries. For LANES / C
-   queries and C features of one head; queries past the last one are dropped. */
+/* Add the sums of LANES / C heads and C features to a row; heads past the last one are dropped. */
+INLINE void add_sums(const int C, int64_t H, int64_t F, int64_t h, const vec *sums, float *row) {
+  vec total = sum_lanes(sums);
+  float totals[LANES];
+  if (C == F && h + LANES / C <= H) store(row + h * F, load(row + h * F) + total);
+  else {
+    store(totals, total);
+    for (int i = 0; i < LANES / C && h + i < H; i++)
+      UNROLL for (int c = 0; c < C; c++) row[(h + i) * F + c] += totals[i * C + c];
+  }
+}
+
+/* rows[q][h][f] += sum over keys of s[h] packed[h][f]: the linear value network, and the gradient of queries. If a head is one
+   chunk, for LANES / C heads, whose sums are neighbours in memory; */
+INLINE void contract_heads(const int C, int64_t H, int64_t HP, int64_t h, int64_t nv, const vec *s, const vec *packed,
+                           float *row) {
+  vec sum[LANES] = {0};
+  for (int64_t v = 0; v < nv; v++)
+    UNROLL for (int i = 0; i < LANES / C; i++) {
+      vec sh = s[v * TILE_STRIDE + h + i];
+      IN_REGISTER(sh);
+      UNROLL for (int c = 0; c < C; c++) sum[i * C + c] += sh * packed[(v * H + h + i) * C + c];
+    }
+  add_sums(C, H, C, h, sum, row);
+}
+
+/* otherwise for LANES / C queries and C features of one head; queries past the last one are dropped. */
 INLINE void contract_few(const int C, int64_t H, int64_t F, int64_t HP, int64_t q, int64_t nq, int64_t nv, const vec *s,
                          const vec *packed, float *rows) {
   vec sum[LANES] = {0};
@@ -107,6 +132,11 @@ INLINE void contract_few(const int C, int64_t H, int64_t F, int64_t HP, int64_t 
 
 INLINE void contract_range(const int C, int64_t H, int64_t F, int64_t HP, int64_t begin, int64_t end, int64_t nq, int64_t nv,
                            const vec *s, const vec *packed, float *rows) {
+  if (C == F) {
+    for (int64_t h = 0; h < H; h += LANES / C)
+      for (int64_t q = 0; q < nq; q++) contract_heads(C, H, HP, h, nv, s + q * HP, packed, rows + q * H * F);
+    return;
+  }
   for (int64_t h = 0; h < H; h++)
     for (int64_t f = begin; f < end; f += C)
       for (int64_t q = 0; q < nq; q += LANES / C)

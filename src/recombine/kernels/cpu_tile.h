@@ -19,6 +19,7 @@ typedef struct {
   void (*spread)(const tile *, const vec *s, const float *rows, vec *packed);
   void (*scale_rows)(const tile *, float *rows, const float *factor);
   void (*hyper_forward)(const tile *, ivec rms, vec floor, const vec *s, const vec *values, vec *z, float *rows);
+  void (*hyper_rows)(const tile *, int64_t num_keys, vec floor, const vec *s, const row_source *values, vec *z, float *rows);
   void (*hyper_backward)(const tile *, ivec rms, vec floor, const vec *s, const vec *values, const float *grads, vec *t,
                          vec *gradient, vec *grad_values); /* grad_values may be NULL */
   int once; /* the hyper functions normalise over heads themselves */
@@ -45,6 +46,10 @@ typedef struct {
                                    float *rows) {                                                                          \
     FOR_CHUNKS(F, f, hyper_forward_inline(C, ONCE, H, F, HP, f, k->nq, k->nv, rms, floor, s, values, z, rows))             \
   }                                                                                                                        \
+  static void hyper_rows_##name(const tile *k, int64_t num_keys, vec floor, const vec *s, const row_source *values, vec *z,  \
+                                float *rows) {                                                                             \
+    hyper_rows_inline(H, F, HP, k->nq, num_keys, floor, s, values, z, rows);                                               \
+  }                                                                                                                        \
   static void hyper_backward_##name(const tile *k, ivec rms, vec floor, const vec *s, const vec *values,                   \
                                     const float *grads, vec *t, vec *gradient, vec *grad_values) {                         \
     /* one vector of keys after another, so that its codes and their gradient stay in the first-level cache */             \
@@ -56,8 +61,9 @@ typedef struct {
         if (grad_values) spread_hidden_inline(C, H, HP, k->nq, s + start, t, grad_values + at);                            \
       })                                                                                                                   \
   }                                                                                                                        \
-  static const products name##_products = {score_##name,      contract_##name,      contract_rows_##name,  spread_##name, \
-                                           scale_rows_##name, hyper_forward_##name, hyper_backward_##name, ONCE};
+  static const products name##_products = {                                                                                \
+      score_##name,         contract_##name,   contract_rows_##name,  spread_##name, scale_rows_##name,                    \
+      hyper_forward_##name, hyper_rows_##name, hyper_backward_##name, ONCE};
 DEFINE_PRODUCTS(fuzzy_logic, 8, 2, 8, 1)
 DEFINE_PRODUCTS(sraven, 16, 4, 16, 1)
 DEFINE_PRODUCTS(language, 8, 64, 8, 0)

@@ -58,6 +58,17 @@ INLINE vec larger(vec x, vec y) {
 #endif
 }
 
+/* Set x and u to 0 where x <= floor. NaN in x passes, so that it is seen. */
+INLINE void keep_above(vec floor, vec *x, vec *u) {
+#if LANES == 16
+  const __mmask16 above = _mm512_cmp_ps_mask((__m512)*x, (__m512)floor, _CMP_NLE_UQ);
+  *x = (vec)_mm512_maskz_mov_ps(above, (__m512)*x), *u = (vec)_mm512_maskz_mov_ps(above, (__m512)*u);
+#else
+  const ivec above = ~(*x <= floor);
+  *x = keep(*x, above), *u = keep(*u, above);
+#endif
+}
+
 /* Reduce LANES vectors to one: lane i of the result is the sum (or maximum) over the lanes of x[i]. And transpose them. */
 #if LANES == 16
 #define EVEN 0, 2, 16, 18, 4, 6, 20, 22, 8, 10, 24, 26, 12, 14, 28, 30
