@@ -240,7 +240,7 @@ def test_an_own_model_in_ten_lines():
     task = recombine.FuzzyLogic(num_examples=4)
     model = nn.Sequential(nn.Flatten(), nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 1))
     scores = recombine.benchmark(
-        model, task, training=recombine.TrainingConfig(steps=300, learning_rate=3e-3), evaluation_instances=1_000
+        model, task, training=recombine.TrainingConfig(steps=1_000, learning_rate=3e-3), evaluation_instances=1_000
     )
     assert scores["test"]["r2_pooled"].value > scores["test"]["r2_pooled"].chance + 0.05
     assert scores["ood"]["r2_pooled"].ceiling > scores["ood"]["r2_pooled"].value
