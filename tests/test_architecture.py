@@ -15,6 +15,7 @@ SOURCE = Path(recombine.__file__).parent
 ROOMS = (
     "errors",
     "memory",
+    "archives",
     "discovery",
     "splitmix",
     "settings",

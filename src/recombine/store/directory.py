@@ -28,7 +28,8 @@ from torch import Tensor
 from recombine.errors import InputError
 from recombine.files import replace_file
 from recombine.store.checkpoint import DamagedError, encode_checkpoint, read_checkpoint
-from recombine.store.schema import CheckpointInfo, Json, MetricsRow
+from recombine.store.conform import find_fault
+from recombine.store.schema import FILES, CheckpointInfo, Json, MetricsRow
 
 FORMAT = "recombine-run"
 FORMAT_VERSION = 2
@@ -117,7 +118,8 @@ class RunDirectory:
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
         self.write_bytes(name, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
 
-    def read_json(self, name: str) -> Json:
+    def read_json(self, name: str, *, complete: bool = False) -> Json:
+        """A file whose values have the declared types; with `complete`, nothing that is declared may be missing."""
         path = self.path / name
         try:
             value = json.loads(path.read_text())
@@ -127,6 +129,9 @@ class RunDirectory:
             raise InputError(f"{path} cannot be read ({error}): expected JSON") from None
         if not isinstance(value, dict):
             raise InputError(f"{path} holds {type(value).__name__}: expected a JSON object")
+        fault = find_fault(value, FILES.get(name, Json), complete=complete)
+        if fault is not None:
+            raise InputError(f"{path} is damaged: {fault}")
         return value
 
     def write_bytes(self, name: str, content: bytes) -> None:
@@ -143,10 +148,16 @@ class RunDirectory:
         lines = path.read_text(errors="replace").splitlines() if path.exists() else []
         for number, line in enumerate(lines):
             try:
-                rows.append(json.loads(line))
-            except ValueError:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
                 if number + 1 < len(lines):
                     raise InputError(f"{path} line {number + 1} is not JSON: expected one object per line") from None
+                break
+            fault = find_fault(row, MetricsRow, complete=False)
+            if fault is not None or "step" not in row:
+                fault = fault or "step is missing"
+                raise InputError(f"{path} line {number + 1} is damaged: {fault}")
+            rows.append(row)
         return rows
 
     def rewind_metrics(self, step: int) -> None:
