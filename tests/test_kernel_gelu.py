@@ -73,6 +73,15 @@ def test_bf16_rounds_once():
 
 
 @needs_kernel
+@pytest.mark.parametrize("width", [3, 16])  # part of a vector, and whole ones
+def test_bf16_is_rounded_as_torch_rounds_it(width):
+    bias = torch.tensor([1.0, 3.0, 1.01, -1.0, 0.5, torch.nan, torch.inf, 1e30]).repeat(2)[:width]
+    hidden = torch.full((1, width), 256.0, dtype=torch.bfloat16)
+    expected = (hidden.float() + bias).bfloat16()  # so far from zero, GELU returns its argument
+    torch.testing.assert_close(gelu.add_gelu(hidden, bias), expected, rtol=0, atol=0, equal_nan=True)
+
+
+@needs_kernel
 def test_the_same_bits_with_any_number_of_threads():
     arguments, grad_out = draw_case(5, 100, 8, width=19)
     hidden = arguments[0] @ arguments[1].T

@@ -1,8 +1,8 @@
 """Dense layers in float32 by oneDNN, on CPUs where its products are faster than those of torch's default library (MKL).
 
 torch itself takes oneDNN for bf16 only. On AMD CPUs with AVX-512 oneDNN's float32 products of layers run at 190 to 210
-GFLOP/s where MKL reaches 140 to 190 (`benchmarks/dense_products.py`), and they add the bias on the way. The product for the
-gradient of a weight sums over all rows, and there MKL is as fast: it stays torch's own. Numbers agree up to rounding.
+GFLOP/s where MKL reaches 140 to 190 (`benchmarks/dense_products.py`), and they add the bias on the way. For the gradient of a
+weight, which sums over all rows, oneDNN is slower than MKL, and `weight_gradient` is used. Numbers agree up to rounding.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from recombine.kernels import weight_gradient
 from recombine.kernels.processor import is_amd_with_avx512
 
 ENOUGH = 1 << 24
@@ -66,10 +67,10 @@ class _Dense(torch.autograd.Function):
     def backward(ctx, grad_out):
         x, weight = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad
-        grad_x = None
-        if needs_x:
-            again = torch.is_grad_enabled()  # a second derivative is wanted: torch's own product has it
-            grad_x = grad_out @ weight if again else _multiply(grad_out.contiguous(), weight.t())
-        grad_weight = grad_out.t() @ x if needs_weight else None
-        return grad_x, grad_weight, grad_out.sum(dim=0) if needs_bias else None
-
+        if torch.is_grad_enabled():  # a second derivative is wanted: torch's own products have it
+            return grad_out @ weight, grad_out.t() @ x, grad_out.sum(dim=0) if needs_bias else None
+        grad_out = grad_out.contiguous()
+        grad_x = _multiply(grad_out, weight.t()) if needs_x else None
+        if not needs_weight:
+            return grad_x, None, grad_out.sum(dim=0) if needs_bias else None
+        return grad_x, *weight_gradient.differentiate(x, grad_out, needs_bias=needs_bias)
