@@ -1,4 +1,4 @@
-"""The one door to the kernels: layers call `attend`, `dense`, `linear_gelu` and `add_norm` from here, never a kernel directly.
+"""The one door to the kernels: layers call `attend`, `dense`, `linear_gelu`, `add_norm` from here, never a kernel directly.
 
 `reference.py` is the definition. `cpu.py` computes the same in fused C wherever it can: float32 or bf16 on a CPU, codes not
 asked for. Long sequences may take a shorter way: linear attention in linear time (`linear.py`), softmax by torch's own
@@ -101,7 +101,9 @@ def _choose_kernel(choice: str, q: Tensor, k: Tensor, v: Tensor, options: dict[s
 
 
 def dense(
-    x: Float[Tensor, "*batch input"], weight: Float[Tensor, "output input"], bias: Float[Tensor, " output"] | None = None
+    x: Float[Tensor, "*batch input"],
+    weight: Float[Tensor, "output input"],
+    bias: Float[Tensor, " output"] | None = None,
 ) -> Float[Tensor, "*batch output"]:
     """`x W^T + b`."""
     if torch.compiler.is_compiling() or _chosen not in ("auto", "cpu") or _is_transformed():

@@ -54,9 +54,7 @@ def supports(x: Tensor, bias: Tensor) -> bool:
     )
 
 
-def add_gelu(
-    hidden: Float[Tensor, "*batch output"], bias: Float[Tensor, " output"]
-) -> Float[Tensor, "*batch output"]:
+def add_gelu(hidden: Float[Tensor, "*batch output"], bias: Float[Tensor, " output"]) -> Float[Tensor, "*batch output"]:
     """`gelu(hidden + bias)` where `supports` says so."""
     return _Gelu.apply(hidden, bias)
 
