@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from recombine.errors import InputError
+from recombine.memory import require_memory
 from recombine.exchange.identity import RowId, hash_export
 from recombine.settings import settings_as_dict
 from recombine.tasks import Batch, SplitName, Task
@@ -43,6 +44,8 @@ def make_rows(task: Task, splits: Sequence[SplitName], num_instances: int, *, bl
         )
     about = describe_columns(task)
     export = hash_export(task)
+    num_numbers = len(splits) * num_instances * task.sequence_length * task.input_dim
+    require_memory(4 * num_numbers, f"an export of {num_instances:,} instances of {len(splits)} splits")
     parts = []
     for split in splits:
         first = 0
