@@ -17,7 +17,7 @@ TRANSFORMER = TransformerConfig(num_layers=1, embedding_dim=8, kqv_dim=8, mlp_di
 TEACHER = Hyperteacher(num_modules=4, num_active=2, x_dim=3, teacher_dim=4, y_dim=2, num_samples=4)
 FAMILIES = {
     "fuzzy_logic": RunConfig(task=FuzzyLogic(num_examples=4), model=TRANSFORMER, training=TRAINING),
-    "sraven": RunConfig(task=SRaven(num_features=1, num_values=4), model=TRANSFORMER, training=TRAINING),
+    "sraven": RunConfig(task=SRaven(num_features=2, num_values=4), model=TRANSFORMER, training=TRAINING),
     "hyperteacher": RunConfig(task=TEACHER, model=MLPConfig(num_layers=1, hidden_dim=8), training=TRAINING),
 }
 INTERVALS = {"log_every": 2, "checkpoint_every": 2, "evaluate_every": 12}
