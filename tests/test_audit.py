@@ -33,7 +33,7 @@ def test_no_task_of_the_package_leaks(name):
 
 @pytest.mark.parametrize("name", TASKS)
 def test_no_two_splits_share_a_composition_or_an_instance(name):
-    """Except that `test` has the compositions of `train`; equal inputs are new draws of a small space, never whole batches."""
+    """Except that `test` has the compositions of `train`, and that inputs of a small space repeat by chance."""
     task = TASKS[name].preset("tiny").task
     splits = [split for split in task.splits if task.split.compositions(split)]
     batches = {split: task.sample(split, 0, batch_size=64) for split in splits}

@@ -1,4 +1,4 @@
-"""Work in a forked process, which can be killed, starved of disk or memory, or stripped of rights, without a new interpreter."""
+"""Work in a forked process, which can be killed, starved of disk or memory, or stripped of its rights."""
 
 from __future__ import annotations
 

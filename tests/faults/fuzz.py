@@ -25,16 +25,28 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
 from mutations import damage
+
 from recombine.cli import run as run_verb
 
 SIZES = ["--num-examples", "4", "--embedding-dim", "8", "--kqv-dim", "8", "--mlp-dim", "8", "--num-heads", "2"]
-TASK = ["fuzzy-logic", *SIZES, "--num-layers", "1", "--steps", "20", "--batch-size", "4", "--evaluation-instances", "40", "-q"]
+TASK = [
+    "fuzzy-logic",
+    *SIZES,
+    "--num-layers",
+    "1",
+    "--steps",
+    "20",
+    "--batch-size",
+    "4",
+    "--evaluation-instances",
+    "40",
+    "-q",
+]
 CPU_SECONDS, PATIENCE = 30, 600  # for one verb: of the processor, and of the clock on a busy machine
 
 
-class TooLong(Exception):
+class TooLongError(Exception):
     """A verb that did not end in time."""
 
 
@@ -44,7 +56,7 @@ def call(argv: list[str]) -> tuple[int | None, str, str, str]:
     code: int | None = None
 
     def stop(*_: Any) -> None:
-        raise TooLong(f"more than {CPU_SECONDS} seconds")
+        raise TooLongError(f"more than {CPU_SECONDS} seconds")
 
     signal.signal(signal.SIGALRM, stop)
     signal.signal(signal.SIGPROF, stop)
@@ -127,7 +139,12 @@ def fuzz(root: Path, arguments: argparse.Namespace, log: Any) -> None:
         trouble = trace.strip().splitlines()[-1] if trace else ""
         if not trace and code not in (0, 2) and not (code == 1 and verb == "train"):
             trouble = f"exit code {code}: {err[-300:]}"
-        elif not trace and code == 2 and len(err.strip().splitlines()) != 1 and verb not in ("train", "probe", "diagnose"):
+        elif (
+            not trace
+            and code == 2
+            and len(err.strip().splitlines()) != 1
+            and verb not in ("train", "probe", "diagnose")
+        ):
             trouble = f"{len(err.strip().splitlines())} lines of error: {err[:500]}"
         elif code == 0 and verb == "evaluate":
             if expected is None:
@@ -139,9 +156,26 @@ def fuzz(root: Path, arguments: argparse.Namespace, log: Any) -> None:
             key = f"{verb} {type_of(trouble)} {place}"
             seen[key] += 1
             if seen[key] <= 3:
-                print(json.dumps({"case": case, "verb": verb, "damaged": damaged, "dropped": dropped, "trouble": trouble[:400], "place": place}), file=log, flush=True)
+                print(
+                    json.dumps(
+                        {
+                            "case": case,
+                            "verb": verb,
+                            "damaged": damaged,
+                            "dropped": dropped,
+                            "trouble": trouble[:400],
+                            "place": place,
+                        }
+                    ),
+                    file=log,
+                    flush=True,
+                )
         if case % 200 == 0:
-            print(f"{case - arguments.seed} cases, {time.monotonic() - started:.0f} s, {sum(seen.values())} failures of {len(seen)} kinds", file=sys.stderr, flush=True)
+            print(
+                f"{case - arguments.seed} cases, {sum(seen.values())} failures of {len(seen)} kinds",
+                file=sys.stderr,
+                flush=True,
+            )
     print(json.dumps({"cases": case - arguments.seed, "outcomes": counts, "failures": seen}), file=log, flush=True)
 
 

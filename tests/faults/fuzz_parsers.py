@@ -77,7 +77,9 @@ def try_one(data: bytes) -> None:
         pass
     except Exception as error:
         trace = traceback.extract_tb(error.__traceback__)
-        place = next((f"{frame.filename}:{frame.lineno}" for frame in reversed(trace) if "/recombine/" in frame.filename), "")
+        place = next(
+            (f"{frame.filename}:{frame.lineno}" for frame in reversed(trace) if "/recombine/" in frame.filename), ""
+        )
         key = f"{type(error).__name__} at {place}"
         seen[key] += 1
         if seen[key] == 1:

@@ -9,7 +9,18 @@ from collections.abc import Iterator
 from typing import Any
 
 NASTY_NUMBERS = (0, -1, 1, 2, 3, -5, 10**9, 2**31, 2**63, 2**70, 10**400, 1.5, -0.0, 1e-320, 1e308, float("nan"))
-NASTY_TEXTS = ("", "x", "nan", "0", "../../x", "<script>alert(1)</script>", "\u202e\u2066a", "\ud800", "a" * 5_000, "\0")
+NASTY_TEXTS = (
+    "",
+    "x",
+    "nan",
+    "0",
+    "../../x",
+    "<script>alert(1)</script>",
+    "\u202e\u2066a",
+    "\ud800",
+    "a" * 5_000,
+    "\0",
+)
 NASTY_SHAPES: tuple[Any, ...] = ({}, [], [[]], {"": {}}, [None], {"value": {}}, [1, 2, 3], [["a"]])
 NASTY = (None, True, False, float("inf"), *NASTY_NUMBERS, *NASTY_TEXTS, *NASTY_SHAPES)
 

@@ -41,7 +41,13 @@ def final_state(run: RunDirectory) -> dict[str, Any]:
     result = {name: value for name, value in run.read_json("result.json").items() if name not in times}
     rows = [{name: value for name, value in row.items() if name not in times} for row in run.read_metrics()]
     content = {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
-    return {"tensors": content, "step": info["step"], "rows": rows, "result": result, "split": run.read_json("split.json")}
+    return {
+        "tensors": content,
+        "step": info["step"],
+        "rows": rows,
+        "result": result,
+        "split": run.read_json("split.json"),
+    }
 
 
 def leftovers(run: RunDirectory) -> list[str]:

@@ -10,10 +10,6 @@ import pytest
 from forked import drop_rights, in_fork, limit_files, limit_memory
 from small_runs import FAMILIES, check_often, final_state, train
 
-import recombine.commands.diagnose
-import recombine.commands.probe
-import recombine.commands.report
-import recombine.commands.train
 from recombine.cli import run as run_verb
 from recombine.store import RunDirectory
 

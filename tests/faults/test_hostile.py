@@ -1,4 +1,4 @@
-"""Files from strangers: nothing in them runs, nothing is written outside the chosen folder, nothing is hidden from a reader."""
+"""Files from strangers: nothing in them runs, nothing is written outside the chosen folder, nothing is hidden."""
 
 import ast
 import json
@@ -32,7 +32,9 @@ def test_no_file_of_the_package_evaluates_or_unpickles():
     for path in SOURCE.rglob("*.py"):
         calls = calls_in(path)
         assert not calls & FORBIDDEN, path
-        assert not {call for call in calls if "pickle" in call or call in ("torch.load", "yaml.load", "os.system")}, path
+        assert not {call for call in calls if "pickle" in call or call in ("torch.load", "yaml.load", "os.system")}, (
+            path
+        )
         assert "allow_pickle=True" not in path.read_text(), path
         assert "shell=True" not in path.read_text(), path
         if any(call.endswith(("import_module", "exec_module")) for call in calls):
@@ -88,7 +90,8 @@ def test_the_policy_of_the_page_blocks_scripts_that_are_not_its_own(browser, tmp
     write_report(runs, tmp_path / "report.html", title=HOSTILE)
     page = (tmp_path / "report.html").read_text()
     planted = (
-        "<script>document.title = 'planted'</script><img src='http://127.0.0.1:9/x.png' onerror=\"document.title = 'planted'\">"
+        "<script>document.title = 'planted'</script>"
+        "<img src='http://127.0.0.1:9/x.png' onerror=\"document.title = 'planted'\">"
         "<iframe srcdoc=\"<script>parent.document.title = 'planted'</script>\"></iframe></body>"
     )
     (tmp_path / "planted.html").write_text(page.replace("</body>", planted))

@@ -27,7 +27,10 @@ LINES = [
     ("train fuzzy-logic --batch-size 1000000000", "a batch of 1,000,000,000 × 32 × 5 numbers takes 640 GB of memory"),
     ("train fuzzy-logic --seed 1180591620717411303424", "expected a whole number from 0 to 2**63 - 1"),
     ("show fuzzy-logic --num-examples 1000000000", "a draw of 1 × 4,000,000,000 random numbers takes 64 GB"),
-    ("check fuzzy-logic --num-instances 1000000000000", "num_instances is 1,000,000,000,000: expected at most 100,000,000"),
+    (
+        "check fuzzy-logic --num-instances 1000000000000",
+        "num_instances is 1,000,000,000,000: expected at most 100,000,000",
+    ),
     ("check fuzzy-logic --num-instances -5", "num_instances is -5: expected 0 or a positive whole number"),
     ("export fuzzy-logic --num-instances 90000000", "instances of 3 splits takes 173 GB of memory"),
 ]

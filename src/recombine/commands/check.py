@@ -36,7 +36,9 @@ def run(argv: list[str]) -> None:
     certificate = task.split.certificate.as_dict()
     leaks = find_leaks(task, num_instances=min(options.num_instances or MAX_AUDITED, MAX_AUDITED))
     watch = None if options.json else ProgressLines(options, options.num_instances).watch
-    references = score_references(task, num_instances=options.num_instances, watch=watch) if options.num_instances else {}
+    references = (
+        score_references(task, num_instances=options.num_instances, watch=watch) if options.num_instances else {}
+    )
     if options.num_instances and not options.json:
         options.say("check: tables of the task")
     facts = task.tables(options.num_instances) if options.num_instances else []

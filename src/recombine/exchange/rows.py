@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from recombine.errors import InputError
-from recombine.memory import require_memory
 from recombine.exchange.identity import RowId, hash_export
+from recombine.memory import require_memory
 from recombine.settings import settings_as_dict
 from recombine.tasks import Batch, SplitName, Task
 from recombine.tasks.evaluation import evaluation_batches

@@ -29,9 +29,10 @@ from recombine.report.runs import ReportRun, compare, group_seeds, metrics_of, r
 from recombine.report.sections import list_sections
 from recombine.store import Json
 
-
 # of bidirectional text
-MARKS = {number: f"⟨U+{number:04X}⟩" for number in (0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))}
+MARKS = {
+    number: f"⟨U+{number:04X}⟩" for number in (0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+}
 
 
 def write_report(
@@ -58,7 +59,9 @@ def write_report(
 def load_templates() -> tuple[jinja2.Environment, str, str, str]:
     """The environment for templates; scripts are read as plain text."""
     loader = jinja2.PackageLoader("recombine.report")
-    environment = jinja2.Environment(loader=loader, autoescape=True, finalize=show_marks, trim_blocks=True, lstrip_blocks=True)
+    environment = jinja2.Environment(
+        loader=loader, autoescape=True, finalize=show_marks, trim_blocks=True, lstrip_blocks=True
+    )
     environment.filters |= FILTERS
     environment.globals |= {"reach": reach, "reach_of": reach_of, "define_shapes": define_shapes}
     theme, explorer, report = (

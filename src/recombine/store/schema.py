@@ -115,7 +115,9 @@ class ResultFile(TypedDict):
     evaluation_source_sha256: str  # the code that computed the scores
     metrics: dict[str, MetricDict]  # how to show each metric
     scores: dict[str, dict[str, ScoreDict]]  # split -> metric -> score
-    composition_sums: dict[str, dict[str, list[list[float]]]]  # split -> metric -> numerators and denominators per composition
+    composition_sums: dict[
+        str, dict[str, list[list[float]]]
+    ]  # split -> metric -> numerators and denominators per composition
     baselines: dict[str, dict[str, dict[str, float]]]  # strategy -> split -> metric -> value
 
 
