@@ -160,6 +160,6 @@ def test_the_experiment_from_the_command_line(tmp_path, capsys, monkeypatch):
 def test_figures_of_an_experiment_without_any(capsys):
     assert run_verb(["reproduce", "sraven", "--figures", "somewhere"]) == 2
     assert (
-        "experiment 'sraven' has no figures: expected one of in-context, length-generalization"
+        "experiment 'sraven' has no figures: expected one of in-context, in-context-supports, length"
         in capsys.readouterr().err
     )
