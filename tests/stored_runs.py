@@ -28,7 +28,9 @@ def stored_line(record, scores, measured=None, metric="r2_pooled"):
         "hash": hash_config(record.config.identity),
         "result": result,
         "certificate": {"covered": True, "connected": True},
-        "environment": {"num_threads": 1},
+        "environment": {"num_threads": 1, "processor": "a CPU", "source_sha256": "0123456789"},
+        "interrupted": 1,
+        "finished": "2026-11-17",
         "measured": measured or {},
     }
 

@@ -13,6 +13,7 @@ from recombine.recipes.card import build_card, paper_of, tabulate_card
 from recombine.recipes.card_page import BEGIN, END, format_page, summarise_card, update_block
 from recombine.recipes.claims import Lead, decide
 from recombine.recipes.measured_claims import Bounded, Correlates, Exceeds, Gap, Higher, Reads
+from recombine.recipes.results_index import format_index
 from recombine.recipes.stored import collect, read_lines, read_results, shorten_numbers, write_results
 from recombine.run import default_run, train_run
 from recombine.seeds import score_values
@@ -126,6 +127,14 @@ def test_a_finished_run_is_collected_as_it_is(tmp_path):
     assert stored.score("ood", "r2_pooled") == pytest.approx(result["scores"]["ood"]["r2_pooled"]["value"], rel=1e-6)
     assert stored.result["split_sha256"] == result["split_sha256"]
     assert stored.stored["curve"][-1]["step"] == 20
+
+
+def test_the_index_of_results_says_what_was_run_and_what_it_cost(tmp_path):
+    write_world(tmp_path)
+    row = format_index([Widths()], tmp_path).splitlines()[-1]
+    steps = default_run("hyperteacher", "tiny").training.steps
+    expected = f"| `miniature-tiny.jsonl` | 4 | 0, 1 | {steps} | 2.00 | 4 | 2026-11-17 | a CPU | 01234567 |"
+    assert row == expected
 
 
 def test_numbers_are_shortened_and_stay_json():

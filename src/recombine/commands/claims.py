@@ -12,7 +12,8 @@ from recombine.files import replace_file
 from recombine.recipes import EXPERIMENTS
 from recombine.recipes.card import CardRow, build_card, count_verdicts, tabulate_card
 from recombine.recipes.card_page import BEGIN, format_page, summarise_card, update_block
-from recombine.recipes.stored import collect, write_results
+from recombine.recipes.results_index import format_index
+from recombine.recipes.stored import collect, results_path, write_results
 from recombine.store import Json
 from recombine.tasks.base import SCALES
 
@@ -38,7 +39,9 @@ def collect_all(options: Output, runs: Path, results: Path) -> list[Path]:
             if found and not options.json:
                 options.say(f"{experiment.name} ({scale}): {len(found)} finished runs")
             if write_results(results, experiment, scale, found):
-                changed.append(results / f"{experiment.name}-{scale}.jsonl")
+                changed.append(results_path(results, experiment, scale))
+    if changed:
+        replace_file(results / "README.md", format_index(EXPERIMENTS.values(), results).encode())
     return changed
 
 

@@ -12,6 +12,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -87,9 +88,15 @@ def summarise(run: FinishedRun) -> Json:
         "certificate": run.certificate,
         "environment": {key: environment[key] for key in ENVIRONMENT_KEYS},
         "interrupted": len(environment.get("previous", [])),
+        "finished": date_of(run.run.path / "result.json"),
         "measured": shorten_numbers(dict(run.measured)),
         "curve": shorten_numbers(summarise_curve(run.run.read_metrics())),
     }
+
+
+def date_of(path: Path) -> str:
+    """The day on which a file was written, in UTC."""
+    return datetime.fromtimestamp(path.stat().st_mtime, UTC).date().isoformat()
 
 
 def summarise_curve(rows: Sequence[Json]) -> list[Json]:
