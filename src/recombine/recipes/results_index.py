@@ -14,7 +14,7 @@ INTRODUCTION = """# Results
 
 The numbers behind [the card of claims](../docs/claims.md): scores, learning curves and measured numbers of every finished
 run, without its parameters. One line per run. `recombine reproduce claims --out RUNS` adds the finished runs of a folder and
-writes this page. A line is used only as long as the code would make the same run: its hash covers names, versions and settings.
+writes this page. A line is used only while the code would make the same run: its hash covers names, versions and settings.
 
 - *core-hours*: as clocked; other work on the machine makes them longer.
 - *interrupted*: how often runs were stopped and resumed in another environment (code, machine or number of threads).
