@@ -19,6 +19,7 @@ from recombine.models import check_size, count_parameters
 from recombine.registry import version_of
 from recombine.run.config import RunConfig
 from recombine.store import (
+    CertificateDict,
     CheckpointInfo,
     EnvironmentFile,
     Json,
@@ -184,7 +185,7 @@ def _shorten(value: object) -> str:
 def describe_split(task: Task) -> SplitFile:
     """The certificate and the compositions; those of `test` are those of `train`."""
     return {
-        "certificate": task.split.certificate.as_dict(),
+        "certificate": cast(CertificateDict, task.split.certificate.as_dict()),
         "compositions": {
             split: [list(composition) for composition in task.split.compositions(split)]
             for split in task.splits
@@ -219,7 +220,8 @@ def summarise(
         "metrics": describe_metrics(config.task, scores.values()),
         "scores": scores_as_dict(scores),
         "composition_sums": {
-            split: {name: metric.sums for name, metric in metrics.items()} for split, metrics in scores.items()
+            split: {name: [list(sums) for sums in metric.sums] for name, metric in metrics.items()}
+            for split, metrics in scores.items()
         },
         "baselines": evaluation.baselines,
     }
