@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-
 from recombine.evaluate import Scores, score
 from recombine.store import CheckpointInfo, MetricsRow, RunDirectory
 from recombine.train.clock import Clock
