@@ -126,7 +126,7 @@ def test_bench_measures_and_draws(small, tmp_path, capsys):
     ]
     row = result["dropout"][0]
     assert row["times_none"]["pairs"] == pytest.approx(row["milliseconds"]["pairs"] / row["milliseconds"]["none"])
-    for part in ("steps", "growth", "memory"):
+    for part in ("steps", "lengths", "growth", "memory"):
         assert (tmp_path / f"speed_{part}.png").read_bytes()[:4] == b"\x89PNG"
     assert cli.run(["bench", "generators", "--json", "--scales", "tiny", "--seconds", "0.01", "--out", str(out)]) == 0
     measured = json.loads(capsys.readouterr().out)
