@@ -3,10 +3,11 @@
     python benchmarks/output_scale.py                  # about 15 minutes on one core; prints a table and writes JSON lines
     python benchmarks/output_scale.py --lengths 32 128 --steps 100
 
-The model is torch's own encoder: 2 pre-norm layers of width 32 with 4 heads, no final norm, converted with `recombine.convert`,
-and a linear readout. The task is recall: a token shows a key (of 16) and, in half of the cases, its value (of 16), which is the
-same throughout a sequence; the other tokens show a key alone and are asked for its value. Chance is 1/16, loss log 16 = 2.77.
-Each number is that of the best learning rate by the mean loss over the last tenth of training, the mean over the seeds.
+The model is torch's own encoder: 2 pre-norm layers of width 32 with 4 heads, no final norm, converted with
+`recombine.convert`, and a linear readout. The task is recall: a token shows a key (of 16) and, in half of the cases, its
+value (of 16), which is the same throughout a sequence; the other tokens show a key alone and are asked for its
+value. Chance is 1/16, loss log 16 = 2.77. Each number is that of the best learning rate by the mean loss over the last
+tenth of training, the mean over the seeds.
 `softmax` is torch's own attention, not converted.
 """
 

@@ -36,6 +36,7 @@ ROOMS = (
     "run",
     "engines",
     "probe",
+    "integrations",
     "diagnose",
     "recipes",
     "sweep",
