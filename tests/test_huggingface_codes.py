@@ -93,7 +93,7 @@ def test_wrong_questions(unchecked):
     model, tokens = build_model("llama"), draw_tokens()
     with pytest.raises(InputError, match=r"pair \(3, 7\) of row 0 is not a pair of its 6 tokens"):
         codes(model, draw_inputs(), [(3, 7)])
-    with pytest.raises(InputError, match=r"pairs have shape \(1, 3\): expected \(pairs, 2\) or \(2, pairs, 2\)"):
+    with pytest.raises(InputError, match=r"pairs have shape \(2, 1, 3\): expected \(pairs, 2\) or \(2, pairs, 2\)"):
         codes(model, tokens, torch.zeros(1, 3, dtype=torch.long))
     with pytest.raises(InputError, match="the model is a Linear: expected a model of transformers"):
         codes(nn.Linear(2, 2), tokens)
