@@ -160,14 +160,15 @@ class PromptReading(Reading):
     labels = "the labels of the prompt"
     task: Prompts
 
-    def __init__(self, task: Prompts) -> None:
+    def __init__(self, task: Prompts, *, with_fitted: bool = True) -> None:
         super().__init__(task)
+        self.with_fitted = with_fitted
         self.group_names = task.classes if len(task.classes) <= MAX_NAMED_GROUPS else ()
 
     def batches(self, split: SplitName, num_instances: int, device: torch.device | str = "cpu") -> Iterator[Batch]:
-        """For `test`, a row of `train` and one of `test` in turn, as the probe fits on every other row."""
+        """For `test`, a row of `train` and one of `test` in turn, as the probe fits decoders on every other row."""
         rows = self.task.rows
-        if split != "test":
+        if split != "test" or not self.with_fitted:
             yield self.task.take(split, list(range(min(num_instances, len(rows[split])))), device)
             return
         num_pairs = min((num_instances + 1) // 2, len(rows["test"]))
@@ -179,7 +180,8 @@ class PromptReading(Reading):
 
     @property
     def swap(self) -> Reading | None:
-        return self if len(self.task.classes) > 1 else None
+        """Swaps are scored by the readout, so they leave out the prompts that it was fitted on."""
+        return PromptReading(self.task, with_fitted=False) if len(self.task.classes) > 1 else None
 
     def group(self, batch: Batch) -> Int[Tensor, " rows"]:
         return batch.targets
