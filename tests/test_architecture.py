@@ -38,6 +38,7 @@ ROOMS = (
     "probe",
     "integrations",
     "diagnose",
+    "exchange",
     "recipes",
     "sweep",
     "speed",
