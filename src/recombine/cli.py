@@ -80,7 +80,11 @@ def run(argv: list[str]) -> int:
     except OSError as error:
         _discard_output()
         return _complain(_describe(error), 2)
+    except MemoryError as error:
+        return _complain(f"out of memory ({str(error) or 'no details'}): expected smaller sizes", 2)
     except RuntimeError as error:
+        if _is_out_of_memory(error):
+            return _complain(f"out of memory ({_first_sentence(error)}): expected smaller sizes", 2)
         if type(error).__name__ != "DivergedError":  # by name, because importing it would import torch
             raise
         return _complain(error, 1)
@@ -106,6 +110,15 @@ def _complain(message: object, code: int) -> int:
     with contextlib.suppress(OSError):
         print(f"recombine: {message}", file=sys.stderr)
     return code
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether torch could not allocate a tensor; on a CPU its error has no class of its own."""
+    return type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAllocator" in str(error)
+
+
+def _first_sentence(error: RuntimeError) -> str:
+    return re.sub(r"^\[.*?\] \. ", "", str(error)).splitlines()[0].split(". ")[0]
 
 
 def _describe(error: OSError) -> str:

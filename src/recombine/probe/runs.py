@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import io
 import json
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
+from recombine.archives import read_npz
+from recombine.errors import InputError
 from recombine.probe.cache import Measurement, MeasurementKey
 from recombine.probe.examination import FORMAT_VERSION, Examination, Say, say_nothing
 from recombine.probe.examine import NUM_INSTANCES, examine
@@ -86,7 +87,6 @@ def pack_arrays(examination: Examination, key: MeasurementKey) -> bytes:
 def is_of(run: RunDirectory, key: Mapping[str, Any]) -> bool:
     """Whether the arrays were written together with the numbers of this key."""
     try:
-        with np.load(run.path / ARRAYS_FILE, allow_pickle=False) as arrays:
-            return bool(json.loads(str(arrays["key"])) == key)
-    except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile):
+        return bool(json.loads(str(read_npz(run.path / ARRAYS_FILE)["key"])) == key)
+    except (InputError, KeyError, ValueError, RecursionError):
         return False
