@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from recombine.compositions import Composition, CompositionSplit, all_sets, split_compositions
+from recombine.compositions import MAX_COMPOSITIONS, Composition, CompositionSplit, all_sets, split_compositions
 from recombine.drawing.card import Card
 from recombine.errors import InputError, check_choice, check_positive
 from recombine.tasks.base import Batch, Preset, Ratio, Reference, Scale, SplitName, Task, measure_r2
@@ -35,7 +35,8 @@ from recombine.tasks.rounding import snap
 from recombine.tasks.stream import Stream
 from recombine.tasks.text import TextForm
 
-MAX_COMPOSITIONS, MAX_DECIMALS = 200_000, 4
+MAX_DECIMALS = 4
+MAX_VARIABLES = 30  # 2**30 terms; the number of compositions is the stricter limit
 Key = TypeVar("Key", bound=str)
 
 
@@ -60,6 +61,11 @@ class FuzzyLogic(Task):
 
     def __post_init__(self) -> None:
         check_positive(num_variables=self.num_variables, num_terms=self.num_terms)
+        if self.num_variables > MAX_VARIABLES:
+            raise InputError(
+                f"num_variables is {self.num_variables}, which makes 2**{self.num_variables} terms: expected at most "
+                f"{MAX_VARIABLES}"
+            )
         if self.num_examples < 2:
             raise InputError(f"num_examples is {self.num_examples}: expected at least 2, one example and the query")
         if not 0 <= self.decimals <= MAX_DECIMALS:
