@@ -49,7 +49,7 @@ def read_predictions(*paths: Path | str, parser: Parser = "lenient") -> Predicti
     if len(kinds) > 1:
         raise InputError(f"the files hold {' and '.join(sorted(kinds))} columns: expected one kind")
     kind = files[0][0]
-    values = [each for _, _, found in files for each in found] if kind == "response" else _join(files, kind)
+    values: Any = [each for _, _, found in files for each in found] if kind == "response" else _join(files, kind)
     identities = [each for _, found, _ in files for each in found]
     _check_one_export(identities)
     order = {split: _order_rows(identities, split) for split in dict.fromkeys(each.split for each in identities)}
