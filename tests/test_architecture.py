@@ -38,6 +38,7 @@ ROOMS = (
     "run",
     "engines",
     "probe",
+    "integrations",
     "diagnose",
     "exchange",
     "recipes",

@@ -24,6 +24,7 @@ VERBS = {
     "train": "train a model on a task",
     "evaluate": "score a trained run again",
     "probe": "look inside a run: what can be decoded from it, and what its codes do",
+    "probe-model": "the same for a pretrained model of Hugging Face, on labelled prompts",
     "diagnose": "say whether a run generalises, and if not, why not",
     "export": "write instances of a task to a file",
     "score": "score predictions for exported instances, made by any program",
@@ -94,7 +95,7 @@ def run(argv: list[str]) -> int:
 
 def _run_verb(argv: list[str]) -> None:
     if not argv or argv[0] in ("-h", "--help", "help"):
-        print(USAGE.format(verbs="\n".join(f"  {verb:<11}{what}" for verb, what in VERBS.items())))
+        print(USAGE.format(verbs="\n".join(f"  {verb:<13}{what}" for verb, what in VERBS.items())))
         raise SystemExit(0 if argv else 2)
     if argv[0] == "--version":
         import recombine
@@ -102,7 +103,7 @@ def _run_verb(argv: list[str]) -> None:
         print(f"recombine {recombine.__version__}")
         return
     verb = check_choice("verb", argv[0], VERBS)
-    importlib.import_module(f"recombine.commands.{verb}").run(argv[1:])
+    importlib.import_module(f"recombine.commands.{verb.replace('-', '_')}").run(argv[1:])
 
 
 def _complain(message: object, code: int) -> int:
