@@ -11,11 +11,13 @@ import io
 import logging
 import os
 import re
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 from recombine.errors import InputError, check_choice
+from recombine.help_page import WIDTH, write_page
 
 VERBS = {
     "tasks": "list the task families",
@@ -30,6 +32,8 @@ VERBS = {
     "report": "write one HTML file about runs",
     "bench": "measure how fast this machine trains, compared with the plain definition",
 }
+
+RESUMABLE = ("train", "reproduce", "sweep")
 
 USAGE = """usage: recombine VERB ...
 
@@ -68,7 +72,7 @@ def run(argv: list[str]) -> int:
     except InputError as error:
         return _complain(error, 2)
     except KeyboardInterrupt:
-        return _complain("interrupted", 130)
+        return _complain("interrupted" + ("; the same command resumes" if argv[0] in RESUMABLE else ""), 130)
     except BrokenPipeError:  # the reader of a pipe has left
         sys.stderr.close()
         return 141
@@ -121,17 +125,41 @@ def parse(owner: type[Flags], argv: Sequence[str], *, prog: str, **options: Any)
     """Fill a dataclass from flags; what does not fit is an InputError of one line. `options` go to `tyro.cli`."""
     import tyro
 
-    stderr = io.StringIO()
+    stdout, stderr = io.TextIOWrapper(io.BytesIO(), encoding="utf-8"), io.StringIO()  # frames depend on the encoding
+    asks = bool({"-h", "--help"} & set(argv))
     try:
-        with contextlib.redirect_stderr(stderr):
+        with contextlib.redirect_stderr(stderr), _printing_at(WIDTH if asks else None, stdout):
             flags: Flags = tyro.cli(owner, args=list(argv), prog=f"recombine {prog}", **options)
     except SystemExit as error:
         if error.code == 0:  # --help
+            stdout.seek(0)
+            print(write_page(stdout.read(), examples=examples_of(prog), width=shutil.get_terminal_size().columns))
             raise
         raise InputError(f"{_first_message(stderr.getvalue())}; see recombine {prog} --help") from None
     if flags.is_verbose():
         logging.getLogger().setLevel(logging.INFO)
     return flags
+
+
+def examples_of(prog: str) -> tuple[str, ...]:
+    """The example commands of a verb: `EXAMPLES` of its module."""
+    module = importlib.import_module(f"recombine.commands.{prog.split()[0]}")
+    return getattr(module, "EXAMPLES", ())
+
+
+@contextlib.contextmanager
+def _printing_at(width: int | None, stdout: io.TextIOWrapper) -> Iterator[None]:
+    """Send standard output to `stdout` and pretend that the terminal has this width, if one is given."""
+    if width is None:
+        yield
+        return
+    before = os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = str(width)
+    try:
+        with contextlib.redirect_stdout(stdout):
+            yield
+    finally:
+        os.environ.pop("COLUMNS") if before is None else os.environ.update(COLUMNS=before)
 
 
 def parse_known(owner: type[Flags], argv: Sequence[str], *, prog: str) -> Flags:

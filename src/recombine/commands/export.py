@@ -16,6 +16,11 @@ from recombine.files import write_whole
 from recombine.tasks import SplitName, Task
 from recombine.tasks.evaluation import evaluation_batches
 
+EXAMPLES = (
+    "recombine export sraven --split ood -o puzzles.parquet",
+    "recombine export fuzzy-logic --scale tiny --num-instances 50000 -o rows.parquet",
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions(TaskOptions):

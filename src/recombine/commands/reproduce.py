@@ -11,7 +11,7 @@ from typing import Annotated
 import tyro
 
 from recombine.cli import parse
-from recombine.commands.console import Output, progress_bar
+from recombine.commands.console import Output, Starting, progress_bar
 from recombine.diagnose import diagnose_run
 from recombine.engines import train_runs
 from recombine.errors import InputError, check_choice, check_positive
@@ -23,6 +23,11 @@ from recombine.run import RunConfig, train_run
 from recombine.store import Json, RunDirectory, hash_config
 from recombine.tables import Column, Table, tables_as_dict
 from recombine.tasks.base import Scale
+
+EXAMPLES = (
+    "recombine reproduce demo --jobs 2 --report report.html",
+    "recombine reproduce fuzzy-logic --scale tiny --attention softmax hyla --seeds 0 1",
+)
 
 NUM_PROBED = 600  # instances per split; `recombine probe RUN` takes more, and more time
 NUM_PICTURED = 500  # points per map
@@ -38,6 +43,8 @@ class ReproduceOptions(Output):
     """Size of the experiment: tiny takes minutes, paper has the paper's sizes (default: depends on the experiment)."""
     only: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE")] = ()
     """Run only records with these settings, e.g. --only model=vanilla trunk=softmax,hyla."""
+    attention: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = ()
+    """Run only these attentions, e.g. --attention softmax hyla. Short for --only attention=softmax,hyla."""
     steps: int | None = None
     """Training steps of every run (default: as the experiment says)."""
     seeds: tuple[int, ...] = ()
@@ -104,7 +111,8 @@ def choose_records(records: Iterable[Record], options: ReproduceOptions) -> list
     if options.seeds:
         chosen = [record.with_seed(seed) for record in chosen for seed in options.seeds]
     distinct = list({(record.key, record.seed): record for record in chosen}.values())
-    for condition in options.only:
+    attention = (f"attention={','.join(options.attention)}",) if options.attention else ()
+    for condition in (*options.only, *attention):
         distinct = filter_records(distinct, condition)
     return distinct
 
@@ -154,8 +162,11 @@ def train_records(records: Sequence[Record], options: ReproduceOptions) -> Finis
     runs: dict[str, RunDirectory] = {}
     quiet = options.quiet or options.json
     for number, (identity, record) in enumerate(distinct.items(), start=1):
-        with progress_bar(f"{number}/{len(distinct)} {record.text}", quiet=quiet) as watch:
+        with progress_bar(f"{number}/{len(distinct)} {record.text}", quiet=quiet) as bar:
+            watch = Starting(bar)
             runs[identity] = train_run(record.config, out=options.out, device=options.device, watch=watch)
+        if not watch.started and not options.json and options.jobs == 1:
+            options.say(f"{number}/{len(distinct)} {record.text}: finished already")
         if options.report is not None and options.probe:
             look_inside(runs[identity], options, record.text)
 

@@ -8,9 +8,15 @@ from pathlib import Path
 
 import tyro
 
-from recombine.commands.console import score_table
+from recombine.commands.console import Starting, score_table
 from recombine.commands.flags import ModelOptions, parse_run
+from recombine.evaluate import describe_splits
 from recombine.run import progress_bar, train_run
+
+EXAMPLES = (
+    "recombine train sraven --attention hyla --scale tiny",
+    "recombine train fuzzy-logic --scale small --seed 1 --out runs/fuzzy",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +35,8 @@ class TrainOptions(ModelOptions):
 
 def run(argv: list[str]) -> None:
     config, options = parse_run(TrainOptions, argv, verb="train")
-    with progress_bar(config.name, quiet=options.quiet or options.json) as watch:
+    with progress_bar(config.name, quiet=options.quiet or options.json) as bar:
+        watch = Starting(bar)
         directory = train_run(
             config,
             out=options.out,
@@ -38,6 +45,8 @@ def run(argv: list[str]) -> None:
             compile=options.compile,
             watch=watch,
         )
+    if not watch.started and not options.json:
+        options.say(f"{directory.path} was finished already; below are its scores. To train it again, delete it.")
     result = directory.read_json("result.json")
     if options.json:
         print(json.dumps({**result, "run": str(directory.path)}, indent=2))
@@ -46,6 +55,6 @@ def run(argv: list[str]) -> None:
         f"{config.name}  {result['steps']} steps  {result['seconds']:.0f} s  {result['steps_per_second']:.1f} steps/s"
     )
     if not options.quiet:
-        covered = config.task.split.certificate.min_coverage > 0
-        options.show(result, score_table(result["scores"], title, covered=covered, metrics=result.get("metrics")))
+        splits = describe_splits(config.task)
+        options.show(result, score_table(result["scores"], title, metrics=result.get("metrics"), splits=splits))
     print(directory.path)

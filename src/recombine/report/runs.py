@@ -13,7 +13,7 @@ from recombine.errors import InputError
 from recombine.evaluate import Score
 from recombine.registry import Code
 from recombine.seeds import SeedScore, score_seeds
-from recombine.store import Json, RunDirectory, hash_config
+from recombine.store import Json, RunDirectory, find_runs, hash_config
 
 Curve = tuple[list[int], list[float]]  # steps, values
 
@@ -94,7 +94,7 @@ def _thin(points: list[tuple[int, Any]]) -> Curve:
 
 def read_runs(paths: Sequence[Path], code: Sequence[Code] = ()) -> list[ReportRun]:
     """Open each run once, and label it by the settings that differ, if these are few and distinguish the runs."""
-    directories = [RunDirectory.open(path) for path in dict.fromkeys(Path(path).resolve() for path in paths)]
+    directories = [RunDirectory.open(path) for path in dict.fromkeys(path.resolve() for path in find_runs(paths))]
     if not directories:
         raise InputError("no runs to report on: expected at least one run directory")
     labels = label_settings(differing_settings(directories))

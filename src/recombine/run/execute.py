@@ -14,7 +14,14 @@ import torch
 from torch import nn
 
 from recombine.errors import InputError, check_positive
-from recombine.evaluate import EVALUATION_VERSION, Evaluation, describe_metrics, evaluate_predictor, scores_as_dict
+from recombine.evaluate import (
+    EVALUATION_VERSION,
+    Evaluation,
+    describe_metrics,
+    describe_splits,
+    evaluate_predictor,
+    scores_as_dict,
+)
 from recombine.models import count_parameters
 from recombine.registry import version_of
 from recombine.run.config import RunConfig
@@ -213,6 +220,7 @@ def summarise(
         "evaluation_instances": num_instances,
         "evaluation_source_sha256": hash_source(),
         "metrics": describe_metrics(config.task, scores.values()),
+        "splits": describe_splits(config.task),
         "scores": scores_as_dict(scores),
         "composition_sums": {
             split: {name: metric.sums for name, metric in metrics.items()} for split, metrics in scores.items()

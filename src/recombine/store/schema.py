@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NotRequired, TypedDict
 
-from recombine.evaluate import MetricDict, ScoreDict
+from recombine.evaluate import MetricDict, ScoreDict, SplitDict
 
 Json = dict[str, Any]
 
@@ -98,6 +98,7 @@ class ResultFile(TypedDict):
     evaluation_instances: int  # per split
     evaluation_source_sha256: str  # the code that computed the scores
     metrics: dict[str, MetricDict]  # how to show each metric
+    splits: NotRequired[dict[str, SplitDict]]  # what each split is; older results lack it
     scores: dict[str, dict[str, ScoreDict]]  # split -> metric -> score
     composition_sums: dict[str, dict[str, Any]]  # split -> metric -> numerators and denominators per composition
     baselines: dict[str, dict[str, dict[str, float]]]  # strategy -> split -> metric -> value

@@ -32,6 +32,18 @@ SCALES: tuple[Scale, ...] = get_args(Scale)
 # scores that every result is compared with; see `Task.best_predictions`
 Reference = Literal["chance", "ceiling", "agnostic"]
 REFERENCES: tuple[Reference, ...] = get_args(Reference)
+SPLIT_TITLES: dict[SplitName, str] = {
+    "train": "training",
+    "test": "seen compositions",
+    "ood": "held-out compositions",
+    "unknown": "unseen modules",
+}
+SPLIT_MEANINGS: dict[SplitName, str] = {
+    "train": "the compositions and instances of the training",
+    "test": "seen compositions, new instances",
+    "ood": "held-out compositions of trained modules",
+    "unknown": "modules never trained, or more at once than trained",
+}
 RIGHT_FROM = 0.95  # of the headline metric of a row, where a task does not say what is right
 
 
@@ -143,6 +155,16 @@ class Task(Sampler):
         }
         return {"chance": dict.fromkeys(metrics, chance), **best}
 
+    def split_title(self, split: SplitName) -> str:
+        """A split in two or three words, for headings."""
+        return SPLIT_TITLES[split]
+
+    def split_meaning(self, split: SplitName) -> str:
+        """What a split holds, in a line."""
+        if split == "ood" and self.split.certificate.min_coverage == 0:
+            return "held-out compositions, with modules never trained"
+        return SPLIT_MEANINGS[split]
+
     @abstractmethod
     def describe(self, composition: Composition) -> str:
         """A composition as text."""
@@ -211,6 +233,8 @@ __all__ = [
     "REFERENCES",
     "RIGHT_FROM",
     "SCALES",
+    "SPLIT_MEANINGS",
+    "SPLIT_TITLES",
     "Batch",
     "Metric",
     "Preset",
