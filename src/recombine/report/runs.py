@@ -94,7 +94,8 @@ def _thin(points: list[tuple[int, Any]]) -> Curve:
 
 def read_runs(paths: Sequence[Path], code: Sequence[Code] = ()) -> list[ReportRun]:
     """Open each run once, and label it by the settings that differ, if these are few and distinguish the runs."""
-    directories = [RunDirectory.open(path) for path in dict.fromkeys(path.resolve() for path in find_runs(paths))]
+    directories = [run for path in paths for run in open_runs(Path(path))]
+    directories = list({run.path.resolve(): run for run in directories}.values())
     if not directories:
         raise InputError("no runs to report on: expected at least one run directory")
     labels = label_settings(differing_settings(directories))
@@ -105,6 +106,12 @@ def read_runs(paths: Sequence[Path], code: Sequence[Code] = ()) -> list[ReportRu
         ReportRun(directory=run, label=label, series=number, code=tuple(code))
         for number, (run, label) in enumerate(pairs)
     ]
+
+
+def open_runs(path: Path) -> list[RunDirectory]:
+    """A run, or the runs in a folder."""
+    runs = [] if (path / "config.json").exists() or not path.is_dir() else find_runs(path)
+    return runs or [RunDirectory.open(path)]
 
 
 def differing_settings(runs: Sequence[RunDirectory]) -> list[Json]:

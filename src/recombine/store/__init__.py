@@ -3,7 +3,7 @@
 from recombine.store.checkpoint import DamagedError, digest_tensors
 from recombine.store.directory import FORMAT_VERSION, RunDirectory, hash_config
 from recombine.store.environment import describe_environment, hash_source
-from recombine.store.folders import find_runs
+from recombine.store.find import find_runs
 from recombine.store.schema import (
     CheckpointInfo,
     ConfigFile,
