@@ -47,7 +47,7 @@ def run(argv: list[str]) -> None:
         )
     if not watch.started and not options.json:
         options.say(f"{directory.path} was finished already; below are its scores. To train it again, delete it.")
-    result = directory.read_json("result.json")
+    result = directory.read_json("result.json", complete=True)
     if options.json:
         print(json.dumps({**result, "run": str(directory.path)}, indent=2))
         return

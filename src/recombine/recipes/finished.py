@@ -30,7 +30,7 @@ class FinishedRun:
 
     @cached_property
     def certificate(self) -> Json:
-        return dict(self.run.read_json("split.json")["certificate"])
+        return dict(self.run.read_json("split.json", complete=True)["certificate"])
 
     def score(self, split: str, metric: str) -> float | None:
         """A score, or None where the run has no such split or metric."""
