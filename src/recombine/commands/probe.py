@@ -113,14 +113,15 @@ def structure_table(structure: Json) -> Table:
     """Purity and silhouette of each site."""
     table = _table(
         "neighbourhoods of codes",
-        "purity: share of the ten nearest neighbours with the same colour; chance in brackets",
+        "purity: share of the ten nearest neighbours with the same colour, chance in brackets; untrained: before training",
     )
-    for name in ("site", "colour", "purity", "silhouette"):
+    for name in ("site", "colour", "purity", "untrained", "silhouette"):
         table.add_column(name, justify="left" if name in ("site", "colour") else "right")
     for site, colours in structure.items():
         for colour, values in colours.items():
             purity = f"{format_number(values['purity'])} ({format_number(values['chance'])})"
-            table.add_row(site, colour, purity, format_number(values["silhouette"]))
+            untrained = format_number(values.get("untrained"))
+            table.add_row(site, colour, purity, untrained, format_number(values["silhouette"]))
     return table
 
 
