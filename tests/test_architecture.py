@@ -18,6 +18,7 @@ ROOMS = (
     "splitmix",
     "settings",
     "files",
+    "folders",
     "tables",
     "compositions",
     "drawing",

@@ -27,6 +27,7 @@ VERBS = {
     "diagnose": "say whether a run generalises, and if not, why not",
     "export": "write instances of a task to a Parquet file",
     "reproduce": "run a named experiment and print it next to the paper's figures",
+    "sweep": "train many runs from a Python file, on this machine, Ray or SLURM",
     "report": "write one HTML file about runs",
     "bench": "measure how fast this machine trains, compared with the plain definition",
 }
