@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -33,7 +33,7 @@ def run(argv: list[str]) -> None:
 def show_status(status: SweepStatus, options: Output, *closing: str) -> None:
     """Print the running and failed runs, the best of the grid and one line about all; or all of it as JSON."""
     best = choose_best(status)
-    value = {
+    value: dict[str, Any] = {
         "source": status.source,
         **{state: status.count(state) for state in STATES},
         "seconds_left": status.seconds_left,
@@ -54,8 +54,8 @@ def show_status(status: SweepStatus, options: Output, *closing: str) -> None:
             for each in status.runs
         ],
     }
-    shown = [*list_running(status), *([best] if best.rows else []), *list_failed(status), summarise(status)]
-    options.show(value, *shown, *closing)
+    tables = [*list_running(status), *([best] if best.rows else []), *list_failed(status)]
+    options.show(value, *tables, summarise(status), *closing)
 
 
 def list_running(status: SweepStatus) -> list[Table]:
