@@ -38,6 +38,7 @@ ROOMS = (
     "engines",
     "probe",
     "diagnose",
+    "exchange",
     "recipes",
     "sweep",
     "speed",
