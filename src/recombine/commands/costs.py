@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from recombine.commands.live import format_duration
 from recombine.commands.output import Output
-from recombine.engines import split_cores
+from recombine.engines import EngineFlags, count_threads, split_cores
 from recombine.recipes.experiment import Record
 from recombine.sweep.estimate import estimate_runs
 from recombine.sweep.execute import Work
 from recombine.tables import Table
 
 
-class Split(Protocol):
-    """Flags that say how many runs are trained at a time."""
-
-    @property
-    def jobs(self) -> int | None: ...
-    @property
-    def threads(self) -> int | None: ...
-
-
-def show_costs(records: Sequence[Record], work: Work, options: Output, *, split: Split, device: str) -> None:
+def show_costs(records: Sequence[Record], work: Work, options: Output, *, split: EngineFlags, device: str) -> None:
     """Print every run with its state and its estimated time, and the sum."""
     jobs, threads = split_cores(len(records), jobs=split.jobs, threads=split.threads)
     estimate = estimate_runs(
@@ -43,7 +33,7 @@ def show_costs(records: Sequence[Record], work: Work, options: Output, *, split:
     table = Table(title="Runs", columns=("run", "steps", "state", "estimate"), rows=tuple(rows))
     closing = (
         f"{sum(seconds > 0 for seconds in left)} runs to train: {format_duration(sum(left))} of training, "
-        f"{format_duration(wall)} with {jobs} at a time and {threads} threads each, on this machine"
+        f"{format_duration(wall)} with {jobs} at a time and {count_threads(threads)} each, on this machine"
     )
     value = {"runs": table.as_dicts(), "seconds": sum(left), "wall_seconds": wall, "jobs": jobs, "threads": threads}
     options.show(value, table, closing)

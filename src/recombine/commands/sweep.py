@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from recombine.commands.sweep_run import SweepOptions as SweepOptions
-
 
 def run(argv: list[str]) -> None:
     if argv[:1] == ["status"]:

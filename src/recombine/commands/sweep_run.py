@@ -16,7 +16,7 @@ from recombine.commands.output import Output
 from recombine.commands.sweep_status import show_status
 from recombine.engines import EngineFlags
 from recombine.sweep.execute import Work, find_work, run_sweep
-from recombine.sweep.plan import Plan, load_plan
+from recombine.sweep.plan import Plan, describe_plan, load_plan
 from recombine.sweep.results import CSV, PARQUET
 from recombine.sweep.status import SweepReader
 
@@ -56,7 +56,7 @@ def run(argv: list[str]) -> None:
     if work.todo:
         options.say(engine.describe())
     done = len(work.finished) + len(work.failed)
-    reader = SweepReader(out)
+    reader = SweepReader(out, describe_plan(plan))
     with SweepDisplay(reader, total=len(plan.records), done=done, quiet=options.quiet or options.json) as display:
         status = run_sweep(plan, engine, out=out, device=options.device, retry=options.retry, done=display.tell)
     show_status(status, options, f"results: {out / PARQUET}, {out / CSV}")

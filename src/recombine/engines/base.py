@@ -86,6 +86,7 @@ def count_cores() -> int:
 
 
 def count_threads(count: int) -> str:
+    """A number of threads in words."""
     return "1 thread" if count == 1 else f"{count} threads"
 
 

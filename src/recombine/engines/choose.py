@@ -26,7 +26,7 @@ class EngineFlags:
     engine: EngineName = "local"
     """Where runs are trained: processes of this machine, Ray, SLURM, or submitit's processes (SLURM without a cluster)."""
     jobs: int | None = None
-    """Number of runs to train at the same time (default: cores divided by threads; on clusters, no limit)."""
+    """Runs to train at the same time (default: RECOMBINE_JOBS, or cores divided by threads; on clusters, no limit)."""
     threads: int | None = None
     """Threads per run (default: OMP_NUM_THREADS; otherwise 1, or more if there are fewer runs than cores)."""
     gpus: int = 0
@@ -49,7 +49,7 @@ class EngineFlags:
         clustered = self.engine == "slurm" or (self.engine == "ray" and self.address is not None)
         jobs, threads = split_cores(num_runs, jobs=self.jobs, threads=self.threads)
         if clustered:  # the cores of this machine say nothing about the cluster
-            jobs_limit, threads = self.jobs, self.threads or wished_threads() or 1
+            jobs_limit, threads = self.jobs, self.threads or read_count("OMP_NUM_THREADS") or 1
         if self.engine == "local":
             return LocalEngine(jobs=jobs, threads=threads)
         if self.engine == "ray":
@@ -78,7 +78,8 @@ def split_cores(num_runs: int, *, jobs: int | None = None, threads: int | None =
     sweep that is started again should end with the same bits.
     """
     cores, num_runs = count_cores(), max(1, num_runs)
-    threads = threads or wished_threads()
+    jobs = jobs or read_count("RECOMBINE_JOBS")
+    threads = threads or read_count("OMP_NUM_THREADS")
     if jobs is None and torch.cuda.is_available():
         jobs = torch.cuda.device_count()
     if threads is None:
@@ -86,11 +87,11 @@ def split_cores(num_runs: int, *, jobs: int | None = None, threads: int | None =
     return min(jobs or max(1, cores // threads), num_runs), threads
 
 
-def wished_threads() -> int | None:
-    """What OMP_NUM_THREADS says, if it is set."""
-    value = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
+def read_count(variable: str) -> int | None:
+    """A number of the environment, if it is set."""
+    value = os.environ.get(variable, "").split(",")[0]
     if not value:
         return None
     if not value.isdigit() or int(value) < 1:
-        raise InputError(f"OMP_NUM_THREADS is {value!r}: expected a whole number of at least 1")
+        raise InputError(f"{variable} is {value!r}: expected a whole number of at least 1")
     return int(value)

@@ -11,7 +11,7 @@ from recombine.folders import FAILURE
 from recombine.recipes.experiment import Record
 from recombine.run.execute import is_up_to_date
 from recombine.store import RunDirectory
-from recombine.sweep.plan import Plan, write_plan
+from recombine.sweep.plan import Plan, describe_plan, write_plan
 from recombine.sweep.results import write_results
 from recombine.sweep.status import SweepReader, SweepStatus
 
@@ -53,8 +53,9 @@ def run_sweep(
     `done` is called with each run that ends. However this is left, by an error or by Ctrl-C, the results of the runs that are
     finished are written, and the rest can be trained by calling it again.
     """
-    write_plan(plan, out)
-    work, by_key, reader = find_work(plan.records, out, retry=retry), plan.by_key, SweepReader(out)
+    contents = describe_plan(plan)
+    write_plan(contents, out)
+    work, by_key, reader = find_work(plan.records, out, retry=retry), plan.by_key, SweepReader(out, contents)
     try:
         for outcome in train_all([record.config for record in work.todo], engine, out=out, device=device):
             if done is not None:

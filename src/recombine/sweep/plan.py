@@ -23,6 +23,7 @@ from recombine.outside_code import describe_error, load_object
 from recombine.recipes.experiment import Record, as_records
 from recombine.recipes.grid import ROLES, change_setting
 from recombine.run import RunConfig
+from recombine.store import Json
 from recombine.sweep.status import FORMAT, FORMAT_VERSION, PLAN
 
 FUNCTION = "runs"
@@ -106,8 +107,8 @@ def _owners(config: RunConfig) -> list[Any]:
     return [getattr(config, role) for role in reversed(ROLES)]
 
 
-def write_plan(plan: Plan, out: Path) -> None:
-    """Write the list of runs into the sweep's folder, where `recombine sweep status` finds it."""
+def describe_plan(plan: Plan) -> Json:
+    """What `sweep.json` holds: all that is needed to show how far the sweep is."""
     metrics: dict[Any, str] = {}  # by task, because finding the main metric takes a batch
     runs = []
     for key, record in plan.by_key.items():
@@ -126,9 +127,13 @@ def write_plan(plan: Plan, out: Path) -> None:
                 "higher_is_better": task.metric(metric).higher_is_better,
             }
         )
-    content = {"format": FORMAT, "format_version": FORMAT_VERSION, "source": plan.source, "runs": runs}
+    return {"format": FORMAT, "format_version": FORMAT_VERSION, "source": plan.source, "runs": runs}
+
+
+def write_plan(contents: Json, out: Path) -> None:
+    """Write the list of runs into the sweep's folder, where `recombine sweep status` finds it."""
     try:
         out.mkdir(parents=True, exist_ok=True)
-        replace_file(out / PLAN, (json.dumps(content, indent=1) + "\n").encode())
+        replace_file(out / PLAN, (json.dumps(contents, indent=1) + "\n").encode())
     except OSError as error:
         raise InputError(f"cannot write to {out}: {error.strerror}; expected a writable folder") from None

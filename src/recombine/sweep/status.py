@@ -91,12 +91,13 @@ class SweepStatus:
 class SweepReader:
     """Reads the status of a sweep; results, which do not change, are read once."""
 
-    def __init__(self, folder: Path | str) -> None:
+    def __init__(self, folder: Path | str, plan: Mapping[str, Any] | None = None) -> None:
         self.folder = Path(folder)
+        self.plan = plan  # if None, the plan in the folder, which another sweep may replace
         self.results: dict[str, tuple[int, Mapping[str, Any]]] = {}
 
     def read(self) -> SweepStatus:
-        plan = read_plan(self.folder)
+        plan = self.plan or read_plan(self.folder)
         alive = _list_alive(self.folder / RUNNING)
         try:
             runs = tuple(self._read_run(entry, alive) for entry in plan["runs"])
@@ -108,7 +109,7 @@ class SweepReader:
 
     def read_run(self, key: str) -> RunStatus:
         """One run, by the name of its directory."""
-        plan = read_plan(self.folder)
+        plan = self.plan or read_plan(self.folder)
         return next(self._read_run(entry, set()) for entry in plan["runs"] if entry["run"] == key)
 
     def _read_run(self, entry: dict[str, Any], alive: set[str]) -> RunStatus:
