@@ -37,7 +37,7 @@ class EngineFlags:
     """Partition of SLURM (default: the cluster's default)."""
     time_limit: int = 1440
     """Time limit per SLURM job, in minutes. A run that reaches it goes back into the queue and continues."""
-    answer_within: float = 30
+    answer_within: float = 30.0
     """Seconds within which a cluster must answer."""
 
     def open_engine(self, num_runs: int) -> Engine:

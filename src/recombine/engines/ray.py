@@ -28,7 +28,7 @@ class RayEngine(Engine):
     name = "ray"
 
     def __init__(
-        self, *, jobs: int | None, threads: int, gpus: float = 0, address: str | None = None, answer_within: float = 30
+        self, *, jobs: int | None, threads: int, gpus: int = 0, address: str | None = None, answer_within: float = 30.0
     ) -> None:
         check_positive(threads=threads, **({} if jobs is None else {"jobs": jobs}))
         require(gpus >= 0, "gpus", gpus, "0 or a positive number")

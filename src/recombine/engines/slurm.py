@@ -57,7 +57,7 @@ class SlurmEngine(Engine):
         cluster: Literal["slurm", "local"] = "slurm",
         partition: str | None = None,
         time_limit: int = 1440,
-        answer_within: float = 30,
+        answer_within: float = 30.0,
     ) -> None:
         check_positive(threads=threads, time_limit=time_limit, **({} if jobs is None else {"jobs": jobs}))
         self.submitit = import_extra("submitit", "slurm")

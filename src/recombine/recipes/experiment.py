@@ -105,9 +105,7 @@ def as_records(runs: RunConfig | Record | Iterable[RunConfig | Record]) -> list[
 def over_seeds(runs: RunConfig | Record | Iterable[RunConfig | Record], seeds: Iterable[int]) -> Iterator[Record]:
     """Every run with every seed: another split, other data, other initial parameters."""
     seeds = tuple(seeds)
-    for record in as_records(runs):
-        for seed in seeds:
-            yield record.with_seed(seed)
+    return iter([record.with_seed(seed) for record in as_records(runs) for seed in seeds])
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import fields, replace
 from typing import Any
 
@@ -14,24 +13,21 @@ from recombine.run import RunConfig
 ROLES = ("task", "model", "training")
 
 
-def grid(runs: RunConfig | Record | Iterable[RunConfig | Record], **values: Iterable[Any]) -> Iterator[Record]:
+def grid(runs: RunConfig | Record | Iterable[RunConfig | Record], **values: Iterable[Any]) -> list[Record]:
     """Every run with every combination of values: `grid(run, attention=("softmax", "hyla"), num_heads=(4, 8))`.
 
     A name is that of a field of the run's task, model or training. It becomes a setting of the record.
     """
-    points = {name: _list_values(name, each) for name, each in values.items()}
-    for record in as_records(runs):
-        for point in itertools.product(*points.values()):
-            changed = record
-            for name, value in zip(points, point, strict=True):
-                changed = change_setting(changed, name, value)
-            yield changed
+    records = as_records(runs)
+    for name, listed in values.items():
+        records = [change_setting(record, name, value) for record in records for value in _list_values(name, listed)]
+    return records
 
 
-def search(runs: RunConfig | Record | Iterable[RunConfig | Record], **values: Iterable[Any]) -> Iterator[Record]:
+def search(runs: RunConfig | Record | Iterable[RunConfig | Record], **values: Iterable[Any]) -> list[Record]:
     """Like `grid`, but the values are hyperparameters: results show the best of them, chosen on `test`, never on `ood`."""
-    for record in grid(runs, **values):
-        yield replace(record, searched=tuple(dict.fromkeys((*record.searched, *values))))
+    records = grid(runs, **values)
+    return [replace(record, searched=tuple(dict.fromkeys((*record.searched, *values)))) for record in records]
 
 
 def change_setting(record: Record, name: str, value: Any) -> Record:
@@ -46,7 +42,7 @@ def change_setting(record: Record, name: str, value: Any) -> Record:
     return replace(record, settings={**record.settings, name: _as_setting(value)}, config=changed)
 
 
-def _list_values(name: str, values: Iterable[Any]) -> tuple[Any, ...]:
+def _list_values(name: str, values: Any) -> tuple[Any, ...]:
     listed = (values,) if isinstance(values, str) or not isinstance(values, Iterable) else tuple(values)
     if not listed:
         raise InputError(f"setting {name!r} has no values: expected at least one")

@@ -64,7 +64,7 @@ def _call(function: Any, source: str) -> list[Any]:
         raise InputError(f"{source} failed at {describe_error(error, path)}") from error
 
 
-def make_plan(runs: Iterable[RunConfig | Record], source: str) -> Plan:
+def make_plan(runs: Iterable[Any], source: str) -> Plan:
     """The distinct runs among those listed; of several with one hash, the first is kept."""
     listed = list(runs)
     for number, run in enumerate(listed, start=1):

@@ -70,7 +70,7 @@ class SweepStatus:
     @property
     def steps_per_second(self) -> float:
         """The sum over running runs."""
-        return sum(run.step / run.seconds for run in self.select("running") if run.seconds)
+        return sum((run.step / run.seconds for run in self.select("running") if run.seconds), 0.0)
 
     @property
     def seconds_left(self) -> float | None:

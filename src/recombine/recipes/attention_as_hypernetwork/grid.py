@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 
 from recombine.errors import check_choice
@@ -18,18 +18,18 @@ GRIDS: dict[str, dict[str, tuple[float | int, ...]]] = {
 }
 
 
-def over_grid(record: Record) -> Iterator[Record]:
+def over_grid(record: Record) -> list[Record]:
     """A record with every point of its task's grid; what varies becomes part of its settings."""
     points = GRIDS[check_choice("task with a grid", record.config.task.name, GRIDS)]
     fixed = {name: values[0] for name, values in points.items() if len(values) == 1}
     training = replace(record.config.training, **fixed)  # type: ignore[arg-type]
     varied = {name: values for name, values in points.items() if name not in fixed}
-    yield from search(replace(record, config=replace(record.config, training=training)), **varied)
+    return search(replace(record, config=replace(record.config, training=training)), **varied)
 
 
-def table_a3(task: str, scale: Scale = "paper", *, attentions: Iterable[str] = ATTENTIONS) -> Iterator[Record]:
+def table_a3(task: str, scale: Scale = "paper", *, attentions: Iterable[str] = ATTENTIONS) -> list[Record]:
     """The paper's search: every attention with every point of the task's grid."""
     name = task.replace("-", "_")
     check_choice("task with a grid", name, GRIDS)
-    for record in grid(default_run(name, scale), attention=attentions):
-        yield from over_grid(record)
+    records = grid(default_run(name, scale), attention=attentions)
+    return [point for record in records for point in over_grid(record)]
