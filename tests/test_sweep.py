@@ -208,7 +208,7 @@ def check_files(out: Path) -> None:
     assert result["scores"]["ood"]["r2"]["value"] == run.ood_r2
     polars, duckdb = pytest.importorskip("polars"), pytest.importorskip("duckdb")
     assert polars.read_parquet(out / "results.parquet")["test_r2"].to_list() == frames[0].test_r2.tolist()
-    assert duckdb.sql(f"select count(*) from '{out}/results.parquet'").fetchone() == (12,)
+    assert duckdb.sql(f"select count(*) from '{out}/results.parquet'").fetchall() == [(12,)]
 
 
 def test_failures_are_kept_and_retried(file, tmp_path, here, capsys):
