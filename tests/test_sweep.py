@@ -17,7 +17,7 @@ from recombine.engines import Engine, Outcome
 from recombine.engines.worker import train_job
 from recombine.errors import InputError
 from recombine.models import MLPConfig
-from recombine.recipes.experiment import Record
+from recombine.recipes.record import Record
 from recombine.run import RunConfig
 from recombine.sweep.execute import find_work, run_sweep
 from recombine.sweep.plan import describe_plan, load_plan, make_plan

@@ -12,14 +12,15 @@ if TYPE_CHECKING:
     from recombine.errors import InputError
     from recombine.evaluate import Score, score
     from recombine.layers.attention import Attention
-    from recombine.layers.hypernetwork_attention import HypernetworkAttention, convert
+    from recombine.layers.convert import convert
+    from recombine.layers.hypernetwork_attention import HypernetworkAttention
     from recombine.layers.hypernetwork_view import HypernetworkView, hypernetwork_view
     from recombine.models.base import ModelConfig, Site
     from recombine.models.transformer import Transformer, TransformerConfig
     from recombine.probe import Examination, examine, examine_activations, probe_run
     from recombine.recipes.attention_as_hypernetwork.grid import table_a3
-    from recombine.recipes.experiment import Record, over_seeds
     from recombine.recipes.grid import grid, search
+    from recombine.recipes.record import Record, over_seeds
     from recombine.run import Benchmark, RunConfig, benchmark, default_run, load_run, train_run
     from recombine.store import RunDirectory
     from recombine.tasks import (
@@ -58,7 +59,7 @@ _PUBLIC = {
     "PreferenceGrid": "tasks",
     "Preset": "tasks.base",
     "Ratio": "tasks",
-    "Record": "recipes.experiment",
+    "Record": "recipes.record",
     "RunConfig": "run",
     "RunDirectory": "store",
     "SRaven": "tasks",
@@ -72,7 +73,7 @@ _PUBLIC = {
     "TransformerConfig": "models.transformer",
     "all_sets": "compositions",
     "benchmark": "run",
-    "convert": "layers.hypernetwork_attention",
+    "convert": "layers.convert",
     "default_run": "run",
     "diagnose_run": "diagnose",
     "examine": "probe",
@@ -81,7 +82,7 @@ _PUBLIC = {
     "hypernetwork_view": "layers.hypernetwork_view",
     "load_run": "run",
     "measure_r2": "tasks.base",
-    "over_seeds": "recipes.experiment",
+    "over_seeds": "recipes.record",
     "probe_run": "probe",
     "score": "evaluate",
     "search": "recipes.grid",

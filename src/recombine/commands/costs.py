@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from recombine.commands.live import format_duration
 from recombine.commands.output import Output
 from recombine.engines import EngineFlags, count_threads, split_cores
-from recombine.recipes.experiment import Record
+from recombine.recipes.record import Record
 from recombine.sweep.estimate import estimate_runs
 from recombine.sweep.execute import Work
 from recombine.tables import Table

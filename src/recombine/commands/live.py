@@ -19,7 +19,7 @@ from recombine.tables import format_number
 
 if TYPE_CHECKING:
     from recombine.engines import Outcome
-    from recombine.recipes.experiment import Record
+    from recombine.recipes.record import Record
 
 REFRESH_SECONDS = 1.0
 LINE_SECONDS = 60.0  # between two lines without a terminal

@@ -10,6 +10,7 @@ from typing import Annotated
 import tyro
 
 from recombine.cli import parse
+from recombine.commands.claims import show_claims
 from recombine.commands.console import Output, progress_bar
 from recombine.commands.costs import show_costs
 from recombine.commands.experiments import list_experiments
@@ -38,7 +39,7 @@ class ReproduceOptions(EngineFlags, Output):
     """Which experiment to run, how large, and where. `recombine sweep status DIR` shows how far it is."""
 
     name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="EXPERIMENT")]
-    """Name of an experiment (`recombine reproduce list` prints them), or FILE.py:NAME for one of your own."""
+    """Name of an experiment (`recombine reproduce list` prints them), FILE.py:NAME for one of your own, or `claims`."""
     scale: Scale | None = None
     """Size of the experiment: tiny takes minutes, paper has the paper's sizes (default: depends on the experiment)."""
     only: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE")] = ()
@@ -61,12 +62,19 @@ class ReproduceOptions(EngineFlags, Output):
     """List the runs and their estimated cost on this machine, measured by a few steps of each size; train nothing."""
     estimate: tyro.conf.FlagCreatePairsOff[bool] = False
     """With `list`: measure the cost of experiments that have not been measured on this machine. Takes many minutes."""
+    results: Annotated[Path, tyro.conf.arg(metavar="FOLDER")] = Path("results")
+    """For `claims`: folder of the small files with the results of finished runs."""
+    page: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """For `claims`: write the card of claims to this Markdown file. A README with markers gets the short form."""
 
 
 def run(argv: list[str]) -> None:
     options = parse(ReproduceOptions, argv, prog="reproduce")
     if options.name == "list":
         list_experiments(options, measure=options.estimate, jobs=options.jobs, threads=options.threads)
+        return
+    if options.name == "claims":
+        show_claims(options, runs=options.out, results=options.results, page=options.page)
         return
     experiment = find_experiment(options.name)
     if options.figures is not None and not experiment.has_figures:

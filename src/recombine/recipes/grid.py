@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from recombine.errors import InputError
-from recombine.recipes.experiment import Record, Setting, as_records
+from recombine.recipes.record import Record, Setting, as_records
 from recombine.run import RunConfig
 
 ROLES = ("task", "model", "training")

@@ -20,8 +20,8 @@ from typing import Any
 from recombine.errors import InputError
 from recombine.files import replace_file
 from recombine.outside_code import describe_error, load_object
-from recombine.recipes.experiment import Record, as_records
 from recombine.recipes.grid import ROLES, change_setting
+from recombine.recipes.record import Record, as_records
 from recombine.run import RunConfig
 from recombine.store import Json
 from recombine.sweep.status import FORMAT, FORMAT_VERSION, PLAN

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from recombine.errors import check_choice
 from recombine.recipes.attention_as_hypernetwork.runs import ATTENTIONS
-from recombine.recipes.experiment import Record
 from recombine.recipes.grid import grid, search
+from recombine.recipes.record import Record
 from recombine.run import default_run
 from recombine.tasks.base import Scale
 
