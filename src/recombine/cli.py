@@ -34,6 +34,7 @@ VERBS = {
     "compare": "print paired differences between two runs",
     "leaderboard": "write one HTML file that ranks runs",
     "reproduce": "run a named experiment and print it next to the paper's figures",
+    "sweep": "train many runs from a Python file, on this machine, Ray or SLURM",
     "report": "write one HTML file about runs",
     "bench": "measure how fast this machine trains, compared with the plain definition",
 }
@@ -161,7 +162,7 @@ def parse(owner: type[Flags], argv: Sequence[str], *, prog: str, **options: Any)
 
 def examples_of(prog: str) -> tuple[str, ...]:
     """The example commands of a verb: `EXAMPLES` of its module."""
-    module = importlib.import_module(f"recombine.commands.{prog.split()[0]}")
+    module = importlib.import_module(f"recombine.commands.{prog.split()[0].replace('-', '_')}")
     return getattr(module, "EXAMPLES", ())
 
 
