@@ -61,14 +61,14 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def run(argv: list[str]) -> int:
     """Run a verb; returns its exit code."""
-    logging.basicConfig(format="recombine: %(message)s")
+    logging.basicConfig(format="recombine: %(message)s", level=logging.ERROR if _is_follower() else logging.WARNING)
     try:
         _run_verb(argv)
         sys.stdout.flush()
     except InputError as error:
         return _complain(error, 2)
-    except KeyboardInterrupt:
-        return _complain("interrupted", 130)
+    except KeyboardInterrupt as stop:  # a training that was stopped by a signal says where and how to go on
+        return _complain(str(stop) or "interrupted", getattr(stop, "exit_code", 130))
     except BrokenPipeError:  # the reader of a pipe has left
         sys.stderr.close()
         return 141
@@ -76,9 +76,9 @@ def run(argv: list[str]) -> int:
         _discard_output()
         return _complain(_describe(error), 2)
     except RuntimeError as error:
-        if type(error).__name__ != "DivergedError":  # by name, because importing it would import torch
+        if type(error).__name__ not in ("DivergedError", "LostProcessError"):  # importing them would import torch
             raise
-        return _complain(error, 1)
+        return _complain(error, 1, follower=type(error).__name__ == "LostProcessError")
     except SystemExit as stop:  # --help, or a usage message
         return stop.code if isinstance(stop.code, int) else 0
     return 0
@@ -94,13 +94,23 @@ def _run_verb(argv: list[str]) -> None:
         print(f"recombine {recombine.__version__}")
         return
     verb = check_choice("verb", argv[0], VERBS)
+    if verb != "train" and "MASTER_ADDR" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1":
+        raise InputError(
+            f"{verb} was started by torchrun in several processes: expected one; only train shares its work"
+        )
     importlib.import_module(f"recombine.commands.{verb}").run(argv[1:])
 
 
-def _complain(message: object, code: int) -> int:
+def _complain(message: object, code: int, *, follower: bool = False) -> int:
+    """Print an error; of the processes that torchrun started, the first speaks for all unless `follower`."""
     with contextlib.suppress(OSError):
-        print(f"recombine: {message}", file=sys.stderr)
+        if follower or not _is_follower():
+            print(f"recombine: {message}", file=sys.stderr)
     return code
+
+
+def _is_follower() -> bool:
+    return os.environ.get("RANK", "0") != "0" and "MASTER_ADDR" in os.environ
 
 
 def _describe(error: OSError) -> str:

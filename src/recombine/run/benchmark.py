@@ -12,7 +12,8 @@ from recombine.evaluate import Score, Scores, score
 from recombine.models.outside import OutsideModule
 from recombine.registry import describe_origin, hash_files
 from recombine.run.config import RunConfig
-from recombine.run.execute import check_evaluation_instances, finish_run, open_directory, resolve_device
+from recombine.run.device import resolve_device
+from recombine.run.execute import check_evaluation_instances, finish_run, open_directory
 from recombine.run.progress import progress_bar
 from recombine.store import RunDirectory, digest_tensors
 from recombine.tasks import SplitName, Task
