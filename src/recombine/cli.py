@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+from recombine import progress
 from recombine.errors import InputError, check_choice
 
 VERBS = {
@@ -46,6 +47,10 @@ class ParsedFlags:
     def is_verbose(self) -> bool:
         """Whether `--verbose` was given."""
         return False
+
+    def shows_progress(self) -> bool:
+        """Whether neither `--quiet` nor `--json` was given."""
+        return True
 
 
 Flags = TypeVar("Flags", bound=ParsedFlags)
@@ -141,6 +146,8 @@ def parse(owner: type[Flags], argv: Sequence[str], *, prog: str, **options: Any)
         raise InputError(f"{_first_message(stderr.getvalue())}; see recombine {prog} --help") from None
     if flags.is_verbose():
         logging.getLogger().setLevel(logging.INFO)
+    if flags.shows_progress() and not _is_follower():
+        progress.turn_on()
     return flags
 
 

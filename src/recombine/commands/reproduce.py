@@ -159,12 +159,8 @@ def train_records(records: Sequence[Record], options: ReproduceOptions) -> Finis
         if options.report is not None and options.probe:
             look_inside(runs[identity], options, record.text)
 
-    def watch_reading(number: int, total: int, text: str) -> None:
-        if not options.json:
-            options.say(f"reading {number}/{total} {text}")
-
     finished = tuple(FinishedRun(record, runs[identity]) for record, identity in zip(records, identities, strict=True))
-    return Finished(finished, watch_reading)
+    return Finished(finished)
 
 
 def train_at_once(configs: dict[str, RunConfig], options: ReproduceOptions) -> None:

@@ -22,11 +22,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
+from recombine.progress import track
 from recombine.run import RunConfig
 from recombine.store import Json, RunDirectory
 from recombine.tables import Column, Table
@@ -34,7 +35,6 @@ from recombine.tasks.base import Scale
 
 Setting = str | int | float
 Value = TypeVar("Value")
-Watch = Callable[[int, int, str], None]  # runs read so far, runs in all, the text of the run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +153,6 @@ class Finished:
     """All finished runs of an experiment."""
 
     runs: tuple[FinishedRun, ...]
-    watch: Watch | None = field(default=None, compare=False)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -176,9 +175,7 @@ class Finished:
         """What a function reads from each run directory, by path; directories that several records share are read once."""
         values: dict[Path, Value] = {}
         distinct = {run.run.path: run for run in self.runs}
-        for number, (path, run) in enumerate(distinct.items(), start=1):
-            if self.watch is not None:
-                self.watch(number, len(distinct), run.record.text)
+        for path, run in track(distinct.items(), "reading runs"):
             values[path] = read(run.run)
         return values
 

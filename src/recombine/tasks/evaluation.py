@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
+from recombine.progress import measure_progress
 from recombine.tasks.base import Batch, SplitName, Task
 
 BATCH_SIZE = 1_000  # part of the definition of the evaluation streams
@@ -14,7 +15,9 @@ BATCH_SIZE = 1_000  # part of the definition of the evaluation streams
 def evaluation_batches(
     task: Task, split: SplitName, num_instances: int, device: torch.device | str = "cpu"
 ) -> Iterator[Batch]:
-    """The first `num_instances` rows of a split."""
-    for index, first in enumerate(range(0, num_instances, BATCH_SIZE)):
-        rows = range(min(BATCH_SIZE, num_instances - first))
-        yield task.sample(split, index, batch_size=BATCH_SIZE, rows=rows, device=device)
+    """The first `num_instances` rows of a split; progress is shown while they are used."""
+    with measure_progress(f"{task.name} {split}", num_instances) as meter:
+        for index, first in enumerate(range(0, num_instances, BATCH_SIZE)):
+            rows = range(min(BATCH_SIZE, num_instances - first))
+            yield task.sample(split, index, batch_size=BATCH_SIZE, rows=rows, device=device)
+            meter.update(first + len(rows))
