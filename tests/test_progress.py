@@ -87,4 +87,4 @@ def test_verbs_show_progress(tmp_path, monkeypatch, capsys, flags, shown):
 
 
 def test_times_are_written_plainly():
-    assert [format_seconds(seconds) for seconds in (0, 61.4, 3723)] == ["0:00:00", "0:01:01", "1:02:03"]
+    assert [format_seconds(seconds) for seconds in (0.0, 61.4, 3723.0)] == ["0:00:00", "0:01:01", "1:02:03"]
