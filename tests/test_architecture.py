@@ -40,6 +40,7 @@ ROOMS = (
     "probe",
     "integrations",
     "diagnose",
+    "exchange",
     "recipes",
     "sweep",
     "speed",

@@ -16,10 +16,9 @@ from typing import Literal
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torch.nn import functional
 
 from recombine.errors import InputError, check_choice, check_positive
-from recombine.kernels import CodeMap, DropoutForm, Normalisation, ValueNetwork, attend
+from recombine.kernels import CodeMap, DropoutForm, Normalisation, ValueNetwork, attend, dense
 from recombine.layers.dropout import CodeDropout
 from recombine.layers.initialise import lecun_linear, lecun_normal_
 from recombine.layers.isolated import attend_isolated
@@ -159,7 +158,7 @@ class Attention(nn.Module):
     ) -> tuple[Float[Tensor, "#b q h d"], Float[Tensor, "#b k h d"], Float[Tensor, "#b k h d"]]:
         """Project to the queries, keys and values of each head."""
         if context is None and num_queries in (None, x.shape[1]) and self.packed:
-            q, k, v = functional.linear(x, self.qkv_weight, self.qkv_bias).chunk(3, dim=-1)
+            q, k, v = dense(x, self.qkv_weight, self.qkv_bias).chunk(3, dim=-1)
         else:
             q, k, v = self._project_apart(x, context, num_queries)
         heads = (self.num_heads, -1)
@@ -176,8 +175,8 @@ class Attention(nn.Module):
             raise InputError(f"num_queries is {num_queries}: expected 1 to {num_tokens}, the number of tokens")
         query_weight, key_value_weight = self.split_weights()
         query_bias, key_value_bias = self.qkv_bias[: self.kqv_dim], self.qkv_bias[self.kqv_dim :]
-        q = functional.linear(x[:, num_tokens - num_queries :], query_weight, query_bias)
-        k, v = functional.linear(x if context is None else context, key_value_weight, key_value_bias).chunk(2, dim=-1)
+        q = dense(x[:, num_tokens - num_queries :], query_weight, query_bias)
+        k, v = dense(x if context is None else context, key_value_weight, key_value_bias).chunk(2, dim=-1)
         return q, k, v
 
     def split_weights(self) -> tuple[Float[Tensor, "kqv embedding"], Float[Tensor, "2*kqv context"]]:

@@ -18,10 +18,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from recombine.errors import InputError, check_choice, check_positive
-from recombine.kernels import attend
+from recombine.kernels import attend, dense
 from recombine.kernels.dropout import check_dropout
 from recombine.layers.attention import ATTENTIONS
 from recombine.layers.dropout import CodeDropout
@@ -122,14 +121,14 @@ class HypernetworkAttention(nn.MultiheadAttention):
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if query is key and key is value and self.in_proj_weight is not None:
-            q, k, v = functional.linear(query, self.in_proj_weight, self.in_proj_bias).chunk(3, dim=-1)
+            q, k, v = dense(query, self.in_proj_weight, self.in_proj_bias).chunk(3, dim=-1)
             return q, k, v
         if self.in_proj_weight is not None:
             weights = self.in_proj_weight.chunk(3)
         else:
             weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
         biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
-        q, k, v = map(functional.linear, (query, key, value), weights, biases)
+        q, k, v = map(dense, (query, key, value), weights, biases)
         return q, k, v
 
     def _batch_first(self, x: Tensor, batched: bool) -> Tensor:

@@ -3,6 +3,7 @@
 from recombine.store.checkpoint import DamagedError, digest_tensors
 from recombine.store.directory import FORMAT_VERSION, RunDirectory, hash_config
 from recombine.store.environment import describe_environment, hash_source
+from recombine.store.find import find_runs
 from recombine.store.schema import (
     CheckpointInfo,
     ConfigFile,
@@ -34,6 +35,7 @@ __all__ = [
     "Versions",
     "describe_environment",
     "digest_tensors",
+    "find_runs",
     "hash_config",
     "hash_source",
 ]
