@@ -14,6 +14,8 @@ SOURCE = Path(recombine.__file__).parent
 # Each room may import from itself and from the rooms before it.
 ROOMS = (
     "errors",
+    "memory",
+    "archives",
     "progress",
     "discovery",
     "splitmix",

@@ -25,6 +25,7 @@ VERBS = {
     "train": "train a model on a task",
     "evaluate": "score a trained run again",
     "probe": "look inside a run: what can be decoded from it, and what its codes do",
+    "probe-model": "the same for a pretrained model of Hugging Face, on labelled prompts",
     "diagnose": "say whether a run generalises, and if not, why not",
     "export": "write instances of a task to a file",
     "score": "score predictions for exported instances, made by any program",
@@ -84,7 +85,11 @@ def run(argv: list[str]) -> int:
     except OSError as error:
         _discard_output()
         return _complain(_describe(error), 2)
+    except MemoryError as error:
+        return _complain(f"out of memory ({str(error) or 'no details'}): expected smaller sizes", 2)
     except RuntimeError as error:
+        if _is_out_of_memory(error):
+            return _complain(f"out of memory ({_first_sentence(error)}): expected smaller sizes", 2)
         if type(error).__name__ not in ("DivergedError", "LostProcessError"):  # importing them would import torch
             raise
         return _complain(error, 1, follower=type(error).__name__ == "LostProcessError")
@@ -95,7 +100,7 @@ def run(argv: list[str]) -> int:
 
 def _run_verb(argv: list[str]) -> None:
     if not argv or argv[0] in ("-h", "--help", "help"):
-        print(USAGE.format(verbs="\n".join(f"  {verb:<11}{what}" for verb, what in VERBS.items())))
+        print(USAGE.format(verbs="\n".join(f"  {verb:<13}{what}" for verb, what in VERBS.items())))
         raise SystemExit(0 if argv else 2)
     if argv[0] == "--version":
         import recombine
@@ -107,7 +112,7 @@ def _run_verb(argv: list[str]) -> None:
         raise InputError(
             f"{verb} was started by torchrun in several processes: expected one; only train shares its work"
         )
-    importlib.import_module(f"recombine.commands.{verb}").run(argv[1:])
+    importlib.import_module(f"recombine.commands.{verb.replace('-', '_')}").run(argv[1:])
 
 
 def _complain(message: object, code: int, *, follower: bool = False) -> int:
@@ -120,6 +125,15 @@ def _complain(message: object, code: int, *, follower: bool = False) -> int:
 
 def _is_follower() -> bool:
     return os.environ.get("RANK", "0") != "0" and "MASTER_ADDR" in os.environ
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether torch could not allocate a tensor; on a CPU its error has no class of its own."""
+    return type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAllocator" in str(error)
+
+
+def _first_sentence(error: RuntimeError) -> str:
+    return re.sub(r"^\[.*?\] \. ", "", str(error)).splitlines()[0].split(". ")[0]
 
 
 def _describe(error: OSError) -> str:

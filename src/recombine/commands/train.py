@@ -60,7 +60,7 @@ def run(argv: list[str]) -> None:
 
 def show_result(config: RunConfig, directory: RunDirectory, options: TrainOptions) -> None:
     """Print the scores of a finished run and its directory."""
-    result = directory.read_json("result.json")
+    result = directory.read_json("result.json", complete=True)
     if options.json:
         print(json.dumps({**result, "run": str(directory.path)}, indent=2))
         return

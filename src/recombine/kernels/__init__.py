@@ -147,8 +147,8 @@ def add_norm(
 
 
 def _is_transformed() -> bool:
-    """Whether a transformation of `torch.func` is under way, which sees through no kernel."""
-    return torch._C._are_functorch_transforms_active()
+    """Whether `torch.func` or `torch.jit.trace` is at work, which see through no kernel."""
+    return torch._C._are_functorch_transforms_active() or torch.jit._trace.is_tracing()
 
 
 def _is_long(q: Tensor, k: Tensor) -> bool:

@@ -4,7 +4,8 @@
     output  = W^out concat_h out[q,h],   out from the kernel's `attend`
 
 The equations are in `recombine/kernels/reference.py`; `ATTENTIONS` names the rows of Table A1 of "Attention as a
-Hypernetwork" (Schug et al.). All have the same parameters, except that `hyla_deep` has one more matrix per head.
+Hypernetwork" (Schug et al.). All have the same parameters, except that `hyla_deep` has one more matrix per head. The papers'
+models use the kernel's output as it is; `output_scale` offers other choices (see `output_scale.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from recombine.errors import InputError, check_choice, check_positive
 from recombine.kernels import CodeMap, DropoutForm, Normalisation, ValueNetwork, attend, dense
 from recombine.layers.dropout import CodeDropout
 from recombine.layers.initialise import lecun_linear, lecun_normal_
-from recombine.layers.isolated import attend_isolated
+from recombine.layers.isolated import attend_isolated, isolation_mask
+from recombine.layers.output_scale import OutputScale, choose_output_scale, scale_output
 
 AttentionName = Literal[
     "softmax",
@@ -69,12 +71,14 @@ class Attention(nn.Module):
         context_dim: int | None = None,
         dropout: float = 0.0,
         dropout_form: DropoutForm = "pairs",
+        output_scale: OutputScale = "none",
     ) -> None:
         super().__init__()
         check_positive(embedding_dim=embedding_dim, num_heads=num_heads, kqv_dim=kqv_dim)
         if kqv_dim % num_heads != 0:
             raise InputError(f"kqv_dim {kqv_dim} is not divisible by num_heads {num_heads}: expected a multiple of it")
         self.attention = check_choice("attention", attention, ATTENTIONS)
+        self.output_scale = choose_output_scale(output_scale, ATTENTIONS[attention][0])
         self.num_heads, self.kqv_dim = num_heads, kqv_dim
         self.context_dim = embedding_dim if context_dim is None else context_dim
         check_positive(context_dim=self.context_dim)
@@ -147,6 +151,11 @@ class Attention(nn.Module):
             code_map=code_map,
             return_codes=return_codes,
         )
+        if self.output_scale != "none":
+            if num_isolated:
+                isolated = isolation_mask(q.shape[1], k.shape[1], num_isolated, q.device)
+                mask = isolated if mask is None else mask & isolated
+            heads = scale_output(heads, self.output_scale, k.shape[1], mask, causal=causal)
         return self.output(heads.flatten(-2)), codes
 
     def project(

@@ -29,6 +29,11 @@ from recombine.report.runs import ReportRun, compare, group_seeds, metrics_of, r
 from recombine.report.sections import list_sections
 from recombine.store import Json
 
+# of bidirectional text
+MARKS = {
+    number: f"⟨U+{number:04X}⟩" for number in (0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+}
+
 
 def write_report(
     runs: Sequence[Path],
@@ -54,7 +59,9 @@ def write_report(
 def load_templates() -> tuple[jinja2.Environment, str, str, str]:
     """The environment for templates; scripts are read as plain text."""
     loader = jinja2.PackageLoader("recombine.report")
-    environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment = jinja2.Environment(
+        loader=loader, autoescape=True, finalize=show_marks, trim_blocks=True, lstrip_blocks=True
+    )
     environment.filters |= FILTERS
     environment.globals |= {"reach": reach, "reach_of": reach_of, "define_shapes": define_shapes}
     theme, explorer, report = (
@@ -146,4 +153,9 @@ def tidy(value: Any) -> Any:
         return [tidy(item) for item in value]
     if isinstance(value, float):
         return float(f"{value:.6g}") if math.isfinite(value) else None
-    return value
+    return show_marks(value)
+
+
+def show_marks(value: Any) -> Any:
+    """Text in which marks that change the direction of writing are shown, not obeyed: a name cannot reorder the page."""
+    return value.translate(MARKS) if type(value) is str else value

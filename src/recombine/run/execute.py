@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from recombine.errors import InputError, check_positive
 from recombine.evaluate import evaluate_predictor
+from recombine.models import check_size
 from recombine.parallel import Group, join_group
 from recombine.run.config import RunConfig
 from recombine.run.device import resolve_device, use_deterministic_algorithms
@@ -30,6 +31,8 @@ from recombine.store import (
 )
 from recombine.tasks import Task
 from recombine.train import Clock, StoppedError, Trainer, Watcher, fit, heed_signals, intervals
+
+COPIES_IN_TRAINING = 4  # parameters, gradients and two moments
 
 _log = logging.getLogger(__name__)
 
@@ -70,6 +73,8 @@ def train_run(
     check_evaluation_instances(evaluation_instances)
     place = resolve_device(device)
     execution = Execution(compile=compile, shard=shard, deterministic=deterministic)
+    config.task.check_batch_size(config.training.batch_size)
+    check_size(config.model, config.task, copies=COPIES_IN_TRAINING)
     model = config.build_model()  # invalid sizes are errors before anything is written
     group = join_group(place)
     run = RunDirectory(Path(group.lead(lambda: str(open_directory(config, Path(out)).path))))

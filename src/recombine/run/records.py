@@ -13,6 +13,7 @@ from recombine.models import count_parameters
 from recombine.registry import version_of
 from recombine.run.config import RunConfig
 from recombine.store import (
+    CertificateDict,
     EnvironmentFile,
     Json,
     ResultFile,
@@ -69,7 +70,7 @@ def _shorten(value: object) -> str:
 def describe_split(task: Task) -> SplitFile:
     """The certificate and the compositions; those of `test` are those of `train`."""
     return {
-        "certificate": task.split.certificate.as_dict(),
+        "certificate": cast(CertificateDict, task.split.certificate.as_dict()),
         "compositions": {
             split: [list(composition) for composition in task.split.compositions(split)]
             for split in task.splits
@@ -104,7 +105,8 @@ def summarise(
         "metrics": describe_metrics(config.task, scores.values()),
         "scores": scores_as_dict(scores),
         "composition_sums": {
-            split: {name: metric.sums for name, metric in metrics.items()} for split, metrics in scores.items()
+            split: {name: [list(sums) for sums in metric.sums] for name, metric in metrics.items()}
+            for split, metrics in scores.items()
         },
         "baselines": evaluation.baselines,
     }

@@ -5,6 +5,7 @@ from recombine.store.directory import FORMAT_VERSION, RunDirectory, hash_config
 from recombine.store.environment import describe_environment, hash_source
 from recombine.store.find import find_runs
 from recombine.store.schema import (
+    CertificateDict,
     CheckpointInfo,
     ConfigFile,
     Environment,
@@ -20,6 +21,7 @@ from recombine.store.schema import (
 
 __all__ = [
     "FORMAT_VERSION",
+    "CertificateDict",
     "CheckpointInfo",
     "ConfigFile",
     "DamagedError",
