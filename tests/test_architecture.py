@@ -21,6 +21,7 @@ ROOMS = (
     "splitmix",
     "settings",
     "files",
+    "folders",
     "tables",
     "compositions",
     "drawing",

@@ -43,6 +43,8 @@ class Execution:
 
     compile: bool = False
     """Train under torch.compile."""
+    compile_steps: int | None = None
+    """Compile this many whole steps into one graph."""
     shard: bool = False
     """Keep only a part of the model in each process (FSDP2)."""
     deterministic: bool = False
@@ -59,6 +61,7 @@ def train_run(
     device: str = "auto",
     evaluation_instances: int | None = None,
     compile: bool = False,
+    compile_steps: int | None = None,
     shard: bool = False,
     deterministic: bool = False,
     watch: Watcher | None = None,
@@ -67,12 +70,12 @@ def train_run(
     """Train a configuration in its run directory, from the last checkpoint if there is one, and evaluate it.
 
     A finished run stays as it is, unless it was evaluated with another number of instances or another version of the
-    evaluation. `compile`, `shard` and `deterministic` (see `Execution`) are not part of the configuration. Under `torchrun`,
-    all processes call this function and train one model together; the first one reads and writes the directory.
+    evaluation. `compile`, `compile_steps`, `shard` and `deterministic` (see `Execution`) are not part of the configuration.
+    Under `torchrun`, all processes call this function and train one model together; the first one reads and writes files.
     """
     check_evaluation_instances(evaluation_instances)
     place = resolve_device(device)
-    execution = Execution(compile=compile, shard=shard, deterministic=deterministic)
+    execution = Execution(compile=compile, compile_steps=compile_steps, shard=shard, deterministic=deterministic)
     config.task.check_batch_size(config.training.batch_size)
     check_size(config.model, config.task, copies=COPIES_IN_TRAINING)
     model = config.build_model()  # invalid sizes are errors before anything is written
@@ -134,8 +137,16 @@ def finish_run(
         if group.lead(begin):
             _log.info("%s is finished already", run.path)
             return
-        options = {"compile": execution.compile, "shard": execution.shard}
-        trainer = Trainer(model, config.task, config.training, device, group=group, **options)
+        trainer = Trainer(
+            model,
+            config.task,
+            config.training,
+            device,
+            compile=execution.compile,
+            compile_steps=execution.compile_steps,
+            group=group,
+            shard=execution.shard,
+        )
         clock, interval = restore(run, trainer)
         group.lead(lambda: _prepare(run, config.task, trainer, interval, num_instances))
         tracking = stack.enter_context(track(trackers if group.is_leader else (), run, trainer.step))

@@ -70,8 +70,7 @@ def fit(
         begun = trainer.step
         total = _restore_sum(trainer, interval)
         interval = None
-        while trainer.step < last and not trainer.agreed_to_stop:
-            total += trainer.advance(stop=request.is_made)
+        total = trainer.advance_to(last, total, lambda: request.is_made)
         clock.add(trainer.step - begun, warm=begun - started >= WARMUP_STEPS_OF_CLOCK)
         loss = group.sum(total).item() / max(1, trainer.step - first)
         trainer.require_finite(loss)

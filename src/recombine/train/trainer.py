@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from recombine.precision import use_precision
 from recombine.tasks import Task
 from recombine.tasks.ahead import Ahead
 from recombine.train.config import TrainingConfig
+from recombine.train.together import StepsTogether
 
 
 class DivergedError(RuntimeError):
@@ -32,6 +34,7 @@ class Trainer:
         device: torch.device | str,
         *,
         compile: bool = False,
+        compile_steps: int | None = None,
         group: Group = ALONE,
         shard: bool = False,
     ) -> None:
@@ -47,8 +50,30 @@ class Trainer:
         self.model, self.forward = spread(model, group, self.device, shard=shard, compile=compile, example=example)
         self.optimizer = build_optimizer(self.model, weight_decay=config.weight_decay, betas=(0.9, config.beta2))
         self.dropout = DropoutKeys(self.model, first_row=0 if rows is None else rows.start)
+        self.together: StepsTogether | None = None
+        if compile_steps is not None:
+            if group.size > 1:
+                raise InputError(f"compile_steps is {compile_steps} with {group.size} processes: expected one process")
+            self.together = StepsTogether(self.model, task, config, self.optimizer, compile_steps)
         self.step = 0
         self.agreed_to_stop = False
+
+    def advance_to(self, last: int, total: Tensor | None = None, is_asked: Callable[[], bool] | None = None) -> Tensor:
+        """Train until step `last`, or until all processes agree to stop; returns `total` plus the losses of the steps.
+
+        The last few steps may be too few to take together. `is_asked` says whether this process was asked to stop.
+        """
+        total = torch.zeros((), device=self.device) if total is None else total
+        asked = is_asked or (lambda: False)
+        while self.together is not None and self.step + self.together.count <= last and not self.agreed_to_stop:
+            steps = range(self.step, self.step + self.together.count)
+            batches = [self.batches.take(step) for step in steps]
+            total += self.together.run(batches, [self.rate_at(step) for step in steps], self.step)
+            self.step += self.together.count
+            self.agreed_to_stop = asked()
+        while self.step < last and not self.agreed_to_stop:
+            total += self.advance(stop=asked())
+        return total
 
     def advance(self, *, stop: bool = False) -> Tensor:
         """One optimizer step; returns this process's share of its loss, still on the device.
