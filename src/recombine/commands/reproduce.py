@@ -170,12 +170,8 @@ def train_records(records: Sequence[Record], options: ReproduceOptions) -> Finis
         if options.report is not None and options.probe:
             look_inside(runs[key], options, record.text)
 
-    def watch_reading(number: int, total: int, text: str) -> None:
-        if not options.json:
-            options.say(f"reading {number}/{total} {text}")
-
     finished = tuple(FinishedRun(record, runs[record.config.directory_name]) for record in records)
-    return Finished(finished, watch_reading)
+    return Finished(finished)
 
 
 def train_elsewhere(plan: Plan, options: ReproduceOptions) -> None:
