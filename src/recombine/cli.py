@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
+from recombine import progress
 from recombine.errors import InputError, check_choice
 from recombine.help_page import WIDTH, write_page
 
@@ -34,6 +35,7 @@ VERBS = {
     "compare": "print paired differences between two runs",
     "leaderboard": "write one HTML file that ranks runs",
     "reproduce": "run a named experiment and print it next to the paper's figures",
+    "sweep": "train many runs from a Python file, on this machine, Ray or SLURM",
     "report": "write one HTML file about runs",
     "bench": "measure how fast this machine trains, compared with the plain definition",
 }
@@ -56,6 +58,10 @@ class ParsedFlags:
         """Whether `--verbose` was given."""
         return False
 
+    def shows_progress(self) -> bool:
+        """Whether neither `--quiet` nor `--json` was given."""
+        return True
+
 
 Flags = TypeVar("Flags", bound=ParsedFlags)
 
@@ -70,14 +76,15 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def run(argv: list[str]) -> int:
     """Run a verb; returns its exit code."""
-    logging.basicConfig(format="recombine: %(message)s")
+    logging.basicConfig(format="recombine: %(message)s", level=logging.ERROR if _is_follower() else logging.WARNING)
     try:
         _run_verb(argv)
         sys.stdout.flush()
     except InputError as error:
         return _complain(error, 2)
-    except KeyboardInterrupt:
-        return _complain("interrupted" + ("; the same command resumes" if argv[0] in RESUMABLE else ""), 130)
+    except KeyboardInterrupt as stop:  # a training that was stopped by a signal says where and how to go on
+        resumes = "; the same command resumes" if argv[0] in RESUMABLE else ""
+        return _complain(str(stop) or f"interrupted{resumes}", getattr(stop, "exit_code", 130))
     except BrokenPipeError:  # the reader of a pipe has left
         sys.stderr.close()
         return 141
@@ -89,9 +96,9 @@ def run(argv: list[str]) -> int:
     except RuntimeError as error:
         if _is_out_of_memory(error):
             return _complain(f"out of memory ({_first_sentence(error)}): expected smaller sizes", 2)
-        if type(error).__name__ != "DivergedError":  # by name, because importing it would import torch
+        if type(error).__name__ not in ("DivergedError", "LostProcessError"):  # importing them would import torch
             raise
-        return _complain(error, 1)
+        return _complain(error, 1, follower=type(error).__name__ == "LostProcessError")
     except SystemExit as stop:  # --help, or a usage message
         return stop.code if isinstance(stop.code, int) else 0
     return 0
@@ -107,13 +114,23 @@ def _run_verb(argv: list[str]) -> None:
         print(f"recombine {recombine.__version__}")
         return
     verb = check_choice("verb", argv[0], VERBS)
+    if verb != "train" and "MASTER_ADDR" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1":
+        raise InputError(
+            f"{verb} was started by torchrun in several processes: expected one; only train shares its work"
+        )
     importlib.import_module(f"recombine.commands.{verb.replace('-', '_')}").run(argv[1:])
 
 
-def _complain(message: object, code: int) -> int:
+def _complain(message: object, code: int, *, follower: bool = False) -> int:
+    """Print an error; of the processes that torchrun started, the first speaks for all unless `follower`."""
     with contextlib.suppress(OSError):
-        print(f"recombine: {message}", file=sys.stderr)
+        if follower or not _is_follower():
+            print(f"recombine: {message}", file=sys.stderr)
     return code
+
+
+def _is_follower() -> bool:
+    return os.environ.get("RANK", "0") != "0" and "MASTER_ADDR" in os.environ
 
 
 def _is_out_of_memory(error: RuntimeError) -> bool:
@@ -156,12 +173,14 @@ def parse(owner: type[Flags], argv: Sequence[str], *, prog: str, **options: Any)
         raise InputError(f"{_first_message(stderr.getvalue())}; see recombine {prog} --help") from None
     if flags.is_verbose():
         logging.getLogger().setLevel(logging.INFO)
+    if flags.shows_progress() and not _is_follower():
+        progress.turn_on()
     return flags
 
 
 def examples_of(prog: str) -> tuple[str, ...]:
     """The example commands of a verb: `EXAMPLES` of its module."""
-    module = importlib.import_module(f"recombine.commands.{prog.split()[0]}")
+    module = importlib.import_module(f"recombine.commands.{prog.split()[0].replace('-', '_')}")
     return getattr(module, "EXAMPLES", ())
 
 

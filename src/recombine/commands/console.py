@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import sys
-import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
 import tyro
-from rich.console import Console
-from rich.table import Table
 
-from recombine.cli import ParsedFlags
-from recombine.commands.layout import print_table
+from recombine.commands.output import Output as Output
 from recombine.evaluate import MetricDict, SplitDict
 from recombine.run import progress_bar as progress_bar
 from recombine.store import Json
-from recombine.tables import Cell, Value
-from recombine.tables import Table as ResultTable
+from recombine.tables import Cell, Table, Value
 from recombine.tasks.base import REFERENCES, SPLIT_TITLES, Task
 from recombine.train import Progress, Watcher
 
@@ -27,38 +20,6 @@ REFERENCE_LEGEND = (
     "chance: the best answer that ignores the input\nceiling: the best possible score on the split\n"
     "agnostic: the best without knowing which compositions it holds"
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Output(ParsedFlags):
-    """Flags of every verb."""
-
-    json: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Print the result as JSON."""
-    verbose: Annotated[tyro.conf.FlagCreatePairsOff[bool], tyro.conf.arg(aliases=["-v"])] = False
-    """Write log messages to standard error."""
-    quiet: Annotated[tyro.conf.FlagCreatePairsOff[bool], tyro.conf.arg(aliases=["-q"])] = False
-    """Print only the result."""
-
-    def is_verbose(self) -> bool:
-        return self.verbose
-
-    def show(self, value: Json, *tables: Table | ResultTable | str) -> None:
-        """Print a result, as JSON or as tables and text."""
-        if self.json:
-            print(json.dumps(value, indent=2, ensure_ascii=False))
-            return
-        console = Console()
-        for table in tables:
-            if isinstance(table, str):
-                console.print(_wrap(table, console.width), highlight=False, soft_wrap=True)
-            else:
-                print_table(console, table)
-
-    def say(self, message: str) -> None:
-        """Print a message to standard error, unless --quiet was given."""
-        if not self.quiet:
-            print(message, file=sys.stderr)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,19 +43,13 @@ class Starting:
             self.watch(progress)
 
 
-def _wrap(shown: str, width: int) -> str:
-    """Wrap text to the width of the console without breaking paths."""
-    lines = (textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False) for line in shown.split("\n"))
-    return "\n".join(lines)
-
-
 def score_table(
     scores: Json,
     title: str = "scores",
     *,
     metrics: Mapping[str, MetricDict] | None = None,
     splits: Mapping[str, SplitDict] | None = None,
-) -> ResultTable:
+) -> Table:
     """Scores of one run, one row per split and metric. `metrics` and `splits` come from `result.json`."""
     rows = tuple(
         (split, title_of(metric, metrics), *_score_cells(score))
@@ -102,9 +57,7 @@ def score_table(
         for metric, score in values.items()
     )
     columns = ("split", "metric", "score (95 % interval)", *REFERENCES)
-    return ResultTable(
-        title=title, columns=columns, rows=rows, note=f"{split_legend(scores, splits)}\n{REFERENCE_LEGEND}"
-    )
+    return Table(title=title, columns=columns, rows=rows, note=f"{split_legend(scores, splits)}\n{REFERENCE_LEGEND}")
 
 
 def _score_cells(score: Json) -> tuple[Value, ...]:

@@ -59,6 +59,9 @@ class TaskFlags(ParsedFlags):
     def is_verbose(self) -> bool:
         return self.options.verbose
 
+    def shows_progress(self) -> bool:
+        return self.options.shows_progress()
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunFlags(ParsedFlags):
@@ -71,6 +74,9 @@ class RunFlags(ParsedFlags):
 
     def is_verbose(self) -> bool:
         return self.options.verbose
+
+    def shows_progress(self) -> bool:
+        return self.options.shows_progress()
 
 
 def parse_task(owner: type[TaskVerb], argv: Sequence[str], *, verb: str) -> tuple[Task, TaskVerb]:

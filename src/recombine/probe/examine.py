@@ -30,6 +30,7 @@ from recombine.probe.structure import (
     sample_rows,
 )
 from recombine.probe.swap import measure_swaps
+from recombine.progress import track
 from recombine.run import resolve_device
 from recombine.tasks import Task
 from recombine.tasks.reading import Reading, Variant
@@ -176,7 +177,7 @@ def _picture(
         numbers["skipped"]["tsne"] = "not asked for"
         return
     with examination.part("tsne"):
-        for site in sites:
+        for site in track(sites, "t-SNE of sites"):
             examination.arrays[f"tsne.{site}"] = embed(observations.activations[site][rows], seed=seed)
         numbers["tsne"] = {"sites": sites, "num_rows": len(rows), "perplexity": PERPLEXITY}
 

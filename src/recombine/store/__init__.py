@@ -1,7 +1,7 @@
 """Run directories: what a run leaves behind, written atomically, loaded strictly, without pickle."""
 
 from recombine.store.checkpoint import DamagedError, digest_tensors
-from recombine.store.directory import FORMAT_VERSION, RunDirectory, hash_config
+from recombine.store.directory import FORMAT_VERSION, LockedError, RunDirectory, hash_config
 from recombine.store.environment import describe_environment, hash_source
 from recombine.store.find import find_runs
 from recombine.store.schema import (
@@ -10,6 +10,7 @@ from recombine.store.schema import (
     ConfigFile,
     Environment,
     EnvironmentFile,
+    Interval,
     Json,
     MetricsRow,
     ResultFile,
@@ -26,7 +27,9 @@ __all__ = [
     "DamagedError",
     "Environment",
     "EnvironmentFile",
+    "Interval",
     "Json",
+    "LockedError",
     "MetricsRow",
     "ResultFile",
     "RunDirectory",

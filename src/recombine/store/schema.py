@@ -54,6 +54,7 @@ class Environment(TypedDict):
     processor: str
     device: str
     num_threads: int
+    num_processes: NotRequired[int]  # that trained together
     kernel: str  # which attention kernel is used, how it was compiled, or why the plain definition is used
 
 
@@ -69,6 +70,13 @@ class EnvironmentFile(Stretch):
     previous: list[Stretch]
 
 
+class Interval(TypedDict):
+    """A logging interval that a signal cut short: where it began, and the sum of its losses in each process."""
+
+    first_step: int
+    loss_sums: list[float]
+
+
 class CheckpointInfo(TypedDict):
     """`checkpoint.json`, and the `info` in the header of `checkpoint.safetensors`."""
 
@@ -77,6 +85,7 @@ class CheckpointInfo(TypedDict):
     seconds: float
     timed_steps: int
     timed_seconds: float
+    interval: NotRequired[Interval]
 
 
 class MetricsRow(TypedDict):

@@ -127,6 +127,14 @@ class Task(Sampler):
     def loss(self, predictions: Tensor, batch: Batch) -> Float[Tensor, ""]:
         """The loss that training minimises."""
 
+    def loss_weight(self, batch: Batch) -> float | Tensor:
+        """How many terms `loss` is the mean of: the number of rows, unless a loss counts tokens or steps.
+
+        Several processes that train together each have some rows of a batch. The loss of the batch is the mean of theirs with
+        these weights.
+        """
+        return float(len(batch))
+
     @abstractmethod
     def metrics(self, predictions: Tensor, batch: Batch) -> dict[str, Ratio]:
         """Scores per row, by name; the headline metric first."""
