@@ -256,7 +256,7 @@ def fit(
         trainer.require_finite(loss)
         scores = None
         if last % evaluate_every == 0 or last == config.steps:
-            scores = score(trainer.model, trainer.task, num_instances=1_000, references=False, device=trainer.device)
+            scores = _score(trainer)
         if run is not None:
             run.append_metrics(_metrics_row(last, loss, rate, clock, scores))
             if last % checkpoint_every == 0 or last == config.steps:
@@ -265,6 +265,12 @@ def fit(
         if watch is not None:
             watch(Progress(last, config.steps, loss, clock.steps_per_second, scores))
         clock.skip()
+
+
+def _score(trainer: Trainer) -> Scores:
+    task = trainer.task
+    num_instances = task.training_evaluation_instances
+    return score(trainer.model, task, num_instances=num_instances, references=False, device=trainer.device)
 
 
 def _metrics_row(step: int, loss: float, rate: float, clock: Clock, scores: Scores | None) -> MetricsRow:

@@ -7,6 +7,7 @@ finished run that was evaluated in another way than now asked for is evaluated a
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -65,6 +66,7 @@ def train_run(
     """
     check_evaluation_instances(evaluation_instances)
     place = resolve_device(device)
+    config = replace(config, task=config.task.prepare())
     model = config.build_model()  # invalid sizes are errors before anything is written
     run = open_directory(config, Path(out))
     finish_run(run, config, model, place, evaluation_instances=evaluation_instances, compile=compile, watch=watch)
@@ -109,6 +111,8 @@ def finish_run(
             _log.warning("%s: evaluating again, on %d instances per split", run.path, num_instances)
         else:
             run.write_json("split.json", describe_split(config.task))
+            for name, content in config.task.artifacts().items():
+                run.write_bytes(name, content)
             record_environment(run, device, trainer.step)
             run.rewind_metrics(trainer.step)
         fit(trainer, run=run, clock=clock, watch=watch, **intervals(config.training.steps))

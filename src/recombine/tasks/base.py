@@ -59,6 +59,7 @@ class Task(Sampler):
     models: ClassVar[tuple[str, ...]] = ("transformer",)  # models it has sizes for, the default first
     metric_info: ClassVar[Mapping[str, Metric]] = METRICS
     evaluation_instances: ClassVar[int] = 16_000  # a split, in a final evaluation
+    training_evaluation_instances: ClassVar[int] = 1_000  # a split, in evaluations during training
     # whether the tokens that are read see the rest and themselves, not one another
     isolated_queries: ClassVar[bool] = False
     # whether later tokens reveal the answers to earlier ones, so that models must be causal
@@ -94,6 +95,24 @@ class Task(Sampler):
     def thought_dim(self) -> int:
         """Number of supervised intermediate values, which models return after their predictions; 0 for none."""
         return 0
+
+    @property
+    def vocabulary_size(self) -> int | None:
+        """Number of different tokens, for tasks whose inputs are numbers of tokens; None for features."""
+        return None
+
+    @property
+    def max_rows_at_once(self) -> int:
+        """The most rows that are evaluated at once; less than the default for tasks with large predictions."""
+        return 1_000
+
+    def prepare(self) -> Task:
+        """The task with all that a run must record. A task that depends on files prepares them and names their content."""
+        return self
+
+    def artifacts(self) -> Mapping[str, bytes]:
+        """Files that a run directory keeps, by name, because the trained model is of no use without them."""
+        return {}
 
     @property
     @abstractmethod
