@@ -66,18 +66,25 @@ def prepare(request: Request) -> str:
         content or b"",
     )
     pointer = data_folder("language", "prepared") / f"{key}.json"
-    if pointer.exists():
-        name = str(json.loads(pointer.read_text())["corpus"])
-        if (corpus_folder(name) / "manifest.json").exists():
-            return name
-    work = data_folder("language", "work", key)
-    with _only_one(work):
-        name = _Preparation(request, sources, content, work, problems).run()
-        replace_file(pointer, json.dumps({"corpus": name}).encode())
-    shutil.rmtree(work, ignore_errors=True)
+    work = data_folder("language", "work") / key
+    with _only_one(work.with_suffix(".lock")):
+        name = _look_up(pointer)
+        if name is None:
+            work.mkdir(exist_ok=True)
+            name = _Preparation(request, sources, content, work, problems).run()
+            replace_file(pointer, json.dumps({"corpus": name}).encode())
+            shutil.rmtree(work, ignore_errors=True)
     for line in problems.lines:
         _log.warning("%s", line)
     return name
+
+
+def _look_up(pointer: Path) -> str | None:
+    """The name of a corpus that has been prepared."""
+    if not pointer.exists():
+        return None
+    name = str(json.loads(pointer.read_text())["corpus"])
+    return name if (corpus_folder(name) / "manifest.json").exists() else None
 
 
 def corpus_folder(name: str) -> Path:
@@ -172,7 +179,7 @@ class _Preparation:
         }
         replace_file(self.work / "manifest.json", json.dumps(manifest).encode())
         shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(self.work, folder, ignore=shutil.ignore_patterns("manifest.json", "*.survey.json", "lock"))
+        shutil.copytree(self.work, folder, ignore=shutil.ignore_patterns("manifest.json", "*.survey.json"))
         replace_file(folder / "manifest.json", json.dumps(manifest).encode())  # last: a folder without it is not whole
         return digest
 
@@ -218,13 +225,13 @@ def _show(items: Iterable[Item], what: str, total: int) -> Iterator[Item]:
 
 
 @contextmanager
-def _only_one(folder: Path) -> Iterator[None]:
-    """Wait until no other process works in a folder."""
+def _only_one(path: Path) -> Iterator[None]:
+    """Wait until no other process prepares the same corpus."""
     try:
         import fcntl
     except ImportError:  # no such locks on this platform
         yield
         return
-    with open(folder / "lock", "w") as file:
+    with open(path, "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -1,8 +1,9 @@
 """Where text comes from: files and folders of plain text, JSON lines and Parquet, also compressed with gzip or Zstandard.
 
-Each file of plain text is a document (a long one is divided into several); each line of a JSON-lines file and each row of a Parquet file is one, in its field
-`text`. A file that cannot be used is reported by name and left out; the others are read. Without files, the text is the
-source and documentation of the standard library of the running Python (without its tests), which every machine has.
+Each file of plain text is a document (a long one is divided into several); each line of a JSON-lines file and each row of a
+Parquet file is one, in its field `text`. A file that cannot be used is reported by name and left out; the others are read.
+Without files, the text is the source and documentation of the standard library of the running Python (without its tests),
+which every machine has.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from recombine.errors import InputError
 
@@ -136,7 +137,7 @@ def read_documents(source: Source, problems: Problems) -> Iterator[str]:
 
 def _open(source: Source) -> IO[bytes]:
     if source.path.suffix == ".gz":
-        return gzip.open(source.path, "rb")
+        return cast(IO[bytes], gzip.open(source.path, "rb"))
     if source.path.suffix == ".zst":
         try:
             import zstandard

@@ -146,12 +146,16 @@ class FileTokenizer(Tokenizer):
         except Exception as error:  # the package raises nothing more special
             raise InputError(f"the tokenizer cannot be read ({error}): expected a tokenizer.json") from None
         self.size = self.model.get_vocab_size()
-        ends = [self.model.token_to_id(name) for name in self.ENDS if self.model.token_to_id(name) is not None]
-        starts = [self.model.token_to_id(name) for name in self.STARTS if self.model.token_to_id(name) is not None]
+        ends, starts = (
+            [token for name in names if (token := self._find(name)) is not None] for names in (self.ENDS, self.STARTS)
+        )
         if not ends:
             raise InputError(f"the tokenizer has no token for the end: expected one of {', '.join(self.ENDS)}")
         self.eos = self.pad = ends[0]
         self.bos = (starts or ends)[0]
+
+    def _find(self, name: str) -> int | None:
+        return self.model.token_to_id(name)
 
     @property
     def content(self) -> bytes:
