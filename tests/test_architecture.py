@@ -37,6 +37,7 @@ ROOMS = (
     "engines",
     "probe",
     "diagnose",
+    "exchange",
     "recipes",
     "sweep",
     "speed",

@@ -123,10 +123,10 @@ def test_export(tmp_path, capsys):
     assert "1200 rows" in capsys.readouterr().out
     frame = pandas.read_parquet(file)
     assert len(frame) == 1200
-    assert {"inputs", "target", "latents", "composition"} <= set(frame.columns)
+    assert {"row_id", "inputs", "target", "modules", "composition"} <= set(frame.columns)
     assert len(frame.inputs[0]) == 32
+    assert set(frame.split) == {"test"}
     about = parquet.read_schema(file).metadata
-    assert about[b"split"] == b"test"
     assert len(about[b"split_sha256"]) == 64
 
 

@@ -42,7 +42,7 @@ def test_every_verb(verb, tmp_path):
     assert "sin(" in verb("show", TASK, "--num-waves", "4", "--num-examples", "4")
     checked = json.loads(verb("check", TASK, "--num-instances", "50", "--json"))
     assert checked["references"]["ood"]["r2"]["ceiling"] == pytest.approx(1)
-    assert "5 rows of waves ood" in verb("export", TASK, "--num-instances", "5", "-o", "rows.parquet")
+    assert "10 rows of waves (test, ood)" in verb("export", TASK, "--num-instances", "5", "-o", "rows.parquet")
     run = verb(*TRAIN, "-q").strip()
     assert run.startswith("runs/waves-averaging-")
     origins = json.loads((tmp_path / run / "config.json").read_text())["origins"]

@@ -7,10 +7,10 @@ import pandas
 import pytest
 import torch
 
-from recombine.commands.export import export
 from recombine.compositions import all_multisets
 from recombine.errors import InputError
 from recombine.evaluate import score_references
+from recombine.exchange import make_rows, write_table
 from recombine.tasks.sraven.ambiguity import TABLE_A2, estimate_ambiguity
 from recombine.tasks.sraven.rules import RULES
 from recombine.tasks.sraven.task import SRaven
@@ -149,25 +149,25 @@ def test_render_and_describe():
 
 
 def test_export_loads_with_pandas(tmp_path):
-    export(SMALL, "ood", 30, tmp_path / "puzzles.parquet")
+    write_table(make_rows(SMALL, ["ood"], 30), tmp_path / "puzzles.parquet")
     table = pandas.read_parquet(tmp_path / "puzzles.parquet")
     batch = SMALL.sample("ood", 0, batch_size=1000, rows=range(30))
     assert len(table) == 30
     assert [list(panel) for panel in table["panels"][0]] == batch.info["grids"][0].flatten(0, 1)[:-1].tolist()
-    assert list(table["answer"][3]) == batch.targets[3].tolist()
+    assert list(table["target"][3]) == batch.targets[3].tolist()
     assert [list(order) for order in table["permutations"][3]] == batch.info["permutations"][3].tolist()
     assert table["ambiguous"].dtype == bool
     assert ((table["num_answers"] > 1) == table["ambiguous"]).all()
-    assert table["posterior_of_answer"].between(0, 1).all()
-    assert (table["posterior_of_answer"][~table["ambiguous"]] > 1 - 1e-9).all()
+    assert table["posterior_of_target"].between(0, 1).all()
+    assert (table["posterior_of_target"][~table["ambiguous"]] > 1 - 1e-9).all()
     assert Counter(map(tuple, table["rules"].map(sorted))).keys() <= set(SMALL.split.ood)
 
 
 def test_hugging_face_datasets_loads_the_export(tmp_path):
     datasets = pytest.importorskip("datasets")
-    export(SMALL, "ood", 10, tmp_path / "puzzles.parquet")
+    write_table(make_rows(SMALL, ["ood"], 10), tmp_path / "puzzles.parquet")
     rows = datasets.load_dataset("parquet", data_files=str(tmp_path / "puzzles.parquet"), cache_dir=str(tmp_path))
-    assert rows["train"][0]["answer"] == SMALL.sample("ood", 0, batch_size=1000, rows=range(1)).targets[0].tolist()
+    assert rows["train"][0]["target"] == SMALL.sample("ood", 0, batch_size=1000, rows=range(1)).targets[0].tolist()
 
 
 @pytest.mark.parametrize(

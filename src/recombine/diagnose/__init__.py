@@ -1,5 +1,6 @@
 """Why a network does not generalise: a verdict with its evidence."""
 
+from recombine.diagnose.from_scores import ScoreVerdict, judge_scores
 from recombine.diagnose.record import (
     AMBIGUOUS,
     AT_CEILING,
@@ -28,8 +29,10 @@ __all__ = [
     "DiagnosisDict",
     "Evidence",
     "PlacedScore",
+    "ScoreVerdict",
     "Verdict",
     "diagnose",
     "diagnose_run",
+    "judge_scores",
     "read_decodability",
 ]

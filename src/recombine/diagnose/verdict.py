@@ -57,6 +57,14 @@ ADVICE: dict[str, str] = {
 }
 
 
+class UndecidedError(InputError):
+    """Held-out compositions fail, and only a probe of the network could tell why."""
+
+    def __init__(self, comparison: str) -> None:
+        super().__init__("held-out compositions fail, but nothing was decoded: expected a probe of the network")
+        self.comparison = comparison
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Scale:
     """The range of one score: chance, ceiling, and which way is better."""
@@ -109,7 +117,7 @@ def diagnose(
 
     verdict = decide(trained["value"], held_out["value"])
     if verdict is None:
-        raise InputError("held-out compositions fail, but nothing was decoded: expected a probe of the network")
+        raise UndecidedError(_compare(trained, held_out))
     others = {decide(a, b) for a in (trained["low"], trained["high"]) for b in (held_out["low"], held_out["high"])}
     evidence: Evidence = {
         "metric": metric,
@@ -182,9 +190,13 @@ def _read_number(score: Mapping[str, Any], key: str) -> float | None:
     return float(number) if isinstance(number, (int, float)) and math.isfinite(number) else None
 
 
+def _compare(trained: PlacedScore, held_out: PlacedScore) -> str:
+    return f"{held_out['value']:.2f} on held-out compositions against {trained['value']:.2f} on trained ones"
+
+
 def _explain(verdict: Verdict, evidence: Evidence) -> str:
     trained, held_out = evidence["trained"], evidence["held_out"]
-    both = f"{held_out['value']:.2f} on held-out compositions against {trained['value']:.2f} on trained ones"
+    both = _compare(trained, held_out)
     if verdict == "uncovered":
         named = ", ".join(map(str, evidence["uncovered_modules"]))
         never = (

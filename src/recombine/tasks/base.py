@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from recombine.compositions import Composition
 from recombine.drawing.card import Card, text_card
@@ -58,6 +59,10 @@ class Task(Sampler):
     version: ClassVar[int] = 1
     models: ClassVar[tuple[str, ...]] = ("transformer",)  # models it has sizes for, the default first
     metric_info: ClassVar[Mapping[str, Metric]] = METRICS
+    # what the columns of an export hold that not every task has
+    column_info: ClassVar[Mapping[str, str]] = {
+        "strengths": "strength of each module, 0 if it is not in the composition"
+    }
     evaluation_instances: ClassVar[int] = 16_000  # a split, in a final evaluation
     training_evaluation_instances: ClassVar[int] = 1_000  # a split, in evaluations during training
     # whether the tokens that are read see the rest and themselves, not one another
@@ -209,13 +214,20 @@ class Task(Sampler):
         return text_card(self.render(batch, row), modules, remarks)
 
     def columns(self, batch: Batch) -> dict[str, Tensor]:
-        """A batch as named columns, for export."""
-        return {
-            "inputs": batch.inputs,
-            "target": batch.targets,
-            "latents": batch.latents,
-            **batch.info,
-        }
+        """Columns of an export that only this task has; `column_info` says what they hold."""
+        return {name: column for name, column in batch.info.items() if name != "composition"}
+
+    def predict_answers(self, answers: Tensor) -> Tensor:
+        """Predictions that mean exactly these answers, which have the form of the targets; -1 is where nothing is asked.
+
+        The default makes a one-hot prediction for class numbers. Other answers are predictions already.
+        """
+        if answers.is_floating_point():
+            return answers
+        if not bool(((answers >= -1) & (answers < self.output_dim)).all()):
+            outside = answers[(answers < -1) | (answers >= self.output_dim)][0]
+            raise InputError(f"an answer is {int(outside)}: expected the number of a class, 0 to {self.output_dim - 1}")
+        return one_hot(answers.clamp_min(0), self.output_dim).float()
 
 
 def shorten(numbers: Sequence[float], most: int = 6) -> str:

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.nn.functional import cross_entropy, one_hot
+from torch.nn.functional import cross_entropy
 
 from recombine.errors import InputError
 from recombine.tasks.base import METRICS, Batch, Metric, Preset, Ratio, Scale, SplitName, Task
@@ -53,6 +53,15 @@ class ImitationTask(Task):
     metric_info: ClassVar[Mapping[str, Metric]] = METRICS | {
         "action_accuracy": Metric(title="action accuracy"),
         "trajectory_accuracy": Metric(title="trajectory accuracy"),
+    }
+    column_info: ClassVar[Mapping[str, str]] = {
+        **Task.column_info,
+        "kinds": "kind of each object",
+        "objects": "cell of each object, numbered in reading order",
+        "worth": "value of each object in this task",
+        "cells": "cell of the agent before each step",
+        "present": "which objects remain before each step",
+        "optimal": "which actions are optimal at each step",
     }
 
     horizon: int = 8
@@ -138,16 +147,13 @@ class ImitationTask(Task):
 
     def chance(self, batch: Batch) -> Float[Tensor, "batch step action"]:
         """At every step the action that is most often optimal in training."""
-        return self._predict(torch.full_like(batch.targets, self.best_constant))
+        return self.predict_answers(torch.full_like(batch.targets, self.best_constant))
 
     def best_predictions(
         self, batch: Batch, *, split: SplitName | None, metric: str
     ) -> Float[Tensor, "batch step action"]:
         """The expert's actions, for any prior: the inputs determine the task and the map, so this is exact."""
-        return self._predict(batch.targets.clamp_min(0))
-
-    def _predict(self, actions: Int[Tensor, "batch step"]) -> Float[Tensor, "batch step action"]:
-        return one_hot(actions, self.num_actions).float()
+        return self.predict_answers(batch.targets)
 
     def reading(self) -> FirstStepReading:
         return FirstStepReading(self)

@@ -56,6 +56,10 @@ class SequenceTeacher(SequenceTask):
     metric_info: ClassVar[Mapping[str, Metric]] = METRICS | {
         "loss_all_tokens": Metric(title="squared error, all tokens", higher_is_better=False),
     }
+    column_info: ClassVar[Mapping[str, str]] = {
+        "length": "number of tokens; the rest is padding",
+        "hidden": "hidden state of the teacher after each token",
+    }
 
     teacher: SequenceClass = "deep_set"
     """Class of the function that labels the sequences."""

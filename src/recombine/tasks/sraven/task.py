@@ -24,7 +24,7 @@ from typing import ClassVar
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.nn.functional import cross_entropy, one_hot
+from torch.nn.functional import cross_entropy
 
 from recombine.compositions import Composition, CompositionSplit, all_multisets, split_compositions
 from recombine.drawing.card import Card
@@ -34,6 +34,7 @@ from recombine.tasks.base import METRICS, Batch, Metric, Preset, Ratio, Referenc
 from recombine.tasks.reading import Reading
 from recombine.tasks.sraven.ambiguity import estimate_ambiguity, tabulate_ambiguity
 from recombine.tasks.sraven.card import make_card
+from recombine.tasks.sraven.columns import COLUMN_INFO, make_columns
 from recombine.tasks.sraven.generator import check_table, draw_puzzles, look_up
 from recombine.tasks.sraven.overlap import tabulate_overlap
 from recombine.tasks.sraven.picture import draw_puzzle, write_puzzle
@@ -53,6 +54,7 @@ class SRaven(Task):
     splits: ClassVar[tuple[SplitName, ...]] = ("train", "test", "ood")
     evaluation_instances: ClassVar[int] = 51_200
     metric_info: ClassVar[Mapping[str, Metric]] = METRICS | {"feature_accuracy": Metric(title="feature accuracy")}
+    column_info: ClassVar[Mapping[str, str]] = COLUMN_INFO
 
     num_features: int = 4
     """Number of features per panel, each with a rule."""
@@ -194,7 +196,7 @@ class SRaven(Task):
 
     def chance(self, batch: Batch) -> Float[Tensor, "batch position value"]:
         """A constant panel. Under every rule the last value is uniform, so all panels are equally likely: K^-M."""
-        return self._predict(torch.zeros_like(batch.targets))
+        return self.predict_answers(torch.zeros_like(batch.targets))
 
     def best_predictions(
         self, batch: Batch, *, split: SplitName | None, metric: str
@@ -219,14 +221,18 @@ class SRaven(Task):
             if missing:
                 raise InputError(f"{missing} puzzles fit no rules of the split: expected a batch of the same split")
             features = solution.best_features(self.num_values)
-            answers.append({"accuracy": self._predict(solution.best), "feature_accuracy": self._predict(features)})
+            answers.append(
+                {"accuracy": self.predict_answers(solution.best), "feature_accuracy": self.predict_answers(features)}
+            )
         return answers
 
     def baselines(self, batch: Batch) -> dict[str, Float[Tensor, "batch position value"]]:
         """Simple predictors that a model should beat."""
         return {
-            "most frequent answer": self._predict(self.most_frequent_answer.to(batch.targets).expand_as(batch.targets)),
-            "panel to the left": self._predict(batch.info["grids"][:, -1, -2]),
+            "most frequent answer": self.predict_answers(
+                self.most_frequent_answer.to(batch.targets).expand_as(batch.targets)
+            ),
+            "panel to the left": self.predict_answers(batch.info["grids"][:, -1, -2]),
         }
 
     @cached_property
@@ -237,9 +243,6 @@ class SRaven(Task):
         answers = self._draw_puzzles(modules, stream)["grids"][:, -1, -1]
         different, count = answers.unique(dim=0, return_counts=True)
         return different[count.argmax()]
-
-    def _predict(self, answers: Int[Tensor, "batch position"]) -> Float[Tensor, "batch position value"]:
-        return one_hot(answers, self.num_values).float()
 
     def reading(self) -> Reading:
         from recombine.tasks.sraven.reading import SRavenReading
@@ -280,15 +283,4 @@ class SRaven(Task):
         return [tabulate_ambiguity(estimates), tabulate_overlap(self, num_instances)]
 
     def columns(self, batch: Batch) -> dict[str, Tensor]:
-        """Panels, answer and latents, and the solver's answers."""
-        solution = self.solve(batch.info["grids"])
-        return {
-            "panels": batch.info["grids"].flatten(1, 2)[:, :-1],
-            "answer": batch.targets,
-            "rules": batch.info["rules"],
-            "permutations": batch.info["permutations"],
-            "ambiguous": solution.ambiguous,
-            "num_answers": solution.num_answers,
-            "posterior_of_answer": solution.probability_of(batch.targets),
-            "composition": batch.composition,
-        }
+        return make_columns(batch, self.solve(batch.info["grids"]))

@@ -1,0 +1,141 @@
+"""Predictions for exported rows, read from a file and checked: every row once, all of one export, no NaN.
+
+A file has the column `row_id` and one of
+
+    prediction    what a module returns for the row: numbers, or one score per class
+    answer        an answer in the form of the column `target`: numbers, or class numbers
+    response      the text that a language model (or a person) answered to a prompt; see `recombine.tasks.text`
+
+The samples that lm-evaluation-harness logs (`--log_samples`) are responses too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recombine.errors import InputError, check_choice
+from recombine.exchange.formats import read_columns
+from recombine.exchange.identity import RowId
+
+Kind = Literal["prediction", "answer", "response"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+Parser = Literal["strict", "lenient"]
+PARSERS: tuple[Parser, ...] = get_args(Parser)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predictions:
+    """Predictions by split, in the order of the rows."""
+
+    kind: Kind
+    export: str  # the hash that all rows carry
+    values: Mapping[str, Any]  # split -> an array of numbers, or a list of texts
+
+    def count_rows(self, split: str) -> int:
+        return len(self.values[split])
+
+
+def read_predictions(path: Path | str, *, parser: Parser = "lenient") -> Predictions:
+    """Read and check a file of predictions. `parser` selects the lines of a log that has one per parser."""
+    path = Path(path)
+    columns = _unwrap_log(read_columns(path), check_choice("parser", parser, PARSERS))
+    kinds = [kind for kind in KINDS if kind in columns]
+    if "row_id" not in columns or len(kinds) != 1:
+        raise InputError(
+            f"{str(path)!r} has the columns {', '.join(columns) or 'none'}: expected row_id and one of {', '.join(KINDS)}"
+        )
+    identities = [RowId.parse(str(text)) for text in columns["row_id"]]
+    if not identities:
+        raise InputError(f"{str(path)!r} has no rows: expected one per exported row")
+    _check_one_export(identities)
+    values = columns[kinds[0]]
+    order = {split: _order_rows(identities, split) for split in dict.fromkeys(each.split for each in identities)}
+    if kinds[0] == "response":
+        texts = {
+            split: [_as_text(values[place], identities[place]) for place in places] for split, places in order.items()
+        }
+        return Predictions(kind="response", export=identities[0].export, values=texts)
+    numbers = _as_numbers(values, kinds[0], identities)
+    return Predictions(
+        kind=kinds[0],
+        export=identities[0].export,
+        values={split: numbers[places] for split, places in order.items()},
+    )
+
+
+def _unwrap_log(columns: Mapping[str, Any], parser: str) -> Mapping[str, Any]:
+    """Identities and responses from the samples of lm-evaluation-harness; other columns stay as they are.
+
+    The harness logs a sample once per filter. All have the same response; those of one filter are kept.
+    """
+    if "doc" not in columns or "resps" not in columns:
+        return columns
+    chosen = columns.get("filter", [parser] * len(columns["doc"]))
+    kept = [place for place, name in enumerate(chosen) if name == parser]
+    try:
+        return {
+            "row_id": [columns["doc"][place]["row_id"] for place in kept],
+            "response": [columns["resps"][place][0][0] for place in kept],
+        }
+    except (KeyError, IndexError, TypeError):
+        raise InputError(
+            "these samples of lm-evaluation-harness have no row_id or no response: expected those of an exported task"
+        ) from None
+
+
+def _check_one_export(identities: Sequence[RowId]) -> None:
+    """Require rows of one export, with one number of rows, each at most once and within its range."""
+    first = identities[0]
+    for each in identities:
+        if (each.export, each.num_rows) != (first.export, first.num_rows):
+            raise InputError(f"rows {first} and {each} are of different exports: expected those of one export")
+        if each.row >= each.num_rows:
+            raise InputError(f"row {each} does not exist: expected a row below {each.num_rows}")
+    twice, count = Counter(identities).most_common(1)[0]
+    if count > 1:
+        raise InputError(f"row {twice} occurs {count} times: expected every row once")
+
+
+def _order_rows(identities: Sequence[RowId], split: str) -> list[int]:
+    """Where the rows of a split are in the file, in the order of the split; a missing one is an error."""
+    places = {each.row: place for place, each in enumerate(identities) if each.split == split}
+    example = identities[next(iter(places.values()))]
+    missing = [row for row in range(example.num_rows) if row not in places]
+    if missing:
+        raise InputError(
+            f"{len(missing)} of {example.num_rows} rows of split {split!r} are missing, the first is "
+            f"{example._replace(row=missing[0])}: expected a prediction for every exported row"
+        )
+    return [places[row] for row in range(example.num_rows)]
+
+
+def _as_text(value: Any, identity: RowId) -> str:
+    if not isinstance(value, str):
+        raise InputError(f"the response to row {identity} is {type(value).__name__}: expected text")
+    return str(value)
+
+
+def _as_numbers(values: Any, kind: str, identities: Sequence[RowId]) -> NDArray[Any]:
+    try:
+        numbers = np.asarray(values)
+        if numbers.dtype == object or numbers.dtype.kind not in "biuf":
+            numbers = np.asarray([np.asarray(value, dtype=np.float64) for value in values])
+    except (ValueError, TypeError):
+        raise InputError(
+            f"the column {kind!r} does not hold numbers of the same shape in every row: expected the shape of the target, "
+            "or that of a module's prediction"
+        ) from None
+    bad = np.isnan(numbers.reshape(len(numbers), -1)).any(axis=1).nonzero()[0]
+    if len(bad):
+        raise InputError(
+            f"{len(bad)} of {len(numbers)} rows have a {kind} that is not a number (NaN), the first is row "
+            f"{identities[bad[0]]}: expected numbers"
+        )
+    return numbers
