@@ -151,6 +151,8 @@ def draw_curves(finished: Finished, path: Path) -> Path:
             for group in finished.groups:
                 _draw_group(axes, group, split, metric)
             axes.set(title=title, xlabel="step")
+            if metric == "accuracy":
+                axes.set_ylim(-0.03, 1.03)
         panels[0].legend()
     return path
 
