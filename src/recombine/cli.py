@@ -25,6 +25,7 @@ VERBS = {
     "evaluate": "score a trained run again",
     "probe": "look inside a run: what can be decoded from it, and what its codes do",
     "diagnose": "say whether a run generalises, and if not, why not",
+    "generate": "continue a text with a trained language model",
     "export": "write instances of a task to a file",
     "score": "score predictions for exported instances, made by any program",
     "reproduce": "run a named experiment and print it next to the paper's figures",

@@ -16,7 +16,7 @@ import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 from recombine.errors import InputError
 
@@ -135,9 +135,9 @@ def read_documents(source: Source, problems: Problems) -> Iterator[str]:
         problems.add(source, f"cannot be read ({error}); its rest is left out")
 
 
-def _open(source: Source) -> IO[bytes]:
+def _open(source: Source) -> Any:
     if source.path.suffix == ".gz":
-        return cast(IO[bytes], gzip.open(source.path, "rb"))
+        return gzip.open(source.path, "rb")
     if source.path.suffix == ".zst":
         try:
             import zstandard
@@ -178,7 +178,7 @@ def _decode(content: bytes, source: Source, problems: Problems) -> str | None:
 def _read_lines(source: Source, problems: Problems) -> Iterator[str]:
     bad: list[int] = []
     with _open(source) as file:
-        for number, line in enumerate(io.BufferedReader(file), start=1):  # type: ignore[type-var]
+        for number, line in enumerate(io.BufferedReader(file), start=1):
             if not line.strip():
                 continue
             try:

@@ -30,7 +30,7 @@ from recombine.tasks.language.hub import download_dataset
 from recombine.tasks.language.prepare import Request, prepare
 from recombine.tasks.language.rows import FIRST_DOCUMENT, FIRST_KEY, Rows
 from recombine.tasks.language.scoring import RECALL, TEXT
-from recombine.tasks.language.tokenizers import Tokenizer
+from recombine.tasks.language.tokenizers import BYTES, SENTENCEPIECE, ByteTokenizer, Tokenizer
 from recombine.tasks.metrics import Metric
 from recombine.tasks.stream import Stream
 
@@ -173,7 +173,10 @@ class Language(Task):
 
     @cached_property
     def vocabulary_size(self) -> int:
-        return self.tokenizer_in_use.size
+        """Known from the settings where possible, so that a trained model can be used without its text."""
+        if self.tokenizer == BYTES:
+            return ByteTokenizer.size
+        return self.vocabulary if self.tokenizer == SENTENCEPIECE else self.tokenizer_in_use.size
 
     @property
     def max_rows_at_once(self) -> int:

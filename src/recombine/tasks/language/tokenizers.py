@@ -18,13 +18,14 @@ from typing import Any
 
 import numpy as np
 
-from recombine.errors import InputError
+from recombine.errors import InputError, require
 from recombine.tasks.language.sources import divide
 
 BYTES, SENTENCEPIECE = "bytes", "sentencepiece"
 MAX_SENTENCE = 2048  # characters of a line that a SentencePiece model is trained on
 NUM_TRAINING_THREADS = 4  # fixed, because sums over threads decide about ties
 NUM_BYTES = 256
+MIN_VOCABULARY = 512
 MISSING = "needs the package {}: expected it to be installed (pip install 'recombine[language]'), or --tokenizer bytes"
 
 
@@ -195,6 +196,12 @@ def _sentencepiece() -> Any:
 
 def train_sentencepiece(documents: Iterator[str], vocabulary: int) -> bytes:
     """A byte-pair model of at most `vocabulary` tokens, trained on the lines of documents."""
+    require(
+        vocabulary >= MIN_VOCABULARY,
+        "vocabulary",
+        vocabulary,
+        f"at least {MIN_VOCABULARY}, all bytes and some characters",
+    )
     lines = (
         line[start : start + MAX_SENTENCE]
         for text in documents
