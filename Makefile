@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow lint format bench wheel clean
+.PHONY: demo test test-slow soak lint format bench wheel clean
 
 # the demo needs the package alone; everything else also the tools of development
 INSTALL := $(BIN)/python -m pip install -qq --constraint constraints.txt --editable
@@ -28,6 +28,11 @@ test: lint
 
 test-slow: $(VENV)/dev
 	$(PYTEST) -m slow
+
+# faults, abuse and load for about an hour: kills, full disks, damaged files, then random damage until the time is over
+soak: $(VENV)/dev
+	$(PYTEST) -m 'slow or not slow' tests/faults
+	OMP_NUM_THREADS=1 $(BIN)/python tests/faults/fuzz.py --seconds 1800 --log fuzz.jsonl
 
 lint: $(VENV)/dev
 	$(BIN)/ruff check .

@@ -1,6 +1,6 @@
 """Where the dispatcher of `recombine.kernels` should leave the fused kernel: measures what its rules were taken from.
 
-    python benchmarks/kernel_choice.py [softmax|linear] [--lengths N ...] [--threads N] [--seconds S]
+    python benchmarks/kernel_choice.py [--attentions softmax linear] [--lengths N ...] [--threads N] [--seconds S]
 
 For each length and head width, forward and backward of one layer without bias: how many times as fast as the fused kernel
 the alternative is (torch's `scaled_dot_product_attention`, or linear attention in linear time), beside what the rule says.
@@ -42,7 +42,7 @@ def make_pass(attend, length: int, heads: int, width: int):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("attentions", nargs="*", choices=[*ALTERNATIVES, []], default=list(ALTERNATIVES))
+    parser.add_argument("--attentions", nargs="+", choices=list(ALTERNATIVES), default=list(ALTERNATIVES))
     parser.add_argument("--lengths", nargs="+", type=int, default=LENGTHS)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--seconds", type=float, default=1.0)

@@ -14,6 +14,8 @@ SOURCE = Path(recombine.__file__).parent
 # Each room may import from itself and from the rooms before it.
 ROOMS = (
     "errors",
+    "memory",
+    "archives",
     "discovery",
     "splitmix",
     "settings",
@@ -36,6 +38,7 @@ ROOMS = (
     "run",
     "engines",
     "probe",
+    "integrations",
     "diagnose",
     "exchange",
     "recipes",

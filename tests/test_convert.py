@@ -72,6 +72,17 @@ def test_decoder_layer_equals_torch_for_softmax_and_differs_for_hyla():
             torch.testing.assert_close(converted.eval()(x, memory, **call), trained)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_a_traced_model_is_saved_and_takes_other_lengths(tmp_path, unchecked):
+    encoder = nn.TransformerEncoder(build_encoder_layer(norm_first=True), 1, enable_nested_tensor=False)
+    encoder = convert(encoder).float().eval()
+    with torch.no_grad():
+        torch.jit.trace(encoder, draw(N, S, E).float()).save(tmp_path / "traced.pt")
+        loaded = torch.jit.load(tmp_path / "traced.pt")
+        for x in (draw(N, S, E).float(), draw(1, S + 3, E).float()):
+            torch.testing.assert_close(loaded(x), encoder(x), atol=1e-5, rtol=1e-4)
+
+
 def test_convert_keeps_parameters_flags_and_hooks():
     model = nn.ModuleDict(
         {"deep": nn.Sequential(nn.Linear(E, E), nn.MultiheadAttention(E, H, batch_first=True)).eval()}

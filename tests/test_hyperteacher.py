@@ -213,7 +213,7 @@ def test_predictions_must_have_every_output():
         ({"encoding": "few_shot", "num_shots": 0}, "num_shots is 0: encoding few_shot expected at least 1"),
         ({"encoding": "tokens", "latents": "continuous"}, "tokens of continuous latents"),
         ({"encoding": "invertible", "num_modules": 15}, "invertible of 15 modules: expected an even number"),
-        ({"num_modules": 40, "num_active": 7}, "40 modules in sets of up to 8 make 760098 compositions or more"),
+        ({"num_modules": 40, "num_active": 7}, "40 modules, 1 to 8 at once, make 760,098 compositions or more"),
         ({"held_out": 0.999}, "held-out fraction is 0.999"),
         ({"encoding": "morse"}, "unknown encoding 'morse': expected one of identity, orthogonal"),
         ({"latents": "complex"}, "unknown latents 'complex'"),

@@ -8,76 +8,105 @@ import pytest
 
 from recombine.cli import run as run_verb
 from recombine.models import TransformerConfig
-from recombine.recipes import EXPERIMENTS
+from recombine.recipes import EXPERIMENTS, Finished, Record
+from recombine.recipes.card import concerned
+from recombine.recipes.claims import tabulate_claims
 from recombine.recipes.in_context import claims
 from recombine.recipes.in_context import runs as in_context
-from recombine.recipes.in_context.claims import (
-    BOTTLENECK,
-    CLAIMS,
-    CONTROL_BOTTLENECK,
-    CONTROL_VANILLA,
-    VANILLA,
-    Outcome,
-    tabulate_claims,
-    tabulate_variants,
-)
-from recombine.tables import Cell
+from recombine.recipes.in_context.claims import BOTTLENECK, VANILLA, tabulate_variants
+from recombine.recipes.in_context.figures import draw_supports
+from recombine.run import default_run
 from recombine.tasks import InContext
 from recombine.train import TrainingConfig
+from stored_runs import stored_run
 
 TASK = InContext(input_size=3, hidden_size=4, num_examples=6, num_queries=2, output_size=2)
 SIZES = {"attention": "softmax", "num_layers": 1, "embedding_dim": 8, "kqv_dim": 8, "mlp_dim": 8, "num_heads": 2}
 SMALL = TransformerConfig(**SIZES, position="none")
 
 
-def outcome(**values):
-    base = {"id": 0.99, "ood": 0.7, "decodable_id": 0.9, "decodable_ood": 0.8, "untrained_ood": 0.1}
-    return Outcome(**{**base, "fitted_ood": None, "minutes": 1.0, **values})
+CONTROL = {"setting": "control"}
+CLAIMS = EXPERIMENTS["in-context"].claims
 
 
-def world_as_claimed(seeds=2):
-    return [
-        (VANILLA, [outcome()] * seeds),
-        (BOTTLENECK, [outcome(ood=0.95)] * seeds),
-        (CONTROL_VANILLA, [outcome(ood=0.1)] * seeds),
-        (CONTROL_BOTTLENECK, [outcome(ood=0.1)] * seeds),
-    ]
+def build_world(changed=None, **values):
+    """Two seeds of every variant as the paper describes them; `changed` is a variant with other values."""
+    runs = []
+    for variant in (VANILLA, BOTTLENECK, {**VANILLA, **CONTROL}, {**BOTTLENECK, **CONTROL}):
+        ood = 0.1 if variant["setting"] == "control" else 0.7 if variant["model"] == "vanilla" else 0.95
+        numbers = {
+            "test": 0.99,
+            "ood": ood,
+            "z_held_out": 0.8,
+            "z_untrained": 0.1,
+            "fitted_code": 0.9,
+            "z_trained": 0.9,
+        }
+        numbers |= values if variant == changed else {}
+        scores = {split: numbers.pop(split) for split in ("test", "ood")}
+        config = default_run("in_context", "tiny")
+        runs += [
+            stored_run(Record(settings=variant, config=config).with_seed(seed), scores, numbers) for seed in (0, 1)
+        ]
+    return Finished(tuple(runs))
+
+
+def verdicts(world):
+    return [row[1] for row in tabulate_claims(CLAIMS, EXPERIMENTS["in-context"], world).rows]
 
 
 def test_a_world_as_the_paper_says_shows_every_claim():
-    rows = tabulate_claims(world_as_claimed()).rows
-    assert [row[1] for row in rows] == ["seen"] * 6 == ["seen"] * len(CLAIMS)
+    assert verdicts(build_world()) == ["seen"] * len(CLAIMS) == ["seen"] * 9
 
 
 @pytest.mark.parametrize(
     ("number", "variant", "changed"),
     [
-        (0, VANILLA, {"id": 0.8}),
+        (0, VANILLA, {"test": 0.8}),
         (1, VANILLA, {"ood": 0.95}),
         (2, BOTTLENECK, {"ood": 0.85}),
-        (2, VANILLA, {"ood": 0.96}),
-        (3, VANILLA, {"decodable_ood": 0.4}),
-        (3, VANILLA, {"untrained_ood": 0.75}),
-        (4, BOTTLENECK, {"decodable_ood": 0.4}),
-        (5, CONTROL_BOTTLENECK, {"ood": 0.3}),
-        (5, VANILLA, {"ood": 0.9}),
+        (3, VANILLA, {"ood": 0.9}),
+        (4, VANILLA, {"z_held_out": 0.4}),
+        (5, VANILLA, {"z_untrained": 0.75}),
+        (6, BOTTLENECK, {"z_held_out": 0.4}),
+        (7, BOTTLENECK, {"z_untrained": 0.75}),
+        (8, {**BOTTLENECK, **CONTROL}, {"ood": 0.3}),
     ],
 )
-def test_a_claim_must_hold_for_every_seed(number, variant, changed):
-    first = [
-        (key, [seeds[0], replace(seeds[1], **changed)] if key == variant else seeds)
-        for key, seeds in world_as_claimed()
+def test_another_world_does_not(number, variant, changed):
+    assert verdicts(build_world(variant, **changed))[number] != "seen"
+
+
+def test_claims_without_their_runs_are_not_run():
+    world = build_world()
+    without = Finished(tuple(run for run in world.runs if run.record.settings["setting"] != "control"))
+    assert verdicts(without) == ["seen"] * 8 + ["not run"]
+    row = tabulate_variants(without).as_dicts()[0]
+    assert (row["model"], row["z held out"]["value"]) == ("vanilla", 0.8)
+    assert row["held out"]["value"] == pytest.approx(0.7)
+
+
+def test_a_richer_support_trains_more_pairs_and_every_module():
+    for record in EXPERIMENTS["in-context-supports"].records("small"):
+        certificate = record.config.task.split.certificate
+        assert certificate.num_train == record.settings["trained"]
+        assert certificate.connected == (record.settings["modules"] == "shared")
+
+
+def test_the_curve_over_supports_has_a_line_per_model(tmp_path, monkeypatch):
+    records = [record for record in EXPERIMENTS["in-context-supports"].records("small") if record.seed < 2]
+    runs = [
+        stored_run(record, {"test": 1.0, "ood": record.settings["trained"] / 20}, {"fitted_code": 0.9})
+        for record in records
     ]
-    assert tabulate_claims(first).rows[number][1:4] == ("seen in part", 1, 2)
-    both = [(key, [replace(seed, **changed) for seed in seeds] if key == variant else seeds) for key, seeds in first]
-    assert tabulate_claims(both).rows[number][1:4] == ("not seen", 0, 2)
-
-
-def test_claims_without_their_runs_are_left_out():
-    world = [(variant, seeds) for variant, seeds in world_as_claimed() if variant["setting"] != "control"]
-    assert len(tabulate_claims(world).rows) == 5
-    row = tabulate_variants(world, [(Cell(value=0.99), Cell(value=0.7))] * 2).as_dicts()[0]
-    assert (row["model"], row["held out"], row["z held out"]["value"]) == ("vanilla", {"value": 0.7}, 0.8)
+    drawn = {}
+    monkeypatch.setattr("matplotlib.axes.Axes.legend", lambda axes, **_: drawn.update(axes=axes))
+    (path,) = draw_supports(Finished(tuple(runs)), tmp_path)
+    lines = {line.get_label(): line for line in drawn["axes"].lines if not line.get_label().startswith("_")}
+    assert list(lines) == ["vanilla", "bottleneck", "fitted code"]
+    assert list(lines["vanilla"].get_xdata()) == [6, 8, 10, 12]
+    assert list(lines["vanilla"].get_ydata()) == pytest.approx([0.3, 0.4, 0.5, 0.6])
+    assert path.exists()
 
 
 @pytest.mark.parametrize("scale", ["tiny", "small", "paper"])
@@ -86,14 +115,13 @@ def test_every_comparison_is_there_at_every_scale(scale):
     num_runs = 11 * in_context.NUM_SEEDS[scale]
     assert len({json.dumps(record.config.as_dict(), sort_keys=True) for record in records}) == num_runs == len(records)
     for claim in CLAIMS:
-        assert all(any(record.settings == variant for record in records) for variant in claim.variants)
+        assert list(concerned(claim, records))
 
 
 def test_the_experiment_from_the_command_line(tmp_path, capsys, monkeypatch):
     """A miniature of every run; then once more, from what the first left behind."""
     experiment = EXPERIMENTS["in-context"]
-    needed = [variant for claim in CLAIMS for variant in claim.variants]
-    records = [record for record in experiment.records("tiny") if record.settings in needed]
+    records = list({r.key: r for claim in CLAIMS for r in concerned(claim, experiment.records("tiny"))}.values())
 
     def shrink(config):
         return replace(
@@ -116,7 +144,7 @@ def test_the_experiment_from_the_command_line(tmp_path, capsys, monkeypatch):
     flags = ["reproduce", "in-context", "--scale", "tiny", "--out", str(tmp_path / "runs"), "--device", "cpu"]
     assert run_verb([*flags, "--figures", str(tmp_path / "figures")]) == 0
     printed = capsys.readouterr()
-    assert "Claims of the paper" in printed.out
+    assert "Claims" in printed.out
     assert "reading 4/4 setting control, model bottleneck, trunk softmax, seed 0" in printed.err
     assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == [
         "in_context_gradients.png",
@@ -124,14 +152,14 @@ def test_the_experiment_from_the_command_line(tmp_path, capsys, monkeypatch):
     ]
     assert run_verb([*flags, "--json"]) == 0
     value = json.loads(capsys.readouterr().out)
-    assert len(value["tables"]["Claims of the paper"]) == 6
-    assert isinstance(value["tables"]["Claims of the paper"][0]["numbers"]["R² trained"]["value"], float)
+    assert len(value["tables"]["Claims"]) == 9
+    assert isinstance(value["tables"]["Claims"][4]["number"]["value"], float)
     assert len(value["tables"]["Gradients between combinations"]) > 4
 
 
 def test_figures_of_an_experiment_without_any(capsys):
     assert run_verb(["reproduce", "sraven", "--figures", "somewhere"]) == 2
     assert (
-        "experiment 'sraven' has no figures: expected one of in-context, length-generalization"
+        "experiment 'sraven' has no figures: expected one of in-context, in-context-supports, length"
         in capsys.readouterr().err
     )

@@ -16,6 +16,10 @@ def define(x, weight, bias):
     return functional.gelu(functional.linear(x, weight, bias), approximate="tanh")
 
 
+def fuse(x, weight, bias):
+    return gelu.add_gelu(functional.linear(x, weight), bias)
+
+
 def draw_case(*shape, width, scale=1.0, seed=0):
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(*shape, generator=generator) * scale
@@ -39,7 +43,7 @@ def differentiate(function, arguments, grad_out, dtype):
 def test_values_and_gradients_are_those_of_the_definition(shape, width, scale):
     arguments, grad_out = draw_case(*shape, width=width, scale=scale)
     expected = differentiate(define, arguments, grad_out, torch.float64)
-    actual = differentiate(gelu.linear_gelu, arguments, grad_out, torch.float32)
+    actual = differentiate(fuse, arguments, grad_out, torch.float32)
     for mine, theirs in zip(actual, expected, strict=True):
         torch.testing.assert_close(mine.double(), theirs, rtol=1e-5, atol=2e-5 * max(1.0, theirs.abs().max().item()))
 
@@ -47,7 +51,7 @@ def test_values_and_gradients_are_those_of_the_definition(shape, width, scale):
 @needs_kernel
 def test_far_values_and_nan():
     hidden = torch.tensor([[-1e30, -100.0, -1e-30, 0.0, 1e-30, 100.0, 1e30, torch.nan, torch.inf]])
-    out = gelu.linear_gelu(torch.ones(1, 1), hidden.T.contiguous(), torch.zeros(9))
+    out = fuse(torch.ones(1, 1), hidden.T.contiguous(), torch.zeros(9))
     assert out[0, :7].tolist() == pytest.approx([0, 0, -0.5e-30, 0, 0.5e-30, 100, 1e30], rel=1e-6, abs=1e-7)
     assert out[0, 7].isnan()
     assert out[0, 8] == torch.inf
@@ -66,6 +70,15 @@ def test_bf16_rounds_once():
     precise = differentiate(define, arguments, grad_out, torch.float64)
     for mine, theirs in zip(actual[1:], precise[1:], strict=True):
         assert (mine.double() - theirs).norm() < 0.02 * theirs.norm()
+
+
+@needs_kernel
+@pytest.mark.parametrize("width", [3, 16])  # part of a vector, and whole ones
+def test_bf16_is_rounded_as_torch_rounds_it(width):
+    bias = torch.tensor([1.0, 3.0, 1.01, -1.0, 0.5, torch.nan, torch.inf, 1e30]).repeat(2)[:width]
+    hidden = torch.full((1, width), 256.0, dtype=torch.bfloat16)
+    expected = (hidden.float() + bias).bfloat16()  # so far from zero, GELU returns its argument
+    torch.testing.assert_close(gelu.add_gelu(hidden, bias), expected, rtol=0, atol=0, equal_nan=True)
 
 
 @needs_kernel
@@ -94,7 +107,7 @@ def test_second_derivatives():
         (first,) = torch.autograd.grad(function(*leaves).sum(), leaves[0], create_graph=True)
         return torch.autograd.grad(first.square().sum(), leaves)
 
-    for mine, theirs in zip(curvature(gelu.linear_gelu, single), curvature(define, leaves), strict=True):
+    for mine, theirs in zip(curvature(fuse, single), curvature(define, leaves), strict=True):
         torch.testing.assert_close(mine.double(), theirs, rtol=1e-4, atol=1e-5)
 
 

@@ -140,9 +140,20 @@ def test_what_is_not_linear_is_refused_by_the_kernel_and_left_to_others_by_the_d
     torch.testing.assert_close(attend(q, k, v, kernel="linear", return_codes=False, **choices)[0], expected)
 
 
-@pytest.mark.parametrize(("length", "causal", "taken"), [(256, True, True), (255, True, False), (128, False, True)])
-def test_the_door_takes_it_where_it_pays(monkeypatch, length, causal, taken):
+@pytest.mark.parametrize(
+    ("amd_with_avx512", "length", "causal", "taken"),
+    [
+        (False, 256, True, True),
+        (False, 255, True, False),
+        (False, 128, False, True),
+        (True, 1023, True, False),
+        (True, 1024, True, True),
+        (True, 128, False, True),
+    ],
+)
+def test_the_door_takes_it_where_it_pays(monkeypatch, amd_with_avx512, length, causal, taken):
     calls = []
+    monkeypatch.setattr(linear, "is_amd_with_avx512", lambda: amd_with_avx512)
     real = linear.attend
     monkeypatch.setattr(linear, "attend", lambda *x, **choices: calls.append(1) or real(*x, **choices))
     tensors = draw_qkv(1, length, length, 1, 16, 16, torch.float32)

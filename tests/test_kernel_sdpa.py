@@ -64,11 +64,20 @@ def test_everything_else_is_refused_by_the_kernel_and_left_to_others_by_the_door
 
 @pytest.mark.skipif(not cpu.is_available(), reason="no fused kernel to choose instead")
 @pytest.mark.parametrize(
-    ("length", "width", "causal", "taken"),
-    [(256, 64, True, True), (32, 64, True, False), (512, 8, True, False), (128, 64, False, True)],
+    ("amd_with_avx512", "length", "width", "causal", "taken"),
+    [
+        (False, 256, 64, True, True),
+        (False, 32, 64, True, False),
+        (False, 512, 8, True, False),
+        (False, 128, 64, False, True),
+        (True, 256, 64, False, False),
+        (True, 256, 128, True, False),
+        (True, 256, 128, False, True),
+    ],
 )
-def test_the_door_takes_it_where_it_pays(monkeypatch, length, width, causal, taken):
+def test_the_door_takes_it_where_it_pays(monkeypatch, amd_with_avx512, length, width, causal, taken):
     calls = []
+    monkeypatch.setattr(sdpa, "is_amd_with_avx512", lambda: amd_with_avx512)
     real = sdpa.attend
     monkeypatch.setattr(sdpa, "attend", lambda *x, **choices: calls.append(1) or real(*x, **choices))
     tensors = draw_qkv(1, length, length, 1, width)
@@ -77,8 +86,9 @@ def test_the_door_takes_it_where_it_pays(monkeypatch, length, width, causal, tak
     torch.testing.assert_close(out, reference.attend(*tensors, causal=causal, **SOFTMAX)[0], rtol=1e-4, atol=1e-5)
 
 
-def test_a_compiled_graph_is_whole(unchecked):
+def test_a_compiled_graph_is_whole(monkeypatch, unchecked):
     torch._dynamo.reset()
+    monkeypatch.setattr(sdpa, "is_amd_with_avx512", lambda: False)
     tensors = draw_qkv(1, 256, 256, 1, 64)
     compiled = torch.compile(
         lambda *x: attend(*x, causal=True, return_codes=False, **SOFTMAX)[0], backend="aot_eager", fullgraph=True

@@ -23,6 +23,7 @@ VARIANTS = [
     *({"attention": attention} for attention in ATTENTIONS),
     *({"attention": attention, "position": "relative"} for attention in ATTENTIONS),
     {"attention": "hyla", "qk_norm": True, "biases": False, "initialisation": "xavier"},
+    {"attention": "hyla", "output_scale": "sqrt_keys"},
     {"attention": "linear_rms_head_nonlinear_value", "feedforward": "swiglu"},
 ]
 

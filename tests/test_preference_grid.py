@@ -169,7 +169,7 @@ def test_every_model_acts(model):
         ({"encoding": "tokens", "latents": "continuous"}, "expected discrete or k_hot"),
         ({"support": "none"}, "unknown support 'none'"),
         ({"held_out": 0.999}, "held-out fraction is 0.999"),
-        ({"num_modules": 40, "num_active": 7}, "make 760098 compositions or more: expected at most 200000"),
+        ({"num_modules": 40, "num_active": 7}, "make 760,098 compositions or more: expected at most 200,000"),
     ],
 )
 def test_bad_settings(settings, message, unchecked):

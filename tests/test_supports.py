@@ -136,14 +136,14 @@ def test_more_modules_at_once_are_kept_apart():
         (
             "random",
             {"num_modules": 40, "num_active": 7},
-            "40 modules in sets of up to 7 make 760098 compositions or more",
+            "40 modules, 1 to 7 at once, make 760,098 compositions or more",
         ),
         (
             "equal",
             {"num_modules": 20, "most_active": 9},
-            "20 modules in sets of up to 9 make 263949 compositions or more",
+            "20 modules, 1 to 9 at once, make 263,949 compositions or more",
         ),
-        ("disconnected", {"num_modules": 10**6, "num_active": 10**5}, "expected at most 200000; use fewer modules"),
+        ("disconnected", {"num_modules": 10**6, "num_active": 10**5}, "expected at most 200,000; use fewer modules"),
         ("disconnected", {"num_modules": 3}, "disconnected of 3 modules: expected at least 4"),
         (
             "popular_modules",

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from recombine.errors import InputError
     from recombine.evaluate import Score, score
     from recombine.layers.attention import Attention
-    from recombine.layers.hypernetwork_attention import HypernetworkAttention, convert
+    from recombine.layers.convert import convert
+    from recombine.layers.hypernetwork_attention import HypernetworkAttention
     from recombine.layers.hypernetwork_view import HypernetworkView, hypernetwork_view
     from recombine.models.base import ModelConfig, Site
     from recombine.models.transformer import Transformer, TransformerConfig
@@ -68,7 +69,7 @@ _PUBLIC = {
     "TransformerConfig": "models.transformer",
     "all_sets": "compositions",
     "benchmark": "run",
-    "convert": "layers.hypernetwork_attention",
+    "convert": "layers.convert",
     "default_run": "run",
     "diagnose_run": "diagnose",
     "examine": "probe",

@@ -24,10 +24,14 @@ VERBS = {
     "train": "train a model on a task",
     "evaluate": "score a trained run again",
     "probe": "look inside a run: what can be decoded from it, and what its codes do",
+    "probe-model": "the same for a pretrained model of Hugging Face, on labelled prompts",
     "diagnose": "say whether a run generalises, and if not, why not",
     "generate": "continue a text with a trained language model",
     "export": "write instances of a task to a file",
     "score": "score predictions for exported instances, made by any program",
+    "runs": "list the runs in a folder",
+    "compare": "print paired differences between two runs",
+    "leaderboard": "write one HTML file that ranks runs",
     "reproduce": "run a named experiment and print it next to the paper's figures",
     "report": "write one HTML file about runs",
     "bench": "measure how fast this machine trains, compared with the plain definition",
@@ -77,7 +81,11 @@ def run(argv: list[str]) -> int:
     except OSError as error:
         _discard_output()
         return _complain(_describe(error), 2)
+    except MemoryError as error:
+        return _complain(f"out of memory ({str(error) or 'no details'}): expected smaller sizes", 2)
     except RuntimeError as error:
+        if _is_out_of_memory(error):
+            return _complain(f"out of memory ({_first_sentence(error)}): expected smaller sizes", 2)
         if type(error).__name__ != "DivergedError":  # by name, because importing it would import torch
             raise
         return _complain(error, 1)
@@ -88,7 +96,7 @@ def run(argv: list[str]) -> int:
 
 def _run_verb(argv: list[str]) -> None:
     if not argv or argv[0] in ("-h", "--help", "help"):
-        print(USAGE.format(verbs="\n".join(f"  {verb:<11}{what}" for verb, what in VERBS.items())))
+        print(USAGE.format(verbs="\n".join(f"  {verb:<13}{what}" for verb, what in VERBS.items())))
         raise SystemExit(0 if argv else 2)
     if argv[0] == "--version":
         import recombine
@@ -96,13 +104,22 @@ def _run_verb(argv: list[str]) -> None:
         print(f"recombine {recombine.__version__}")
         return
     verb = check_choice("verb", argv[0], VERBS)
-    importlib.import_module(f"recombine.commands.{verb}").run(argv[1:])
+    importlib.import_module(f"recombine.commands.{verb.replace('-', '_')}").run(argv[1:])
 
 
 def _complain(message: object, code: int) -> int:
     with contextlib.suppress(OSError):
         print(f"recombine: {message}", file=sys.stderr)
     return code
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether torch could not allocate a tensor; on a CPU its error has no class of its own."""
+    return type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAllocator" in str(error)
+
+
+def _first_sentence(error: RuntimeError) -> str:
+    return re.sub(r"^\[.*?\] \. ", "", str(error)).splitlines()[0].split(". ")[0]
 
 
 def _describe(error: OSError) -> str:

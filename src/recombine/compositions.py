@@ -17,15 +17,18 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from recombine.errors import InputError
+from recombine.memory import format_count
 
 Composition = tuple[int, ...]
 
 MAX_REDRAWS = 10_000
+MAX_COMPOSITIONS = 200_000
 
 
 def all_sets(num_modules: int, sizes: int | Iterable[int]) -> tuple[Composition, ...]:
@@ -44,7 +47,21 @@ def _enumerate(
     sizes = (sizes,) if isinstance(sizes, int) else tuple(sizes)
     if num_modules < 1 or not sizes or min(sizes) < 1:
         raise InputError(f"{num_modules} modules in compositions of {sizes}: expected both to be at least 1")
+    check_number(num_modules, sizes, repeated=combine is itertools.combinations_with_replacement)
     return tuple(itertools.chain.from_iterable(combine(range(num_modules), size) for size in sizes))
+
+
+def check_number(num_modules: int, sizes: Sequence[int], *, repeated: bool = False) -> None:
+    """Raise an error if there are too many sets (or multisets, `repeated`) of modules of these sizes to list them."""
+    counts = (math.comb(num_modules + size - 1 if repeated else num_modules, size) for size in sizes)
+    too_many = next((count for count in itertools.accumulate(counts) if count > MAX_COMPOSITIONS), None)
+    if too_many is not None:
+        shown = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+        raise InputError(
+            f"{format_count(num_modules)} modules, {shown} at once, make {format_count(too_many)} compositions"
+            f"{' or more' if len(sizes) > 1 else ''}: expected at most {MAX_COMPOSITIONS:,}; use fewer modules, or fewer "
+            "at once"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -65,6 +65,21 @@ def compare_seeds(runs: Sequence[Sums], others: Sequence[Sums]) -> SeedScore:
     return _summarise(pairs)
 
 
+def score_values(values: Sequence[float]) -> SeedScore:
+    """The mean of one number per seed, with Student's interval over seeds; a single number has none."""
+    if not values:
+        raise InputError("no values to average: expected at least one")
+    from scipy.stats import t
+
+    numbers = torch.tensor(values, dtype=torch.float64)
+    mean = float(numbers.mean())
+    if len(values) == 1:
+        return SeedScore(value=mean, low=float("-inf"), high=float("inf"), values=tuple(values))
+    error = float(numbers.std() / len(values) ** 0.5)
+    half = float(t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * error
+    return SeedScore(value=mean, low=mean - half, high=mean + half, values=tuple(values))
+
+
 def subtract(first: SeedScore, second: SeedScore) -> SeedScore:
     """The difference between independent scores, which no instances pair.
 

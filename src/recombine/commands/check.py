@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -9,10 +11,15 @@ from rich.table import Table
 
 from recombine.commands.console import REFERENCE_LEGEND, split_legend, title_of
 from recombine.commands.flags import TaskOptions, parse_task
+from recombine.errors import InputError, require
 from recombine.evaluate import MetricDict, describe_metrics, score_references
 from recombine.store import Json
 from recombine.tables import format_number, tables_as_dict
+from recombine.tasks.audit import find_leaks
 from recombine.tasks.base import REFERENCES
+
+MAX_AUDITED = 2_000  # instances per split that are searched for compositions of other splits
+SECONDS_BETWEEN_LINES = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,19 +32,44 @@ class CheckOptions(TaskOptions):
 
 def run(argv: list[str]) -> None:
     task, options = parse_task(CheckOptions, argv, verb="check")
+    require(options.num_instances >= 0, "num_instances", options.num_instances, "0 or a positive whole number")
     certificate = task.split.certificate.as_dict()
-    references = score_references(task, num_instances=options.num_instances) if options.num_instances else {}
+    leaks = find_leaks(task, num_instances=min(options.num_instances or MAX_AUDITED, MAX_AUDITED))
+    watch = None if options.json else ProgressLines(options, options.num_instances).watch
+    references = (
+        score_references(task, num_instances=options.num_instances, watch=watch) if options.num_instances else {}
+    )
+    if options.num_instances and not options.json:
+        options.say("check: tables of the task")
     facts = task.tables(options.num_instances) if options.num_instances else []
     metrics = describe_metrics(task, references.values())
     value = {
         "task": task.name,
         "certificate": certificate,
+        "leaks": [leak.as_dict() for leak in leaks],
         "metrics": metrics,
         "references": references,
         "tables": tables_as_dict(facts),
     }
     tables = [references_table(references, metrics, covered=bool(certificate["covered"]))] if references else []
     options.show(value, certificate_table(certificate), *tables, *facts)
+    if leaks:
+        raise InputError(f"task {task.name!r} breaks its split: {leaks[0].describe(task)}")
+
+
+class ProgressLines:
+    """Lines on standard error that say how far a check is: at its start, and again every few seconds."""
+
+    def __init__(self, options: CheckOptions, num_instances: int) -> None:
+        self.options = options
+        self.num_instances = num_instances
+        self.last = -math.inf
+
+    def watch(self, split: str, num_done: int) -> None:
+        now = time.monotonic()
+        if num_done == 0 or now - self.last >= SECONDS_BETWEEN_LINES:
+            self.last = now
+            self.options.say(f"check: reference scores of {split}, {num_done:,} of {self.num_instances:,} instances")
 
 
 def certificate_table(certificate: Json) -> Table:

@@ -11,6 +11,7 @@ from typing import Annotated
 import tyro
 
 from recombine.cli import parse
+from recombine.commands.claims import show_claims
 from recombine.commands.console import Output, progress_bar
 from recombine.diagnose import diagnose_run
 from recombine.engines import train_runs
@@ -33,7 +34,7 @@ class ReproduceOptions(Output):
     """Which experiment to run, and how large."""
 
     name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="EXPERIMENT")]
-    """Name of an experiment (`recombine reproduce list` prints them), or FILE.py:NAME for one of your own."""
+    """Name of an experiment (`recombine reproduce list` prints them), FILE.py:NAME for one of your own, or `claims`."""
     scale: Scale | None = None
     """Size of the experiment: tiny takes minutes, paper has the paper's sizes (default: depends on the experiment)."""
     only: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE")] = ()
@@ -54,12 +55,19 @@ class ReproduceOptions(Output):
     """For the report, probe and diagnose each run."""
     figures: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
     """Write the figures of the experiment to this folder, if it has any."""
+    results: Annotated[Path, tyro.conf.arg(metavar="FOLDER")] = Path("results")
+    """For `claims`: folder of the small files with the results of finished runs."""
+    page: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """For `claims`: write the card of claims to this Markdown file. A README with markers gets the short form."""
 
 
 def run(argv: list[str]) -> None:
     options = parse(ReproduceOptions, argv, prog="reproduce")
     if options.name == "list":
         list_experiments(options)
+        return
+    if options.name == "claims":
+        show_claims(options, runs=options.out, results=options.results, page=options.page)
         return
     experiment = find_experiment(options.name)
     if options.figures is not None and not experiment.has_figures:

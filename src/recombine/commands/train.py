@@ -38,7 +38,7 @@ def run(argv: list[str]) -> None:
             compile=options.compile,
             watch=watch,
         )
-    result = directory.read_json("result.json")
+    result = directory.read_json("result.json", complete=True)
     if options.json:
         print(json.dumps({**result, "run": str(directory.path)}, indent=2))
         return

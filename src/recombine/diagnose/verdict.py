@@ -246,7 +246,7 @@ def diagnose_run(path: Path | str) -> Diagnosis:
     run = RunDirectory.open(path)
     if not run.finished:
         raise InputError(f"{run.path} has no result.json: expected a finished run")
-    result, split = run.read_json("result.json"), run.read_json("split.json")
+    result, split = run.read_json("result.json"), run.read_json("split.json", complete=True)
     probe = dict(read_probe(run) or {})  # empty if the run has been trained further since
     scores = result["scores"]
     metric = next(iter(scores.get("test", {})), "")

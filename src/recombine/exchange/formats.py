@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyarrow import parquet
 
+from recombine.archives import read_npz
 from recombine.errors import InputError
 from recombine.files import write_whole
 
@@ -102,12 +103,12 @@ def as_numpy(column: pa.ChunkedArray) -> NDArray[Any] | None:
 def read_columns(path: Path) -> Mapping[str, Sequence[Any] | NDArray[Any]]:
     """The columns of a file, as arrays or lists."""
     suffix = check_suffix(path)
-    readers = {".parquet": _read_parquet, ".csv": _read_csv, ".jsonl": _read_json_lines, ".npz": _read_npz}
+    readers = {".parquet": _read_parquet, ".csv": _read_csv, ".jsonl": _read_json_lines, ".npz": read_npz}
     try:
         return readers[suffix](path)
     except FileNotFoundError:
         raise InputError(f"{str(path)!r} does not exist: expected a file of predictions") from None
-    except (OSError, ValueError, KeyError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, RecursionError, NotImplementedError, MemoryError, csv.Error) as error:
         if isinstance(error, InputError):
             raise
         reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
@@ -122,11 +123,6 @@ def _read_parquet(path: Path) -> dict[str, Any]:
         array = as_numpy(table.column(name))
         columns[name] = table.column(name).to_pylist() if array is None else array
     return columns
-
-
-def _read_npz(path: Path) -> dict[str, Any]:
-    with np.load(path, allow_pickle=False) as archive:
-        return {name: archive[name] for name in archive.files}
 
 
 def _read_json_lines(path: Path) -> dict[str, Any]:

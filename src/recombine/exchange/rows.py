@@ -11,6 +11,7 @@ from torch import Tensor
 
 from recombine.errors import InputError
 from recombine.exchange.identity import RowId, hash_export
+from recombine.memory import require_memory
 from recombine.settings import settings_as_dict
 from recombine.tasks import Batch, SplitName, Task
 from recombine.tasks.evaluation import evaluation_batches
@@ -43,6 +44,8 @@ def make_rows(task: Task, splits: Sequence[SplitName], num_instances: int, *, bl
         )
     about = describe_columns(task)
     export = hash_export(task)
+    num_numbers = len(splits) * num_instances * task.sequence_length * task.input_dim
+    require_memory(4 * num_numbers, f"an export of {num_instances:,} instances of {len(splits)} splits")
     parts = []
     for split in splits:
         first = 0

@@ -1,4 +1,4 @@
-"""The one door to the kernels: layers call `attend`, `linear_gelu` and `add_norm` from here and never a kernel directly.
+"""The one door to the kernels: layers call `attend`, `dense`, `linear_gelu`, `add_norm` from here, never a kernel directly.
 
 `reference.py` is the definition. `cpu.py` computes the same in fused C wherever it can: float32 or bf16 on a CPU, codes not
 asked for. Long sequences may take a shorter way: linear attention in linear time (`linear.py`), softmax by torch's own
@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from recombine.errors import check_choice
-from recombine.kernels import chunked, cpu, gelu, linear, norm, reference, sdpa, triton
+from recombine.kernels import chunked, cpu, gelu, linear, norm, onednn, reference, sdpa, triton
 from recombine.kernels.door import check_linear, check_norm, open_door
 from recombine.kernels.dropout import Dropout, DropoutForm
 from recombine.kernels.reference import CodeMap, Normalisation, ValueNetwork
@@ -100,6 +100,20 @@ def _choose_kernel(choice: str, q: Tensor, k: Tensor, v: Tensor, options: dict[s
     return chunked if choice == "auto" and _is_long(q, k) else None
 
 
+def dense(
+    x: Float[Tensor, "*batch input"],
+    weight: Float[Tensor, "output input"],
+    bias: Float[Tensor, " output"] | None = None,
+) -> Float[Tensor, "*batch output"]:
+    """`x W^T + b`."""
+    if torch.compiler.is_compiling() or _chosen not in ("auto", "cpu") or _is_transformed():
+        return functional.linear(x, weight, bias)
+    if onednn.supports(x, weight, bias) and onednn.pays(x, weight):
+        check_linear(x, weight, bias)
+        return onednn.dense(x, weight, bias)
+    return functional.linear(x, weight, bias)
+
+
 def linear_gelu(
     x: Float[Tensor, "*batch input"], weight: Float[Tensor, "output input"], bias: Float[Tensor, " output"]
 ) -> Float[Tensor, "*batch output"]:
@@ -110,7 +124,7 @@ def linear_gelu(
         # the same function, but the compiler's exponential is much faster than its tanh
         return hidden * torch.sigmoid(1.5957691216057308 * hidden * (1 + 0.044715 * hidden.square()))
     if _chosen in ("auto", "cpu") and not _is_transformed() and gelu.supports(x, bias):
-        return gelu.linear_gelu(x, weight, bias)
+        return gelu.add_gelu(dense(x, weight), bias)
     return functional.gelu(functional.linear(x, weight, bias), approximate="tanh")
 
 
@@ -131,8 +145,8 @@ def add_norm(
 
 
 def _is_transformed() -> bool:
-    """Whether a transformation of `torch.func` is under way, which sees through no kernel."""
-    return torch._C._are_functorch_transforms_active()
+    """Whether `torch.func` or `torch.jit.trace` is at work, which see through no kernel."""
+    return torch._C._are_functorch_transforms_active() or torch.jit._trace.is_tracing()
 
 
 def _is_long(q: Tensor, k: Tensor) -> bool:
@@ -168,6 +182,7 @@ __all__ = [
     "ValueNetwork",
     "add_norm",
     "attend",
+    "dense",
     "linear_gelu",
     "use_kernel",
 ]

@@ -7,8 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#if defined(RECOMBINE_WIDE) && defined(__AVX512F__)
+#ifdef __AVX__
 #include <immintrin.h>
+#endif
+#if defined(RECOMBINE_WIDE) && defined(__AVX512F__)
 #define LANES 16
 #elif defined(__AVX__) && !defined(RECOMBINE_NARROW)
 #define LANES 8
@@ -21,6 +23,7 @@
 typedef float vec __attribute__((vector_size(4 * LANES)));
 typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
 typedef float loose_vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias)); /* a vec at any address */
+typedef uint16_t loose_halves __attribute__((vector_size(2 * LANES), aligned(2), may_alias)); /* as many bf16 */
 
 #if LANES == 16
 #define IN_REGISTER(x) __asm__("" : "+v"(x)) /* any of 32 */
@@ -44,6 +47,25 @@ INLINE int64_t smaller(int64_t x, int64_t y) { return x < y ? x : y; }
 INLINE vec splat(float x) { return x - (vec){0}; }
 INLINE vec load(const float *p) { return *(const loose_vec *)p; }
 INLINE void store(float *p, vec x) { *(loose_vec *)p = x; }
+INLINE vec load_bf16(const uint16_t *p) {
+#if LANES == 8 && defined(__AVX2__) /* compilers make two halves of it */
+  return (vec)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16);
+#else
+  return (vec)(__builtin_convertvector(*(const loose_halves *)p, ivec) << 16);
+#endif
+}
+
+/* Rounded to nearest, ties to even; NaN stays NaN. The instruction for it takes numbers below 2^-126 as 0. */
+INLINE void store_bf16(uint16_t *p, vec x) {
+#if LANES == 8 && defined(__AVX512BF16__) && defined(__AVX512VL__)
+  const __m128bh rounded = _mm256_cvtneps_pbh((__m256)x);
+  memcpy(p, &rounded, sizeof rounded);
+#else
+  const ivec bits = (ivec)x, rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16, broken = x != x;
+  *(loose_halves *)p = __builtin_convertvector((broken & 0x7fc0) | (rounded & ~broken), loose_halves);
+#endif
+}
+
 INLINE vec keep(vec x, ivec mask) { return (vec)((ivec)x & mask); }
 INLINE vec choose(ivec mask, vec x, vec y) { return (vec)(((ivec)x & mask) | ((ivec)y & ~mask)); }
 

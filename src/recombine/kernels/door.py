@@ -64,13 +64,13 @@ def check_broadcasts(name: str, tensor: Tensor, shape: tuple[int, int, int, int]
         raise InputError(f"{name} has shape {tuple(tensor.shape)}: expected to broadcast to (b, h, q, k) = {shape}")
 
 
-def check_linear(x: Tensor, weight: Tensor, bias: Tensor) -> None:
+def check_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     """Require the arguments of a dense layer to fit together."""
     if weight.dim() != 2 or x.dim() == 0 or x.shape[-1] != weight.shape[1]:
         raise InputError(
             f"x has shape {tuple(x.shape)} and weight {tuple(weight.shape)}: expected (..., input) and (output, input)"
         )
-    if bias.dim() != 1 or bias.shape[0] != weight.shape[0]:
+    if bias is not None and (bias.dim() != 1 or bias.shape[0] != weight.shape[0]):
         raise InputError(f"bias has shape {tuple(bias.shape)}: expected ({weight.shape[0]},), one per output")
 
 

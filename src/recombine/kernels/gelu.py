@@ -1,4 +1,4 @@
-"""A dense layer with GELU (tanh form) on CPUs: `gelu(x W^T + b)` with bias and activation in one pass of C (`gelu.c`).
+"""GELU (tanh form) of a dense layer on CPUs: `gelu(x W^T + b)` with bias and activation in one pass of C (`gelu.c`).
 
 torch's own way copies the bias into the output of the matrix product, takes a tanh, and sums the gradient of the bias in a
 third pass. The numbers are the same up to rounding.
@@ -13,11 +13,9 @@ from pathlib import Path
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn import functional
 
 from recombine.errors import InputError
 from recombine.kernels.compiler import CompilerError, load_library
-from recombine.kernels.door import check_linear
 
 DTYPES = (torch.float32, torch.bfloat16)
 
@@ -56,12 +54,9 @@ def supports(x: Tensor, bias: Tensor) -> bool:
     )
 
 
-def linear_gelu(
-    x: Float[Tensor, "*batch input"], weight: Float[Tensor, "output input"], bias: Float[Tensor, " output"]
-) -> Float[Tensor, "*batch output"]:
-    """`gelu(x W^T + b)` where `supports` says so."""
-    check_linear(x, weight, bias)
-    return _Gelu.apply(functional.linear(x, weight), bias)
+def add_gelu(hidden: Float[Tensor, "*batch output"], bias: Float[Tensor, " output"]) -> Float[Tensor, "*batch output"]:
+    """`gelu(hidden + bias)` where `supports` says so."""
+    return _Gelu.apply(hidden, bias)
 
 
 class _Gelu(torch.autograd.Function):

@@ -26,6 +26,7 @@ from torch.nn import functional
 from recombine.errors import InputError, check_choice
 from recombine.kernels.door import is_key_mask, open_door
 from recombine.kernels.dropout import Dropout
+from recombine.kernels.processor import is_amd_with_avx512
 
 CHUNK = 64
 """Tokens that are multiplied pair by pair; about the width of a head costs least."""
@@ -58,8 +59,10 @@ def supports(
 
 def pays(q: Tensor, k: Tensor, *, causal: bool) -> bool:
     """Whether linear time is shorter than the fused kernel's (`benchmarks/kernel_choice.py`)."""
-    length = min(q.shape[1], k.shape[1])
-    return length * min(q.shape[3], 16) >= 4096 if causal else length >= 128
+    length, width = min(q.shape[1], k.shape[1]), q.shape[3]
+    if not causal:
+        return length >= 128
+    return length * min(width, 32) >= 16384 if is_amd_with_avx512() else length * min(width, 16) >= 4096
 
 
 def attend(

@@ -10,15 +10,16 @@ INLINE int64_t lanes_left(int64_t width, int64_t f) { return width - f < LANES ?
 
 /* n <= LANES numbers from `at` on, with zeros behind them. */
 INLINE vec read_vec(const void *data, int64_t at, int64_t n, int64_t bf16) {
-  if (!bf16 && n == LANES) return load((const float *)data + at);
+  if (n == LANES) return bf16 ? load_bf16((const uint16_t *)data + at) : load((const float *)data + at);
   float row[LANES] = {0};
   read_floats(row, data, at, n, bf16);
   return load(row);
 }
 
 INLINE void write_vec(void *data, int64_t at, vec x, int64_t n, int64_t bf16) {
-  if (!bf16 && n == LANES) {
-    store((float *)data + at, x);
+  if (n == LANES) {
+    if (bf16) store_bf16((uint16_t *)data + at, x);
+    else store((float *)data + at, x);
     return;
   }
   float row[LANES];

@@ -18,9 +18,12 @@ from recombine.errors import InputError
 from recombine.kernels import cpu
 from recombine.kernels.door import open_door
 from recombine.kernels.dropout import Dropout
+from recombine.kernels.processor import is_amd_with_avx512
 
 ENOUGH = 8192 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 16384
 """Length times head width (at most 64) from which torch is faster, causal: its products use the whole of wide vectors."""
+WIDE = 128
+"""Head width from which torch is faster on AMD's CPUs with AVX-512, for long sequences."""
 
 
 def supports(
@@ -56,8 +59,10 @@ def pays(q: Tensor, k: Tensor, *, causal: bool) -> bool:
     """Whether it is faster than what else there is (`benchmarks/kernel_choice.py`)."""
     if q.device.type != "cpu" or not cpu.is_available():
         return True
-    width = q.shape[3]
-    return width >= 16 and min(q.shape[1], k.shape[1]) * min(width, 64) * (1 if causal else 2) >= ENOUGH
+    length, width = min(q.shape[1], k.shape[1]), q.shape[3]
+    if is_amd_with_avx512():
+        return width >= WIDE and length >= (4096 if causal else 256)
+    return width >= 16 and length * min(width, 64) * (1 if causal else 2) >= ENOUGH
 
 
 def attend(

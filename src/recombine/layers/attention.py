@@ -4,7 +4,8 @@
     output  = W^out concat_h out[q,h],   out from the kernel's `attend`
 
 The equations are in `recombine/kernels/reference.py`; `ATTENTIONS` names the rows of Table A1 of "Attention as a
-Hypernetwork" (Schug et al.). All have the same parameters, except that `hyla_deep` has one more matrix per head.
+Hypernetwork" (Schug et al.). All have the same parameters, except that `hyla_deep` has one more matrix per head. The papers'
+models use the kernel's output as it is; `output_scale` offers other choices (see `output_scale.py`).
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from typing import Literal
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torch.nn import functional
 
 from recombine.errors import InputError, check_choice, check_positive
-from recombine.kernels import CodeMap, DropoutForm, Normalisation, ValueNetwork, attend
+from recombine.kernels import CodeMap, DropoutForm, Normalisation, ValueNetwork, attend, dense
 from recombine.layers.cache import AttentionCache
 from recombine.layers.dropout import CodeDropout
 from recombine.layers.initialise import lecun_linear, lecun_normal_
-from recombine.layers.isolated import attend_isolated
+from recombine.layers.isolated import attend_isolated, isolation_mask
+from recombine.layers.output_scale import OutputScale, choose_output_scale, scale_output
 
 AttentionName = Literal[
     "softmax",
@@ -71,12 +72,14 @@ class Attention(nn.Module):
         context_dim: int | None = None,
         dropout: float = 0.0,
         dropout_form: DropoutForm = "pairs",
+        output_scale: OutputScale = "none",
     ) -> None:
         super().__init__()
         check_positive(embedding_dim=embedding_dim, num_heads=num_heads, kqv_dim=kqv_dim)
         if kqv_dim % num_heads != 0:
             raise InputError(f"kqv_dim {kqv_dim} is not divisible by num_heads {num_heads}: expected a multiple of it")
         self.attention = check_choice("attention", attention, ATTENTIONS)
+        self.output_scale = choose_output_scale(output_scale, ATTENTIONS[attention][0])
         self.num_heads, self.kqv_dim = num_heads, kqv_dim
         self.context_dim = embedding_dim if context_dim is None else context_dim
         check_positive(context_dim=self.context_dim)
@@ -152,6 +155,12 @@ class Attention(nn.Module):
             code_map=code_map,
             return_codes=return_codes,
         )
+        if self.output_scale != "none":
+            if num_isolated:
+                isolated = isolation_mask(q.shape[1], k.shape[1], num_isolated, q.device)
+                mask = isolated if mask is None else mask & isolated
+            num_keys = k.shape[1] if cache is None else cache.length
+            heads = scale_output(heads, self.output_scale, num_keys, mask, causal=causal)
         return self.output(heads.flatten(-2)), codes
 
     def project(
@@ -163,7 +172,7 @@ class Attention(nn.Module):
     ) -> tuple[Float[Tensor, "#b q h d"], Float[Tensor, "#b k h d"], Float[Tensor, "#b k h d"]]:
         """Project to the queries, keys and values of each head."""
         if context is None and num_queries in (None, x.shape[1]) and self.packed:
-            q, k, v = functional.linear(x, self.qkv_weight, self.qkv_bias).chunk(3, dim=-1)
+            q, k, v = dense(x, self.qkv_weight, self.qkv_bias).chunk(3, dim=-1)
         else:
             q, k, v = self._project_apart(x, context, num_queries)
         heads = (self.num_heads, -1)
@@ -180,8 +189,8 @@ class Attention(nn.Module):
             raise InputError(f"num_queries is {num_queries}: expected 1 to {num_tokens}, the number of tokens")
         query_weight, key_value_weight = self.split_weights()
         query_bias, key_value_bias = self.qkv_bias[: self.kqv_dim], self.qkv_bias[self.kqv_dim :]
-        q = functional.linear(x[:, num_tokens - num_queries :], query_weight, query_bias)
-        k, v = functional.linear(x if context is None else context, key_value_weight, key_value_bias).chunk(2, dim=-1)
+        q = dense(x[:, num_tokens - num_queries :], query_weight, query_bias)
+        k, v = dense(x if context is None else context, key_value_weight, key_value_bias).chunk(2, dim=-1)
         return q, k, v
 
     def split_weights(self) -> tuple[Float[Tensor, "kqv embedding"], Float[Tensor, "2*kqv context"]]:

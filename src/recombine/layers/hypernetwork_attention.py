@@ -1,7 +1,6 @@
-"""HYLA for any model: a drop-in replacement for `torch.nn.MultiheadAttention`, and a function that replaces it.
+"""HYLA for any model: a drop-in replacement for `torch.nn.MultiheadAttention`.
 
     layer = HypernetworkAttention(embed_dim, num_heads, attention="hyla")    # constructed and called as torch's
-    model = convert(model, attention="hyla")                                 # every one of torch's, weights kept
 
 Names and shapes of the parameters are those of `nn.MultiheadAttention` (`hyla_deep` adds `deep_weight`), so state dicts
 are interchangeable, and `attention="softmax"` computes the same function. Differences:
@@ -9,7 +8,8 @@ are interchangeable, and `attention="softmax"` computes the same function. Diffe
 - a query whose keys are all masked receives zeros (before the output projection), where softmax in torch gives NaN;
 - without a softmax, a float mask of -10,000 or less means "masked", as -inf does (why: see `masks.py`).
 
-The equations are in `recombine/kernels/reference.py`; the names of the attentions in `attention.ATTENTIONS`.
+The output is the kernel's own unless `output_scale` says otherwise (see `output_scale.py`; `convert` chooses one). The
+equations are in `recombine/kernels/reference.py`; the names of the attentions in `attention.ATTENTIONS`.
 """
 
 from __future__ import annotations
@@ -18,23 +18,34 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from recombine.errors import InputError, check_choice, check_positive
-from recombine.kernels import attend
+from recombine.kernels import attend, dense
 from recombine.kernels.dropout import check_dropout
 from recombine.layers.attention import ATTENTIONS
 from recombine.layers.dropout import CodeDropout
 from recombine.layers.initialise import lecun_normal_
 from recombine.layers.masks import arrange_masks, merge_masks, pad_keys
+from recombine.layers.output_scale import OutputScale, choose_output_scale, scale_output
+from recombine.layers.watch import CodeWatch
 
 
 class HypernetworkAttention(nn.MultiheadAttention):
-    """Takes the arguments of `nn.MultiheadAttention`, and `attention` by keyword."""
+    """Takes the arguments of `nn.MultiheadAttention`, and `attention` and `output_scale` by keyword."""
 
     code_dropout: CodeDropout
+    watch: CodeWatch | None = None
+    """Sees and changes the codes while it is set (see `watch.py`)."""
 
-    def __init__(self, embed_dim: int, num_heads: int, *args: Any, attention: str = "hyla", **options: Any) -> None:
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *args: Any,
+        attention: str = "hyla",
+        output_scale: OutputScale | None = "none",
+        **options: Any,
+    ) -> None:
         check_choice("attention", attention, ATTENTIONS)
         check_positive(embed_dim=embed_dim, num_heads=num_heads)
         if embed_dim % num_heads != 0:
@@ -42,7 +53,7 @@ class HypernetworkAttention(nn.MultiheadAttention):
                 f"embed_dim {embed_dim} is not divisible by num_heads {num_heads}: expected a multiple of it"
             )
         super().__init__(embed_dim, num_heads, *args, **options)
-        self.set_attention(attention)
+        self.set_attention(attention, output_scale)
 
     @property
     def dropout(self) -> float:
@@ -57,9 +68,13 @@ class HypernetworkAttention(nn.MultiheadAttention):
         else:
             self.code_dropout = CodeDropout(rate, "elements")
 
-    def set_attention(self, attention: str) -> None:
-        """Change which attention is computed. Weights that all attentions share are kept."""
+    def set_attention(self, attention: str, output_scale: OutputScale | None = "none") -> None:
+        """Change which attention is computed. Weights that all attentions share are kept.
+
+        Without an output scale (None), it is the one that suits models built for softmax attention.
+        """
         self.attention = check_choice("attention", attention, ATTENTIONS)
+        self.output_scale = choose_output_scale(output_scale, ATTENTIONS[attention][0])
         # nn.TransformerEncoder(Layer) replaces the call of this layer by a fused softmax kernel if it finds True here.
         # So this does not describe our weights: they are packed if `in_proj_weight` exists.
         self._qkv_same_embed_dim = False
@@ -103,33 +118,38 @@ class HypernetworkAttention(nn.MultiheadAttention):
         masks = arrange_masks(attn_mask, key_padding_mask, (len(q), self.num_heads, q.shape[1], k.shape[1]), batched)
         bias, mask = merge_masks(masks, softmax="softmax" in normalisation)
         k, v = self._add_keys(k, self.bias_k), self._add_keys(v, self.bias_v)
+        mask, watch = pad_keys(mask, k.shape[1], True), self.watch
         heads, codes = attend(
             *(features.unflatten(-1, (self.num_heads, -1)) for features in (q, k, v)),
             normalisation=normalisation,
             value_network=value_network,
             bias=pad_keys(bias, k.shape[1], 0.0),
-            mask=pad_keys(mask, k.shape[1], True),
+            mask=mask,
             deep_weight=self.deep_weight,
             dropout=self.code_dropout(),
-            return_codes=need_weights,
+            code_map=None if watch is None else watch.code_map,
+            return_codes=need_weights or watch is not None,
         )
+        if watch is not None:
+            watch.codes = codes
+        heads = scale_output(heads, self.output_scale, k.shape[1], mask)
         output = self.out_proj(heads.flatten(-2))
         output = self._batch_first(output, batched) if batched else output[0]
-        if codes is None:
+        if codes is None or not need_weights:
             return output, None
         codes = codes.mean(dim=1) if average_attn_weights else codes
         return output, (codes if batched else codes[0]).to(query.dtype)
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if query is key and key is value and self.in_proj_weight is not None:
-            q, k, v = functional.linear(query, self.in_proj_weight, self.in_proj_bias).chunk(3, dim=-1)
+            q, k, v = dense(query, self.in_proj_weight, self.in_proj_bias).chunk(3, dim=-1)
             return q, k, v
         if self.in_proj_weight is not None:
             weights = self.in_proj_weight.chunk(3)
         else:
             weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
         biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
-        q, k, v = map(functional.linear, (query, key, value), weights, biases)
+        q, k, v = map(dense, (query, key, value), weights, biases)
         return q, k, v
 
     def _batch_first(self, x: Tensor, batched: bool) -> Tensor:
@@ -147,52 +167,6 @@ class HypernetworkAttention(nn.MultiheadAttention):
 
     def extra_repr(self) -> str:
         return f"attention={self.attention}, embed_dim={self.embed_dim}, num_heads={self.num_heads}"
-
-
-def convert(model: nn.Module, attention: str = "hyla") -> nn.Module:
-    """Replace every `nn.MultiheadAttention` in `model` by a `HypernetworkAttention` with the same weights.
-
-    The parameters are the same objects, so an existing optimiser keeps working. A module used twice stays shared. A layer
-    that was converted before is only set to `attention`. Returns the model (the new layer if the model itself was one).
-    """
-    check_choice("attention", attention, ATTENTIONS)
-    found = {
-        path: module
-        for path, module in model.named_modules(remove_duplicate=False)
-        if isinstance(module, nn.MultiheadAttention)
-    }
-    if not found:
-        raise InputError(f"nothing to convert in {type(model).__name__}: expected at least one nn.MultiheadAttention")
-    for path, layer in found.items():
-        if type(layer) not in (nn.MultiheadAttention, HypernetworkAttention):
-            raise InputError(
-                f"cannot convert {path or 'the model'} of type {type(layer).__name__}: expected nn.MultiheadAttention "
-                "itself, as what a subclass or a parametrisation adds would be lost"
-            )
-    converted = {layer: _convert_layer(layer, attention) for layer in dict.fromkeys(found.values())}
-    for path, layer in found.items():
-        parent, _, name = path.rpartition(".")
-        if name:
-            setattr(model.get_submodule(parent), name, converted[layer])
-    for module in model.modules():
-        if isinstance(module, nn.TransformerEncoder):
-            # set when the encoder was built with torch's layers: padded batches would arrive as nested tensors
-            module.use_nested_tensor = False
-    return converted[found[""]] if "" in found else model
-
-
-def _convert_layer(layer: nn.MultiheadAttention, attention: str) -> HypernetworkAttention:
-    if isinstance(layer, HypernetworkAttention):
-        converted = layer
-    else:
-        # everything else, such as hooks and the training flag, is the same object as in the old layer
-        converted = HypernetworkAttention.__new__(HypernetworkAttention)
-        converted.__dict__.update(layer.__dict__)
-        converted.__dict__["_parameters"] = layer._parameters.copy()
-        converted.__dict__["_modules"] = layer._modules.copy()
-        converted.dropout = converted.__dict__.pop("dropout")
-    converted.set_attention(attention)
-    return converted
 
 
 def _check_inputs(layer: nn.MultiheadAttention, query: Tensor, key: Tensor, value: Tensor) -> None:

@@ -16,6 +16,7 @@ from recombine.models.mlp import MLPConfig, MultilayerPerceptron
 from recombine.models.outside import OutsideModule
 from recombine.models.recurrent import RecurrentConfig, RecurrentNetwork, StateSpaceConfig, StateSpaceModel
 from recombine.models.sequence_model import SequenceModel
+from recombine.models.size import check_size
 from recombine.models.task_transformer import TaskTransformer, TaskTransformerConfig
 from recombine.models.transformer import Transformer, TransformerConfig, count_parameters
 from recombine.tasks.base import Task
@@ -29,6 +30,7 @@ def build_model(config: ModelConfig, task: Task, *, seed: int) -> nn.Module:
     """Build the model of a configuration for a task. The same seed gives the same initial parameters on every device."""
     with torch.random.fork_rng(devices=()):
         config.check_task(task)
+        check_size(config, task)
         torch.manual_seed(seed)
         return config.build(task)
 
@@ -58,5 +60,6 @@ __all__ = [
     "Transformer",
     "TransformerConfig",
     "build_model",
+    "check_size",
     "count_parameters",
 ]

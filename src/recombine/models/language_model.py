@@ -21,6 +21,7 @@ from recombine.errors import InputError, check_choice, check_positive
 from recombine.kernels import CodeMap
 from recombine.layers import ATTENTIONS, FEEDFORWARDS, Attention, AttentionName, RelativeBias, Rotary, build_feedforward
 from recombine.layers.cache import AttentionCache, build_cache
+from recombine.layers.output_scale import OutputScale
 from recombine.layers.residual_norm import ResidualNorm
 from recombine.models.base import TOKENS, ModelConfig, Need, Site
 from recombine.tasks.base import Task
@@ -56,6 +57,8 @@ class LanguageModelConfig(ModelConfig):
     """Normalise queries and keys of each head to unit mean square, times a learned scale."""
     biases: bool = True
     """Let dense layers and norms have biases."""
+    output_scale: OutputScale = "none"
+    """Scale of the output of each head: none, as in the paper, or one that does not grow with the number of keys."""
     initialisation: Initialisation = "lecun"
     """Truncated normal of variance 1 / fan-in (AH), or Xavier-uniform (NanoDO)."""
 
@@ -102,7 +105,13 @@ class LanguageBlock(nn.Module):
         super().__init__()
         size = config.embedding_dim
         self.attention_norm = ResidualNorm(size, eps=1e-6)
-        self.attention = Attention(size, num_heads=config.num_heads, kqv_dim=config.kqv_dim, attention=config.attention)
+        self.attention = Attention(
+            size,
+            num_heads=config.num_heads,
+            kqv_dim=config.kqv_dim,
+            attention=config.attention,
+            output_scale=config.output_scale,
+        )
         head_dim = config.kqv_dim // config.num_heads
         self.rotary = Rotary(head_dim) if config.position == "rotary" else None
         self.bias: RelativeBias | None = None

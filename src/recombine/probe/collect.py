@@ -1,7 +1,8 @@
 """Record what a model computes: latent codes, residual stream and hidden activations of the last token, per layer.
 
-Codes come from the model's own `return_codes`. Everything else is recorded by forward hooks on named submodules, which works
-for any `nn.Module`. Sites are named after the kind of activation and the layer:
+Codes come from the model's own `return_codes`, or from its `HypernetworkAttention` layers (see `converted`). Everything else
+is recorded by forward hooks on named submodules, which works for any `nn.Module`. Sites are named after the kind of
+activation and the layer:
 
     codes.0      the codes of the pairs that the task's reading names, (key, head) flattened
     residual.0   the residual stream behind block 0
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 
 from recombine.errors import InputError, check_positive
 from recombine.models.base import Site
+from recombine.probe.converted import ConvertedModel, show_codes
 from recombine.probe.observations import Observations, find_fault
 from recombine.probe.schema import SIDES, Side
 from recombine.tasks import Batch
@@ -41,6 +43,8 @@ def can_intervene(model: nn.Module) -> bool:
 
 def find_sites(model: nn.Module, names: Sequence[str] | None = None) -> tuple[Site, ...]:
     """The sites of a model: the named submodules, or those it names itself (`probe_sites`), or else its children."""
+    if isinstance(model, ConvertedModel):
+        return tuple(model.find_site(site) for site in find_sites(model.inner, names))
     paths = dict(model.named_modules())
     if names is not None:
         for name in names:
@@ -65,6 +69,7 @@ def collect(
     Every submodule that `sites` names must give activations. Without `sites`, those of `find_sites` that give some are taken.
     """
     check_positive(num_instances=num_instances)
+    model = model if has_codes(model) else show_codes(model)
     task, chosen = reading.task, find_sites(model, sites)
     recorded: list[tuple[Side, Batch, dict[str, Tensor]]] = []
     for split in SIDES:

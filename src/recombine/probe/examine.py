@@ -16,6 +16,7 @@ from torch import nn
 from recombine.errors import InputError
 from recombine.probe.ablate import measure_ablations
 from recombine.probe.collect import can_intervene, collect, has_codes
+from recombine.probe.converted import show_codes
 from recombine.probe.decode import MAX_FITTING_ROWS, decode, find_best_site, keep_scores
 from recombine.probe.examination import Examination, Say, say_nothing, start_numbers
 from recombine.probe.observations import Observations, load_observations
@@ -53,6 +54,7 @@ def examine(
     """Examine a model on a task; `sites` names submodules to look at, `untrained` a model to compare with."""
     torch_device = resolve_device(device)
     model, reading = model.to(torch_device), task.reading()
+    model = model if has_codes(model) else show_codes(model)
     examination = Examination(numbers=start_numbers(num_instances, reading), say=say)
     with examination.part("collect"):
         observations = collect(model, reading, num_instances=num_instances, sites=sites, device=torch_device)

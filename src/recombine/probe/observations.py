@@ -14,7 +14,6 @@ instances of the same compositions, `ood` compositions that were never trained. 
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int, Num, Shaped
 
+from recombine.archives import read_npz
 from recombine.errors import InputError
 
 SPLITS = ("fit", "id", "ood")
@@ -70,7 +70,7 @@ class Observations:
 
 def load_observations(path: Path | str) -> Observations:
     """Read and check an npz file of the form that the module's docstring gives."""
-    arrays = _read_npz(Path(path))
+    arrays = read_npz(Path(path))
     sites = {name.removeprefix("activations").lstrip(".") or "activations": name for name in arrays}
     sites = {site: name for site, name in sites.items() if name.startswith("activations")}
     missing = [name for name in ("labels", "split") if name not in arrays] + ([] if sites else ["activations"])
@@ -104,21 +104,6 @@ def load_observations(path: Path | str) -> Observations:
 
 def _describe(key: Any) -> str:
     return str(key) if np.ndim(key) == 0 else " ".join(f"{value:g}" for value in key)
-
-
-def _read_npz(path: Path) -> dict[str, np.ndarray]:
-    try:
-        file = np.load(path, allow_pickle=False)
-        if isinstance(file, np.ndarray):
-            raise InputError(f"{path} holds one array: expected an npz file of several")
-        with file:
-            return {name: file[name] for name in file.files}
-    except InputError:
-        raise
-    except FileNotFoundError:
-        raise InputError(f"{path} does not exist: expected an npz file of activations") from None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise InputError(f"{path} cannot be read ({error}): expected an npz file without Python objects") from None
 
 
 def _check_activations(name: str, values: np.ndarray, num_rows: int) -> np.ndarray:

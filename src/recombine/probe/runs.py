@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import io
 import json
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
+from recombine.archives import read_npz
+from recombine.errors import InputError
 from recombine.probe.cache import Measurement, MeasurementKey
 from recombine.probe.examination import FORMAT_VERSION, Examination, Say, say_nothing
 from recombine.probe.examine import NUM_INSTANCES, examine
@@ -52,11 +53,11 @@ def probe_run(
     run = RunDirectory.open(path)
     key = PROBE.make_key(run, RunConfig.from_dict(run.config, code), arguments)
     kept = PROBE.read(run, key)
-    if kept is not None and _is_of(run, kept["key"]):
+    if kept is not None and is_of(run, kept["key"]):
         return kept
     run, config, model = load_run(path, device, code=code)
     examination = examine(model, config.task, untrained=config.build_model(), device=device, say=say, **arguments)
-    run.write_bytes(ARRAYS_FILE, _pack_arrays(examination, key))
+    run.write_bytes(ARRAYS_FILE, pack_arrays(examination, key))
     about = {"run": run.path.name, "task": config.task.name, "label": config.model.label}
     PROBE.write(run, key, {**about, **examination.numbers})
     return run.read_json(PROBE.file)
@@ -65,7 +66,7 @@ def probe_run(
 def is_probed(run: RunDirectory, *, code: Sequence[Code] = ()) -> bool:
     """Whether a run has a probe of its current checkpoint and of the current code, whatever the arguments."""
     kept = PROBE.read_current(run, RunConfig.from_dict(run.config, code))
-    return kept is not None and _is_of(run, kept["key"])
+    return kept is not None and is_of(run, kept["key"])
 
 
 def read_probe(run: RunDirectory) -> Probe | None:
@@ -76,16 +77,16 @@ def read_probe(run: RunDirectory) -> Probe | None:
     return cast(Probe | None, PROBE.read_current(run))
 
 
-def _pack_arrays(examination: Examination, key: MeasurementKey) -> bytes:
+def pack_arrays(examination: Examination, key: MeasurementKey) -> bytes:
+    """The arrays of an examination as an npz file, with the key of its numbers."""
     content = io.BytesIO()
     np.savez_compressed(content, allow_pickle=False, key=np.array(json.dumps(key)), **examination.arrays)
     return content.getvalue()
 
 
-def _is_of(run: RunDirectory, key: Mapping[str, Any]) -> bool:
+def is_of(run: RunDirectory, key: Mapping[str, Any]) -> bool:
     """Whether the arrays were written together with the numbers of this key."""
     try:
-        with np.load(run.path / ARRAYS_FILE, allow_pickle=False) as arrays:
-            return bool(json.loads(str(arrays["key"])) == key)
-    except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile):
+        return bool(json.loads(str(read_npz(run.path / ARRAYS_FILE)["key"])) == key)
+    except (InputError, KeyError, ValueError, RecursionError):
         return False

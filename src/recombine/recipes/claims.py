@@ -32,6 +32,7 @@ class Claim(ABC):
     source: str
     split: str | None = None  # if not the experiment's
     published: float | None = None
+    ours: bool = False  # a question of our own rather than a claim of the paper
 
     @abstractmethod
     def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:
@@ -56,10 +57,10 @@ class Lead(Claim):
     by: float
 
     def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:
-        return _difference(experiment, finished, self.better, self.worse, self.split)
+        return difference(experiment, finished, self.better, self.worse, self.split)
 
     def judge(self, number: SeedScore) -> Verdict:
-        return _judge_lead(number, self.by)
+        return judge_lead(number, self.by)
 
     @property
     def bound(self) -> str:
@@ -81,7 +82,7 @@ class Fall(Claim):
         return subtract(score_group(experiment, higher, self.split), score_group(experiment, lower, self.split))
 
     def judge(self, number: SeedScore) -> Verdict:
-        return _judge_lead(number, self.by)
+        return judge_lead(number, self.by)
 
     @property
     def bound(self) -> str:
@@ -97,10 +98,10 @@ class Close(Claim):
     within: float
 
     def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:
-        return _difference(experiment, finished, self.first, self.second, self.split)
+        return difference(experiment, finished, self.first, self.second, self.split)
 
     def judge(self, number: SeedScore) -> Verdict:
-        return _judge_range(number, -self.within, self.within)
+        return judge_range(number, -self.within, self.within)
 
     @property
     def bound(self) -> str:
@@ -120,21 +121,24 @@ class Level(Claim):
         return None if group is None else score_group(experiment, group, self.split)
 
     def judge(self, number: SeedScore) -> Verdict:
-        return _judge_range(number, self.low, self.high)
+        return judge_range(number, self.low, self.high)
 
     @property
     def bound(self) -> str:
-        if self.low == float("-inf"):
-            return f"at most {self.high:g}"
-        return f"at least {self.low:g}" if self.high == float("inf") else f"{self.low:g} to {self.high:g}"
+        return describe_bounds(self.low, self.high)
+
+
+def decide(claim: Claim, experiment: Experiment, finished: Finished) -> tuple[Verdict, SeedScore | None]:
+    """The verdict on a claim, and the number that decides."""
+    number = claim.measure(experiment, finished)
+    return ("not run" if number is None else claim.judge(number)), number
 
 
 def tabulate_claims(claims: Sequence[Claim], experiment: Experiment, finished: Finished) -> Table:
     """One row per claim: the verdict, our number and the published one."""
     rows = []
     for claim in claims:
-        number = claim.measure(experiment, finished)
-        verdict: Verdict = "not run" if number is None else claim.judge(number)
+        verdict, number = decide(claim, experiment, finished)
         seeds = None if number is None else number.num_seeds
         rows.append((claim.text, verdict, cell(number), seeds, claim.bound, claim.published, claim.source))
     return Table(
@@ -153,18 +157,27 @@ def tabulate_claims(claims: Sequence[Claim], experiment: Experiment, finished: F
     )
 
 
-def _difference(
+def difference(
     experiment: Experiment,
     finished: Finished,
     first: Mapping[str, Setting],
     second: Mapping[str, Setting],
     split: str | None,
 ) -> SeedScore | None:
+    """The paired difference between two settings, or None if a run is missing."""
     group, other = finished.find(**first), finished.find(**second)
     return None if group is None or other is None else difference_between(experiment, group, other, split)
 
 
-def _judge_lead(number: SeedScore, by: float) -> Verdict:
+def describe_bounds(low: float, high: float) -> str:
+    """What a number must be, in words."""
+    if low == float("-inf"):
+        return f"at most {high:g}"
+    return f"at least {low:g}" if high == float("inf") else f"{low:g} to {high:g}"
+
+
+def judge_lead(number: SeedScore, by: float) -> Verdict:
+    """The verdict on a difference that should be at least `by`."""
     if number.high < 0:
         return "refuted"
     if number.value >= by and number.low > 0:
@@ -172,7 +185,8 @@ def _judge_lead(number: SeedScore, by: float) -> Verdict:
     return "seen in part" if number.value >= by or number.low > 0 else "not seen"
 
 
-def _judge_range(number: SeedScore, low: float, high: float) -> Verdict:
+def judge_range(number: SeedScore, low: float, high: float) -> Verdict:
+    """The verdict on a number that should lie between bounds."""
     if number.low > high or number.high < low:
         return "refuted"
     if low <= number.low and number.high <= high:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from statistics import fmean
 
@@ -120,6 +121,8 @@ def cell(score: SeedScore | None) -> Cell | None:
     if score is None:
         return None
     values = score.values if score.num_seeds > 1 else ()
+    if not math.isfinite(score.low):  # a single measurement has no interval
+        return Cell(value=score.value)
     return Cell(value=score.value, low=score.low, high=score.high, values=values)
 
 

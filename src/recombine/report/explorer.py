@@ -6,12 +6,12 @@ The page draws the picture when a reader selects run, site and colour (`explorer
 from __future__ import annotations
 
 import math
-import zipfile
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from recombine.archives import read_npz
 from recombine.errors import InputError
 from recombine.report.figures import Figure, make_figure, plain
 from recombine.report.findings import Found, as_number, read_part
@@ -60,12 +60,12 @@ def read_map(run: ReportRun) -> EmbeddingMap | None:
     if part is None:
         return None
     try:
-        with np.load(run.directory.path / "probe.npz", allow_pickle=False) as arrays:
-            return _read_arrays(dict(arrays), part["probe"])
-    except (zipfile.BadZipFile, OSError, EOFError):
+        arrays = read_npz(run.directory.path / "probe.npz")
+    except InputError:  # its message contains a local path, which does not belong in a report
         raise InputError(
             "probe.npz is missing or cannot be read: expected the file that recombine probe writes"
         ) from None
+    return _read_arrays(arrays, part["probe"])
 
 
 def _read_arrays(arrays: dict[str, np.ndarray], probe: Json) -> EmbeddingMap:

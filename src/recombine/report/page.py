@@ -19,6 +19,7 @@ from markupsafe import Markup
 
 from recombine.drawing.palette import DARK_PALETTE, LIGHT_PALETTE, SCALES
 from recombine.drawing.svg import define_shapes
+from recombine.evaluate import Score
 from recombine.files import write_whole
 from recombine.registry import Code
 from recombine.report import figures, inside_figures
@@ -26,6 +27,12 @@ from recombine.report.interventions import Change
 from recombine.report.printed import static_figures
 from recombine.report.runs import ReportRun, compare, group_seeds, metrics_of, reach, read_runs
 from recombine.report.sections import list_sections
+from recombine.store import Json
+
+# of bidirectional text
+MARKS = {
+    number: f"⟨U+{number:04X}⟩" for number in (0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+}
 
 
 def write_report(
@@ -52,9 +59,11 @@ def write_report(
 def load_templates() -> tuple[jinja2.Environment, str, str, str]:
     """The environment for templates; scripts are read as plain text."""
     loader = jinja2.PackageLoader("recombine.report")
-    environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment = jinja2.Environment(
+        loader=loader, autoescape=True, finalize=show_marks, trim_blocks=True, lstrip_blocks=True
+    )
     environment.filters |= FILTERS
-    environment.globals |= {"reach": reach, "define_shapes": define_shapes}
+    environment.globals |= {"reach": reach, "reach_of": reach_of, "define_shapes": define_shapes}
     theme, explorer, report = (
         loader.get_source(environment, name)[0] for name in ("theme.js", "explorer.js", "report.js")
     )
@@ -89,6 +98,11 @@ def render(runs: Sequence[ReportRun], title: str, *, gallery: bool = True) -> st
     )
 
 
+def reach_of(score: Json) -> float | None:
+    """The position of a score of `result.json` between chance (0) and ceiling (1)."""
+    return reach(Score(**{name: score[name] for name in ("value", "low", "high", "chance", "ceiling")}), score["value"])
+
+
 def _title_site(site: str) -> str:
     kind, _, layer = site.rpartition(".")
     return f"{kind}, layer {layer}" if kind and layer.isdigit() else site
@@ -112,6 +126,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "zip": lambda first, second: list(zip(first, second, strict=True)),
     "by_head": lambda changes: list(_by_head(changes).items()),
     "selectin": lambda options, values: [option for option in options if option[0] in values],
+    "duration": lambda seconds: format_duration(seconds),
     "capitalize_first": lambda text: text[:1].upper() + text[1:].rstrip("."),
 }
 
@@ -123,6 +138,13 @@ def format_number(value: float | None) -> str:
     return (f"{value:.1e}" if 0 < abs(value) < 1e-3 else f"{value:.3f}").replace("-", "−")
 
 
+def format_duration(seconds: float) -> str:
+    """Seconds, minutes or hours."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5_400 else f"{seconds / 3_600:.1f} h"
+
+
 def tidy(value: Any) -> Any:
     """Round to six digits, which is enough for a picture; values that are not finite become gaps."""
     if isinstance(value, dict):
@@ -131,4 +153,9 @@ def tidy(value: Any) -> Any:
         return [tidy(item) for item in value]
     if isinstance(value, float):
         return float(f"{value:.6g}") if math.isfinite(value) else None
-    return value
+    return show_marks(value)
+
+
+def show_marks(value: Any) -> Any:
+    """Text in which marks that change the direction of writing are shown, not obeyed: a name cannot reorder the page."""
+    return value.translate(MARKS) if type(value) is str else value

@@ -79,7 +79,7 @@ def _load_result(run: RunDirectory, model: nn.Module, device: torch.device) -> S
     checkpoint = run.load_checkpoint(device)
     assert checkpoint is not None
     load_model(model.to(device), checkpoint[0])
-    result = run.read_json("result.json")
+    result = run.read_json("result.json", complete=True)
     return {
         split: {
             name: Score(**entry, sums=tuple(map(tuple, result["composition_sums"][split][name])))

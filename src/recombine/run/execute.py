@@ -16,10 +16,11 @@ from torch import nn
 
 from recombine.errors import InputError, check_positive
 from recombine.evaluate import EVALUATION_VERSION, Evaluation, describe_metrics, evaluate_predictor, scores_as_dict
-from recombine.models import count_parameters
+from recombine.models import check_size, count_parameters
 from recombine.registry import version_of
 from recombine.run.config import RunConfig
 from recombine.store import (
+    CertificateDict,
     CheckpointInfo,
     EnvironmentFile,
     Json,
@@ -32,6 +33,8 @@ from recombine.store import (
 )
 from recombine.tasks import Task
 from recombine.train import TRAINING_VERSION, Clock, Trainer, Watcher, fit, intervals
+
+COPIES_IN_TRAINING = 4  # parameters, gradients and two moments
 
 _log = logging.getLogger(__name__)
 
@@ -67,6 +70,8 @@ def train_run(
     check_evaluation_instances(evaluation_instances)
     place = resolve_device(device)
     config = replace(config, task=config.task.prepare())
+    config.task.check_batch_size(config.training.batch_size)
+    check_size(config.model, config.task, copies=COPIES_IN_TRAINING)
     model = config.build_model()  # invalid sizes are errors before anything is written
     run = open_directory(config, Path(out))
     finish_run(run, config, model, place, evaluation_instances=evaluation_instances, compile=compile, watch=watch)
@@ -184,7 +189,7 @@ def _shorten(value: object) -> str:
 def describe_split(task: Task) -> SplitFile:
     """The certificate and the compositions; those of `test` are those of `train`."""
     return {
-        "certificate": task.split.certificate.as_dict(),
+        "certificate": cast(CertificateDict, task.split.certificate.as_dict()),
         "compositions": {
             split: [list(composition) for composition in task.split.compositions(split)]
             for split in task.splits
@@ -219,7 +224,8 @@ def summarise(
         "metrics": describe_metrics(config.task, scores.values()),
         "scores": scores_as_dict(scores),
         "composition_sums": {
-            split: {name: metric.sums for name, metric in metrics.items()} for split, metrics in scores.items()
+            split: {name: [list(sums) for sums in metric.sums] for name, metric in metrics.items()}
+            for split, metrics in scores.items()
         },
         "baselines": evaluation.baselines,
     }

@@ -3,7 +3,9 @@
 from recombine.store.checkpoint import DamagedError, digest_tensors
 from recombine.store.directory import FORMAT_VERSION, RunDirectory, hash_config
 from recombine.store.environment import describe_environment, hash_source
+from recombine.store.find import find_runs
 from recombine.store.schema import (
+    CertificateDict,
     CheckpointInfo,
     ConfigFile,
     Environment,
@@ -18,6 +20,7 @@ from recombine.store.schema import (
 
 __all__ = [
     "FORMAT_VERSION",
+    "CertificateDict",
     "CheckpointInfo",
     "ConfigFile",
     "DamagedError",
@@ -32,6 +35,7 @@ __all__ = [
     "Versions",
     "describe_environment",
     "digest_tensors",
+    "find_runs",
     "hash_config",
     "hash_source",
 ]

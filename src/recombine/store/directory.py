@@ -20,7 +20,7 @@ import logging
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -28,7 +28,8 @@ from torch import Tensor
 from recombine.errors import InputError
 from recombine.files import replace_file
 from recombine.store.checkpoint import DamagedError, encode_checkpoint, read_checkpoint
-from recombine.store.schema import CheckpointInfo, Json, MetricsRow
+from recombine.store.conform import find_fault
+from recombine.store.schema import FILES, CheckpointInfo, Json, MetricsRow
 
 FORMAT = "recombine-run"
 FORMAT_VERSION = 2
@@ -115,9 +116,14 @@ class RunDirectory:
             yield
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
-        self.write_bytes(name, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
+        try:
+            text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+        except ValueError:
+            raise InputError(f"{self.path / name} would hold NaN or infinity: expected finite numbers") from None
+        self.write_bytes(name, f"{text}\n".encode())
 
-    def read_json(self, name: str) -> Json:
+    def read_json(self, name: str, *, complete: bool = False) -> Json:
+        """A file whose values have the declared types; with `complete`, nothing that is declared may be missing."""
         path = self.path / name
         try:
             value = json.loads(path.read_text())
@@ -127,6 +133,9 @@ class RunDirectory:
             raise InputError(f"{path} cannot be read ({error}): expected JSON") from None
         if not isinstance(value, dict):
             raise InputError(f"{path} holds {type(value).__name__}: expected a JSON object")
+        fault = find_fault(value, FILES.get(name, Json), complete=complete)
+        if fault is not None:
+            raise InputError(f"{path} is damaged: {fault}")
         return value
 
     def write_bytes(self, name: str, content: bytes) -> None:
@@ -136,27 +145,32 @@ class RunDirectory:
         with open(self.path / "metrics.jsonl", "a") as file:
             file.write(json.dumps(row) + "\n")
 
-    def read_metrics(self) -> list[Json]:
-        """The rows in order; a last line that a kill cut short is left out."""
+    def read_metrics(self, *, damaged: Literal["refuse", "drop"] = "refuse") -> list[Json]:
+        """The rows in order; a last line that a kill cut short is left out. `drop` leaves out all rows from damage on."""
         path = self.path / "metrics.jsonl"
-        rows = []
+        rows: list[Json] = []
         lines = path.read_text(errors="replace").splitlines() if path.exists() else []
-        for number, line in enumerate(lines):
-            try:
-                rows.append(json.loads(line))
-            except ValueError:
-                if number + 1 < len(lines):
-                    raise InputError(f"{path} line {number + 1} is not JSON: expected one object per line") from None
+        for number, line in enumerate(lines, start=1):
+            row, fault = _parse_row(line)
+            if fault is None:
+                rows.append(row)
+            elif damaged == "drop":
+                _log.warning("%s is damaged from line %d on; these rows are dropped", path, number)
+                break
+            elif row or number < len(lines):
+                raise InputError(f"{path} line {number} {fault}")
         return rows
 
     def rewind_metrics(self, step: int) -> None:
         """Drop the rows after a step, because a resumed run writes them again."""
-        kept = [json.dumps(row) + "\n" for row in self.read_metrics() if row["step"] <= step]
+        rows = self.read_metrics(damaged="drop")
+        kept = [json.dumps(row) + "\n" for row in rows if row["step"] <= step]
         self.write_bytes("metrics.jsonl", "".join(kept).encode())
 
     def save_checkpoint(self, tensors: Mapping[str, Tensor], info: CheckpointInfo) -> None:
         """Write a checkpoint; the one before it is kept until `drop_previous_checkpoint`."""
         content = encode_checkpoint(tensors, info, config_hash=hash_config(self.config))
+        self._sync_metrics()  # rows before a checkpoint are not written again by a run that resumes from it
         self._keep_checkpoint()
         self.write_bytes(CHECKPOINT, content)
         self.write_json("checkpoint.json", info)
@@ -181,6 +195,10 @@ class RunDirectory:
             return None
         return read_checkpoint(previous, config_hash=config_hash, device=device)
 
+    def _sync_metrics(self) -> None:
+        with contextlib.suppress(FileNotFoundError), open(self.path / "metrics.jsonl", "a") as file:
+            os.fsync(file.fileno())
+
     def _keep_checkpoint(self) -> None:
         """Give the last checkpoint a second name, so that writing a new one never leaves the run without any."""
         temporary = self.path / f".{PREVIOUS_CHECKPOINT}.{os.getpid()}.tmp"
@@ -191,3 +209,15 @@ class RunDirectory:
     def drop_previous_checkpoint(self) -> None:
         """Delete the checkpoint before the last one, which a finished run does not need."""
         (self.path / PREVIOUS_CHECKPOINT).unlink(missing_ok=True)
+
+
+def _parse_row(line: str) -> tuple[Json, str | None]:
+    """A row of metrics, or what is wrong with the line. The row is empty if the line is not JSON at all."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}, "is not JSON: expected one object per line"
+    fault = find_fault(row, MetricsRow, complete=False)
+    if fault is None and "step" not in row:
+        fault = "step is missing"
+    return (row, None) if fault is None else ({"row": row}, f"is damaged: {fault}")

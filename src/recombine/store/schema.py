@@ -20,10 +20,26 @@ class ConfigFile(TypedDict):
     training: Json  # version, and the fields of TrainingConfig
 
 
+class CertificateDict(TypedDict):
+    """`recombine.compositions.Certificate` in `split.json`."""
+
+    num_train: int
+    num_ood: int
+    num_unknown: int
+    covered: bool
+    min_coverage: int
+    coverage: dict[str, int]  # by module
+    connected: bool
+    num_components: int
+    overlap: int
+    redraws: int
+    sha256: str
+
+
 class SplitFile(TypedDict):
     """`split.json`: the certificate of the split, and the compositions of each of its parts."""
 
-    certificate: Json  # see `recombine.compositions.Certificate`
+    certificate: CertificateDict
     compositions: dict[str, list[list[int]]]
 
 
@@ -99,5 +115,17 @@ class ResultFile(TypedDict):
     evaluation_source_sha256: str  # the code that computed the scores
     metrics: dict[str, MetricDict]  # how to show each metric
     scores: dict[str, dict[str, ScoreDict]]  # split -> metric -> score
-    composition_sums: dict[str, dict[str, Any]]  # split -> metric -> numerators and denominators per composition
+    composition_sums: dict[
+        str, dict[str, list[list[float]]]
+    ]  # split -> metric -> numerators and denominators per composition
     baselines: dict[str, dict[str, dict[str, float]]]  # strategy -> split -> metric -> value
+
+
+# the type of each file; what a file with another name holds is not checked here
+FILES: dict[str, Any] = {
+    "config.json": Json,
+    "split.json": SplitFile,
+    "environment.json": EnvironmentFile,
+    "checkpoint.json": CheckpointInfo,
+    "result.json": ResultFile,
+}

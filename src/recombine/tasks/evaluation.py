@@ -6,8 +6,10 @@ from collections.abc import Iterator
 
 import torch
 
+from recombine.errors import InputError
 from recombine.tasks.base import Batch, SplitName, Task
 
+MAX_INSTANCES = 100_000_000
 BATCH_SIZE = 1_000  # part of the definition of the evaluation streams
 
 
@@ -15,6 +17,14 @@ def evaluation_batches(
     task: Task, split: SplitName, num_instances: int, device: torch.device | str = "cpu"
 ) -> Iterator[Batch]:
     """The first `num_instances` rows of a split; at most `task.max_rows_at_once` in a batch."""
+    if num_instances > MAX_INSTANCES:
+        raise InputError(f"num_instances is {num_instances:,}: expected at most {MAX_INSTANCES:,}")
+    return _evaluation_batches(task, split, num_instances, device)
+
+
+def _evaluation_batches(
+    task: Task, split: SplitName, num_instances: int, device: torch.device | str
+) -> Iterator[Batch]:
     for index, first in enumerate(range(0, num_instances, BATCH_SIZE)):
         rows = range(min(BATCH_SIZE, num_instances - first))
         for start in range(0, len(rows), task.max_rows_at_once):

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from recombine.compositions import CompositionSplit
 from recombine.errors import InputError, check_choice
+from recombine.memory import require_memory
 from recombine.settings import Settings
 from recombine.tasks.batch import Batch
 from recombine.tasks.stream import Stream
@@ -110,7 +111,13 @@ class Sampler(Settings, ABC):
         if not self.split.compositions(split):
             raise InputError(f"split {split!r} of task {self.name!r} is empty: {self.explain_empty(split)}")
         rows = range(batch_size) if rows is None else rows
+        self.check_batch_size(len(rows))
         return Stream(self.name, self.seed, split, index, rows=rows, device=device)
+
+    def check_batch_size(self, batch_size: int) -> None:
+        """Raise an error if a batch does not fit into memory."""
+        length, width = self.sequence_length, self.input_dim
+        require_memory(4 * batch_size * length * width, f"a batch of {batch_size:,} × {length:,} × {width:,} numbers")
 
     def explain_empty(self, split: SplitName) -> str:
         """Why a split has no compositions, and what to change: the end of an error message."""

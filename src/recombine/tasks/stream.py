@@ -16,8 +16,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from recombine.memory import require_memory
+
 _GOLDEN = 0x9E3779B97F4A7C15
 _BLOCK = 1 << 14
+BYTES_PER_NUMBER = 16  # of a draw: its bits, and the counters they are made from
 _MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
@@ -60,6 +63,7 @@ class Stream:
     def bits(self, *shape: int) -> Int[Tensor, "rows ..."]:
         """64 random bits per entry, for every row."""
         width = math.prod(shape)
+        require_memory(BYTES_PER_NUMBER * len(self) * width, f"a draw of {len(self):,} × {width:,} random numbers")
         offsets = [(self._hash(key) + rows.start * width * _GOLDEN) % 2**64 for key, rows in self.parts]
         self.num_draws += 1
         mix = mix_on_cpu if self.device.type == "cpu" else mix_on_device

@@ -10,10 +10,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from recombine.probe import is_probed, probe_run
-from recombine.recipes.attention_as_hypernetwork.evidence import CLOSE, DROPOUTS, LEAD, ClaimsExperiment
+from recombine.recipes.attention_as_hypernetwork.evidence import CLOSE, DROPOUTS, LEAD
 from recombine.recipes.attention_as_hypernetwork.runs import ATTENTIONS, change_model, change_task
 from recombine.recipes.claims import Close, Fall, Lead, Level
 from recombine.recipes.experiment import Experiment, Finished, Record, Setting
+from recombine.recipes.measured_claims import Reads
 from recombine.run import default_run
 from recombine.store import Json, RunDirectory
 from recombine.tables import Table, Value
@@ -37,6 +38,18 @@ class Figure2B(Experiment):
     default_scale = "paper"
     margin = 0.1
     """The claim counts as seen where F1 is this much above the untrained network and above the majority."""
+    claims = tuple(
+        Reads(
+            text=f"terms are decodable from the query's own code ({attention} attention, dropout {rate:g})",
+            source="figure 2B",
+            of={"attention": attention, "dropout": rate},
+            quantity="f1_lead",
+            low=0.1,
+        )
+        for rate in DROPOUTS[::-1]
+        for attention in ATTENTIONS
+    )
+    differs = "one seed; the decoder weighs both classes alike, and the untrained network is subtracted."
 
     def records(self, scale: Scale) -> Iterator[Record]:
         base = change_task(default_run("fuzzy_logic", scale), num_examples=96, held_out=0.5)
@@ -46,12 +59,18 @@ class Figure2B(Experiment):
                 yield Record(settings={"attention": attention, "dropout": rate}, config=config)
 
     def tables(self, finished: Finished, device: str) -> list[Table]:
-        def read(run: RunDirectory) -> Json:
-            if not is_probed(run):
-                probe_run(run.path, tsne=False, device=device)
-            return run.read_json("probe.json")
+        probes = finished.measure(lambda run: read_probe(run, device))
+        return [self.tabulate_decoders(finished, probes), *super().tables(finished, device)]
 
-        return [self.tabulate_decoders(finished, finished.measure(read)), *super().tables(finished, device)]
+    def measures(self, run: RunDirectory, device: str) -> dict[str, float]:
+        """F1 of the best layer on functions with the same query, above the better of untrained network and majority."""
+        decoders = [d for instances, _, d in list_code_decoders(read_probe(run, device)) if instances == "same query"]
+        leads = [
+            decoder["ood"]["f1"]
+            - max(decoder["ood"].get(name, {}).get("f1", 0.0) for name in ("untrained", "majority"))
+            for decoder in decoders
+        ]
+        return {"f1_lead": max(leads)} if leads else {}
 
     def tabulate_decoders(self, finished: Finished, probes: Mapping[Path, Json]) -> Table:
         """F1 on held-out functions, for every kind of instances and every layer that has codes."""
@@ -72,6 +91,13 @@ class Figure2B(Experiment):
         )
 
 
+def read_probe(run: RunDirectory, device: str) -> Json:
+    """What the probe found in a run, without pictures; probed once."""
+    if not is_probed(run):
+        probe_run(run.path, tsne=False, device=device)
+    return run.read_json("probe.json")
+
+
 def list_code_decoders(probe: Json) -> Iterator[tuple[str, str, Json]]:
     """Kind of instances, layer and scores of every decoder of latent codes in `probe.json`."""
     for key, decoders in probe.items():
@@ -83,7 +109,7 @@ def list_code_decoders(probe: Json) -> Iterator[tuple[str, str, Json]]:
                 yield instances, site, decoder
 
 
-class Figure2C(ClaimsExperiment):
+class Figure2C(Experiment):
     """Numbers of examples and fractions held out. Figure A3 has the other splits of the same runs."""
 
     name = "figure-2c"
@@ -141,7 +167,7 @@ class Figure2C(ClaimsExperiment):
                     yield Record(settings=settings, config=change_model(config, attention=attention))
 
 
-class Heads(ClaimsExperiment):
+class Heads(Experiment):
     """Figure 5C. Queries, keys and values have the same number of features over all heads together."""
 
     name = "heads"
@@ -169,7 +195,7 @@ class Heads(ClaimsExperiment):
                 yield Record(settings={"attention": attention, "heads": heads}, config=config)
 
 
-class Features(ClaimsExperiment):
+class Features(Experiment):
     """Figure 5D: the number of features, each with a rule of its own."""
 
     name = "features"
@@ -195,7 +221,7 @@ class Features(ClaimsExperiment):
                 yield Record(settings=settings, config=change_model(config, attention=attention))
 
 
-class HeldOut(ClaimsExperiment):
+class HeldOut(Experiment):
     """Figure A5: the fraction of rule combinations held out."""
 
     name = "held-out"

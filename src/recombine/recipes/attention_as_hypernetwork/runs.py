@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 from recombine.layers.attention import AttentionName
 from recombine.recipes.attention_as_hypernetwork import published
+from recombine.recipes.claims import Lead
 from recombine.recipes.experiment import Experiment, Published, Record
 from recombine.run import RunConfig, default_run
 from recombine.tasks.base import Scale
@@ -54,6 +55,18 @@ class SRavenComparison(Experiment):
             yield Record(settings={"attention": attention}, config=config, published=number)
 
 
+def claim_part(text: str, better: str, worse: str, by: float = 0.05) -> Lead:
+    """One attention of table A1 recombines better than another."""
+    return Lead(
+        text=text,
+        source="table A1, fuzzy logic",
+        better={"attention": better, "feedforward": "mlp"},
+        worse={"attention": worse, "feedforward": "mlp"},
+        by=by,
+        published=published.FUZZY_LOGIC[better].value - published.FUZZY_LOGIC[worse].value,
+    )
+
+
 class TableA1(Experiment):
     """Every attention of table A1, and three with a mixture of experts as feed-forward network."""
 
@@ -61,6 +74,19 @@ class TableA1(Experiment):
     question = "Which part of hypernetwork attention helps it recombine fuzzy-logic terms?"
     metric = "r2"
     compared = "attention"
+    claims = (
+        claim_part("normalisation over heads alone helps linear attention", "linear_rms_head", "linear"),
+        claim_part(
+            "a nonlinear value without a second use of the code does not", "hyla", "linear_rms_head_nonlinear_value"
+        ),
+        claim_part(
+            "the second use of the code helps even without nonlinearity", "hyla_no_nonlinearity", "linear_rms_head"
+        ),
+        claim_part("normalising over keys instead of heads costs", "hyla", "hyla_softmax_no_rms_head"),
+        claim_part("a deeper value network helps further", "hyla_deep", "hyla"),
+        claim_part("HYLA is ahead of softmax attention", "hyla", "softmax"),
+    )
+    differs = "10,000 steps (`small`) instead of 50,000, no dropout, one seed."
 
     def records(self, scale: Scale) -> Iterator[Record]:
         base = default_run("fuzzy_logic", scale)

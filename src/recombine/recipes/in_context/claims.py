@@ -1,134 +1,86 @@
-"""The claims of "When can transformers compositionally generalize in-context?", each with a verdict.
+"""The claims of "When can transformers compositionally generalize in-context?", with bounds set before the runs were made:
 
-A claim is *seen* if it holds for every seed, *seen in part* if it holds for some, with bounds set before the runs were made:
-
-    good        R² of at least 0.9
-    fails       R² on held-out combinations at least 0.1 below that on trained ones
-    decodable   R² of ridge regression to z of at least 0.5 on held-out combinations, and 0.1 above the untrained network's
+good        R² of at least 0.9
+fails       R² on held-out combinations at least 0.1 below that on trained ones
+decodable   R² of ridge regression to z of at least 0.5 on held-out combinations, and 0.1 above the untrained network's
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 from recombine.models import HypernetworkTransformerConfig
 from recombine.probe.measures.decodability import measure_decodability
 from recombine.probe.measures.fitted_code import measure_fitted_code
 from recombine.probe.measures.gradients import track_run
-from recombine.recipes.claims import Verdict
-from recombine.recipes.comparison import cell, mean_cell, spread
+from recombine.recipes.claims import Claim, Lead, Level
+from recombine.recipes.comparison import cell, mean_cell
 from recombine.recipes.experiment import Finished, Group, Setting
+from recombine.recipes.measured_claims import Bounded, Exceeds, Gap, Reads
 from recombine.seeds import score_seeds
 from recombine.store import Json, RunDirectory
 from recombine.tables import Cell, Column, Table, Value
 
 METRIC = "r2_pooled"
 GOOD, GAP, DECODABLE, MARGIN = 0.9, 0.1, 0.5, 0.1
-Variant = Mapping[str, Setting]  # setting, model and trunk
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """The numbers of one run that the claims are about."""
-
-    id: float
-    ood: float
-    decodable_id: float
-    decodable_ood: float
-    untrained_ood: float  # the best of the untrained network's layers
-    fitted_ood: float | None  # with the code fitted to the examples, for models that have a code
-    minutes: float
-
-    @property
-    def gap(self) -> float:
-        return self.id - self.ood
-
-
-Outcomes = Sequence[tuple[Variant, Sequence[Outcome]]]  # one outcome per seed
-
-
-@dataclass(frozen=True, kw_only=True)
-class Claim:
-    """A sentence of the paper, the variants it is about, and when a seed shows it."""
-
-    text: str
-    variants: tuple[Variant, ...]
-    holds: Callable[..., bool]
-    show: Callable[..., dict[str, float]]
-
+SOURCE = "arXiv 2407.12275, section 4"
+Variant = Mapping[str, Setting]
 
 VANILLA: Variant = {"setting": "connected", "model": "vanilla", "trunk": "softmax"}
 BOTTLENECK: Variant = {**VANILLA, "model": "bottleneck"}
-CONTROL_VANILLA: Variant = {**VANILLA, "setting": "control"}
-CONTROL_BOTTLENECK: Variant = {**BOTTLENECK, "setting": "control"}
 
-CLAIMS = (
-    Claim(
-        text="1. the vanilla transformer is good on trained combinations",
-        variants=(VANILLA,),
-        holds=lambda vanilla: vanilla.id >= GOOD,
-        show=lambda vanilla: {"R² trained": vanilla.id},
-    ),
-    Claim(
-        text="2. and fails on held-out ones",
-        variants=(VANILLA,),
-        holds=lambda vanilla: vanilla.gap >= GAP,
-        show=lambda vanilla: {"R² trained": vanilla.id, "R² held out": vanilla.ood},
-    ),
-    Claim(
-        text="3. the bottleneck succeeds on held-out ones",
-        variants=(BOTTLENECK, VANILLA),
-        holds=lambda bottleneck, vanilla: bottleneck.ood >= GOOD and bottleneck.ood > vanilla.ood,
-        show=lambda bottleneck, vanilla: {
-            "R² held out, bottleneck": bottleneck.ood,
-            "R² held out, vanilla": vanilla.ood,
-        },
-    ),
-    Claim(
-        text="4. the latent is decodable on held-out ones from the vanilla transformer",
-        variants=(VANILLA,),
-        holds=lambda vanilla: is_decodable(vanilla),
-        show=lambda vanilla: show_decodability(vanilla),
-    ),
-    Claim(
-        text="5. and from the bottleneck",
-        variants=(BOTTLENECK,),
-        holds=lambda bottleneck: is_decodable(bottleneck),
-        show=lambda bottleneck: show_decodability(bottleneck),
-    ),
-    Claim(
-        text="6. the control separates structure from capacity: without shared modules the bottleneck loses its lead",
-        variants=(BOTTLENECK, VANILLA, CONTROL_BOTTLENECK, CONTROL_VANILLA),
-        holds=lambda bottleneck, vanilla, control, control_vanilla: (
-            bottleneck.ood - vanilla.ood >= GAP and control.ood - control_vanilla.ood < GAP / 2
+
+def list_claims(vanilla: Variant, bottleneck: Variant, control: Mapping[str, Setting]) -> tuple[Claim, ...]:
+    """The six claims about two models; `control` are the settings that turn shared modules into separate ones."""
+    return (
+        Level(
+            text="the vanilla transformer fits trained combinations", source=SOURCE, of=vanilla, split="test", low=GOOD
         ),
-        show=lambda bottleneck, vanilla, control, control_vanilla: {
-            "lead of the bottleneck": bottleneck.ood - vanilla.ood,
-            "lead in the control": control.ood - control_vanilla.ood,
-        },
-    ),
-)
+        Gap(text="the vanilla transformer fails on held-out combinations", source=SOURCE, of=vanilla, by=GAP),
+        Level(text="the bottleneck succeeds on held-out combinations", source=SOURCE, of=bottleneck, low=GOOD),
+        Lead(
+            text="and is ahead of the vanilla transformer",
+            source=SOURCE,
+            better=bottleneck,
+            worse=vanilla,
+            by=GAP,
+        ),
+        *claim_decodable("the vanilla transformer", vanilla),
+        *claim_decodable("the bottleneck", bottleneck),
+        Bounded(
+            text="without shared modules the bottleneck has no lead",
+            source=SOURCE,
+            first={**bottleneck, **control},
+            second={**vanilla, **control},
+            high=GAP / 2,
+        ),
+    )
 
 
-def is_decodable(outcome: Outcome) -> bool:
-    return outcome.decodable_ood >= DECODABLE and outcome.decodable_ood >= outcome.untrained_ood + MARGIN
-
-
-def show_decodability(outcome: Outcome) -> dict[str, float]:
-    return {"R² of z held out": outcome.decodable_ood, "untrained": outcome.untrained_ood}
+def claim_decodable(name: str, variant: Variant) -> tuple[Claim, ...]:
+    """The latent can be decoded on held-out combinations, and better than before training."""
+    return (
+        Reads(
+            text=f"the latent is decodable from {name} on held-out combinations",
+            source=SOURCE,
+            of=variant,
+            quantity="z_held_out",
+            low=DECODABLE,
+        ),
+        Exceeds(
+            text=f"and better than before {name} was trained",
+            source=SOURCE,
+            of=variant,
+            quantity="z_held_out",
+            over="z_untrained",
+            by=MARGIN,
+        ),
+    )
 
 
 def conclude(finished: Finished, device: str) -> list[Table]:
-    """The table of variants, the table of claims, and the gradients of the first seed."""
-    measured = finished.measure(lambda run: read_outcome(run, device))
-    groups = finished.groups
-    outcomes = [(group.settings, [measured[run.run.path] for run in group.runs]) for group in groups]
-    return [
-        tabulate_variants(outcomes, [score_splits(group) for group in groups]),
-        tabulate_claims(outcomes),
-        tabulate_gradients(finished, device),
-    ]
+    """The table of variants, and the gradients of the first seed. The runs have their measured numbers."""
+    return [tabulate_variants(finished), tabulate_gradients(finished, device)]
 
 
 def read_decodability(run: RunDirectory, device: str = "auto") -> Json:
@@ -141,20 +93,18 @@ def read_gradients(run: RunDirectory, device: str = "auto") -> list[Json]:
     return list(track_run(run.path, device=device))
 
 
-def read_outcome(run: RunDirectory, device: str) -> Outcome:
-    result = run.read_json("result.json")
+def read_latents(run: RunDirectory, device: str) -> dict[str, float]:
+    """How well z can be decoded, and the score with the code fitted to the examples, for models that have a code."""
     decodability = read_decodability(run, device)
     best = decodability["sites"][decodability["best_site"]]
-    has_code = result["model"] == HypernetworkTransformerConfig.kind
-    return Outcome(
-        id=result["scores"]["test"][METRIC]["value"],
-        ood=result["scores"]["ood"][METRIC]["value"],
-        decodable_id=best["id"],
-        decodable_ood=best["ood"],
-        untrained_ood=max(site["untrained"]["ood"] for site in decodability["sites"].values()),
-        fitted_ood=measure_fitted_code(run.path, device=device)["fitted"]["ood"] if has_code else None,
-        minutes=result["seconds"] / 60,
-    )
+    measured = {
+        "z_trained": best["id"],
+        "z_held_out": best["ood"],
+        "z_untrained": max(site["untrained"]["ood"] for site in decodability["sites"].values()),
+    }
+    if run.read_json("result.json")["model"] == HypernetworkTransformerConfig.kind:
+        measured["fitted_code"] = measure_fitted_code(run.path, device=device)["fitted"]["ood"]
+    return measured
 
 
 def score_splits(group: Group) -> tuple[Cell | None, Cell | None]:
@@ -163,56 +113,29 @@ def score_splits(group: Group) -> tuple[Cell | None, Cell | None]:
     return cell(trained), cell(held_out)
 
 
-def tabulate_variants(outcomes: Outcomes, scores: Sequence[tuple[Cell | None, Cell | None]]) -> Table:
+def tabulate_variants(finished: Finished) -> Table:
     """One row per variant: scores with intervals, and means over seeds of what was read from the networks."""
-    names = {
-        "fitted code": "fitted_ood",
-        "z trained": "decodable_id",
-        "z held out": "decodable_ood",
-        "z untrained": "untrained_ood",
-    }
+    quantities = ("fitted_code", "z_trained", "z_held_out", "z_untrained")
     rows: list[tuple[Value, ...]] = []
-    for (variant, seeds), (trained, held_out) in zip(outcomes, scores, strict=True):
-        numbers = [mean_cell([getattr(seed, name) for seed in seeds]) for name in names.values()]
-        minutes = mean_cell([seed.minutes for seed in seeds])
-        rows.append((*_show(variant), len(seeds), trained, held_out, *numbers, minutes))
-    columns: tuple[str | Column, ...] = ("setting", "model", "trunk", "seeds", "trained", "held out", *names)
+    for group in finished.groups:
+        numbers = [mean_cell(group.measured(name)) for name in quantities]
+        minutes = mean_cell([run.result["seconds"] / 60 for run in group.runs])
+        rows.append((*finished.show_settings(group.settings), len(group.runs), *score_splits(group), *numbers, minutes))
     return Table(
-        title="R² (pooled) by setting, model and trunk",
-        columns=(*columns, Column(name="minutes", format="fixed", digits=1)),
+        title="R² (pooled) of each variant",
+        columns=(
+            *finished.setting_columns,
+            "seeds",
+            "trained",
+            "held out",
+            *(name.replace("_", " ") for name in quantities),
+            Column(name="minutes", format="fixed", digits=1),
+        ),
         rows=tuple(rows),
         note="means over seeds; in brackets: 95 % intervals over seeds and combinations\n"
         "fitted code: R² held out with the code fitted to the examples instead of inferred\n"
         "z: R² of ridge regression to the latent, best layer",
     )
-
-
-def tabulate_claims(outcomes: Outcomes) -> Table:
-    """One row per claim whose runs are there: its verdict, and the numbers behind it."""
-    rows: list[tuple[Value, ...]] = []
-    for claim in CLAIMS:
-        found = [
-            next((seeds for key, seeds in outcomes if dict(key) == dict(variant)), None) for variant in claim.variants
-        ]
-        variants = [seeds for seeds in found if seeds is not None]
-        if len(variants) < len(claim.variants):
-            continue
-        seeds = list(zip(*variants, strict=False))
-        held = [claim.holds(*seed) for seed in seeds]
-        verdict: Verdict = "seen" if all(held) else "seen in part" if any(held) else "not seen"
-        shown = [claim.show(*seed) for seed in seeds]
-        numbers = {name: spread([each[name] for each in shown]) for name in shown[0]}
-        known = {name: number for name, number in numbers.items() if number is not None}
-        rows.append((claim.text, verdict, sum(held), len(held), known))
-    columns: tuple[str | Column, ...] = (
-        Column(name="claim", wrap=True),
-        "verdict",
-        "seeds that show it",
-        "seeds",
-        Column(name="numbers", wrap=True),
-    )
-    note = "numbers: mean over seeds, in brackets the lowest and the highest"
-    return Table(title="Claims of the paper", columns=columns, rows=tuple(rows), note=note)
 
 
 def tabulate_gradients(finished: Finished, device: str) -> Table:

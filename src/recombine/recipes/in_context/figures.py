@@ -85,3 +85,32 @@ def _draw_gradients(axes: Axes, curves: Curves, key: str, title: str) -> None:
     axes.axhline(0, color="#c9cecd", linewidth=1, zorder=0)
     axes.set(xscale="log", xlabel="step", ylabel=title)
     axes.legend()
+
+
+def draw_supports(finished: Finished, folder: Path) -> list[Path]:
+    """R² on held-out combinations against the number of trained ones: both models, and the bottleneck with a fitted code."""
+    path = folder / "in_context_supports.png"
+    with canvas(path, 4.5, 3.2) as figure:
+        axes = figure.subplots()
+        for name, colour in zip(("vanilla", "bottleneck", "fitted code"), LIGHT_PALETTE, strict=False):
+            points = _read_supports(finished, name)
+            numbers = [number for number, _ in points]
+            axes.plot(numbers, [np.mean(values) for _, values in points], "o-", color=colour, label=name)
+            for number, values in points:
+                axes.plot([number] * len(values), values, ".", color=colour, markersize=4, alpha=0.6)
+        axes.set(xlabel="trained pairs, of 15", ylabel="R² (pooled), held-out pairs", ylim=(None, 1.02))
+        axes.legend(loc="lower right")
+    return [path]
+
+
+def _read_supports(finished: Finished, name: str) -> list[tuple[int, list[float]]]:
+    """The number of trained combinations and one value per seed, sorted."""
+    model = "bottleneck" if name == "fitted code" else name
+    groups = [group for group in finished.groups if group.settings.get("model") == model]
+    shared = [group for group in groups if group.settings.get("modules") == "shared"]
+    read = (
+        (lambda group: group.measured("fitted_code"))
+        if name == "fitted code"
+        else (lambda group: group.scores("ood", METRIC))
+    )
+    return sorted((int(group.settings["trained"]), read(group)) for group in shared)

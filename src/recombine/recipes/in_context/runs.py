@@ -21,9 +21,10 @@ from typing import Any
 
 from recombine.layers.attention import AttentionName
 from recombine.recipes.experiment import Experiment, Finished, Record, over_seeds
-from recombine.recipes.in_context.claims import METRIC, conclude
+from recombine.recipes.in_context.claims import BOTTLENECK, METRIC, VANILLA, conclude, list_claims, read_latents
 from recombine.recipes.in_context.figures import draw_in_context
 from recombine.run import RunConfig, default_run
+from recombine.store import RunDirectory
 from recombine.tables import Table
 from recombine.tasks.base import Scale
 
@@ -68,9 +69,14 @@ class InContextExperiment(Experiment):
     name = "in-context"
     question = "Do transformers recombine modules that they infer in context, with and without a bottleneck?"
     metric = METRIC
+    claims = list_claims(VANILLA, BOTTLENECK, {"setting": "control"})
+    differs = "8 inputs and 32 examples, a trunk of 2 layers, 6,000 steps; no code of the paper is public."
 
     def records(self, scale: Scale) -> Iterator[Record]:
         return over_seeds(self.variants(scale), range(NUM_SEEDS[scale]))
+
+    def measures(self, run: RunDirectory, device: str) -> dict[str, float]:
+        return read_latents(run, device)
 
     def variants(self, scale: Scale) -> Iterator[Record]:
         for setting, model, trunk in list_variants():
@@ -79,7 +85,8 @@ class InContextExperiment(Experiment):
             yield Record(settings={"setting": setting, "model": model, "trunk": trunk}, config=config)
 
     def tables(self, finished: Finished, device: str) -> list[Table]:
-        return conclude(finished, device)
+        measured = self.measure_runs(finished, device)
+        return [*self.claim_tables(finished, device), *conclude(measured, device)]
 
     def figures(self, finished: Finished, folder: Path) -> list[Path]:
         return draw_in_context(finished, folder)

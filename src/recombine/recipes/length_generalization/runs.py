@@ -12,14 +12,18 @@ also trained at ten times that rate.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from recombine.recipes.claims import Level
 from recombine.recipes.experiment import Experiment, Finished, Record, over_seeds
-from recombine.recipes.length_generalization import figures, tables
+from recombine.recipes.length_generalization import figures, published, tables
+from recombine.recipes.measured_claims import Higher, Reads
 from recombine.run import RunConfig, default_run
+from recombine.store import RunDirectory
 from recombine.tables import Table
 from recombine.tasks import SequenceTeacher
 from recombine.tasks.base import Scale
@@ -48,16 +52,22 @@ class LengthExperiment(Experiment):
 
     metric = "r2"
     num_seeds: int = 3
+    differs = (
+        "New sequences at every step instead of 100 epochs; the number of steps and the cosine to 0 are our choice."
+    )
 
     def records(self, scale: Scale) -> Iterator[Record]:
         return over_seeds(self.variants(scale), range(1 if scale == "tiny" else self.num_seeds))
 
+    @abstractmethod
     def variants(self, scale: Scale) -> Iterator[Record]:
         """One record per variant."""
-        raise NotImplementedError
+
+    def measures(self, run: RunDirectory, device: str) -> dict[str, float]:
+        return tables.read_lengths(run, device)
 
     def tables(self, finished: Finished, device: str) -> list[Table]:
-        return tables.tabulate_lengths(finished, device)
+        return [*self.claim_tables(finished, device), *tables.tabulate_lengths(finished, device)]
 
 
 class LimitedCapacity(LengthExperiment):
@@ -65,6 +75,28 @@ class LimitedCapacity(LengthExperiment):
 
     name = "length-generalization"
     question = "Do students of limited capacity, trained on 10 tokens, follow their teacher to 100?"
+    claims = tuple(
+        claim
+        for student in (*STUDENTS, "softmax_attention")
+        for claim in (
+            Reads(
+                text=f"{student.replace('_', ' ')}: the squared error at 100 tokens is small (log10)",
+                source=published.SOURCE,
+                of={"student": student, "rate": 1e-3},
+                quantity="log10_error",
+                high=-3.0,
+                published=-4.0,
+            ),
+            Reads(
+                text=f"{student.replace('_', ' ')}: hidden states are a linear map of the teacher's (R² at 100 tokens)",
+                source=published.SOURCE,
+                of={"student": student, "rate": 1e-3},
+                quantity="identified",
+                low=0.95,
+                published=published.R2[0],
+            ),
+        )
+    )
 
     def variants(self, scale: Scale) -> Iterator[Record]:
         plain = {
@@ -78,7 +110,10 @@ class LimitedCapacity(LengthExperiment):
             yield raise_rate(plain[student])
 
     def tables(self, finished: Finished, device: str) -> list[Table]:
-        return tables.tabulate_lengths(finished, device, with_published=True)
+        return [
+            *self.claim_tables(finished, device),
+            *tables.tabulate_lengths(finished, device, with_published=True),
+        ]
 
     def figures(self, finished: Finished, folder: Path) -> list[Path]:
         return figures.draw_lengths(finished, folder)
@@ -89,6 +124,27 @@ class HigherCapacity(LengthExperiment):
 
     name = "length-capacity"
     question = "Does higher capacity fail on long sequences, and does chain of thought repair it?"
+    claims = tuple(
+        claim
+        for student in STUDENTS
+        for claim in (
+            Reads(
+                text=f"{student.replace('_', ' ')} with an MLP readout fails at 100 tokens (log10 ratio to a constant)",
+                source="arXiv 2402.04875",
+                of={"student": student, "supervision": "outputs only", "rate": 1e-3},
+                quantity="log10_ratio",
+                low=-1.0,
+            ),
+            Higher(
+                text=f"and chain of thought repairs the {student.replace('_', ' ')} (orders of magnitude)",
+                source="arXiv 2402.04875",
+                of={"student": student, "supervision": "outputs only", "rate": 1e-3},
+                than={"student": student, "supervision": "chain of thought", "rate": 1e-3},
+                quantity="log10_ratio",
+                by=0.5,
+            ),
+        )
+    )
 
     def variants(self, scale: Scale) -> Iterator[Record]:
         plain = [self.build(scale, student, supervision) for student in STUDENTS for supervision in SUPERVISION]
@@ -116,6 +172,15 @@ class Corners(LengthExperiment):
 
     name = "length-composition"
     question = "Do students follow their teacher to corners of the cube that are left out of training?"
+    claims = tuple(
+        Level(
+            text=f"{student.replace('_', ' ')}: new combinations of ranges are predicted",
+            source="arXiv 2402.04875",
+            of={"student": student},
+            low=0.9,
+        )
+        for student in STUDENTS
+    )
 
     def variants(self, scale: Scale) -> Iterator[Record]:
         for student in STUDENTS:
@@ -123,8 +188,11 @@ class Corners(LengthExperiment):
                 settings={"student": student}, config=sequence_teacher(scale, student, generalise_to="corners")
             )
 
+    def measures(self, run: RunDirectory, device: str) -> dict[str, float]:
+        return {}
+
     def tables(self, finished: Finished, device: str) -> list[Table]:
-        return tables.tabulate_corners(finished)
+        return [*self.claim_tables(finished, device), *tables.tabulate_corners(finished)]
 
 
 class Diversity(LengthExperiment):
@@ -132,7 +200,6 @@ class Diversity(LengthExperiment):
 
     name = "length-diversity"
     question = "How diverse must training sequences be for students to follow their teacher to 100 tokens?"
-    num_seeds = 1
 
     def variants(self, scale: Scale) -> Iterator[Record]:
         for student in ("deep_set", "attention"):
@@ -152,7 +219,6 @@ class Realisability(LengthExperiment):
 
     name = "length-realisability"
     question = "What breaks when the teacher is not of the student's class?"
-    num_seeds = 1
 
     def variants(self, scale: Scale) -> Iterator[Record]:
         for student in STUDENTS:

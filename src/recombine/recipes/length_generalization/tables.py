@@ -6,6 +6,7 @@ orders of magnitude and would dominate a mean.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from statistics import median
 
@@ -59,6 +60,22 @@ def tabulate_corners(finished: Finished) -> list[Table]:
 def read_identification(run: RunDirectory, device: str = "auto") -> Json:
     """Linear identification of a student, before and after training; measured once."""
     return identify_run(run.path, num_sequences=NUM_SEQUENCES, device=device)
+
+
+def read_lengths(run: RunDirectory, device: str) -> dict[str, float]:
+    """Error, its ratio to the best constant, and R² of the linear map, all at the longest length."""
+    found, last = read_identification(run, device), LENGTHS[-1] - 1
+    trained, untrained = found["trained"], found["untrained"]
+    numbers = {
+        "log10_error": math.log10(trained["loss"][last]),
+        "log10_ratio": math.log10(trained["loss"][last] / trained["constant_loss"][last]),
+    }
+    if "transfer" in trained["r2"]:
+        numbers |= {
+            "identified": trained["r2"]["transfer"][last],
+            "identified_before": untrained["r2"]["transfer"][last],
+        }
+    return numbers
 
 
 def identify_groups(finished: Finished, device: str = "auto") -> Identified:

@@ -6,16 +6,21 @@ The paper's sizes (16 modules, up to 3 active, 300,000 steps at a constant rate)
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
 from recombine.models import ModelConfig
+from recombine.probe.sites import last_site
+from recombine.recipes.claims import Fall, Lead, Level
 from recombine.recipes.experiment import Experiment, Finished, Record, over_seeds
+from recombine.recipes.measured_claims import Correlates, Reads
 from recombine.recipes.scale.figures import draw_scale
-from recombine.recipes.scale.tables import METRIC, correlate_decodability, tabulate_seeds
+from recombine.recipes.scale.tables import METRIC, correlate_decodability, read_decodability, tabulate_seeds
 from recombine.run import RunConfig, default_run
+from recombine.store import RunDirectory
 from recombine.tables import Table
 from recombine.tasks import Hyperteacher
 from recombine.tasks.base import Scale
@@ -46,25 +51,40 @@ def change(run: RunConfig, model: dict[str, Any] | None = None, **task: Any) -> 
     return replace(run, task=replace(run.task, **task), model=changed)
 
 
+SOURCE = "arXiv 2507.07207"
+BETTER, SUCCESS = 0.1, 0.95  # what counts as clearly better, and as success
+
+
 class ScaleExperiment(Experiment):
-    """Variants over seeds, and a table of means over seeds."""
+    """Variants over seeds, and a table of means over seeds. The bounds of the claims are for `--scale small`."""
 
     metric = METRIC
+    differs = "8 modules and inputs instead of 16, 4,000 steps at a higher rate instead of 300,000."
 
     def records(self, scale: Scale) -> Iterator[Record]:
         return over_seeds(self.variants(scale), range(NUM_SEEDS[scale]))
 
+    @abstractmethod
     def variants(self, scale: Scale) -> Iterator[Record]:
         """One record per variant."""
-        raise NotImplementedError
 
     def tables(self, finished: Finished, device: str) -> list[Table]:
-        return tabulate_seeds(finished)
+        return [*self.claim_tables(finished, device), *tabulate_seeds(finished)]
 
 
 class Widths(ScaleExperiment):
     name = "scale-width"
     question = "Do wider networks recombine modules better?"
+    claims = (
+        Lead(
+            text="a network of width 512 recombines better than one of width 16",
+            source=SOURCE,
+            better={"width": 512},
+            worse={"width": 16},
+            by=BETTER,
+        ),
+        Level(text="a wide network recombines modules", source=SOURCE, of={"width": 512}, low=SUCCESS),
+    )
 
     def variants(self, scale: Scale) -> Iterator[Record]:
         for width in WIDTHS[scale]:
@@ -74,6 +94,15 @@ class Widths(ScaleExperiment):
 class Compositions(ScaleExperiment):
     name = "scale-compositions"
     question = "Do networks trained on more compositions recombine modules better?"
+    claims = (
+        Fall(
+            text="81 training compositions lead to better recombination than 14",
+            source=SOURCE,
+            higher={"compositions": 81},
+            lower={"compositions": 14},
+            by=BETTER,
+        ),
+    )
 
     def variants(self, scale: Scale) -> Iterator[Record]:
         for held_out in HELD_OUT[scale]:
@@ -86,6 +115,26 @@ class Supports(ScaleExperiment):
 
     name = "scale-supports"
     question = "Which training compositions let a network recombine modules?"
+    claims = (
+        *(
+            Fall(
+                text=f"modules must be {word} in training: {support.replace('_', ' ')} support against a random one",
+                source=SOURCE,
+                higher={"support": "random"},
+                lower={"support": support},
+                by=BETTER,
+            )
+            for support, word in (("disconnected", "connected"), ("non_compositional", "covered"))
+        ),
+        Fall(
+            text="the disconnected support fails because it is disconnected, not because it is small",
+            source="our question",
+            higher={"support": "random_as_few_as_disconnected"},
+            lower={"support": "disconnected"},
+            by=BETTER,
+            ours=True,
+        ),
+    )
 
     def variants(self, scale: Scale) -> Iterator[Record]:
         base = hyperteacher(scale)
@@ -100,6 +149,16 @@ class Supports(ScaleExperiment):
 class Encodings(ScaleExperiment):
     name = "scale-encodings"
     question = "Does it matter how the task is encoded for the network?"
+    claims = tuple(
+        Level(
+            text=f"a network recombines modules whatever the encoding: {encoding.replace('_', ' ')}",
+            source=SOURCE,
+            of={"encoding": encoding},
+            low=0.9,
+        )
+        for encoding in get_args(Encoding)
+        if encoding != "active_tokens"
+    )
 
     def variants(self, scale: Scale) -> Iterator[Record]:
         for encoding in get_args(Encoding):
@@ -120,13 +179,32 @@ class Decodability(ScaleExperiment):
 
     name = "scale-decodability"
     question = "Do networks that recombine modules show them in their hidden layers?"
+    claims = (
+        Correlates(
+            text="the better the modules can be decoded from the last layer, the better the network recombines",
+            source=SOURCE,
+            quantity="z_held_out",
+            at_least=0.7,
+        ),
+        Reads(
+            text="modules are linearly decodable where a network succeeds (width 512)",
+            source=SOURCE,
+            of={"width": 512},
+            quantity="z_held_out",
+            low=0.9,
+        ),
+    )
 
     def variants(self, scale: Scale) -> Iterator[Record]:
         for experiment in (Widths(), Compositions(), Supports()):
             yield from experiment.variants(scale)
 
     def tables(self, finished: Finished, device: str) -> list[Table]:
-        return correlate_decodability(finished, device)
+        return [*self.claim_tables(finished, device), *correlate_decodability(finished, device)]
+
+    def measures(self, run: RunDirectory, device: str) -> dict[str, float]:
+        sites = read_decodability(run, device)["sites"]
+        return {"z_held_out": sites[last_site(sites)]["ood"]}
 
     def figures(self, finished: Finished, folder: Path) -> list[Path]:
         return draw_scale(finished, folder)

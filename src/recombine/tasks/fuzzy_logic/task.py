@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from recombine.compositions import Composition, CompositionSplit, all_sets, split_compositions
+from recombine.compositions import MAX_COMPOSITIONS, Composition, CompositionSplit, all_sets, split_compositions
 from recombine.drawing.card import Card
 from recombine.errors import InputError, check_choice, check_positive
 from recombine.tasks.base import Batch, Preset, Ratio, Reference, Scale, SplitName, Task, measure_r2
@@ -33,7 +33,7 @@ from recombine.tasks.fuzzy_logic.posterior import WEIGHTINGS, average_consistent
 from recombine.tasks.reading import Reading
 from recombine.tasks.stream import Stream
 
-MAX_COMPOSITIONS = 200_000
+MAX_VARIABLES = 30  # 2**30 terms; the number of compositions is the stricter limit
 Key = TypeVar("Key", bound=str)
 
 
@@ -56,6 +56,11 @@ class FuzzyLogic(Task):
 
     def __post_init__(self) -> None:
         check_positive(num_variables=self.num_variables, num_terms=self.num_terms)
+        if self.num_variables > MAX_VARIABLES:
+            raise InputError(
+                f"num_variables is {self.num_variables}, which makes 2**{self.num_variables} terms: expected at most "
+                f"{MAX_VARIABLES}"
+            )
         if self.num_examples < 2:
             raise InputError(f"num_examples is {self.num_examples}: expected at least 2, one example and the query")
         if self.num_terms > self.num_known_terms:

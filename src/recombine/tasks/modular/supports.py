@@ -14,8 +14,6 @@ The properties of a support are verified by the certificate of the split.
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Callable, Iterable
 from typing import Literal, get_args
 
@@ -24,6 +22,7 @@ from recombine.compositions import (
     Composition,
     CompositionSplit,
     all_sets,
+    check_number,
     count_components,
     count_coverage,
     order_by_hash,
@@ -32,7 +31,6 @@ from recombine.compositions import (
 from recombine.errors import InputError, check_choice
 
 Support = Literal["random", "equal", "disconnected", "non_compositional", "popular_modules", "unpopular_modules"]
-MAX_COMPOSITIONS = 200_000
 
 
 def split_support(
@@ -54,13 +52,7 @@ def split_support(
             f"num_active is {num_active} of {num_modules} modules: expected at least 2 and at most {num_modules}"
         )
     most = max(num_active, most_active)
-    counts = itertools.accumulate(math.comb(num_modules, size) for size in range(1, most + 1))
-    too_many = next((count for count in counts if count > MAX_COMPOSITIONS), None)
-    if too_many is not None:
-        raise InputError(
-            f"{num_modules} modules in sets of up to {most} make {too_many} compositions or more: expected at most "
-            f"{MAX_COMPOSITIONS}; use fewer modules, or fewer at once"
-        )
+    check_number(num_modules, range(1, most + 1))
     compositions = all_sets(num_modules, range(1, num_active + 1))
     larger = range(num_active + 1, most + 1)
     if support in SUPPORTS:

@@ -1,0 +1,111 @@
+"""recombine compare RUN RUN: paired differences between two runs that were scored on the same instances."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from recombine.cli import parse
+from recombine.commands.console import Output, split_legend, title_of
+from recombine.errors import InputError
+from recombine.evaluate import compare
+from recombine.report.runs import differing_settings
+from recombine.store import Json, RunDirectory
+from recombine.tables import Cell, Table
+
+NOTE = (
+    "difference: first minus second, with its 95 % interval over compositions. Both runs are resampled on the same "
+    "compositions, so the difference can be clear although the intervals of the two scores overlap."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions(Output):
+    """Which runs."""
+
+    first: tyro.conf.Positional[Path]
+    """Run directory of a finished run."""
+    second: tyro.conf.Positional[Path]
+    """Run directory of a finished run on the same task and seed."""
+
+
+def run(argv: list[str]) -> None:
+    options = parse(CompareOptions, argv, prog="compare")
+    runs = [RunDirectory.open(path) for path in (options.first, options.second)]
+    results = [read_result(each) for each in runs]
+    rows = compare_results(*results)
+    settings = differing_settings(runs)
+    value: Json = {
+        "runs": [str(each.path) for each in runs],
+        "settings": settings,
+        "differences": {
+            split: {row["metric"]: row for row in rows if row["split"] == split} for split in _splits(rows)
+        },
+    }
+    options.show(value, tabulate_settings(settings), tabulate(rows, results[0]))
+
+
+def read_result(run: RunDirectory) -> Json:
+    """The result of a finished run."""
+    if not run.finished:
+        raise InputError(f"{run.path} has no result.json: expected a finished run")
+    return run.read_json("result.json")
+
+
+def compare_results(first: Json, second: Json) -> list[Json]:
+    """The paired difference of every metric and split that both results have."""
+    for name in ("task", "split_sha256", "evaluation_instances"):
+        if first[name] != second[name]:
+            raise InputError(
+                f"the runs have {name} {first[name]!r} and {second[name]!r}: expected two runs that were scored on the "
+                "same instances"
+            )
+    rows = []
+    for split, metrics in first["composition_sums"].items():
+        for metric in (name for name in metrics if name in second["composition_sums"].get(split, {})):
+            found = compare(metrics[metric], second["composition_sums"][split][metric])
+            scores = [result["scores"][split][metric]["value"] for result in (first, second)]
+            upward = first["metrics"][metric]["higher_is_better"]
+            winner = "first" if (found.value > 0) == upward else "second"
+            rows.append(
+                {
+                    "split": split,
+                    "metric": metric,
+                    "first": scores[0],
+                    "second": scores[1],
+                    "difference": {"value": found.value, "low": found.low, "high": found.high},
+                    "better": winner if found.real else None,
+                }
+            )
+    return rows
+
+
+def _splits(rows: list[Json]) -> list[str]:
+    return list(dict.fromkeys(row["split"] for row in rows))
+
+
+def tabulate_settings(settings: list[Json]) -> Table:
+    """The settings in which the runs differ."""
+    rows = tuple((name, *(str(each[name]) for each in settings)) for name in settings[0])
+    return Table(title="settings that differ", columns=("setting", "first", "second"), rows=rows)
+
+
+def tabulate(rows: list[Json], result: Json) -> Table:
+    return Table(
+        title="paired differences",
+        columns=("split", "metric", "first", "second", "difference", "better"),
+        rows=tuple(
+            (
+                row["split"],
+                title_of(row["metric"], result.get("metrics")),
+                row["first"],
+                row["second"],
+                Cell(**row["difference"]),
+                row["better"] or "not clear",
+            )
+            for row in rows
+        ),
+        note=f"{NOTE}\n{split_legend(dict.fromkeys(_splits(rows)))}",
+    )

@@ -1,0 +1,65 @@
+"""recombine runs DIR: list the runs in a folder with their state and their scores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from recombine.cli import parse
+from recombine.commands.console import TEST_LEGEND, Output, title_of
+from recombine.store import Json, RunDirectory, find_runs
+from recombine.tables import Column, Table
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunsOptions(Output):
+    """Where to look."""
+
+    folder: tyro.conf.Positional[Path] = Path("runs")
+    """Folder with run directories."""
+
+
+def run(argv: list[str]) -> None:
+    options = parse(RunsOptions, argv, prog="runs")
+    rows = [describe_run(each, options.folder) for each in find_runs(options.folder)]
+    if not rows:
+        options.show({"runs": []}, f"{options.folder} holds no runs. `recombine train TASK` makes one.")
+        return
+    options.show({"runs": rows}, tabulate_runs(rows))
+
+
+def describe_run(run: RunDirectory, folder: Path) -> Json:
+    """One row of the table: what was trained, how far it is, and its headline scores."""
+    config = run.config
+    result = run.read_json("result.json") if run.finished else {}
+    done = run.read_json("checkpoint.json").get("step", 0) if (run.path / "checkpoint.json").exists() else 0
+    scores = result.get("scores", {})
+    metric = next(iter(scores.get("test", {})), None)
+    return {
+        "run": str(run.path.relative_to(folder)) if run.path != folder else run.path.name,
+        "task": config["task"].get("name"),
+        "model": result.get("label") or config["model"].get("attention") or config["model"].get("kind"),
+        "seed": config["task"].get("seed"),
+        "steps": config["training"].get("steps"),
+        "state": "finished" if run.finished else f"stopped at step {done}" if done else "not started",
+        "metric": None if metric is None else title_of(metric, result.get("metrics")),
+        **{split: scores.get(split, {}).get(metric, {}).get("value") for split in ("test", "ood")},
+        "num_parameters": result.get("num_parameters"),
+        "seconds": result.get("seconds"),
+    }
+
+
+def tabulate_runs(rows: list[Json]) -> Table:
+    names = ("run", "task", "model", "seed", "steps", "state", "metric", "test", "ood", "num_parameters", "seconds")
+    own = {
+        "num_parameters": Column(name="parameters"),
+        "seconds": Column(name="seconds", format="fixed", digits=0),
+    }
+    return Table(
+        title=f"{len(rows)} run{'s' if len(rows) != 1 else ''}",
+        columns=tuple(own.get(name, name) for name in names),
+        rows=tuple(tuple(row[name] for name in names) for row in rows),
+        note=f"{TEST_LEGEND} · ood: held-out compositions. The command that started an unfinished run also resumes it.",
+    )

@@ -1,0 +1,129 @@
+"""The card of claims: every claim of the papers with our number, its interval, the verdict, the cost and the command.
+
+The card is made from stored results alone (`recombine.recipes.stored`), so that the page, the README and the numbers behind
+them cannot disagree.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from recombine.recipes.claims import Claim, Verdict, decide
+from recombine.recipes.comparison import cell
+from recombine.recipes.experiment import Experiment, Finished, matches
+from recombine.recipes.record import Record
+from recombine.recipes.stored import StoredRun, read_results, results_path
+from recombine.seeds import SeedScore
+from recombine.store import hash_config
+from recombine.tables import Column, Table, format_value
+from recombine.tasks.base import SCALES, Scale
+
+VERDICTS: tuple[Verdict, ...] = ("seen", "seen in part", "not seen", "refuted", "not run")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CardRow:
+    """One claim with what decides on it."""
+
+    experiment: Experiment
+    scale: Scale
+    claim: Claim
+    verdict: Verdict
+    number: SeedScore | None
+    core_hours: float  # of the runs that the claim is about, all seeds
+    missing: int  # runs that the claim is about and that have not been made
+
+    @property
+    def paper(self) -> str:
+        return paper_of(self.experiment)
+
+    @property
+    def command(self) -> str:
+        return f"recombine reproduce {self.experiment.name} --scale {self.scale}"
+
+
+def paper_of(experiment: Experiment) -> str:
+    """The title of the paper that an experiment belongs to: the first line of its folder's docstring."""
+    folder = importlib.import_module(type(experiment).__module__.rpartition(".")[0])
+    return (folder.__doc__ or "").partition(": runs")[0]
+
+
+def build_card(experiments: Iterable[Experiment], folder: Path) -> list[CardRow]:
+    """A row for every claim of the experiments: at the largest scale with results, else at the default scale."""
+    return [row for experiment in experiments for row in build_rows(experiment, folder)]
+
+
+def build_rows(experiment: Experiment, folder: Path) -> Iterator[CardRow]:
+    scales = [scale for scale in SCALES[::-1] if results_path(folder, experiment, scale).exists()]
+    stored = {scale: read_results(folder, experiment, scale) for scale in scales}
+    for claim in experiment.claims:
+        decided = [row for scale, runs in stored.items() if (row := _decide(experiment, scale, claim, runs)).number]
+        yield decided[0] if decided else _decide(experiment, experiment.default_scale, claim, Finished(()))
+
+
+def _decide(experiment: Experiment, scale: Scale, claim: Claim, finished: Finished) -> CardRow:
+    verdict, number = decide(claim, experiment, finished) if finished.runs else ("not run", None)
+    records = list(concerned(claim, experiment.records(scale)))
+    done = {hash_config(run.record.config.identity): run for run in finished.runs if isinstance(run, StoredRun)}
+    hashes = {hash_config(record.config.identity) for record in records}
+    return CardRow(
+        experiment=experiment,
+        scale=scale,
+        claim=claim,
+        verdict=verdict,
+        number=number,
+        core_hours=sum((done[name].core_hours for name in hashes & done.keys()), 0.0),
+        missing=len(hashes - done.keys()),
+    )
+
+
+def concerned(claim: Claim, records: Iterable[Record]) -> Iterator[Record]:
+    """The records that a claim is about: those with the settings that it names, or all of them."""
+    variants = [value for value in vars(claim).values() if isinstance(value, Mapping)]
+    return (record for record in records if not variants or any(matches(record.settings, v) for v in variants))
+
+
+def tabulate_card(rows: Sequence[CardRow]) -> Table:
+    """The card for the command line."""
+    return Table(
+        title="Claims of the papers",
+        columns=(
+            Column(name="claim", wrap=True),
+            "verdict",
+            "ours",
+            "paper",
+            "seeds",
+            Column(name="bound", wrap=True),
+            Column(name="core-hours", format="fixed", digits=2),
+            "experiment",
+        ),
+        rows=tuple(
+            (
+                row.claim.text,
+                row.verdict,
+                cell(row.number),
+                row.claim.published,
+                None if row.number is None else row.number.num_seeds,
+                row.claim.bound,
+                row.core_hours,
+                f"{row.experiment.name} ({row.scale})",
+            )
+            for row in rows
+        ),
+        note=f"{count_verdicts(rows)}\nin brackets: 95 % intervals, over seeds and compositions where seeds are several",
+    )
+
+
+def count_verdicts(rows: Sequence[CardRow]) -> str:
+    """How many claims have each verdict, in words."""
+    counts = Counter(row.verdict for row in rows)
+    return ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
+
+
+def show_number(number: SeedScore | None) -> str:
+    """A number with its interval as text."""
+    return format_value(cell(number), Column(name=""))

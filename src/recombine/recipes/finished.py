@@ -1,0 +1,113 @@
+"""The finished runs of an experiment, alone, in groups that differ in their seed only, and all together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+from recombine.recipes.record import Published, Record, Setting, describe_settings, matches, show_setting
+from recombine.store import Json, RunDirectory
+from recombine.tables import Column
+
+Value = TypeVar("Value")
+Watch = Callable[[int, int, str], None]  # runs read so far, runs in all, the text of the run
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A record and the run directory that it was trained in."""
+
+    record: Record
+    run: RunDirectory
+    measured: Mapping[str, float] = field(default_factory=dict)  # what `Experiment.measures` read from it
+
+    @cached_property
+    def result(self) -> Json:
+        return self.run.read_json("result.json")
+
+    @cached_property
+    def certificate(self) -> Json:
+        return dict(self.run.read_json("split.json", complete=True)["certificate"])
+
+    def score(self, split: str, metric: str) -> float | None:
+        """A score, or None where the run has no such split or metric."""
+        value = self.result["scores"].get(split, {}).get(metric, {}).get("value")
+        return None if value is None else float(value)
+
+    def sums(self, split: str, metric: str) -> list[list[float]]:
+        """Numerators and denominators of a metric per composition."""
+        return list(self.result["composition_sums"][split][metric])
+
+
+@dataclass(frozen=True)
+class Group:
+    """The finished runs that have the same settings, one per seed."""
+
+    settings: Mapping[str, Setting]
+    runs: tuple[FinishedRun, ...]
+
+    @property
+    def text(self) -> str:
+        return describe_settings(self.settings)
+
+    @property
+    def published(self) -> Published | None:
+        return self.runs[0].record.published
+
+    def scores(self, split: str, metric: str) -> list[float]:
+        """One score per seed."""
+        values = [run.score(split, metric) for run in self.runs]
+        return [value for value in values if value is not None]
+
+    def measured(self, quantity: str) -> list[float]:
+        """One measured number per seed that has it."""
+        return [run.measured[quantity] for run in self.runs if quantity in run.measured]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """All finished runs of an experiment."""
+
+    runs: tuple[FinishedRun, ...]
+    watch: Watch | None = field(default=None, compare=False)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all settings, in the order in which they first occur."""
+        return tuple(dict.fromkeys(name for run in self.runs for name in run.record.settings))
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """Runs with the same settings together, in the order of the records."""
+        members: dict[Any, list[FinishedRun]] = {}
+        for run in self.runs:
+            members.setdefault(run.record.key, []).append(run)
+        return tuple(Group(runs[0].record.settings, tuple(runs)) for runs in members.values())
+
+    def find(self, **wanted: Setting) -> Group | None:
+        """The first group with these settings."""
+        return next((group for group in self.groups if matches(group.settings, wanted)), None)
+
+    def measure(self, read: Callable[[RunDirectory], Value]) -> dict[Path, Value]:
+        """What a function reads from each run directory, by path; directories that several records share are read once."""
+        values: dict[Path, Value] = {}
+        distinct = {run.run.path: run for run in self.runs}
+        for number, (path, run) in enumerate(distinct.items(), start=1):
+            if self.watch is not None:
+                self.watch(number, len(distinct), run.record.text)
+            values[path] = read(run.run)
+        return values
+
+    @property
+    def setting_columns(self) -> tuple[Column, ...]:
+        """The columns that `show_settings` fills."""
+        return tuple(Column(name=show_setting(name), format="plain") for name in self.names)
+
+    def show_settings(self, settings: Mapping[str, Setting]) -> tuple[Setting | None, ...]:
+        """The values of a row's settings, one per name; None for a setting that it does not have."""
+        return tuple(
+            value.replace("_", " ") if isinstance(value := settings.get(name), str) else value for name in self.names
+        )

@@ -1,0 +1,75 @@
+"""One run of an experiment as data: its settings by name, its configuration, and the published number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from recombine.run import RunConfig
+
+Setting = str | int | float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """A number from a paper, with its standard error if known, and where it is printed."""
+
+    value: float
+    error: float | None = None
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One run of an experiment: its settings by name, its configuration, and the published number if there is one."""
+
+    settings: Mapping[str, Setting]
+    config: RunConfig
+    published: Published | None = None
+
+    @property
+    def seed(self) -> int:
+        return self.config.task.seed
+
+    @property
+    def key(self) -> tuple[tuple[str, Setting], ...]:
+        """The settings, for use as a dictionary key; equal for runs that differ in their seed only."""
+        return tuple(self.settings.items())
+
+    @property
+    def text(self) -> str:
+        """The settings and the seed in words."""
+        return describe_settings({**self.settings, "seed": self.seed})
+
+    def with_seed(self, seed: int) -> Record:
+        return replace(self, config=replace(self.config, task=replace(self.config.task, seed=seed)))
+
+    def with_steps(self, steps: int) -> Record:
+        settings = {**self.settings, "steps": steps} if "steps" in self.settings else self.settings
+        config = replace(self.config, training=replace(self.config.training, steps=steps))
+        return replace(self, settings=settings, config=config)
+
+
+def describe_settings(settings: Mapping[str, Setting]) -> str:
+    """Settings in words: `model vanilla, trunk softmax`."""
+    return ", ".join(f"{show_setting(name)} {show_setting(value)}" for name, value in settings.items())
+
+
+def show_setting(value: Setting) -> str:
+    """The name or the value of a setting in words."""
+    return (
+        value.replace("_", " ") if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else str(value)
+    )
+
+
+def matches(settings: Mapping[str, Setting], wanted: Mapping[str, Setting]) -> bool:
+    """Whether settings have all the wanted values."""
+    return all(name in settings and settings[name] == value for name, value in wanted.items())
+
+
+def over_seeds(records: Iterable[Record], seeds: Iterable[int]) -> Iterator[Record]:
+    """Every record with every seed: another split, other data, other initial parameters."""
+    seeds = tuple(seeds)
+    for record in records:
+        for seed in seeds:
+            yield record.with_seed(seed)

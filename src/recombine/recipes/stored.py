@@ -1,0 +1,164 @@
+"""Results of experiments as small files: scores, curves and measured numbers of every run, without its parameters.
+
+`results/<experiment>-<scale>.jsonl` has one line per run, so that the evidence behind a claim can be kept under version
+control and read without the run directories. A stored run is used only while it is the run that the code would make now: its
+hash, which covers names, versions and settings, must be that of a record of the experiment, and the version of the evaluation
+must be the current one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from recombine.errors import InputError
+from recombine.evaluate import EVALUATION_VERSION
+from recombine.files import replace_file
+from recombine.recipes.experiment import Experiment, Finished, FinishedRun, Record
+from recombine.store import Json, RunDirectory, hash_config
+from recombine.tasks.base import Scale
+
+DIGITS = 7  # significant digits of stored numbers: float32 has no more
+CURVE_POINTS = 40
+RESULT_KEYS = (
+    "task",
+    "model",
+    "label",
+    "num_parameters",
+    "split_sha256",
+    "steps",
+    "seconds",
+    "steps_per_second",
+    "versions",
+    "evaluation_instances",
+    "scores",
+    "composition_sums",
+    "baselines",
+)
+ENVIRONMENT_KEYS = ("recombine", "source_sha256", "python", "torch", "processor", "num_threads")
+
+
+@dataclass(frozen=True)
+class StoredRun(FinishedRun):
+    """A finished run of which only the stored numbers are left; `run` names its directory, which need not exist."""
+
+    stored: Mapping[str, Any] | None = None
+
+    @cached_property
+    def result(self) -> Json:
+        return dict((self.stored or {})["result"])
+
+    @cached_property
+    def certificate(self) -> Json:
+        return dict((self.stored or {})["certificate"])
+
+    @property
+    def core_hours(self) -> float:
+        threads = (self.stored or {})["environment"]["num_threads"]
+        return float(self.result["seconds"]) * threads / 3600
+
+
+def locate(record: Record, out: Path) -> Path:
+    """The directory in which a record is trained."""
+    return out / f"{record.config.name}-{hash_config(record.config.identity)}"
+
+
+def collect(experiment: Experiment, scale: Scale, out: Path, device: str = "auto") -> list[Json]:
+    """The stored form of every finished run of an experiment below a folder of runs."""
+    records = list(experiment.records(scale))
+    found = [(record, locate(record, out)) for record in records]
+    runs = tuple(FinishedRun(record, RunDirectory(path)) for record, path in found if (path / "result.json").exists())
+    return [summarise(run) for run in experiment.measure_runs(Finished(runs), device).runs]
+
+
+def summarise(run: FinishedRun) -> Json:
+    """What is stored of a run: enough for every table, interval and curve."""
+    environment = run.run.read_json("environment.json")
+    return {
+        "settings": dict(run.record.settings),
+        "seed": run.record.seed,
+        "hash": hash_config(run.record.config.identity),
+        "result": {key: shorten_numbers(run.result[key]) for key in RESULT_KEYS},
+        "certificate": run.certificate,
+        "environment": {key: environment[key] for key in ENVIRONMENT_KEYS},
+        "interrupted": len(environment.get("previous", [])),
+        "finished": date_of(run.run.path / "result.json"),
+        "measured": shorten_numbers(dict(run.measured)),
+        "curve": shorten_numbers(summarise_curve(run.run.read_metrics())),
+    }
+
+
+def date_of(path: Path) -> str:
+    """The day on which a file was written, in UTC."""
+    return datetime.fromtimestamp(path.stat().st_mtime, UTC).date().isoformat()
+
+
+def summarise_curve(rows: Sequence[Json]) -> list[Json]:
+    """The points of the learning curve that have scores, and some of those that have a loss only."""
+    every = max(1, len(rows) // CURVE_POINTS)
+    names = ("step", "loss", "scores")
+    return [
+        {name: row[name] for name in names if name in row}
+        for number, row in enumerate(rows, start=1)
+        if "scores" in row or number % every == 0
+    ]
+
+
+def shorten_numbers(value: Any) -> Any:
+    """The same data with numbers rounded to what they are worth; JSON has no NaN and no infinity."""
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: shorten_numbers(item) for key, item in value.items()}
+    return [shorten_numbers(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def results_path(folder: Path, experiment: Experiment, scale: Scale) -> Path:
+    return folder / f"{experiment.name}-{scale}.jsonl"
+
+
+def write_results(folder: Path, experiment: Experiment, scale: Scale, runs: Sequence[Json]) -> bool:
+    """Add runs to the file of an experiment; those that it has already are replaced. Says whether anything changed."""
+    path = results_path(folder, experiment, scale)
+    known = {run["hash"]: run for run in read_lines(path)}
+    merged = known | {run["hash"]: run for run in runs}
+    if not runs or merged == known:
+        return False
+    folder.mkdir(parents=True, exist_ok=True)
+    order = {hash_config(record.config.identity): place for place, record in enumerate(experiment.records(scale))}
+    lines = sorted(merged.values(), key=lambda run: order.get(run["hash"], len(order)))
+    replace_file(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode())
+    return True
+
+
+def read_lines(path: Path) -> list[Json]:
+    """The stored runs of a file, or none if there is no file."""
+    if not path.exists():
+        return []
+    try:
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        if not all(isinstance(line["hash"], str) and isinstance(line["result"], dict) for line in lines):
+            raise ValueError("a line has no hash or no result")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} cannot be read ({error}): expected results that `reproduce claims` wrote") from None
+    return lines
+
+
+def read_results(folder: Path, experiment: Experiment, scale: Scale) -> Finished:
+    """The stored runs of an experiment that are still current, in the order of its records."""
+    stored = {line["hash"]: line for line in read_lines(results_path(folder, experiment, scale))}
+    return Finished(tuple(_match(experiment, scale, stored)))
+
+
+def _match(experiment: Experiment, scale: Scale, stored: Mapping[str, Json]) -> Iterator[StoredRun]:
+    for record in experiment.records(scale):
+        line = stored.get(hash_config(record.config.identity))
+        if line is not None and line["result"]["versions"]["evaluation"] == EVALUATION_VERSION:
+            run = RunDirectory(locate(record, Path("runs")))
+            yield StoredRun(record, run, line["measured"], line)

@@ -1,0 +1,175 @@
+"""A leaderboard of runs: one HTML file with a board per task setting, and a table of tasks and models on top.
+
+Entries share a board only if everything that makes them comparable is the same: task with its settings and seed, split (by
+its SHA-256), budget (steps and batch size), number of evaluation instances, and the versions of task, training and
+evaluation. A budget has a name (`tiny`, `small`, `paper`) if task, steps and batch size are those of the task's preset.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from markupsafe import Markup
+
+from recombine.drawing.palette import DARK_PALETTE, LIGHT_PALETTE, SCALES
+from recombine.errors import InputError
+from recombine.evaluate import compare
+from recombine.files import write_whole
+from recombine.report.page import load_templates
+from recombine.report.runs import differing_settings, label_settings
+from recombine.run import default_run
+from recombine.settings import settings_as_dict
+from recombine.store import Json, RunDirectory, find_runs, hash_config
+from recombine.tasks import TASKS
+from recombine.tasks.base import SCALES as BUDGETS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One finished run."""
+
+    run: RunDirectory
+    result: Json
+    version: str  # of this package, when the run was trained
+
+    @property
+    def label(self) -> str:
+        return str(self.result["label"]).replace("_", " ")
+
+    def score(self, split: str) -> Json:
+        """The headline score on a split."""
+        return next(iter(self.result["scores"][split].values()))
+
+    @property
+    def sums(self) -> list[list[float]]:
+        """Numerators and denominators of the headline score on held-out compositions."""
+        return next(iter(self.result["composition_sums"]["ood"].values()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Board:
+    """Entries that can be compared, best first."""
+
+    key: str
+    budget: str
+    entries: list[Entry]
+    details: list[str]  # settings that tell entries with the same label apart
+    tied: list[bool]  # whether the paired difference to the best entry includes 0
+
+    @property
+    def task(self) -> str:
+        return str(self.entries[0].result["task"]).replace("_", " ")
+
+    @property
+    def first(self) -> Json:
+        return self.entries[0].result
+
+    @property
+    def metric(self) -> Json:
+        return self.first["metrics"][next(iter(self.first["scores"]["ood"]))]
+
+    @property
+    def certificate(self) -> Json:
+        return self.entries[0].run.read_json("split.json")["certificate"]
+
+    @property
+    def title(self) -> str:
+        return f"{self.task}, {self.budget}, seed {self.first['seed']}"
+
+
+def write_leaderboard(folders: Sequence[Path], out: Path, *, title: str) -> list[Board]:
+    """Write the page about all finished runs in some folders."""
+    boards = make_boards([run for folder in folders for run in find_runs(folder)])
+    if not boards:
+        named = ", ".join(map(str, folders))
+        raise InputError(f"no finished run in {named} has scores on test and ood: expected at least one")
+    write_whole(out, render(boards, title).encode(errors="replace"))
+    return boards
+
+
+def make_boards(runs: Sequence[RunDirectory]) -> list[Board]:
+    """Group finished runs that can be compared; boards by name, entries by their score on held-out compositions."""
+    groups: dict[str, list[Entry]] = {}
+    seen = {run.path.resolve(): run for run in runs}
+    for run in seen.values():
+        result = run.read_json("result.json") if run.finished else {}
+        if all(result.get("scores", {}).get(split) for split in ("test", "ood")):
+            version = run.read_json("environment.json").get("recombine", "unknown")
+            entry = Entry(run=run, result=result, version=version)
+            groups.setdefault(hash_board(entry), []).append(entry)
+    boards = [_make_board(key, entries) for key, entries in groups.items()]
+    return sorted(boards, key=lambda board: (board.task, board.first["steps"], board.first["seed"], board.key))
+
+
+def hash_board(entry: Entry) -> str:
+    """What entries must have in common, as a hash."""
+    versions = {name: entry.result["versions"][name] for name in ("task", "training", "evaluation")}
+    training = entry.run.config["training"]
+    return hash_config(
+        {
+            "task": entry.run.config["task"],
+            "split": entry.result["split_sha256"],
+            "budget": [training["steps"], training["batch_size"]],
+            "instances": entry.result["evaluation_instances"],
+            "versions": versions,
+        }
+    )
+
+
+def name_budget(run: RunDirectory) -> str:
+    """`tiny`, `small` or `paper`, if task, steps and batch size are those of the preset; otherwise the numbers."""
+    task, training = run.config["task"], run.config["training"]
+    if task["name"] in TASKS:
+        for scale in BUDGETS:
+            preset = default_run(task["name"], scale)
+            settings = settings_as_dict(preset.task)
+            same_task = all(task.get(name) == value for name, value in settings.items() if name != "seed")
+            budget = (preset.training.steps, preset.training.batch_size)
+            if same_task and budget == (training["steps"], training["batch_size"]):
+                return str(scale)
+    return f"{training['steps']:,} steps of {training['batch_size']}"
+
+
+def _make_board(key: str, entries: list[Entry]) -> Board:
+    upward = next(iter(entries[0].result["metrics"].values()))["higher_is_better"]
+    ranked = sorted(entries, key=lambda entry: entry.score("ood")["value"], reverse=upward)
+    details = label_settings(differing_settings([entry.run for entry in ranked])) if len(ranked) > 1 else [""]
+    labels = [entry.label for entry in ranked]
+    shown = [
+        detail if labels.count(label) > 1 and detail != label else ""
+        for label, detail in zip(labels, details, strict=True)
+    ]
+    tied = [entry is ranked[0] or not compare(ranked[0].sums, entry.sums).real for entry in ranked]
+    return Board(key=key, budget=name_budget(ranked[0].run), entries=ranked, details=shown, tied=tied)
+
+
+def tabulate_models(boards: Sequence[Board]) -> list[tuple[str, list[Json | None]]]:
+    """For each model, its best score on the held-out compositions of each board."""
+    labels = sorted({entry.label for board in boards for entry in board.entries})
+    rows = []
+    for label in labels:
+        found = [next((entry for entry in board.entries if entry.label == label), None) for board in boards]
+        rows.append((label, [None if entry is None else entry.score("ood") for entry in found]))
+    return rows
+
+
+def render(boards: Sequence[Board], title: str) -> str:
+    """The page as text. Its security policy forbids the network and every script but those named by their hash."""
+    environment, theme, _, _ = load_templates()
+    switch = environment.loader.get_source(environment, "switch.js")[0]  # type: ignore[union-attr]
+    scripts = [theme, switch]
+    return environment.get_template("leaderboard.html").render(
+        title=title,
+        boards=boards,
+        models=tabulate_models(boards),
+        palettes={"light": LIGHT_PALETTE, "dark": DARK_PALETTE},
+        scales=SCALES,
+        scripts=[Markup(script) for script in scripts],
+        hashes=[base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts],
+        version=metadata.version("recombine"),
+    )

@@ -1,0 +1,172 @@
+"""Damaged, empty and foreign files in a run directory: named in one line, never half-loaded, never another number."""
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fuzz import TASK, call, verbs
+from mutations import damage
+
+from recombine.errors import InputError
+from recombine.store import RunDirectory
+from recombine.store.conform import find_fault
+from recombine.store.schema import MetricsRow, ResultFile
+
+
+@pytest.fixture(scope="module")
+def pristine(tmp_path_factory):
+    """A finished run."""
+    code, out, err, trace = call(["train", *TASK, "--out", str(tmp_path_factory.mktemp("runs"))])
+    assert code == 0, err + trace
+    return Path(out.strip())
+
+
+@pytest.fixture
+def run(pristine, tmp_path):
+    return Path(shutil.copytree(pristine, tmp_path / "runs" / pristine.name))
+
+
+@pytest.fixture(scope="module")
+def scores(pristine):
+    code, out, _, _ = call(verbs(pristine, pristine)["evaluate"])
+    assert code == 0
+    return json.loads(out)["scores"]
+
+
+def refuse(argv: list[str]) -> str:
+    """The line that a verb ends with."""
+    code, _, err, trace = call(argv)
+    assert not trace, trace
+    assert code == 2
+    assert len(err.strip().splitlines()) == 1, err
+    return err
+
+
+def change(path: Path, **values) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+RESULTS = [
+    ({"seconds": None}, "result.json is damaged: seconds is None: expected a finite number"),
+    ({"scores": []}, "result.json is damaged: scores is []: expected an object"),
+    ({"scores": {"ood": {"r2": {"value": "x"}}}}, "scores.ood.r2.value is 'x': expected a finite number"),
+    ({"steps": 10**400}, None),
+    ({"num_parameters": 1.5}, "num_parameters is 1.5: expected a whole number"),
+]
+
+
+@pytest.mark.parametrize(("values", "message"), RESULTS)
+def test_wrong_types_in_a_result(values, message, run, tmp_path):
+    change(run / "result.json", **values)
+    if message is not None:
+        assert message in refuse(verbs(run, tmp_path)["report"])
+    code, _, _, trace = call(verbs(run, tmp_path)["evaluate"])
+    assert code in (0, 2)
+    assert not trace
+
+
+@pytest.mark.parametrize("name", ["result.json", "split.json", "metrics.jsonl", "config.json", "environment.json"])
+@pytest.mark.parametrize("content", ["{}", "[]", "", "[" * 200_000, '{"scores": {}}', "\0" * 50])
+def test_foreign_files_end_in_one_line(name, content, run, tmp_path):
+    (run / name).write_text(content)
+    for verb in (["report", str(run), "-o", str(tmp_path / "x.html"), "--no-gallery"], ["diagnose", str(run), "-q"]):
+        if verb[0] == "report" or name in ("result.json", "split.json", "config.json"):
+            code, _, err, trace = call(verb)
+            assert not trace, trace
+            assert code in (0, 2)
+            assert code == 0 or len(err.strip().splitlines()) == 1
+
+
+def test_a_loss_that_is_text(run, tmp_path):
+    (run / "metrics.jsonl").write_text('{"step": 10, "loss": "low"}\n')
+    assert "metrics.jsonl line 1 is damaged: loss is 'low'" in refuse(verbs(run, tmp_path)["report"])
+
+
+def test_metrics_whose_middle_is_rubbish_are_rewound(run):
+    directory = RunDirectory(run)
+    rows = (run / "metrics.jsonl").read_text()
+    (run / "metrics.jsonl").write_text(rows + "\0\0\0\n\0\0\n")
+    with pytest.raises(InputError, match="is not JSON"):
+        directory.read_metrics()
+    directory.rewind_metrics(20)
+    assert [row["step"] for row in directory.read_metrics()] == [10, 20]
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "report"])
+def test_absurd_sizes_in_a_configuration(verb, run, tmp_path):
+    """10^9 layers are refused before any of them is built."""
+    config = json.loads((run / "config.json").read_text())
+    config["model"]["num_layers"] = 10**9
+    (run / "config.json").write_text(json.dumps(config))
+    code, _, err, trace = call(verbs(run, tmp_path)[verb])
+    assert not trace, trace
+    if verb == "evaluate":
+        assert code == 2
+        assert "belongs to another run" in err
+
+
+def test_a_path_of_five_thousand_characters(tmp_path):
+    for verb in ("evaluate", "report", "probe", "diagnose"):
+        assert "File name too long" in refuse([verb, str(tmp_path / ("x" * 5_000))])
+
+
+def test_activations_without_rows(tmp_path):
+    path = tmp_path / "empty.npz"
+    np.savez(path, activations=np.zeros((0, 4)), labels=np.zeros((0, 2)), split=np.zeros(0, dtype="<U3"))
+    assert "labels has shape (0, 2)" in refuse(["probe", "--activations", str(path), "-q"])
+
+
+def test_flipped_bits_of_a_checkpoint_never_give_a_score(run, tmp_path, scores):
+    """One bit in each of several places: the header, the tensors, the end."""
+    path = run / "checkpoint.safetensors"
+    content = path.read_bytes()
+    for place in (0, 9, 300, len(content) // 2, len(content) - 1):
+        changed = bytearray(content)
+        changed[place] ^= 1
+        path.write_bytes(bytes(changed))
+        code, out, err, trace = call(verbs(run, tmp_path)["evaluate"])
+        assert not trace, trace
+        assert (code == 2 and "checkpoint" in err) or json.loads(out)["scores"] == scores
+
+
+def check_damage(run: Path, pristine: Path, tmp_path: Path, scores, seed: int, names) -> None:
+    draw = random.Random(seed)
+    for path in pristine.iterdir():
+        (run / path.name).write_bytes(path.read_bytes())
+    damaged = draw.choice([path.name for path in sorted(pristine.iterdir()) if path.name != "lock"])
+    (run / damaged).write_bytes(damage((run / damaged).read_bytes(), draw))
+    verb = draw.choice(names)
+    code, out, err, trace = call(verbs(run, tmp_path)[verb])
+    assert not trace, f"seed {seed}, {verb}, {damaged}: {trace}"
+    assert code in (0, 2), f"seed {seed}, {verb}, {damaged}: {err}"
+    if code == 0 and verb == "evaluate" and damaged != "config.json":
+        assert json.loads(out)["scores"] == scores, f"seed {seed}: another number after damage to {damaged}"
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_damage(seed, run, pristine, tmp_path, scores):
+    check_damage(run, pristine, tmp_path, scores, seed, ("evaluate", "train"))
+
+
+@pytest.mark.slow
+def test_much_random_damage(run, pristine, tmp_path, scores):
+    for seed in range(1_000, 1_500):
+        check_damage(run, pristine, tmp_path, scores, seed, ("evaluate", "report", "train", "diagnose"))
+
+
+def test_the_first_fault_is_named():
+    row = {"step": 1, "loss": 0.5, "learning_rate": 0.1, "seconds": 1, "scores": {"ood": {"r2": 1}}}
+    assert find_fault(row, MetricsRow) is None
+    assert find_fault(row | {"other": 1}, MetricsRow) is None
+    assert find_fault(row | {"step": True}, MetricsRow) == "step is True: expected a whole number"
+    assert find_fault(row | {"scores": {"ood": [1]}}, MetricsRow) == "scores.ood is [1]: expected an object"
+    assert find_fault(row | {"loss": 10**400}, MetricsRow).startswith("loss is 1000")
+    assert find_fault({"step": 1}, MetricsRow) == "loss is missing"
+    assert find_fault({"step": 1}, MetricsRow, complete=False) is None
+    assert find_fault([], ResultFile) == "it is []: expected an object"
+    assert find_fault({"composition_sums": {"a": {"b": [1]}}}, ResultFile, complete=False) == (
+        "composition_sums.a.b[0] is 1: expected a list"
+    )

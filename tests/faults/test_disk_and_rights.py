@@ -1,0 +1,126 @@
+"""A full disk, a folder that cannot be written, memory that runs out: one line, exit code 2, nothing half-written."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from forked import drop_rights, in_fork, limit_files, limit_memory
+from small_runs import FAMILIES, check_often, final_state, train
+
+from recombine.cli import run as run_verb
+from recombine.store import RunDirectory
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits and rights of Linux")
+CONFIG = FAMILIES["fuzzy_logic"]
+SIZES = ["--num-examples", "4", "--embedding-dim", "8", "--kqv-dim", "8", "--mlp-dim", "8", "--num-heads", "2"]
+TRAIN = ["train", "fuzzy-logic", *SIZES, "--num-layers", "1", "--steps", "24", "--batch-size", "4", "-q"]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    return train(CONFIG, tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture
+def copied(finished, tmp_path):
+    return Path(shutil.copytree(finished.path, tmp_path / finished.path.name))
+
+
+def verbs(run: Path, out: Path) -> dict[str, list[str]]:
+    """Every verb that writes."""
+    few = ["--num-instances", "30"]
+    return {
+        "train": [*TRAIN, "--evaluation-instances", "20", "--out", str(out)],
+        "probe": ["probe", str(run), "--no-tsne", "-q", *few],
+        "diagnose": ["diagnose", str(run), "-q", *few],
+        "report": ["report", str(run), "-o", str(out / "report.html"), "--no-gallery"],
+        "export": ["export", "fuzzy-logic", "-o", str(out / "rows.parquet"), "--num-instances", "50"],
+        "show": ["show", "sraven", "--image", str(out / "puzzle.png")],
+    }
+
+
+def attempt(argv: list[str], errors: Path, starve) -> str:
+    """What a verb that must fail writes to standard error."""
+
+    def work() -> int:
+        starve()
+        return run_verb(argv)
+
+    assert in_fork(work, errors=errors) == 2, errors.read_text()
+    return errors.read_text()
+
+
+VERBS = ("train", "probe", "diagnose", "report", "export", "show")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_full_disk(verb, copied, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    before = {path.name: path.read_bytes() for path in copied.iterdir()}
+    error = attempt(verbs(copied, out)[verb], tmp_path / "errors", lambda: limit_files(300))
+    assert len(error.strip().splitlines()) == 1, error
+    assert "File too large" in error
+    assert {name: (copied / name).read_bytes() for name in before} == before
+    assert not [path for path in tmp_path.rglob("*") if path.suffix in (".tmp", ".html", ".png", ".parquet")]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_folder_that_cannot_be_written(verb, copied, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    out.chmod(0o555)
+    copied.chmod(0o555)
+    error = attempt(verbs(copied, out)[verb], tmp_path / "errors", drop_rights)
+    assert len(error.strip().splitlines()) == 1, error
+    assert "Permission denied" in error
+
+
+def test_training_goes_on_when_there_is_room_again(tmp_path, monkeypatch):
+    """The disk fills up at different moments; each time the run resumes, and it ends with the same bits."""
+    check_often(monkeypatch)
+    undisturbed = final_state(train(CONFIG, tmp_path / "undisturbed"))
+    size = (next((tmp_path / "undisturbed").iterdir()) / "checkpoint.safetensors").stat().st_size
+
+    def work(limit: int) -> int:
+        limit_files(limit)
+        train(CONFIG, tmp_path / "disturbed")
+        return 0
+
+    for limit in (size // 2, 600, 900, size - 1):
+        in_fork(lambda limit=limit: work(limit), errors=tmp_path / "errors")
+    assert final_state(train(CONFIG, tmp_path / "disturbed")) == undisturbed
+
+
+def test_memory_that_runs_out(tmp_path):
+    argv = [*TRAIN, "--batch-size", "3000000", "--evaluation-instances", "20", "--out", str(tmp_path / "out")]
+    error = attempt(argv, tmp_path / "errors", lambda: limit_memory(300_000_000))
+    assert "recombine: out of memory (" in error
+    assert "Traceback" not in error
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="no unshare")
+def test_a_real_file_system_that_is_full(tmp_path):
+    """A tmpfs of 64 kB: the run ends in one line, and goes on from its checkpoint when the file system has grown."""
+    place = tmp_path / "small"
+    place.mkdir()
+    arguments = " ".join([*TRAIN, "--steps", "600", "--evaluation-instances", "20", "--out", str(place)])
+    script = f"""
+    mount -t tmpfs -o size=64k tmpfs {place} || exit 77
+    {sys.executable} -m recombine {arguments}; echo "first $?" >&2
+    mount -o remount,size=8m {place}
+    {sys.executable} -m recombine {arguments}; echo "second $?" >&2
+    cp -r {place} {tmp_path / "copy"}
+    """
+    done = subprocess.run(["unshare", "-rm", "sh", "-c", script], capture_output=True, text=True, env=os.environ)
+    if done.returncode == 77:
+        pytest.skip("cannot mount here")
+    lines = done.stderr.strip().splitlines()
+    assert "No space left on device" in lines[0], done.stderr
+    assert [line for line in lines if line.startswith(("first", "second"))] == ["first 2", "second 0"]
+    (run,) = (RunDirectory(path) for path in (tmp_path / "copy").iterdir())
+    assert run.finished

@@ -1,0 +1,144 @@
+"""Sizes that cannot fit are refused in one line that says what would be needed, before any memory is taken."""
+
+import dataclasses
+import io
+import zipfile
+
+import numpy as np
+import pytest
+
+from recombine import memory
+from recombine.archives import read_npz
+from recombine.cli import run as run_verb
+from recombine.compositions import all_multisets, all_sets
+from recombine.errors import InputError
+from recombine.models import MLPConfig, TransformerConfig, build_model, size
+from recombine.run import default_run
+from recombine.tasks import TASKS, FuzzyLogic
+
+LINES = [
+    ("show sraven --num-features 1000", "8 modules, 1000 at once, make 204,032,533,091,695,451 compositions"),
+    ("check sraven --num-features 20", "8 modules, 20 at once, make 888,030 compositions: expected at most 200,000"),
+    ("check fuzzy-logic --num-variables 16", "make 1,207,934,976 compositions: expected at most 200,000"),
+    ("show fuzzy-logic --num-variables 1000000000000", "makes 2**1000000000000 terms: expected at most 30"),
+    ("train fuzzy-logic --num-layers 100000", "in 1,500,006 tensors is too deep: expected at most 50,000 tensors"),
+    ("train fuzzy-logic --embedding-dim 10000000", "parameters, with gradients and moments, takes 188 GB of memory"),
+    ("train fuzzy-logic --embedding-dim 1000000000000000000", "expected smaller sizes"),
+    ("train fuzzy-logic --batch-size 1000000000", "a batch of 1,000,000,000 × 32 × 5 numbers takes 640 GB of memory"),
+    ("train fuzzy-logic --seed 1180591620717411303424", "expected a whole number from 0 to 2**63 - 1"),
+    ("show fuzzy-logic --num-examples 1000000000", "a draw of 1 × 4,000,000,000 random numbers takes 64 GB"),
+    (
+        "check fuzzy-logic --num-instances 1000000000000",
+        "num_instances is 1,000,000,000,000: expected at most 100,000,000",
+    ),
+    ("check fuzzy-logic --num-instances -5", "num_instances is -5: expected 0 or a positive whole number"),
+    ("export fuzzy-logic --num-instances 90000000", "instances of 3 splits takes 173 GB of memory"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _machine(monkeypatch):
+    """A machine of 16 GB, whatever this one has."""
+    monkeypatch.setattr(memory, "total_memory", lambda: 16 * 10**9)
+
+
+@pytest.mark.parametrize(("line", "message"), LINES)
+def test_absurd_sizes_on_the_command_line(line, message, capsys, tmp_path):
+    verb, *rest = line.split()
+    out = ["--out", str(tmp_path / "new.parquet")] if verb in ("train", "export") else []
+    assert run_verb([verb, *rest, *out]) == 2
+    error = capsys.readouterr().err.strip().splitlines()
+    assert message in error[-1]
+    assert len([text for text in error if text.startswith("recombine:")]) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_model_of_every_task_is_measured_without_being_built(name):
+    for model in TASKS[name].models:
+        run = default_run(name, "tiny", model)
+        built = build_model(run.model, run.task, seed=0)
+        tensors = [*built.parameters(), *built.buffers()]
+        found = size.measure_size(run.model, run.task)
+        assert found.num_tensors == len(tensors)
+        assert found.num_numbers == sum(tensor.numel() for tensor in tensors)
+
+
+def test_all_layers_are_alike():
+    task = FuzzyLogic(num_examples=4)
+    for config in (TransformerConfig(num_layers=7, embedding_dim=8, kqv_dim=8, mlp_dim=8, num_heads=2), MLPConfig()):
+        deep = dataclasses.replace(config, num_layers=7)
+        assert size.measure_size(deep, task).num_numbers == sum(p.numel() for p in deep.build(task).parameters())
+
+
+def test_numbers_of_compositions():
+    with pytest.raises(InputError, match=r"make 499,999,500,000 compositions: expected at most 200,000"):
+        all_sets(1_000_000, 2)
+    with pytest.raises(InputError, match=r"make more than 10\^\d+ compositions"):
+        all_sets(2**2000, 5)
+    with pytest.raises(InputError, match="2 to 4 at once, make 200,010 compositions or more"):
+        all_sets(633, (2, 3, 4))
+    with pytest.raises(InputError, match="3 at once, make"):
+        all_multisets(200, 3)
+    assert len(all_multisets(8, 4)) == 330
+
+
+def test_bytes_in_words():
+    assert memory.format_bytes(999) == "999 bytes"
+    assert memory.format_bytes(25_300_000_000) == "25.3 GB"
+    assert memory.format_bytes(10**40) == "more than 1,000 EB"
+    assert memory.format_count(12_345) == "12,345"
+    assert memory.format_count(10**100) == "more than 10^99"
+
+
+def test_the_memory_of_a_container_counts(tmp_path, monkeypatch):
+    (tmp_path / "limit").write_text("123456\n")
+    monkeypatch.undo()
+    monkeypatch.setattr(memory, "LIMIT_FILES", (str(tmp_path / "none"), str(tmp_path / "limit")))
+    memory.total_memory.cache_clear()
+    assert memory.total_memory() == 123_456
+    monkeypatch.setattr(memory, "LIMIT_FILES", ())
+    memory.total_memory.cache_clear()
+    assert memory.total_memory() > 10**8
+    memory.total_memory.cache_clear()
+
+
+def header(shape: tuple[int, ...], dtype: str = "<f4", content: bytes = b"") -> bytes:
+    written = io.BytesIO()
+    np.lib.format.write_array_header_1_0(written, {"descr": dtype, "fortran_order": False, "shape": shape})
+    return written.getvalue() + content
+
+
+ARCHIVES = [
+    (header((10**12,)), "claims 4000000000000 bytes, expected the 0 that follow it"),
+    (header((2,), content=b"\0" * 4), "claims 8 bytes, expected the 4 that follow it"),
+    (header((1,), dtype="|O", content=b"\x80\x04K\x01."), "expected"),
+    (b"rubbish", "cannot be read"),
+    (b"\x93NUMPY\x09\x00", "cannot be read"),
+]
+
+
+@pytest.mark.parametrize(("member", "message"), ARCHIVES)
+def test_headers_that_lie(member, message, tmp_path):
+    with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
+        archive.writestr("a.npy", member)
+    with pytest.raises(InputError, match=message):
+        read_npz(tmp_path / "x.npz")
+
+
+def test_an_archive_that_unpacks_to_more_than_there_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "total_memory", lambda: 10**6)
+    np.savez_compressed(tmp_path / "bomb.npz", a=np.zeros(10**6, dtype=np.float32))
+    assert (tmp_path / "bomb.npz").stat().st_size < 10**5
+    with pytest.raises(InputError, match=r"bomb.npz, unpacked, takes 4 MB of memory: expected at most 1 MB"):
+        read_npz(tmp_path / "bomb.npz")
+
+
+def test_archives_that_are_none(tmp_path):
+    np.save(tmp_path / "one.npy", np.zeros(3))
+    with pytest.raises(InputError, match="holds one array: expected an npz file of several"):
+        read_npz(tmp_path / "one.npy")
+    with pytest.raises(InputError, match="does not exist: expected an npz file"):
+        read_npz(tmp_path / "none.npz")
+    np.savez(tmp_path / "good.npz", a=np.arange(3), b=np.array(["x"]))
+    assert read_npz(tmp_path / "good.npz")["a"].tolist() == [0, 1, 2]

@@ -1,0 +1,170 @@
+"""The card of claims: stored results, verdicts on measured numbers, the page and the command."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from recombine.cli import run as run_verb
+from recombine.errors import InputError
+from recombine.recipes import EXPERIMENTS, Experiment, Finished, Record
+from recombine.recipes.card import build_card, paper_of, tabulate_card
+from recombine.recipes.card_page import BEGIN, END, format_page, summarise_card, update_block
+from recombine.recipes.claims import Lead, decide
+from recombine.recipes.measured_claims import Bounded, Correlates, Exceeds, Gap, Higher, Reads
+from recombine.recipes.results_index import format_index
+from recombine.recipes.stored import collect, read_lines, read_results, shorten_numbers, write_results
+from recombine.run import default_run, train_run
+from recombine.seeds import score_values
+from stored_runs import stored_line, stored_run
+
+ROOT = Path(__file__).parent.parent
+WIDE, NARROW = {"width": 512}, {"width": 16}
+
+
+class Widths(Experiment):
+    name = "miniature"
+    question = "Do wider networks recombine better?"
+    metric = "r2_pooled"
+    claims = (Lead(text="wide beats narrow", source="us", better=WIDE, worse=NARROW, by=0.1, published=0.3),)
+
+    def records(self, scale):
+        for seed in (0, 1):
+            for width in (16, 512):
+                run = default_run("hyperteacher", scale)
+                config = replace(run, model=replace(run.model, hidden_dim=width))
+                yield Record(settings={"width": width}, config=config).with_seed(seed)
+
+
+def build_world(wide=0.9, narrow=0.5, measured=None):
+    scores = {512: wide, 16: narrow}
+    records = Widths().records("tiny")
+    return [
+        (record, {"test": 0.95, "ood": scores[record.settings["width"]]}, (measured or (lambda _: {}))(record))
+        for record in records
+    ]
+
+
+def decide_on(claim, **world):
+    runs = tuple(stored_run(*parts) for parts in build_world(**world))
+    return decide(claim, Widths(), Finished(runs))
+
+
+@pytest.mark.parametrize(
+    ("claim", "verdict", "value"),
+    [
+        (Gap(text="", source="", of=NARROW, by=0.1), "seen", 0.45),
+        (Gap(text="", source="", of=WIDE, by=0.1), "seen in part", 0.05),
+        (Bounded(text="", source="", first=WIDE, second=NARROW, high=0.05), "refuted", 0.4),
+        (Bounded(text="", source="", first=WIDE, second=NARROW, low=0.3, high=0.5), "seen", 0.4),
+        (Reads(text="", source="", of=WIDE, quantity="z", low=0.5), "seen", 0.8),
+        (Reads(text="", source="", of=NARROW, quantity="z", low=0.5), "refuted", 0.3),
+        (Reads(text="", source="", of=NARROW, quantity="other", low=0.5), "not run", None),
+        (Exceeds(text="", source="", of=WIDE, quantity="z", over="before", by=0.1), "seen", 0.7),
+        (Higher(text="", source="", of=WIDE, than=NARROW, quantity="z", by=0.1), "seen", 0.5),
+        (Higher(text="", source="", of=NARROW, than=WIDE, quantity="z", by=0.1), "refuted", -0.5),
+        (Correlates(text="", source="", quantity="z", at_least=0.7), "seen", 1.0),
+    ],
+)
+def test_verdicts_on_measured_numbers(claim, verdict, value):
+    def measure(record):
+        return {"z": 0.8 if record.settings["width"] == 512 else 0.3, "before": 0.1}
+
+    decided, number = decide_on(claim, measured=measure)
+    assert decided == verdict
+    assert (None if number is None else number.value) == (None if value is None else pytest.approx(value))
+    assert claim.bound
+
+
+def test_one_seed_is_at_most_seen_in_part():
+    number = score_values([0.99])
+    assert Reads(text="", source="", of={}, quantity="z", low=0.5).judge(number) == "seen in part"
+    with pytest.raises(InputError, match="no values to average"):
+        score_values([])
+    assert score_values([1.0, 2.0, 3.0]).high == pytest.approx(2 + 4.303 * 1 / 3**0.5, abs=1e-3)
+
+
+def write_world(folder, **world):
+    write_results(folder, Widths(), "tiny", [stored_line(*parts) for parts in build_world(**world)])
+
+
+def test_the_card_is_made_of_stored_results(tmp_path):
+    write_world(tmp_path)
+    (row,) = build_card([Widths()], tmp_path)
+    assert (row.verdict, row.scale, row.missing) == ("seen", "tiny", 0)
+    assert row.core_hours == pytest.approx(2.0)  # four runs of half an hour
+    assert "wide beats narrow" in str(tabulate_card([row]).as_text())
+    write_world(tmp_path, wide=0.3)  # the same runs with other numbers replace the old ones
+    assert build_card([Widths()], tmp_path)[0].verdict == "refuted"
+
+
+def test_nothing_stale_is_used(tmp_path):
+    write_world(tmp_path)
+    path = tmp_path / "miniature-tiny.jsonl"
+    text = path.read_text()
+    path.write_text(text.replace(read_lines(path)[0]["hash"], "0" * 12))
+    assert len(read_results(tmp_path, Widths(), "tiny").runs) == 3
+    path.write_text(text.replace('"versions": {"evaluation": ', '"versions": {"evaluation": 99'))
+    assert not read_results(tmp_path, Widths(), "tiny").runs
+    assert build_card([Widths()], tmp_path)[0].verdict == "not run"
+    path.write_text("[]\n")
+    with pytest.raises(InputError, match=r"cannot be read .*expected results that `reproduce claims` wrote"):
+        build_card([Widths()], tmp_path)
+
+
+def test_a_finished_run_is_collected_as_it_is(tmp_path):
+    experiment = Widths()
+    run = default_run("hyperteacher", "tiny")
+    tiny = replace(run, training=replace(run.training, steps=20, batch_size=8), model=replace(run.model, hidden_dim=4))
+    record = Record(settings={"width": 512}, config=tiny)
+    experiment.records = lambda scale: [record] if scale == "tiny" else []
+    directory = train_run(tiny, out=tmp_path / "runs", evaluation_instances=100)
+    assert write_results(tmp_path / "results", experiment, "tiny", collect(experiment, "tiny", tmp_path / "runs"))
+    assert not write_results(tmp_path / "results", experiment, "tiny", collect(experiment, "tiny", tmp_path / "runs"))
+    (stored,) = read_results(tmp_path / "results", experiment, "tiny").runs
+    result = directory.read_json("result.json")
+    assert stored.score("ood", "r2_pooled") == pytest.approx(result["scores"]["ood"]["r2_pooled"]["value"], rel=1e-6)
+    assert stored.result["split_sha256"] == result["split_sha256"]
+    assert stored.stored["curve"][-1]["step"] == 20
+
+
+def test_the_index_of_results_says_what_was_run_and_what_it_cost(tmp_path):
+    write_world(tmp_path)
+    row = format_index([Widths()], tmp_path).splitlines()[-1]
+    steps = default_run("hyperteacher", "tiny").training.steps
+    expected = f"| `miniature-tiny.jsonl` | 4 | 0, 1 | {steps} | 2.00 | 4 | 2026-11-17 | a CPU | 01234567 |"
+    assert row == expected
+
+
+def test_numbers_are_shortened_and_stay_json():
+    assert shorten_numbers({"a": [1 / 3, float("nan"), 2, "x"]}) == {"a": [0.3333333, None, 2, "x"]}
+
+
+def test_the_page_and_the_short_form(tmp_path):
+    write_world(tmp_path)
+    experiment = EXPERIMENTS["scale-width"]
+    rows = build_card([experiment], tmp_path)
+    page = format_page(rows)
+    assert paper_of(experiment) == "Scaling can lead to compositional generalization (arXiv 2507.07207)"
+    assert f"## {paper_of(experiment)}" in page
+    assert "`recombine reproduce scale-width --scale small`" in page
+    assert page.count("| not run |") == 2
+    assert "| – | – | – | – | 2 |" in summarise_card(rows)
+    text = update_block(f"before\n{BEGIN}\nold\n{END}\nafter", "new", Path("README.md"))
+    assert text == f"before\n{BEGIN}\nnew\n{END}\nafter"
+    with pytest.raises(InputError, match="has no place for the claims"):
+        update_block("nothing", "new", Path("README.md"))
+
+
+def test_the_command(tmp_path, capsys):
+    flags = ["reproduce", "claims", "--out", str(tmp_path / "none"), "--results", str(tmp_path), "--json"]
+    assert run_verb([*flags, "--page", str(tmp_path / "claims.md")]) == 0
+    value = json.loads(capsys.readouterr().out)
+    assert {claim["verdict"] for claim in value["claims"]} == {"not run"}
+    assert (tmp_path / "claims.md").read_text().startswith("# Claims")
+
+
+def test_the_page_in_the_documentation_is_the_one_that_the_results_give():
+    rows = build_card(EXPERIMENTS.values(), ROOT / "results")
+    assert (ROOT / "docs" / "claims.md").read_text() == format_page(rows)

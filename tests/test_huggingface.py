@@ -1,0 +1,271 @@
+"""HYLA by name in models of `transformers`: masks, caches, gradients, saving, training."""
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from transformers import AutoModelForCausalLM, Gemma2Config
+from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXAttention
+
+from huggingface_models import CONFIGS, HEADS, LAYERS, WIDTH, WINDOW, build_model, draw_tokens
+from recombine.errors import InputError
+from recombine.integrations.huggingface import add_deep_weights, register
+from recombine.layers import ATTENTIONS, Attention, Rotary
+
+register()
+PLAIN = [name for name in ATTENTIONS if name != "hyla_deep"]
+
+
+def embed(model, tokens):
+    return model.get_input_embeddings()(tokens).detach().requires_grad_()
+
+
+def count_seen(model, length, position, **inputs):
+    """Which inputs the logits at a position depend on."""
+    x = embed(model, draw_tokens(1, length))
+    model(inputs_embeds=x, **inputs).logits[0, position].square().sum().backward()
+    return x.grad[0].abs().sum(dim=-1) > 0
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_the_future_is_not_seen(kind):
+    seen = count_seen(build_model(kind), 9, 5)
+    assert not seen[6:].any()
+    assert seen[:6].all()
+
+
+@pytest.mark.parametrize("attention", PLAIN)
+def test_every_attention_of_table_a1_is_causal_and_computes_something_of_its_own(attention):
+    assert not count_seen(build_model("llama", attention), 6, 2)[3:].any()
+    tokens = draw_tokens()
+    with torch.no_grad():
+        ours = build_model("llama", attention)(tokens).logits
+        softmax = build_model("llama", "sdpa")(tokens).logits
+    assert torch.allclose(ours, softmax, atol=1e-5) == (attention == "softmax")
+
+
+def test_without_our_mask_the_future_would_be_seen():
+    from transformers import AttentionInterface
+
+    from recombine.integrations.huggingface_attention import make_attention
+
+    def unmasked(module, query, key, value, attention_mask, **options):
+        return make_attention("hyla")(module, query, key, value, attention_mask, **{**options, "is_causal": False})
+
+    AttentionInterface.register("hyla_without_a_mask", unmasked)
+    assert count_seen(build_model("llama", "hyla_without_a_mask"), 6, 2)[3:].all()
+
+
+def test_a_sliding_window_hides_what_is_far():
+    seen = count_seen(build_model("mistral", num_hidden_layers=1), 12, 9)
+    assert seen.nonzero().flatten().tolist() == list(range(10 - WINDOW, 10))
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_does_not_matter(kind, side):
+    model, tokens = build_model(kind), draw_tokens(1, 6)
+    padding = torch.zeros(1, 3, dtype=torch.long)
+    parts = [padding, tokens] if side == "left" else [tokens, padding]
+    mask = torch.cat([torch.full_like(part, float(part is tokens)) for part in parts], dim=1)
+    positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
+    with torch.no_grad():
+        alone = model(tokens).logits
+        padded = model(torch.cat(parts, dim=1), attention_mask=mask, position_ids=positions).logits
+    torch.testing.assert_close(padded[mask.bool()], alone[0], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_generation_with_a_cache_equals_generation_without(kind):
+    model = build_model(kind)
+    tokens = draw_tokens(2, 5)
+    tokens[0, :2] = 0
+    options = {
+        "attention_mask": (tokens != 0).long(),
+        "max_new_tokens": 8,
+        "do_sample": False,
+        "return_dict_in_generate": True,
+        "output_logits": True,
+    }
+    cached = model.generate(tokens, **options)
+    plain = model.generate(tokens, use_cache=False, **options)
+    torch.testing.assert_close(cached.sequences, plain.sequences)
+    torch.testing.assert_close(torch.stack(cached.logits), torch.stack(plain.logits), atol=1e-4, rtol=1e-4)
+    if kind in ("llama", "mistral"):
+        static = model.generate(tokens, cache_implementation="static", **options)
+        torch.testing.assert_close(static.sequences, plain.sequences)
+
+
+@pytest.mark.parametrize("attention", ["hyla", "linear", "softmax"])
+def test_saving_and_loading(attention, tmp_path):
+    model, tokens = build_model("llama", attention, attention_output_scale="keys"), draw_tokens()
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation=attention).eval()
+    assert loaded.config.attention_output_scale == "keys"
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(tokens).logits, model(tokens).logits, atol=0, rtol=0)
+
+
+def copy_layer(kind, model):
+    """The first attention of a model as our layer with the same weights; and what to call the original with."""
+    ours = Attention(WIDTH, num_heads=HEADS, kqv_dim=WIDTH, attention="hyla", output_scale="norm")
+    heads = (HEADS, 3, WIDTH // HEADS)
+    if kind == "llama":
+        theirs = model.model.layers[0].self_attn
+        weights = [layer.weight for layer in (theirs.q_proj, theirs.k_proj, theirs.v_proj)]
+        packed, bias, out = torch.cat(weights), torch.zeros(3 * WIDTH), theirs.o_proj
+        out_weight, out_bias = out.weight, torch.zeros(WIDTH)
+    elif kind == "gpt_neox":
+        theirs = model.gpt_neox.layers[0].attention
+        projection, out = theirs.query_key_value, theirs.dense
+        packed = projection.weight.unflatten(0, heads).transpose(0, 1).flatten(0, 2)
+        bias = projection.bias.unflatten(0, heads).transpose(0, 1).flatten()
+        out_weight, out_bias = out.weight, out.bias
+    else:
+        theirs = model.transformer.h[0].attn
+        packed, bias, out_weight, out_bias = (
+            theirs.c_attn.weight.T,
+            theirs.c_attn.bias,
+            theirs.c_proj.weight.T,
+            theirs.c_proj.bias,
+        )
+    state = {"qkv_weight": packed, "qkv_bias": bias, "output.weight": out_weight, "output.bias": out_bias}
+    ours.load_state_dict(state)
+    return theirs, ours
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt_neox", "gpt2"])
+def test_gradients_equal_those_of_our_layer_with_the_same_weights(kind):
+    more = {"llama": {"num_key_value_heads": HEADS}, "gpt_neox": {"rotary_pct": 1.0}}.get(kind, {})
+    model = build_model(kind, **more)
+    theirs, ours = copy_layer(kind, model)
+    x = torch.randn(2, 7, WIDTH, requires_grad=True)
+    y = x.detach().clone().requires_grad_()
+    options = {}
+    if kind != "gpt2":
+        body = model.model if kind == "llama" else model.gpt_neox
+        options["position_embeddings"] = body.rotary_emb(x, torch.arange(7)[None])
+    expected, _ = theirs(x, attention_mask=None, **options)
+    found, _ = ours(y, causal=True, rotate=None if kind == "gpt2" else Rotary(WIDTH // HEADS), return_codes=False)
+    direction = torch.randn_like(expected)
+    expected.backward(direction)
+    found.backward(direction)
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(y.grad, x.grad, atol=2e-5, rtol=1e-4)
+    if kind == "llama":
+        grads = torch.cat([layer.weight.grad for layer in (theirs.q_proj, theirs.k_proj, theirs.v_proj)])
+    elif isinstance(theirs, GPTNeoXAttention):
+        grads = theirs.query_key_value.weight.grad.unflatten(0, (HEADS, 3, -1)).transpose(0, 1).flatten(0, 2)
+    else:
+        grads = theirs.c_attn.weight.grad.T
+    torch.testing.assert_close(ours.qkv_weight.grad, grads, atol=2e-5, rtol=1e-4)
+
+
+def train(model, steps):
+    """The first and the last loss on sequences in which every token follows from the one before."""
+    model.train()
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses = []
+    for step in range(steps):
+        first = draw_tokens(8, 1, seed=step)
+        tokens = torch.cat([(first * 2**power) % 29 for power in range(8)], dim=1)
+        loss = model(tokens, labels=tokens).loss
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    return losses[0], losses[-1]
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt_neox", "gpt2"])
+def test_the_loss_falls(kind):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(CONFIGS[kind](), attn_implementation="hyla")
+    first, last = train(model, 40)
+    assert last < 0.7 * first
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["llama", "gpt_neox", "gpt2"])
+def test_the_loss_falls_over_200_steps(kind):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(CONFIGS[kind](), attn_implementation="hyla")
+    first, last = train(model, 200)
+    print(f"{kind}: loss {first:.3f} -> {last:.3f}")
+    assert last < 0.3 * first
+
+
+def test_compiled_as_one_graph(unchecked):
+    torch._dynamo.reset()
+    model, tokens = build_model("llama", num_hidden_layers=1), draw_tokens()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(tokens).logits, model(tokens).logits, atol=1e-5, rtol=1e-4)
+
+
+def test_codes_are_the_attentions():
+    model, tokens = build_model("llama"), draw_tokens()
+    with torch.no_grad():
+        found = model(tokens, output_attentions=True)
+        torch.testing.assert_close(found.logits, model(tokens).logits, atol=1e-5, rtol=1e-4)
+    assert [tuple(codes.shape) for codes in found.attentions] == [(2, HEADS, 9, 9)] * LAYERS
+    # the code of a pair has mean square 1 over heads, and later keys have none
+    squares = found.attentions[0].square().mean(dim=1)
+    torch.testing.assert_close(squares, torch.ones(9, 9).tril().expand(2, 9, 9), atol=1e-3, rtol=0)
+
+
+def test_a_float_mask_of_four_dimensions():
+    model, tokens = build_model("llama"), draw_tokens()
+    mask = torch.full((2, 1, 9, 9), torch.finfo(torch.float32).min).triu(1)
+    with torch.no_grad():
+        torch.testing.assert_close(model(tokens, attention_mask=mask).logits, model(tokens).logits, atol=1e-5, rtol=0)
+
+
+def test_dropout_acts_in_training_only():
+    model, tokens = build_model("llama", attention_dropout=0.5), draw_tokens()
+    with torch.no_grad():
+        assert torch.equal(model(tokens).logits, model(tokens).logits)
+        model.train()
+        assert not torch.equal(model(tokens).logits, model(tokens).logits)
+
+
+def test_the_output_scale_is_a_setting_of_the_model():
+    tokens = draw_tokens()
+    with torch.no_grad():
+        default = build_model("llama")(tokens).logits
+        norm = build_model("llama", attention_output_scale="norm")(tokens).logits
+        none = build_model("llama", attention_output_scale="none")(tokens).logits
+    torch.testing.assert_close(default, norm, atol=0, rtol=0)
+    assert not torch.allclose(default, none)
+    with pytest.raises(InputError, match=r"output_scale 'twice'.*none, sqrt_keys, keys, norm"):
+        build_model("llama", attention_output_scale="twice")(tokens)
+
+
+def test_deep_weights_are_added_trained_and_saved(tmp_path):
+    model, tokens = build_model("gpt2", "hyla_deep"), draw_tokens()
+    with pytest.raises(InputError, match=r"has no deep_weight, which 'hyla_deep' needs.*add_deep_weights"):
+        model(tokens)
+    add_deep_weights(model)
+    model(tokens, labels=tokens).loss.backward()
+    weights = [parameter for name, parameter in model.named_parameters() if name.endswith("deep_weight")]
+    assert len(weights) == LAYERS
+    assert all(weight.grad.abs().sum() > 0 for weight in weights)
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="hyla_deep").eval()
+    add_deep_weights(loaded, tmp_path)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(tokens).logits, model(tokens).logits, atol=0, rtol=0)
+    with pytest.raises(InputError, match=r"has no \.safetensors file"):
+        add_deep_weights(loaded, tmp_path / "nothing")
+    build_model("gpt2").save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=r"has no transformer.h.0.attn.deep_weight"):
+        add_deep_weights(loaded, tmp_path)
+
+
+def test_a_soft_cap_is_refused():
+    sizes = {"vocab_size": 29, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "head_dim": 4}
+    config = Gemma2Config(**sizes, num_attention_heads=4, num_key_value_heads=2)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="hyla")
+    with pytest.raises(InputError, match="has a soft cap on scores"):
+        model(draw_tokens())

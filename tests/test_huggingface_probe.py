@@ -1,0 +1,196 @@
+"""recombine probe-model: prompts as a task, and everything that is measured on a model from a folder."""
+
+import json
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoModel, PreTrainedTokenizerFast
+
+from huggingface_models import build_model
+from recombine import cli
+from recombine.errors import InputError
+from recombine.integrations.huggingface_model import PretrainedModel
+from recombine.integrations.huggingface_probe import probe_model
+from recombine.integrations.huggingface_prompts import read_prompts
+from recombine.integrations.huggingface_task import Prompts
+
+WORDS = ["<pad>", "?", "a", "b", "c", "x", "y", "z", "the", "and", "of", "so", "yes", "no", "yet", "not"]
+LETTERS, ENDS = ("a", "b", "c"), ("x", "y", "z")
+
+
+def make_tokenizer():
+    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", unk_token="?")
+
+
+def make_rows(**more):
+    """Every pair of a letter and an end, in prompts of different lengths."""
+    return [
+        {"text": f"{start} {letter} and {end}{' so' * (number % 3)}", "labels": [letter, end], **more}
+        for letter in LETTERS
+        for end in ENDS
+        for number, start in enumerate(("the", "of", "so", "the of", "the so", "of so"))
+    ]
+
+
+def write_prompts(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model")
+    build_model("llama", "sdpa").save_pretrained(path)
+    make_tokenizer().save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory):
+    path = write_prompts(tmp_path_factory.mktemp("prompts") / "prompts.jsonl", make_rows())
+    return Prompts(file=read_prompts(path), tokenizer=make_tokenizer())
+
+
+def test_the_split_holds_out_compositions_and_deals_the_rest(task):
+    assert (len(task.split.train), len(task.split.ood)) == (7, 2)
+    assert {split: len(rows) for split, rows in task.rows.items()} == {"train": 21, "test": 21, "ood": 12}
+    texts = {split: {prompt.text for prompt in rows} for split, rows in task.rows.items()}
+    assert not texts["train"] & texts["test"]
+    assert not texts["test"] & texts["ood"]
+    batch = task.sample("ood", 0, batch_size=500)
+    assert len(batch) == 12
+    assert [task.render(batch, row) for row in range(2)] == [prompt.text for prompt in task.rows["ood"][:2]]
+    assert [task.classes[target] for target in batch.targets[:2]] == [
+        task.describe(prompt.composition) for prompt in task.rows["ood"][:2]
+    ]
+    (joined,) = task.reading().batches("test", 10)
+    assert task.render(joined, 0) == task.rows["train"][0].text
+    assert task.render(joined, 1) == task.rows["test"][0].text
+    assert task.metrics(task.best_predictions(batch, split="ood", metric="accuracy"), batch)["accuracy"].numerator.all()
+
+
+def test_codes_are_turned_so_that_the_pair_comes_last(task, folder):
+    model = PretrainedModel(AutoModel.from_pretrained(folder).eval(), task)
+    batch = task.sample("test", 0, batch_size=5)
+    with torch.no_grad():
+        state, codes = model(batch.inputs, return_codes=True)
+        torch.testing.assert_close(model(batch.inputs), state, atol=1e-5, rtol=1e-4)
+        for row in range(5):
+            tokens = batch.inputs[row, 2:]
+            tokens = tokens[tokens >= 0][None]
+            model.model.set_attn_implementation("eager")
+            alone = model.model(tokens, output_attentions=True)
+            torch.testing.assert_close(
+                codes[1][row, :, -1, -1], alone.attentions[1][0, :, -1, -1], atol=1e-5, rtol=1e-3
+            )
+            torch.testing.assert_close(
+                codes[0][row, :, -1, -2], alone.attentions[0][0, :, -1, -2], atol=1e-5, rtol=1e-3
+            )
+        same = model(batch.inputs, code_maps=[lambda codes: codes, None])
+        torch.testing.assert_close(same, state, atol=1e-5, rtol=1e-4)
+        # what a change puts on padding has no effect
+        ones = model(batch.inputs, return_codes=True, code_maps=[torch.ones_like, None])[1][0]
+        assert torch.equal(ones != 0, codes[0] != 0)
+
+
+def test_everything_is_measured_and_kept(folder, tmp_path):
+    prompts = write_prompts(tmp_path / "prompts.jsonl", make_rows())
+    said = []
+    run, numbers = probe_model(folder, prompts, out=tmp_path, tsne=False, num_instances=60, say=said.append)
+    assert {"decoders", "structure", "similarity", "ablations", "swap"} <= numbers.keys()
+    assert [site["name"] for site in numbers["sites"]] == ["codes.0", "codes.1", "residual.0", "residual.1"]
+    assert "untrained" in numbers["decoders"]["codes.0"]["ood"]
+    assert numbers["swap"]["splits"]["test"]["num_rows"] == 21
+    assert numbers["modules"] == ["a", "b", "c", "x", "y", "z"]
+    # the words themselves are in the prompt, so the residual stream tells more than chance
+    assert numbers["ablations"]["base"]["test"] > 1.5 / 7
+    again, kept = probe_model(folder, prompts, out=tmp_path, tsne=False, num_instances=60)
+    assert (again.path, kept) == (run.path, numbers)
+    code = cli.run(["report", str(run.path), "-o", str(tmp_path / "report.html"), "--quiet"])
+    assert code == 0
+    page = (tmp_path / "report.html").read_text()
+    assert "Decodability" in page
+    assert "Ablations" in page
+
+
+def test_answers_are_read_from_the_logits(folder, tmp_path, capsys):
+    rows = [{**row, "answer": {"a": "yes", "b": "no", "c": "yet"}[row["labels"][0]]} for row in make_rows()]
+    prompts = write_prompts(tmp_path / "prompts.jsonl", rows)
+    options = ["--prompts", str(prompts), "-o", str(tmp_path), "--no-tsne", "--num-instances", "20", "--json"]
+    assert cli.run(["probe-model", str(folder), *options]) == 0
+    numbers = json.loads(capsys.readouterr().out)
+    assert numbers["swap"]["rules"] == ["no", "yes", "yet"]
+
+
+def test_a_label_each_holds_nothing_out(tmp_path):
+    rows = [{"text": f"the {letter} {number}", "label": letter} for letter in LETTERS for number in range(3)]
+    file = read_prompts(write_prompts(tmp_path / "prompts.jsonl", rows))
+    split = file.make_split(0.25, 0)
+    assert (len(split.train), len(split.ood)) == (3, 0)
+    given = [{**row, "split": "ood" if row["label"] == "c" else "train"} for row in rows]
+    split = read_prompts(write_prompts(tmp_path / "given.jsonl", given)).make_split(0.25, 0)
+    assert (split.train, split.ood) == (((0,), (1,)), ((2,),))
+
+
+GOOD = {"text": "the a", "label": "a"}
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (["{"], r"line 1 is not JSON"),
+        ([json.dumps({"label": "a"})], r"line 1 has no text: expected an object with text, labels"),
+        ([json.dumps({**GOOD, "colour": 1})], r"line 1 has 'colour': expected only text, labels"),
+        ([json.dumps({"text": "the", "labels": "a"})], r"line 1 has labels 'a': expected a list of words"),
+        ([json.dumps({**GOOD, "pair": [1]})], r"line 1 has pair \[1\]: expected \[query, key\]"),
+        ([json.dumps({**GOOD, "split": "test"})], r"line 1 has split 'test': expected train or ood"),
+        ([json.dumps({**GOOD, "answer": ""})], r"line 1 has answer '': expected text"),
+        ([json.dumps(GOOD)], r"has 1 prompts: expected at least 4"),
+        (
+            [json.dumps(GOOD)] * 4 + [json.dumps({**GOOD, "answer": "b"})],
+            r"line 5: expected 'answer' in every line or in",
+        ),
+    ],
+)
+def test_faults_of_a_prompts_file(rows, message, tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("\n".join(rows))
+    with pytest.raises(InputError, match=message):
+        read_prompts(path)
+
+
+def test_other_faults(folder, tmp_path):
+    with pytest.raises(InputError, match=r"nothing.jsonl cannot be read \(No such file"):
+        read_prompts(tmp_path / "nothing.jsonl")
+    (tmp_path / "latin.jsonl").write_bytes(b"\xff\xfe")
+    with pytest.raises(InputError, match="it is not UTF-8 text"):
+        read_prompts(tmp_path / "latin.jsonl")
+    rows = [{**GOOD, "split": split} for split in ("train", "train", "ood", "ood")]
+    with pytest.raises(InputError, match="prompts with 'a' are in train and in ood"):
+        read_prompts(write_prompts(tmp_path / "both.jsonl", rows)).make_split(0.25, 0)
+    rows = [{**GOOD, "split": "ood"}] * 4
+    with pytest.raises(InputError, match="every prompt is in ood"):
+        read_prompts(write_prompts(tmp_path / "all.jsonl", rows)).make_split(0.25, 0)
+    prompts = write_prompts(tmp_path / "prompts.jsonl", make_rows())
+    with pytest.raises(InputError, match=r"tokens: expected 1 to 2 \(--max-tokens\)"):
+        probe_model(folder, prompts, out=tmp_path, max_tokens=2)
+    with pytest.raises(InputError, match=r"has no config.json: expected a folder that save_pretrained wrote"):
+        probe_model(tmp_path, prompts)
+    alone = [{"text": f"the {word}", "labels": [word, "any"]} for word in WORDS[2:8]]
+    with pytest.raises(InputError, match="no composition of labels has two prompts"):
+        _ = Prompts(
+            file=read_prompts(write_prompts(tmp_path / "alone.jsonl", alone)), tokenizer=make_tokenizer(), held_out=0.0
+        ).rows
+    alike = [{**row, "answer": f"yes {row['labels'][0]}"} for row in make_rows()]
+    with pytest.raises(InputError, match="begin with the same token"):
+        probe_model(folder, write_prompts(tmp_path / "alike.jsonl", alike), out=tmp_path)
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text("{}")
+    with pytest.raises(InputError, match="broken cannot be loaded"):
+        probe_model(tmp_path / "broken", prompts)
