@@ -16,7 +16,7 @@ from typing import Any
 
 from recombine.drawing.canvas import canvas
 from recombine.drawing.palette import ATTENTION_COLOURS
-from recombine.recipes.attention_as_hypernetwork.runs import ATTENTIONS
+from recombine.recipes.attention_as_hypernetwork.runs import ATTENTIONS, change_model
 from recombine.recipes.comparison import cell, difference_to_baseline, score_group, spread
 from recombine.recipes.experiment import Experiment, Finished, Group, Record, over_seeds
 from recombine.run import RunConfig, default_run
@@ -24,8 +24,8 @@ from recombine.seeds import score_seeds
 from recombine.tables import Cell, Table, Value
 from recombine.tasks.base import Scale
 
-SMALL_TASK = {"tokenizer": "sentencepiece", "vocabulary": 2048, "context_length": 256}
-SMALL_MODEL = {
+SMALL_TASK: dict[str, Any] = {"tokenizer": "sentencepiece", "vocabulary": 2048, "context_length": 256}
+SMALL_MODEL: dict[str, Any] = {
     "num_layers": 4,
     "embedding_dim": 192,
     "kqv_dim": 192,
@@ -69,9 +69,7 @@ class LanguageModelling(Experiment):
     def records(self, scale: Scale) -> Iterator[Record]:
         base = base_run(scale)
         records = [
-            Record(
-                settings={"attention": attention}, config=replace(base, model=replace(base.model, attention=attention))
-            )
+            Record(settings={"attention": attention}, config=change_model(base, attention=attention))
             for attention in ATTENTIONS
         ]
         return over_seeds(records, (0, 1) if scale == "small" else (0,))
