@@ -1,5 +1,6 @@
 """Shapes and types of every public signature are checked while the tests run."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,9 @@ from hypothesis import settings
 from jaxtyping import config, install_import_hook
 
 from browser import BROWSER, Browser
+
+# experiments run in this process, where tests can make them small
+os.environ["RECOMBINE_JOBS"] = "1"
 
 install_import_hook("recombine", "beartype.beartype")
 

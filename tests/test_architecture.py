@@ -20,6 +20,7 @@ ROOMS = (
     "splitmix",
     "settings",
     "files",
+    "folders",
     "tables",
     "compositions",
     "drawing",

@@ -132,7 +132,9 @@ def test_export(tmp_path, capsys):
 
 def test_reproduce_lists_experiments(capsys):
     assert run_verb(["reproduce", "list", "--json"]) == 0
-    assert {"fuzzy-logic", "sraven", "table-a1"} <= set(json.loads(capsys.readouterr().out))
+    listed = json.loads(capsys.readouterr().out)
+    assert {"fuzzy-logic", "sraven", "table-a1"} <= set(listed)
+    assert set(listed["sraven"]["seconds"]) == {"tiny", "small", "paper"}
 
 
 def test_reproduce_compares_and_reports(tmp_path, capsys, monkeypatch):

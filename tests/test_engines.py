@@ -106,5 +106,6 @@ def test_reproduce_at_once(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(experiment, "tables", lambda finished, device: [])
     assert run_verb(["reproduce", "scale-width", "--jobs", "2", "--out", str(tmp_path)]) == 0
     shown = capsys.readouterr()
-    assert "3/3 again 1, seed" in shown.err
+    assert "2 processes on this machine, each with 1 thread" in shown.err
+    assert "3/3 seed" in shown.err
     assert len(list(tmp_path.glob("*/result.json"))) == 3

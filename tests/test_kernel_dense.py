@@ -154,7 +154,7 @@ def test_the_processor_is_recognised(monkeypatch, capability, cpuinfo, name, exp
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     monkeypatch.setattr(Path, "read_text", read_text)
     monkeypatch.setattr(platform, "processor", lambda: name)
-    assert processor.is_amd_with_avx512.__wrapped__() == expected
+    assert processor.look_up.__wrapped__() == expected
 
 
 def test_a_layer_is_still_torch_s_linear():

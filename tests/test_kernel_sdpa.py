@@ -86,12 +86,14 @@ def test_the_door_takes_it_where_it_pays(monkeypatch, amd_with_avx512, length, w
     torch.testing.assert_close(out, reference.attend(*tensors, causal=causal, **SOFTMAX)[0], rtol=1e-4, atol=1e-5)
 
 
-def test_a_compiled_graph_is_whole(monkeypatch, unchecked):
+@pytest.mark.parametrize("kernel", ["auto", "sdpa"])
+def test_a_compiled_graph_is_whole(unchecked, kernel):
     torch._dynamo.reset()
-    monkeypatch.setattr(sdpa, "is_amd_with_avx512", lambda: False)
     tensors = draw_qkv(1, 256, 256, 1, 64)
     compiled = torch.compile(
-        lambda *x: attend(*x, causal=True, return_codes=False, **SOFTMAX)[0], backend="aot_eager", fullgraph=True
+        lambda *x: attend(*x, causal=True, return_codes=False, kernel=kernel, **SOFTMAX)[0],
+        backend="aot_eager",
+        fullgraph=True,
     )
     expected = differentiate(lambda *x: reference.attend(*x, causal=True, **SOFTMAX)[0], tensors)
     for mine, theirs in zip(differentiate(compiled, tensors), expected, strict=True):

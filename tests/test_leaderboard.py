@@ -146,6 +146,9 @@ def test_a_preset_names_the_budget(runs, tmp_path):
     config["task"]["seed"] = 7
     run.write_json("config.json", config)
     assert name_budget(run) == "tiny"
+    del config["task"]["held_out"]  # as if the setting had been added since
+    run.write_json("config.json", config)
+    assert name_budget(run) == "tiny"
     config["task"]["held_out"] = 0.5
     run.write_json("config.json", config)
     assert name_budget(run) != "tiny"

@@ -10,7 +10,7 @@ from recombine import cli
 from recombine.kernels import cpu, use_kernel
 from recombine.models import TransformerConfig, build_model
 from recombine.run import default_run
-from recombine.speed import attention, chart, generators, growth, machine, steps
+from recombine.speed import attention, chart, generators, growth, lengths, machine, steps
 from recombine.train import Trainer
 
 needs_kernel = pytest.mark.skipif(not cpu.is_available(), reason=f"no kernel: {cpu.why_unavailable()}")
@@ -29,6 +29,10 @@ def small(monkeypatch):
     monkeypatch.setattr(growth, "MEMORY_LENGTHS", (16, 32))
     monkeypatch.setattr(growth, "MOST_PLAIN", 16)
     monkeypatch.setattr(generators, "TASKS", ["hyperteacher"])
+    monkeypatch.setattr(lengths, "LENGTHS", (8,))
+    monkeypatch.setattr(lengths, "LINEAR_ONLY", (16,))
+    monkeypatch.setattr(lengths, "TOKENS", 16)
+    monkeypatch.setattr(lengths, "DROPOUT_WORKLOAD", "language")
     monkeypatch.setattr(machine, "MIN_ROUNDS", 1)
 
 
@@ -102,14 +106,27 @@ def test_bench_measures_and_draws(small, tmp_path, capsys):
     arguments = ["bench", "--seconds", "0.01", "--out", str(out), "--charts", str(tmp_path), "--scales", "tiny"]
     assert cli.run(arguments) == 0
     shown = capsys.readouterr().out
-    for title in ("training steps per second", "attention of one layer", "growth", "HYLA against length", "batches"):
+    for title in (
+        "training steps per second",
+        "attention of one layer",
+        "against length, forward",
+        "with dropout of codes",
+    ):
+        assert title in shown
+    for title in ("growth", "HYLA against length", "batches"):
         assert title in shown
     result = json.loads(out.read_text())
     assert {row["workload"] for row in result["steps"]} == {"fuzzy_logic", "language"}
     row = result["steps"][0]
     assert row["times_plain"] == pytest.approx(row["milliseconds"]["plain"] / row["milliseconds"]["recombine"])
     assert "eager" not in result["memory"][1]["milliseconds"]
-    for part in ("steps", "growth", "memory"):
+    assert [sorted(row["milliseconds"]) for row in result["lengths"]] == [
+        ["hyla", "linear", "softmax", "torch"],
+        ["linear"],
+    ]
+    row = result["dropout"][0]
+    assert row["times_none"]["pairs"] == pytest.approx(row["milliseconds"]["pairs"] / row["milliseconds"]["none"])
+    for part in ("steps", "lengths", "growth", "memory"):
         assert (tmp_path / f"speed_{part}.png").read_bytes()[:4] == b"\x89PNG"
     assert cli.run(["bench", "generators", "--json", "--scales", "tiny", "--seconds", "0.01", "--out", str(out)]) == 0
     measured = json.loads(capsys.readouterr().out)
@@ -124,7 +141,10 @@ def test_bench_measures_and_draws(small, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["everything"], "unknown part 'everything': expected one of steps, attention, growth, memory, generators"),
+        (
+            ["everything"],
+            "unknown part 'everything': expected one of steps, attention, lengths, dropout, growth, memory",
+        ),
         (["--precisions", "int8"], "unknown precision 'int8': expected one of float32, bf16"),
         (["--workloads", "chess"], "unknown workload 'chess': expected one of fuzzy_logic, sraven, language"),
         (["--scales", "huge"], "unknown scale 'huge': expected one of tiny, small, paper"),

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from recombine.models.base import ModelConfig, Site
     from recombine.models.transformer import Transformer, TransformerConfig
     from recombine.probe import Examination, examine, examine_activations, probe_run
+    from recombine.recipes.attention_as_hypernetwork.grid import table_a3
+    from recombine.recipes.grid import grid, search
+    from recombine.recipes.record import Record, over_seeds
     from recombine.run import Benchmark, RunConfig, benchmark, default_run, load_run, train_run
     from recombine.store import RunDirectory
     from recombine.tasks import (
@@ -56,6 +59,7 @@ _PUBLIC = {
     "PreferenceGrid": "tasks",
     "Preset": "tasks.base",
     "Ratio": "tasks",
+    "Record": "recipes.record",
     "RunConfig": "run",
     "RunDirectory": "store",
     "SRaven": "tasks",
@@ -74,12 +78,16 @@ _PUBLIC = {
     "diagnose_run": "diagnose",
     "examine": "probe",
     "examine_activations": "probe",
+    "grid": "recipes.grid",
     "hypernetwork_view": "layers.hypernetwork_view",
     "load_run": "run",
     "measure_r2": "tasks.base",
+    "over_seeds": "recipes.record",
     "probe_run": "probe",
     "score": "evaluate",
+    "search": "recipes.grid",
     "split_compositions": "compositions",
+    "table_a3": "recipes.attention_as_hypernetwork.grid",
     "train_run": "run",
     "train_runs": "engines",
 }
@@ -103,6 +111,7 @@ __all__ = [
     "PreferenceGrid",
     "Preset",
     "Ratio",
+    "Record",
     "RunConfig",
     "RunDirectory",
     "SRaven",
@@ -122,12 +131,16 @@ __all__ = [
     "diagnose_run",
     "examine",
     "examine_activations",
+    "grid",
     "hypernetwork_view",
     "load_run",
     "measure_r2",
+    "over_seeds",
     "probe_run",
     "score",
+    "search",
     "split_compositions",
+    "table_a3",
     "train_run",
     "train_runs",
 ]

@@ -33,6 +33,7 @@ VERBS = {
     "compare": "print paired differences between two runs",
     "leaderboard": "write one HTML file that ranks runs",
     "reproduce": "run a named experiment and print it next to the paper's figures",
+    "sweep": "train many runs from a Python file, on this machine, Ray or SLURM",
     "report": "write one HTML file about runs",
     "bench": "measure how fast this machine trains, compared with the plain definition",
 }

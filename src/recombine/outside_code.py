@@ -54,11 +54,11 @@ def _load_file(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
-        raise InputError(f"{path} cannot be loaded: {_describe(error, path)}") from error
+        raise InputError(f"{path} cannot be loaded: {describe_error(error, path)}") from error
     return module
 
 
-def _describe(error: Exception, path: Path) -> str:
+def describe_error(error: Exception, path: Path) -> str:
     """An exception in a user's file, with the line of the file that raised it."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     line = error.lineno if isinstance(error, SyntaxError) else (lines[-1] if lines else None)

@@ -28,7 +28,7 @@ class BenchOptions(Output):
     """What to measure."""
 
     parts: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[PART ...]")] = ()
-    """Parts to measure: steps, attention, growth, memory, generators (default: all)."""
+    """Parts to measure: steps, attention, lengths, dropout, growth, memory, generators (default: all)."""
     precisions: Annotated[tuple[str, ...], tyro.conf.arg(metavar="PRECISION ...")] = ("float32", "bf16")
     """Precisions for steps and attention: float32, bf16. On CPUs without bf16 instructions, bf16 takes many minutes."""
     workloads: Annotated[tuple[str, ...], tyro.conf.arg(metavar="WORKLOAD ...")] = ()
@@ -131,6 +131,37 @@ def attention_table(result: Json) -> Table:
     return table
 
 
+def length_table(result: Json) -> Table:
+    table = _table(
+        "attention against length, forward and backward, causal, 8 heads of 64, milliseconds",
+        "torch: its scaled_dot_product_attention · × torch: time divided by that of torch's softmax",
+        ("tokens",),
+        ("torch", "softmax", "linear", "hyla", "softmax × torch", "linear × torch", "hyla × torch"),
+    )
+    for row in result["lengths"]:
+        times, ratios = row["milliseconds"], row.get("times_torch", {})
+        table.add_row(
+            str(row["length"]),
+            *(f"{times[name]:.1f}" if name in times else "" for name in ("torch", "softmax", "linear", "hyla")),
+            *(f"{ratios[name]:.2f}" if name in ratios else "" for name in ("softmax", "linear", "hyla")),
+        )
+    return table
+
+
+def dropout_table(result: Json) -> Table:
+    table = _table(
+        "a training step on SRAVEN with dropout of codes, milliseconds",
+        "×: time divided by that without dropout",
+        ("attention",),
+        ("none", "pairs", "elements", "× pairs", "× elements"),
+    )
+    for row in result["dropout"]:
+        times = (f"{row['milliseconds'][form]:.1f}" for form in ("none", "pairs", "elements"))
+        ratios = (f"{row['times_none'][form]:.2f}" for form in ("pairs", "elements"))
+        table.add_row(row["attention"], *times, *ratios)
+    return table
+
+
 def growth_table(result: Json) -> Table:
     table = _table(
         "growth, milliseconds",
@@ -187,6 +218,8 @@ def generator_table(result: Json) -> Table:
 TABLES = {
     "steps": step_table,
     "attention": attention_table,
+    "lengths": length_table,
+    "dropout": dropout_table,
     "growth": growth_table,
     "memory": memory_table,
     "generators": generator_table,

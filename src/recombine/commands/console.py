@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import sys
-import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
 import tyro
-from rich.console import Console
 from rich.table import Table
 
-from recombine.cli import ParsedFlags
-from recombine.commands.layout import print_table
+from recombine.commands.output import Output as Output
 from recombine.evaluate import MetricDict
 from recombine.run import progress_bar as progress_bar
 from recombine.store import Json
-from recombine.tables import Table as ResultTable
 from recombine.tables import format_number
 from recombine.tasks.base import REFERENCES, Task
 
@@ -35,49 +29,11 @@ REFERENCE_LEGEND = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Output(ParsedFlags):
-    """Flags of every verb."""
-
-    json: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Print the result as JSON."""
-    verbose: Annotated[tyro.conf.FlagCreatePairsOff[bool], tyro.conf.arg(aliases=["-v"])] = False
-    """Write log messages to standard error."""
-    quiet: Annotated[tyro.conf.FlagCreatePairsOff[bool], tyro.conf.arg(aliases=["-q"])] = False
-    """Print only the result."""
-
-    def is_verbose(self) -> bool:
-        return self.verbose
-
-    def show(self, value: Json, *tables: Table | ResultTable | str) -> None:
-        """Print a result, as JSON or as tables and text."""
-        if self.json:
-            print(json.dumps(value, indent=2, ensure_ascii=False))
-            return
-        console = Console()
-        for table in tables:
-            if isinstance(table, str):
-                console.print(_wrap(table, console.width), highlight=False, soft_wrap=True)
-            else:
-                print_table(console, table)
-
-    def say(self, message: str) -> None:
-        """Print a message to standard error, unless --quiet was given."""
-        if not self.quiet:
-            print(message, file=sys.stderr)
-
-
-@dataclass(frozen=True, kw_only=True)
 class RunOutput(Output):
     """Flags of every verb that loads runs."""
 
     code: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="FILE.py:NAME")] = ()
     """Task or model of the run, if it is not part of this package; same form as for `train`. Runs this code. Repeatable."""
-
-
-def _wrap(shown: str, width: int) -> str:
-    """Wrap text to the width of the console without breaking paths."""
-    lines = (textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False) for line in shown.split("\n"))
-    return "\n".join(lines)
 
 
 def score_table(

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -13,16 +12,22 @@ import tyro
 from recombine.cli import parse
 from recombine.commands.claims import show_claims
 from recombine.commands.console import Output, progress_bar
+from recombine.commands.costs import show_costs
+from recombine.commands.experiments import list_experiments
+from recombine.commands.live import SweepDisplay
 from recombine.diagnose import diagnose_run
-from recombine.engines import train_runs
+from recombine.engines import EngineFlags, LocalEngine, Outcome, raise_failure
 from recombine.errors import InputError, check_choice, check_positive
 from recombine.probe import is_probed, probe_run
 from recombine.recipes import EXPERIMENTS, Finished, FinishedRun, Record, find_experiment
 from recombine.recipes.experiment import show_setting
 from recombine.report.page import write_report
-from recombine.run import RunConfig, train_run
-from recombine.store import Json, RunDirectory, hash_config
-from recombine.tables import Column, Table, tables_as_dict
+from recombine.run import train_run
+from recombine.store import Json, RunDirectory
+from recombine.sweep.execute import find_work, run_sweep
+from recombine.sweep.plan import Plan, describe_plan, make_plan
+from recombine.sweep.status import SweepReader
+from recombine.tables import tables_as_dict
 from recombine.tasks.base import Scale
 
 NUM_PROBED = 600  # instances per split; `recombine probe RUN` takes more, and more time
@@ -30,8 +35,8 @@ NUM_PICTURED = 500  # points per map
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReproduceOptions(Output):
-    """Which experiment to run, and how large."""
+class ReproduceOptions(EngineFlags, Output):
+    """Which experiment to run, how large, and where. `recombine sweep status DIR` shows how far it is."""
 
     name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="EXPERIMENT")]
     """Name of an experiment (`recombine reproduce list` prints them), FILE.py:NAME for one of your own, or `claims`."""
@@ -45,8 +50,6 @@ class ReproduceOptions(Output):
     """Random seeds for every setting, e.g. --seeds 0 1 2 (default: as the experiment says)."""
     out: Path = Path("runs")
     """Folder for run directories."""
-    jobs: int = 1
-    """Number of runs to train in parallel. They share the cores evenly; small models gain most."""
     device: str = "auto"
     """Device to train on: auto, cpu, cuda, ..."""
     report: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
@@ -55,6 +58,10 @@ class ReproduceOptions(Output):
     """For the report, probe and diagnose each run."""
     figures: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
     """Write the figures of the experiment to this folder, if it has any."""
+    dry_run: tyro.conf.FlagCreatePairsOff[bool] = False
+    """List the runs and their estimated cost on this machine, measured by a few steps of each size; train nothing."""
+    estimate: tyro.conf.FlagCreatePairsOff[bool] = False
+    """With `list`: measure the cost of experiments that have not been measured on this machine. Takes many minutes."""
     results: Annotated[Path, tyro.conf.arg(metavar="FOLDER")] = Path("results")
     """For `claims`: folder of the small files with the results of finished runs."""
     page: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
@@ -64,7 +71,7 @@ class ReproduceOptions(Output):
 def run(argv: list[str]) -> None:
     options = parse(ReproduceOptions, argv, prog="reproduce")
     if options.name == "list":
-        list_experiments(options)
+        list_experiments(options, measure=options.estimate, jobs=options.jobs, threads=options.threads)
         return
     if options.name == "claims":
         show_claims(options, runs=options.out, results=options.results, page=options.page)
@@ -75,6 +82,11 @@ def run(argv: list[str]) -> None:
         raise InputError(f"experiment {experiment.name!r} has no figures: expected one of {', '.join(drawn)}")
     scale = options.scale or experiment.default_scale
     records = choose_records(experiment.records(scale), options)
+    if options.dry_run:
+        plan = make_plan(records, experiment.name)
+        work = find_work(plan.records, options.out, retry=True)
+        show_costs(plan.records, work, options, split=options, device=options.device)
+        return
     finished = train_records(records, options)
     tables = experiment.tables(finished, options.device)
     closing: list[str] = []
@@ -94,13 +106,6 @@ def run(argv: list[str]) -> None:
         value["figures"] = [str(path) for path in figures]
         closing += [f"figure: {path}" for path in figures]
     options.show(value, experiment.question, *tables, *closing)
-
-
-def list_experiments(options: Output) -> None:
-    """The name and the question of every experiment."""
-    rows = tuple((name, experiment.question) for name, experiment in EXPERIMENTS.items())
-    table = Table(title="Experiments", columns=("experiment", Column(name="question", wrap=True)), rows=rows)
-    options.show({name: experiment.question for name, experiment in EXPERIMENTS.items()}, table)
 
 
 def choose_records(records: Iterable[Record], options: ReproduceOptions) -> list[Record]:
@@ -155,35 +160,46 @@ def describe_run(run: FinishedRun) -> Json:
 
 def train_records(records: Sequence[Record], options: ReproduceOptions) -> Finished:
     """Train every record; finished runs are reused, and records that share a configuration share a run."""
-    identities = [hash_config(record.config.identity) for record in records]
-    distinct = dict(zip(identities, records, strict=True))
-    if options.jobs != 1:
-        train_at_once({record.text: record.config for record in distinct.values()}, options)
+    plan = make_plan(records, f"reproduce {options.name}")
+    train_elsewhere(plan, options)
     runs: dict[str, RunDirectory] = {}
     quiet = options.quiet or options.json
-    for number, (identity, record) in enumerate(distinct.items(), start=1):
-        with progress_bar(f"{number}/{len(distinct)} {record.text}", quiet=quiet) as watch:
-            runs[identity] = train_run(record.config, out=options.out, device=options.device, watch=watch)
+    for number, (key, record) in enumerate(plan.by_key.items(), start=1):
+        with progress_bar(f"{number}/{len(plan.records)} {record.text}", quiet=quiet) as watch:
+            runs[key] = train_run(record.config, out=options.out, device=options.device, watch=watch)
         if options.report is not None and options.probe:
-            look_inside(runs[identity], options, record.text)
+            look_inside(runs[key], options, record.text)
 
     def watch_reading(number: int, total: int, text: str) -> None:
         if not options.json:
             options.say(f"reading {number}/{total} {text}")
 
-    finished = tuple(FinishedRun(record, runs[identity]) for record, identity in zip(records, identities, strict=True))
+    finished = tuple(FinishedRun(record, runs[record.config.directory_name]) for record in records)
     return Finished(finished, watch_reading)
 
 
-def train_at_once(configs: dict[str, RunConfig], options: ReproduceOptions) -> None:
-    """Train several runs in parallel and print a line when one ends."""
-    numbers = itertools.count(1)
+def train_elsewhere(plan: Plan, options: ReproduceOptions) -> None:
+    """Train the runs through an engine, unless one after the other in this process is what was asked for.
 
-    def done(label: str, run: RunDirectory) -> None:
-        minutes = run.read_json("result.json")["seconds"] / 60
-        options.say(f"{next(numbers)}/{len(configs)} {label}: {minutes:.1f} min")
+    A run that fails does not stop the others; its error is raised when they have ended.
+    """
+    engine = options.open_engine(len(plan.records))
+    work = find_work(plan.records, options.out, retry=True)
+    if not work.todo or (isinstance(engine, LocalEngine) and engine.jobs == 1):
+        return
+    options.say(engine.describe())
+    failed: list[Outcome] = []
 
-    train_runs(configs, jobs=options.jobs, out=options.out, device=options.device, done=done)
+    def done(record: Record, outcome: Outcome) -> None:
+        display.tell(record, outcome)
+        failed.extend([outcome] if outcome.kind else [])
+
+    reader = SweepReader(options.out, describe_plan(plan))
+    quiet = options.quiet or options.json
+    with SweepDisplay(reader, total=len(plan.records), done=len(work.finished), quiet=quiet) as display:
+        run_sweep(plan, engine, out=options.out, device=options.device, retry=True, done=done)
+    if failed:
+        raise_failure(replace(failed[0], error=f"{len(failed)} of {len(work.todo)} runs failed; {failed[0].error}"))
 
 
 def look_inside(run: RunDirectory, options: ReproduceOptions, label: str) -> None:

@@ -1,35 +1,46 @@
-"""recombine score TASK FILE: score predictions for exported instances, whichever program made them."""
+"""recombine score TASK FILE...: score predictions for exported instances, whichever program made them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from recombine.commands.console import score_table
 from recombine.commands.flags import TaskOptions, parse_task
 from recombine.errors import InputError
 from recombine.exchange import ScoredPredictions, read_predictions, score_predictions
+from recombine.tasks.text import Parser
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreOptions(TaskOptions):
     """How predictions are read. The task flags must be those of the export."""
 
+    parser: Parser = "lenient"
+    """How answers are read from text: the response is the answer (strict), or contains it (lenient)."""
+
 
 def run(argv: list[str]) -> None:
-    names = [argument for argument in argv[:2] if not argument.startswith("-")]
-    if len(names) == 1 and not {"-h", "--help"} & set(argv):
+    first_flag = next((place for place, argument in enumerate(argv) if argument.startswith("-")), len(argv))
+    files = argv[1:first_flag]
+    if first_flag == 1 and not {"-h", "--help"} & set(argv):
         raise InputError(
-            f"score {argv[0]} names no file: expected `recombine score TASK FILE`, with predictions for the rows that "
-            "`recombine export` wrote"
+            f"score {argv[0]} names no file: expected `recombine score TASK FILE...` with predictions for the rows that "
+            "`recombine export` wrote, then flags"
         )
-    flags = [argv[0], *argv[2:]] if len(names) == 2 else argv
-    task, options = parse_task(ScoreOptions, flags, verb="score")
-    scored = score_predictions(task, read_predictions(Path(argv[1])))
-    value = {"file": argv[1], **scored.as_dict()}
+    task, options = parse_task(ScoreOptions, [*argv[:1], *argv[first_flag:]], verb="score")
+    scored = score_predictions(task, read_predictions(*files, parser=options.parser), parser=options.parser)
+    value = {"files": files, **scored.as_dict()}
     covered = task.split.certificate.min_coverage > 0
-    table = score_table(value["scores"], f"{task.name} · {argv[1]}", covered=covered, metrics=value["metrics"])
-    options.show(value, table, *describe_verdict(scored))
+    table = score_table(value["scores"], task.name, covered=covered, metrics=value["metrics"])
+    options.show(value, table, *describe_answers(scored), *describe_verdict(scored))
+
+
+def describe_answers(scored: ScoredPredictions) -> list[str]:
+    """How many responses had no readable answer."""
+    if scored.unparsed is None:
+        return []
+    counts = (f"{count} of {scored.num_instances[split]} ({split})" for split, count in scored.unparsed.items())
+    return [f"Responses without a readable answer, which count as wrong: {', '.join(counts)}."]
 
 
 def describe_verdict(scored: ScoredPredictions) -> list[str]:

@@ -1,76 +1,125 @@
-"""Train several runs at the same time, each in a process of its own: one small model alone leaves most of a machine idle."""
+"""Train several runs at the same time on this machine, each in a process of its own.
+
+One small model alone leaves most of a machine idle. Workers stay for the whole sweep, because starting one takes seconds. A
+worker that dies is replaced, and its run is resumed once.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Mapping
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from pathlib import Path
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Any
 
 import torch
 
-from recombine.errors import InputError, check_positive
-from recombine.run import RunConfig, train_run
-from recombine.store import Json, RunDirectory
+from recombine.engines.base import LOST_RETRIES, Engine, Job, Outcome, count_threads, lost_outcome
+from recombine.engines.worker import train_job
+from recombine.errors import check_positive
+
+STOP_SECONDS = 10.0  # after which a worker that was asked to stop is killed
 
 
-def train_runs(
-    configs: Mapping[str, RunConfig],
-    *,
-    jobs: int,
-    out: Path | str = "runs",
-    device: str = "auto",
-    done: Callable[[str, RunDirectory], None] | None = None,
-) -> dict[str, RunDirectory]:
-    """Train labelled configurations, `jobs` at a time, as `train_run` would; the cores are divided evenly among them.
+class LocalEngine(Engine):
+    """Processes on this machine."""
 
-    `done` is called with each run when it ends. The first run that fails stops the others, which keep their checkpoints, and
-    its error is raised here.
-    """
-    check_positive(jobs=jobs)
-    sent = {label: describe_for_worker(config) for label, config in configs.items()}
-    context = multiprocessing.get_context("spawn")  # a forked process cannot use an accelerator
-    threads = max(1, count_cores() // jobs)
-    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin, initargs=(threads,))
-    try:
-        waiting = {pool.submit(_train, *each, str(out), device): label for label, each in sent.items()}
-        for future in as_completed(waiting):
-            run = RunDirectory.open(future.result())
-            if done is not None:
-                done(waiting[future], run)
-        runs = {label: RunDirectory.open(future.result()) for future, label in waiting.items()}
-    except BaseException:
-        workers = list((pool._processes or {}).values())  # there is no public way to stop busy workers
-        pool.shutdown(wait=False, cancel_futures=True)
-        for worker in workers:
-            worker.terminate()
-        raise
-    pool.shutdown()
-    return runs
+    name = "local"
 
+    def __init__(self, *, jobs: int, threads: int) -> None:
+        check_positive(jobs=jobs, threads=threads)
+        self.jobs, self.threads = jobs, threads
 
-def describe_for_worker(config: RunConfig) -> tuple[Json, tuple[str, ...]]:
-    """A configuration as plain data, and where a worker finds its classes from outside the package."""
-    for role, origin in config.origins.items():
-        if "<locals>" in origin or origin.startswith("__main__:"):
-            raise InputError(
-                f"{role} {origin} cannot be loaded by another process: expected a class at the top of a file"
-            )
-    return config.as_dict(), tuple(config.origins.values())
+    def describe(self) -> str:
+        processes = "1 process" if self.jobs == 1 else f"{self.jobs} processes"
+        return f"{processes} on this machine, each with {count_threads(self.threads)}"
+
+    def train(self, jobs: Sequence[Job]) -> Iterator[Outcome]:
+        waiting, lost = deque(jobs), Counter[str]()
+        workers = [Worker(number) for number in range(min(self.jobs, len(jobs)))]
+        try:
+            for worker in workers:
+                worker.start(waiting.popleft())
+            while busy := {worker.connection: worker for worker in workers if worker.job is not None}:
+                for connection in wait(list(busy)):
+                    worker = busy[connection]  # type: ignore[index]
+                    job, outcome = worker.job, worker.collect()
+                    assert job is not None
+                    if outcome is None:  # the process died
+                        workers.remove(worker)
+                        workers.append(worker := Worker(worker.number))
+                        lost[job.key] += 1
+                        if lost[job.key] > LOST_RETRIES:
+                            outcome = lost_outcome(job.key, "the worker process died")
+                        else:
+                            waiting.appendleft(job)
+                    if waiting:
+                        worker.start(waiting.popleft())
+                    if outcome is not None:
+                        yield outcome
+        finally:
+            for worker in workers:
+                worker.stop()
+            for worker in workers:
+                worker.join()
 
 
-def count_cores() -> int:
-    """The number of cores that this process may use; a scheduler may allow fewer than there are."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+class Worker:
+    """A process that trains one job after another."""
+
+    def __init__(self, number: int) -> None:
+        context = multiprocessing.get_context("spawn")  # a forked process cannot use an accelerator
+        self.number = number
+        self.connection, other = context.Pipe()
+        self.process = context.Process(target=_serve, args=(other, number), daemon=True)
+        self.process.start()
+        other.close()  # so that the death of the process ends the connection
+        self.job: Job | None = None
+
+    def start(self, job: Job) -> None:
+        self.job = job
+        with contextlib.suppress(OSError):  # it has died; collecting tells
+            self.connection.send(job)
+
+    def collect(self) -> Outcome | None:
+        """The outcome of the job, or None if the process died."""
+        self.job = None
+        try:
+            outcome: Outcome = self.connection.recv()
+            return outcome
+        except (EOFError, OSError):
+            self.join()
+            return None
+
+    def stop(self) -> None:
+        if self.job is not None:
+            self.process.terminate()  # the run keeps its last checkpoint
+        self.connection.close()
+
+    def join(self) -> None:
+        self.process.join(STOP_SECONDS)
+        if self.process.exitcode is None:
+            self.process.kill()
+            self.process.join()
+        self.connection.close()
+        self.process.close()
 
 
-def _begin(threads: int) -> None:
+def _serve(connection: Connection[Any, Any], number: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # stop without a traceback; checkpoints are kept
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    torch.set_num_threads(threads)
+    if torch.cuda.is_available():
+        torch.cuda.set_device(number % torch.cuda.device_count())
+    while True:
+        try:
+            job = connection.recv()
+        except EOFError:
+            return
+        connection.send(train_job(job))
 
 
 def _end_with_parent() -> None:
@@ -79,7 +128,3 @@ def _end_with_parent() -> None:
     assert parent is not None
     parent.join()
     os._exit(1)
-
-
-def _train(config: Json, code: tuple[str, ...], out: str, device: str) -> Path:
-    return train_run(RunConfig.from_dict(config, code), out=out, device=device).path

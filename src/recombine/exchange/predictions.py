@@ -23,11 +23,10 @@ from numpy.typing import NDArray
 from recombine.errors import InputError, check_choice
 from recombine.exchange.formats import read_columns
 from recombine.exchange.identity import RowId
+from recombine.tasks.text import PARSERS, Parser
 
 Kind = Literal["prediction", "answer", "response"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-Parser = Literal["strict", "lenient"]
-PARSERS: tuple[Parser, ...] = get_args(Parser)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,32 +41,51 @@ class Predictions:
         return len(self.values[split])
 
 
-def read_predictions(path: Path | str, *, parser: Parser = "lenient") -> Predictions:
-    """Read and check a file of predictions. `parser` selects the lines of a log that has one per parser."""
-    path = Path(path)
-    columns = _unwrap_log(read_columns(path), check_choice("parser", parser, PARSERS))
+def read_predictions(*paths: Path | str, parser: Parser = "lenient") -> Predictions:
+    """Read and check one or more files of predictions. `parser` selects the lines of a log that has one per parser."""
+    check_choice("parser", parser, PARSERS)
+    files = [_read_file(Path(path), parser) for path in paths]
+    kinds = {kind for kind, _, _ in files}
+    if len(kinds) > 1:
+        raise InputError(f"the files hold {' and '.join(sorted(kinds))} columns: expected one kind")
+    kind = files[0][0]
+    values: Any = [each for _, _, found in files for each in found] if kind == "response" else _join(files, kind)
+    identities = [each for _, found, _ in files for each in found]
+    _check_one_export(identities)
+    order = {split: _order_rows(identities, split) for split in dict.fromkeys(each.split for each in identities)}
+    by_split = {
+        split: [values[place] for place in places] if kind == "response" else values[places]
+        for split, places in order.items()
+    }
+    return Predictions(kind=kind, export=identities[0].export, values=by_split)
+
+
+def _read_file(path: Path, parser: Parser) -> tuple[Kind, list[RowId], Any]:
+    """The kind of column, the identities, and the texts or numbers of one file."""
+    columns = _unwrap_log(read_columns(path), parser)
     kinds = [kind for kind in KINDS if kind in columns]
     if "row_id" not in columns or len(kinds) != 1:
         raise InputError(
             f"{str(path)!r} has the columns {', '.join(columns) or 'none'}: expected row_id and one of {', '.join(KINDS)}"
         )
     identities = [RowId.parse(str(text)) for text in columns["row_id"]]
+    values = columns[kinds[0]]
     if not identities:
         raise InputError(f"{str(path)!r} has no rows: expected one per exported row")
-    _check_one_export(identities)
-    values = columns[kinds[0]]
-    order = {split: _order_rows(identities, split) for split in dict.fromkeys(each.split for each in identities)}
     if kinds[0] == "response":
-        texts = {
-            split: [_as_text(values[place], identities[place]) for place in places] for split, places in order.items()
-        }
-        return Predictions(kind="response", export=identities[0].export, values=texts)
-    numbers = _as_numbers(values, kinds[0], identities)
-    return Predictions(
-        kind=kinds[0],
-        export=identities[0].export,
-        values={split: numbers[places] for split, places in order.items()},
-    )
+        return "response", identities, [_as_text(*pair) for pair in zip(values, identities, strict=True)]
+    return kinds[0], identities, _as_numbers(values, kinds[0], identities)
+
+
+def _join(files: Sequence[tuple[Kind, list[RowId], Any]], kind: str) -> NDArray[Any]:
+    """The numbers of all files."""
+    arrays = [values for _, _, values in files]
+    shapes = sorted({array.shape[1:] for array in arrays})
+    if len(shapes) > 1:
+        raise InputError(
+            f"{kind} has shape {shapes[0]} in one file and {shapes[1]} in another: expected the same shape"
+        )
+    return np.concatenate(arrays)
 
 
 def _unwrap_log(columns: Mapping[str, Any], parser: str) -> Mapping[str, Any]:

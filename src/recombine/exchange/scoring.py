@@ -5,6 +5,7 @@ The rows are made again from the task, so nothing in a file but its predictions 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from recombine.exchange.predictions import Predictions
 from recombine.store import Json
 from recombine.tasks import SplitName, Task
 from recombine.tasks.evaluation import evaluation_batches
+from recombine.tasks.text import Parser, TextForm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +49,10 @@ class ScoredPredictions:
         return value if self.unparsed is None else value | {"unparsed": self.unparsed}
 
 
-def score_predictions(task: Task, predictions: Predictions) -> ScoredPredictions:
-    """Score predictions for the rows that `recombine export` writes of this task."""
+def score_predictions(task: Task, predictions: Predictions, *, parser: Parser = "lenient") -> ScoredPredictions:
+    """Score predictions for the rows that `recombine export` writes of this task; `parser` reads responses."""
+    form = task.text_form() if predictions.kind == "response" else None
+    task = task if form is None else form.task
     export = hash_export(task)
     if predictions.export != export:
         raise InputError(
@@ -59,14 +63,21 @@ def score_predictions(task: Task, predictions: Predictions) -> ScoredPredictions
         if split not in task.splits:
             raise InputError(f"the predictions are for split {split!r}: expected one of {', '.join(task.splits)}")
     scores: Scores = {}
+    unparsed: dict[str, int] = {}
     for split in (each for each in task.splits if each in predictions.values):
-        scores[split] = _score_split(task, split, as_predictions(task, split, predictions))
+        if form is None:
+            scores[split] = _score_split(task, split, as_predictions(task, split, predictions))
+        else:
+            answers = [form.parse(response, parser) for response in predictions.values[split]]
+            unparsed[split] = answers.count(None)
+            scores[split] = _score_split(task, split, _predict_answers(form, split, answers))
     return ScoredPredictions(
         task=task,
         export=export,
         num_instances={split: predictions.count_rows(split) for split in scores},
         scores=scores,
         verdict=_judge(task, scores),
+        unparsed=None if form is None else unparsed,
     )
 
 
@@ -90,6 +101,15 @@ def _encode_answers(task: Task, values: NDArray[Any], example: Tensor) -> Tensor
     if not torch.equal(answers.double(), answers.double().round()):
         raise InputError(f"answers are not whole numbers: expected numbers of classes, 0 to {task.output_dim - 1}")
     return task.predict_answers(answers.long())
+
+
+def _predict_answers(form: TextForm, split: SplitName, answers: Sequence[str | None]) -> Tensor:
+    """The predictions that mean some answers, batch by batch."""
+    first, parts = 0, []
+    for batch in evaluation_batches(form.task, split, len(answers)):
+        parts.append(form.predict(answers[first : first + len(batch)], batch))
+        first += len(batch)
+    return torch.cat(parts)
 
 
 def _score_split(task: Task, split: SplitName, predictions: Tensor) -> dict[str, Any]:

@@ -13,9 +13,15 @@ from pathlib import Path
 import torch
 
 
-@cache
+@torch.compiler.assume_constant_result
 def is_amd_with_avx512() -> bool:
     """AMD's Zen 4 and later: torch's default library of products, MKL, is not at its best there."""
+    return look_up()
+
+
+@cache
+def look_up() -> bool:
+    """The same, outside of what a compiler traces."""
     if torch.backends.cpu.get_cpu_capability() != "AVX512":
         return False
     try:

@@ -26,6 +26,8 @@ class Record:
     settings: Mapping[str, Setting]
     config: RunConfig
     published: Published | None = None
+    searched: tuple[str, ...] = ()
+    """Names of settings that are hyperparameters: of their values, the best is chosen, on `test`."""
 
     @property
     def seed(self) -> int:
@@ -67,9 +69,13 @@ def matches(settings: Mapping[str, Setting], wanted: Mapping[str, Setting]) -> b
     return all(name in settings and settings[name] == value for name, value in wanted.items())
 
 
-def over_seeds(records: Iterable[Record], seeds: Iterable[int]) -> Iterator[Record]:
-    """Every record with every seed: another split, other data, other initial parameters."""
+def as_records(runs: RunConfig | Record | Iterable[RunConfig | Record]) -> list[Record]:
+    """One or several runs as records; a plain configuration has no named settings."""
+    found = [runs] if isinstance(runs, RunConfig | Record) else list(runs)
+    return [Record(settings={}, config=run) if isinstance(run, RunConfig) else run for run in found]
+
+
+def over_seeds(runs: RunConfig | Record | Iterable[RunConfig | Record], seeds: Iterable[int]) -> Iterator[Record]:
+    """Every run with every seed: another split, other data, other initial parameters."""
     seeds = tuple(seeds)
-    for record in records:
-        for seed in seeds:
-            yield record.with_seed(seed)
+    return iter([record.with_seed(seed) for record in as_records(runs) for seed in seeds])

@@ -38,6 +38,11 @@ class ReportRun:
         return self.read("result.json")
 
     @cached_property
+    def pretrained(self) -> bool:
+        """Whether it is a model from elsewhere that was only probed here (`recombine probe-model`)."""
+        return self.directory.config.get("model", {}).get("kind") == "pretrained"
+
+    @cached_property
     def environment(self) -> Json:
         return self.read("environment.json")
 

@@ -25,7 +25,7 @@ from recombine.registry import (
     version_of,
 )
 from recombine.settings import settings_as_dict, settings_from_dict
-from recombine.store import Json
+from recombine.store import Json, hash_config
 from recombine.tasks import TASKS, Task
 from recombine.tasks.base import SCALES, Scale
 from recombine.train import TRAINING_VERSION, TrainingConfig
@@ -86,6 +86,11 @@ class RunConfig:
             }
             for role, settings in self.as_dict().items()
         }
+
+    @property
+    def directory_name(self) -> str:
+        """The name of the run directory: two configurations with one name are the same run."""
+        return f"{self.name}-{hash_config(self.identity)}"
 
     @property
     def origins(self) -> dict[str, str]:

@@ -59,13 +59,14 @@ def train_run(
     device: str = "auto",
     evaluation_instances: int | None = None,
     compile: bool = False,
+    compile_steps: int | None = None,
     watch: Watcher | None = None,
 ) -> RunDirectory:
     """Train a configuration in its run directory, from the last checkpoint if there is one, and evaluate it.
 
     A finished run stays as it is, unless it was evaluated with another number of instances or another version of the
-    evaluation. `compile` trains under `torch.compile`; this changes results by rounding only and is not part of the
-    configuration.
+    evaluation. `compile` trains under `torch.compile`, `compile_steps` that many whole steps at a time; both change results
+    by rounding only and are not part of the configuration.
     """
     check_evaluation_instances(evaluation_instances)
     place = resolve_device(device)
@@ -74,7 +75,16 @@ def train_run(
     check_size(config.model, config.task, copies=COPIES_IN_TRAINING)
     model = config.build_model()  # invalid sizes are errors before anything is written
     run = open_directory(config, Path(out))
-    finish_run(run, config, model, place, evaluation_instances=evaluation_instances, compile=compile, watch=watch)
+    finish_run(
+        run,
+        config,
+        model,
+        place,
+        evaluation_instances=evaluation_instances,
+        compile=compile,
+        compile_steps=compile_steps,
+        watch=watch,
+    )
     return run
 
 
@@ -102,6 +112,7 @@ def finish_run(
     *,
     evaluation_instances: int | None,
     compile: bool = False,
+    compile_steps: int | None = None,
     watch: Watcher | None = None,
 ) -> None:
     """Train what is left of a run, evaluate the model and write `result.json`."""
@@ -110,7 +121,7 @@ def finish_run(
         if is_up_to_date(run, num_instances):
             _log.info("%s is finished already", run.path)
             return
-        trainer = Trainer(model, config.task, config.training, device, compile=compile)
+        trainer = Trainer(model, config.task, config.training, device, compile=compile, compile_steps=compile_steps)
         clock = restore(run, trainer)
         if run.finished:
             _log.warning("%s: evaluating again, on %d instances per split", run.path, num_instances)

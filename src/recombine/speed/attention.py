@@ -7,7 +7,7 @@ Every variant starts from the same packed projection. GFLOP/s count the products
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -58,6 +58,16 @@ def make_passes(shape: Shape, attention: str, precision: str, *contenders: str) 
     bias = torch.randn(shape.h, shape.q, shape.k) if shape.bias else None
     grad_out = torch.randn(shape.b, shape.q, shape.h, shape.d).to(qkv.dtype)
     return {name: _make_pass(functions[name], shape, qkv, bias, grad_out) for name in contenders}
+
+
+def make_pass(shape: Shape, attend: Callable[..., Any]) -> Pass:
+    """A forward and backward pass of `attend(q, k, v)`, without bias."""
+    torch.manual_seed(0)
+    qkv, grad_out = (
+        torch.randn(shape.b, shape.k, 3 * shape.h * shape.d),
+        torch.randn(shape.b, shape.q, shape.h, shape.d),
+    )
+    return _make_pass(lambda *qkv, bias: attend(*qkv), replace(shape, bias=False), qkv, None, grad_out)
 
 
 def _make_pass(attend: Callable[..., Any], shape: Shape, qkv: Tensor, bias: Tensor | None, grad_out: Tensor) -> Pass:

@@ -24,7 +24,7 @@ def write_charts(result: Json, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     with rc_context(STYLE):
-        for part, draw in (("steps", draw_steps), ("growth", draw_growth), ("memory", draw_memory)):
+        for part, draw in DRAWINGS.items():
             if part in result:
                 path = folder / f"speed_{part}.png"
                 draw(result).savefig(path, dpi=160)
@@ -49,8 +49,8 @@ def draw_steps(result: Json) -> Figure:
             axes.plot([at - 0.02, at + 0.42], [rates["limit"]] * 2, color="black", linewidth=1)
             axes.annotate(
                 f"{row['times_plain']:.1f}×",
-                (at + 0.2, rates["recombine"]),
-                xytext=(0, -10),
+                (at + 0.2, 0),
+                xytext=(0, 4),
                 textcoords="offset points",
                 ha="center",
                 fontsize=8,
@@ -62,6 +62,25 @@ def draw_steps(result: Json) -> Figure:
             axes.set_ylabel("training steps per second")
     figure.suptitle("pale: plain definition, torch.compile · full: Recombine · line: matrix products alone", fontsize=9)
     figure.supxlabel(_machine(result), fontsize=7, color="gray")
+    return figure
+
+
+def draw_lengths(result: Json) -> Figure:
+    """Time per token against length, softmax, linear and HYLA beside torch's own softmax attention."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.6, 3.4), layout="constrained")
+    axes = figure.add_subplot()
+    lines = {"torch": ("o--", "gray", "softmax by torch")}
+    lines |= {name: ("o-", colour, NAMES[name]) for name, colour in ATTENTION_COLOURS.items()}
+    for name, (style, colour, label) in lines.items():
+        rows = [row for row in result["lengths"] if name in row["milliseconds"]]
+        times = [1e3 * row["milliseconds"][name] / row["tokens"] for row in rows]
+        axes.plot([row["length"] for row in rows], times, style, ms=3, color=colour, label=label)
+    _logarithmic(axes, [row["length"] for row in result["lengths"]])
+    axes.set(xlabel="tokens", title="µs per token, forward and backward")
+    axes.legend(frameon=False)
+    figure.supxlabel(f"causal, 8 heads of 64. {_machine(result)}", fontsize=7, color="gray")
     return figure
 
 
@@ -117,6 +136,9 @@ def draw_memory(result: Json) -> Figure:
         f"HYLA, forward and backward, batch 1, 8 heads of 64. {_machine(result)}", fontsize=7, color="gray"
     )
     return figure
+
+
+DRAWINGS = {"steps": draw_steps, "lengths": draw_lengths, "growth": draw_growth, "memory": draw_memory}
 
 
 def _logarithmic(axes: Axes, sizes: list[int]) -> None:

@@ -59,13 +59,13 @@ class Workload:
     make_step: Callable[[nn.Module, Callable[..., Any]], Pass]
 
 
-def make_workload(name: str, attention: Any, precision: Any, num_layers: int | None = None) -> Workload:
-    """A task at the paper's sizes, or the language model of the paper on random tokens."""
+def make_workload(name: str, attention: Any, precision: Any, **changes: Any) -> Workload:
+    """A task at the paper's sizes, or the language model of the paper on random tokens; `changes` are of the model."""
     if name == "language":
-        return _make_language(replace(LANGUAGE, attention=attention), precision)
+        return _make_language(replace(LANGUAGE, attention=attention, **changes), precision)
     run = default_run(name)
     assert isinstance(run.model, TransformerConfig)
-    config = replace(run.model, attention=attention, num_layers=num_layers or run.model.num_layers)
+    config = replace(run.model, attention=attention, **changes)
     training = replace(run.training, precision=precision)
 
     def make_model() -> Transformer:

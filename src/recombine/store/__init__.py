@@ -1,7 +1,7 @@
 """Run directories: what a run leaves behind, written atomically, loaded strictly, without pickle."""
 
 from recombine.store.checkpoint import DamagedError, digest_tensors
-from recombine.store.directory import FORMAT_VERSION, RunDirectory, hash_config
+from recombine.store.directory import FORMAT_VERSION, LockedError, RunDirectory, hash_config
 from recombine.store.environment import describe_environment, hash_source
 from recombine.store.find import find_runs
 from recombine.store.schema import (
@@ -27,6 +27,7 @@ __all__ = [
     "Environment",
     "EnvironmentFile",
     "Json",
+    "LockedError",
     "MetricsRow",
     "ResultFile",
     "RunDirectory",

@@ -45,6 +45,10 @@ def hash_config(config: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 
 
+class LockedError(InputError):
+    """Another process is training the run."""
+
+
 class RunDirectory:
     """One run on disk."""
 
@@ -110,7 +114,7 @@ class RunDirectory:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise InputError(
+                raise LockedError(
                     f"{self.path} is being trained by another process: expected to be the only one"
                 ) from None
             yield

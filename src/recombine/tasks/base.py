@@ -27,6 +27,7 @@ from recombine.tasks.sampling import Sampler, SplitName
 
 if TYPE_CHECKING:
     from recombine.tasks.reading import Reading
+    from recombine.tasks.text import TextForm
 
 Scale = Literal["tiny", "small", "paper"]
 SCALES: tuple[Scale, ...] = get_args(Scale)
@@ -180,6 +181,10 @@ class Task(Sampler):
         from recombine.tasks.reading import Reading  # imported here because it needs this class
 
         return Reading(self)
+
+    def text_form(self) -> TextForm:
+        """How instances are written as prompts, and how answers are read; see `recombine.tasks.text`."""
+        raise InputError(f"task {self.name!r} has no text form: expected a task with one, such as 'sraven'")
 
     def baselines(self, batch: Batch) -> dict[str, Tensor]:
         """Predictions of simple strategies by name, for comparison."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
-
 from recombine.evaluate import Scores, score
 from recombine.store import CheckpointInfo, MetricsRow, RunDirectory
 from recombine.train.clock import Clock
@@ -47,10 +45,7 @@ def fit(
         first = trainer.step
         last = min(config.steps, (first // log_every + 1) * log_every)
         rate = trainer.rate
-        total = torch.zeros((), device=trainer.device)
-        while trainer.step < last:
-            total += trainer.advance()
-        loss = total.item() / (last - first)
+        loss = trainer.advance_to(last).item() / (last - first)
         clock.add(last - first, warm=first - started >= WARMUP_STEPS_OF_CLOCK)
         trainer.require_finite(loss)
         scores = None

@@ -15,6 +15,7 @@ from recombine.precision import use_precision
 from recombine.tasks import Task
 from recombine.tasks.ahead import Ahead
 from recombine.train.config import TrainingConfig
+from recombine.train.together import StepsTogether
 
 
 class DivergedError(RuntimeError):
@@ -32,6 +33,7 @@ class Trainer:
         device: torch.device | str,
         *,
         compile: bool = False,
+        compile_steps: int | None = None,
     ) -> None:
         self.model = model.to(device)
         # a whole graph or an error: past its limit of recompilations torch would otherwise go on eagerly and say nothing
@@ -44,7 +46,22 @@ class Trainer:
         self.batches = Ahead(task, batch_size=config.batch_size, device=self.device)
         self.optimizer = build_optimizer(model, weight_decay=config.weight_decay, betas=(0.9, config.beta2))
         self.dropout = DropoutKeys(model)
+        self.together: StepsTogether | None = None
+        if compile_steps is not None:
+            self.together = StepsTogether(self.model, task, config, self.optimizer, compile_steps)
         self.step = 0
+
+    def advance_to(self, last: int) -> Tensor:
+        """Train until step `last`; returns the sum of the losses. The last few steps may be too few to take together."""
+        total = torch.zeros((), device=self.device)
+        while self.together is not None and self.step + self.together.count <= last:
+            steps = range(self.step, self.step + self.together.count)
+            batches = [self.batches.take(step) for step in steps]
+            total += self.together.run(batches, [self.rate_at(step) for step in steps], self.step)
+            self.step += self.together.count
+        while self.step < last:
+            total += self.advance()
+        return total
 
     def advance(self) -> Tensor:
         """One optimizer step; returns its loss, still on the device."""
@@ -69,9 +86,13 @@ class Trainer:
 
     @property
     def rate(self) -> float:
+        """The learning rate of the next step."""
+        return self.rate_at(self.step)
+
+    def rate_at(self, step: int) -> float:
         config = self.config
         return learning_rate(
-            self.step,
+            step,
             peak=config.learning_rate,
             steps=config.steps,
             warmup_steps=config.warmup_steps,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 
 from recombine.errors import check_choice
-from recombine.recipes.experiment import Record
+from recombine.recipes.attention_as_hypernetwork.runs import ATTENTIONS
+from recombine.recipes.grid import grid, search
+from recombine.recipes.record import Record
+from recombine.run import default_run
+from recombine.tasks.base import Scale
 
 GRIDS: dict[str, dict[str, tuple[float | int, ...]]] = {
     "fuzzy_logic": {"learning_rate": (1e-3, 3e-3), "weight_decay": (0.03, 0.1), "warmup_steps": (100,)},
@@ -15,12 +18,18 @@ GRIDS: dict[str, dict[str, tuple[float | int, ...]]] = {
 }
 
 
-def over_grid(record: Record) -> Iterator[Record]:
-    """A record with every point of its task's grid, which becomes part of its settings."""
-    grid = GRIDS[check_choice("task with a grid", record.config.task.name, GRIDS)]
-    for values in itertools.product(*grid.values()):
-        point = dict(zip(grid, values, strict=True))
-        training = replace(record.config.training, **point)  # type: ignore[arg-type]
-        varied = {name: value for name, value in point.items() if len(grid[name]) > 1}
-        settings = {**record.settings, **varied}
-        yield replace(record, settings=settings, config=replace(record.config, training=training))
+def over_grid(record: Record) -> list[Record]:
+    """A record with every point of its task's grid; what varies becomes part of its settings."""
+    points = GRIDS[check_choice("task with a grid", record.config.task.name, GRIDS)]
+    fixed = {name: values[0] for name, values in points.items() if len(values) == 1}
+    training = replace(record.config.training, **fixed)  # type: ignore[arg-type]
+    varied = {name: values for name, values in points.items() if name not in fixed}
+    return search(replace(record, config=replace(record.config, training=training)), **varied)
+
+
+def table_a3(task: str, scale: Scale = "paper", *, attentions: Iterable[str] = ATTENTIONS) -> list[Record]:
+    """The paper's search: every attention with every point of the task's grid."""
+    name = task.replace("-", "_")
+    check_choice("task with a grid", name, GRIDS)
+    records = grid(default_run(name, scale), attention=attentions)
+    return [point for record in records for point in over_grid(record)]

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from recombine.errors import InputError
 from recombine.tasks.base import MIN_VARIANCE
+from recombine.tasks.rounding import snap
 
 WEIGHTINGS = ("r2", "r2_pooled")
 CHUNK_SIZE = 256  # compositions at a time
@@ -29,10 +30,11 @@ def average_consistent(
     inputs: Float[Tensor, "batch tokens features"],
     compositions: Int[Tensor, "compositions terms"],
     possible: Bool[Tensor, "priors compositions"],
+    decimals: int = 0,
 ) -> dict[str, Float[Tensor, "priors batch"]]:
     """For each metric and prior, the weighted mean at the query of the possible functions that agree with the examples."""
-    at_query = evaluate_terms(inputs[:, -1, :-1])
-    at_examples = evaluate_terms(inputs[:, :-1, :-1])
+    at_query = snap(evaluate_terms(inputs[:, -1, :-1]), decimals)
+    at_examples = snap(evaluate_terms(inputs[:, :-1, :-1]), decimals)
     shape = (2, len(WEIGHTINGS), len(possible), len(inputs))
     sums = torch.zeros(shape, dtype=torch.float64, device=inputs.device)  # of the weights, and of weighted values
     parts = zip(compositions.split(CHUNK_SIZE), possible.split(CHUNK_SIZE, dim=1), strict=True)
@@ -48,6 +50,24 @@ def average_consistent(
     if missing:
         raise InputError(f"{missing} sequences agree with no possible function: expected a batch of the split itself")
     return dict(zip(WEIGHTINGS, sums[1] / sums[0], strict=True))
+
+
+def find_most_probable(
+    inputs: Float[Tensor, "batch tokens features"],
+    compositions: Int[Tensor, "compositions terms"],
+    possible: Bool[Tensor, "priors compositions"],
+    decimals: int,
+) -> Float[Tensor, "priors batch"]:
+    """For each prior, the value at the query on which most of the possible functions agree: the best for `accuracy`."""
+    at_query = snap(evaluate_terms(inputs[:, -1, :-1]), decimals)
+    at_examples = snap(evaluate_terms(inputs[:, :-1, :-1]), decimals)
+    votes = torch.zeros(len(possible), len(inputs), 10**decimals + 1, dtype=torch.float64)
+    for chunk, chosen in zip(compositions.split(CHUNK_SIZE), possible.split(CHUNK_SIZE, dim=1), strict=True):
+        fits = find_consistent(at_examples, inputs[:, :-1, -1], chunk)
+        level = (at_query[:, chunk].amax(dim=-1) * 10**decimals).round().long()
+        for number, prior in enumerate(chosen):
+            votes[number].scatter_add_(1, level, (fits & prior).double())
+    return snap(votes.argmax(dim=-1).double() / 10**decimals, decimals)
 
 
 def find_consistent(

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar, TypeVar
 
@@ -29,10 +29,13 @@ from recombine.drawing.card import Card
 from recombine.errors import InputError, check_choice, check_positive
 from recombine.tasks.base import Batch, Preset, Ratio, Reference, Scale, SplitName, Task, measure_r2
 from recombine.tasks.fuzzy_logic.card import TOLERANCE, make_card
-from recombine.tasks.fuzzy_logic.posterior import WEIGHTINGS, average_consistent
+from recombine.tasks.fuzzy_logic.posterior import WEIGHTINGS, average_consistent, find_most_probable
 from recombine.tasks.reading import Reading
+from recombine.tasks.rounding import snap
 from recombine.tasks.stream import Stream
+from recombine.tasks.text import TextForm
 
+MAX_DECIMALS = 4
 MAX_VARIABLES = 30  # 2**30 terms; the number of compositions is the stricter limit
 Key = TypeVar("Key", bound=str)
 
@@ -53,6 +56,8 @@ class FuzzyLogic(Task):
     """Number of tokens per sequence, including the query."""
     held_out: float = 0.7
     """Fraction of the compositions of known terms that is held out."""
+    decimals: int = 0
+    """Number of decimals to which variables are rounded; 0 for no rounding. Adds the accuracy of rounded answers."""
 
     def __post_init__(self) -> None:
         check_positive(num_variables=self.num_variables, num_terms=self.num_terms)
@@ -63,6 +68,8 @@ class FuzzyLogic(Task):
             )
         if self.num_examples < 2:
             raise InputError(f"num_examples is {self.num_examples}: expected at least 2, one example and the query")
+        if not 0 <= self.decimals <= MAX_DECIMALS:
+            raise InputError(f"decimals is {self.decimals}: expected 0 to {MAX_DECIMALS}")
         if self.num_terms > self.num_known_terms:
             raise InputError(
                 f"num_terms is {self.num_terms}: expected at most {self.num_known_terms}, "
@@ -124,8 +131,8 @@ class FuzzyLogic(Task):
     def make_batch(self, split: SplitName, stream: Stream) -> Batch:
         """Examples (x, f(x)) as `inputs` (batch, token, variable and value), the last value hidden; `targets` (batch)."""
         composition, modules = self.draw_compositions(split, stream)
-        x = stream.uniform(self.num_examples, self.num_variables)
-        y = evaluate_function(x, modules)
+        x = snap(stream.uniform(self.num_examples, self.num_variables), self.decimals)
+        y = snap(evaluate_function(x, modules), self.decimals)
         inputs = torch.cat([x, y.unsqueeze(-1)], dim=-1)
         inputs[:, -1, -1] = 0
         return Batch(inputs, y[:, -1], modules, {"composition": composition})
@@ -138,10 +145,18 @@ class FuzzyLogic(Task):
         return (self.read(predictions) - batch.targets).square().mean()
 
     def metrics(self, predictions: Tensor, batch: Batch) -> dict[str, Ratio]:
-        """R² as published, the mean over instances, and pooled; the variance is that of the sequence's own targets."""
+        """R² as published, the mean over instances, and pooled; the variance is that of the sequence's own targets.
+
+        With `decimals`, the share of answers that are right after rounding comes first.
+        """
         targets = batch.targets.double()
         values = torch.cat([batch.inputs[:, :-1, -1].double(), targets[:, None]], dim=1)
-        return measure_r2((self.read(predictions).double() - targets).square(), values.var(dim=1, correction=0))
+        error = self.read(predictions).double() - targets
+        r2 = measure_r2(error.square(), values.var(dim=1, correction=0))
+        if not self.decimals:
+            return r2
+        right = (error.abs() < 0.5 * 10.0**-self.decimals).double()
+        return {"accuracy": Ratio(right, torch.ones_like(right)), **r2}
 
     def read(self, predictions: Tensor) -> Float[Tensor, " batch"]:
         """The query's prediction, from one number per row or one per token."""
@@ -160,16 +175,27 @@ class FuzzyLogic(Task):
     @cached_property
     def mean_target(self) -> float:
         """Mean of f over 65,536 inputs from the training distribution."""
+        return self._training_targets.double().mean().item()
+
+    @cached_property
+    def most_frequent_target(self) -> float:
+        """The value that f has most often there, rounded."""
+        different, count = self._training_targets.unique(return_counts=True)
+        return float(different[count.argmax()])
+
+    @cached_property
+    def _training_targets(self) -> Float[Tensor, "rows 1"]:
         stream = Stream(self.name, self.seed, "mean target", rows=range(65_536))
         _, modules = self.draw_compositions("train", stream)
-        return evaluate_function(stream.uniform(1, self.num_variables), modules).double().mean().item()
+        x = snap(stream.uniform(1, self.num_variables), self.decimals)
+        return snap(evaluate_function(x, modules), self.decimals)
 
     def best_predictions(self, batch: Batch, *, split: SplitName | None, metric: str) -> Float[Tensor, " batch"]:
         """The mean at the query over all functions that agree with the examples, weighted as the metric requires.
 
         Exact; see `posterior` for the weights.
         """
-        check_choice("metric", metric, WEIGHTINGS)
+        check_choice("metric", metric, (*WEIGHTINGS, *(("accuracy",) if self.decimals else ())))
         return self._average(batch, {"best": split})["best"][metric]
 
     def reference_predictions(
@@ -177,11 +203,15 @@ class FuzzyLogic(Task):
     ) -> dict[Reference, dict[str, Tensor]]:
         """One enumeration of the functions for both priors and both metrics."""
         chance: dict[Reference, dict[str, Tensor]] = {"chance": dict.fromkeys(metrics, self.chance(batch))}
+        if self.decimals:
+            chance["chance"]["accuracy"] = torch.full_like(batch.targets, self.most_frequent_target)
         return chance | self._average(batch, {"ceiling": split, "agnostic": None})
 
     def _average(self, batch: Batch, priors: Mapping[Key, SplitName | None]) -> dict[Key, dict[str, Tensor]]:
         possible = torch.stack([self._possible[prior] for prior in priors.values()])
-        means = average_consistent(batch.inputs, self.all_compositions, possible)
+        means = average_consistent(batch.inputs, self.all_compositions, possible, self.decimals)
+        if self.decimals:
+            means["accuracy"] = find_most_probable(batch.inputs, self.all_compositions, possible, self.decimals)
         return {name: {metric: mean[row] for metric, mean in means.items()} for row, name in enumerate(priors)}
 
     @cached_property
@@ -206,6 +236,12 @@ class FuzzyLogic(Task):
         from recombine.tasks.fuzzy_logic.reading import FuzzyLogicReading
 
         return FuzzyLogicReading(self)
+
+    def text_form(self) -> TextForm:
+        """Two decimals, unless the task has other ones already."""
+        from recombine.tasks.fuzzy_logic.text import FuzzyLogicText
+
+        return FuzzyLogicText(self if self.decimals else replace(self, decimals=2))
 
     @property
     def right_means(self) -> str:

@@ -34,6 +34,7 @@ from recombine.tasks.grids.map import MOVES, observation_dim, observe
 from recombine.tasks.grids.mazes import draw_mazes, find_optimal_moves, measure_ways
 from recombine.tasks.grids.picture import Mark, draw_map, write_map
 from recombine.tasks.stream import Stream
+from recombine.tasks.text import TextForm
 
 Encoding = Literal["instruction", "parts", "arbitrary"]
 QUADRANTS = ("upper left", "upper right", "lower left", "lower right")
@@ -241,6 +242,11 @@ class GoalGrid(ImitationTask):
             cell = torch.where(ended, cell, moves[maze, cell, action.clamp_max(len(MOVES) - 1)])
         present = torch.ones(len(start), self.horizon, objects.shape[1], dtype=torch.bool, device=start.device)
         return Episodes(torch.stack(cells, 1), present, torch.stack(actions, 1), torch.stack(optimal, 1))
+
+    def text_form(self) -> TextForm:
+        from recombine.tasks.grids.goal_text import GoalGridText
+
+        return GoalGridText(self)
 
     def describe(self, composition: Composition) -> str:
         """The instruction; for an incomplete goal, the names of its values."""

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal, get_args
 
@@ -36,15 +36,18 @@ from recombine.errors import InputError, check_choice, check_positive
 from recombine.tasks.base import Batch, Preset, Ratio, Reference, Scale, SplitName, Task, measure_r2
 from recombine.tasks.modular.in_context_oracle import fit_latent
 from recombine.tasks.modular.in_context_support import Support, choose_support
+from recombine.tasks.modular.in_context_writing import write_sequence
 from recombine.tasks.modular.strengths import HIGHEST_LEVEL, LOWEST_LEVEL, draw_levels
 from recombine.tasks.modular.teacher import ModularTeacher, apply_teacher, draw_teacher
 from recombine.tasks.per_device import once_per_device
 from recombine.tasks.reading import Reading
+from recombine.tasks.rounding import snap
 from recombine.tasks.stream import Stream
+from recombine.tasks.text import TextForm
 
 Modules = Literal["shared", "own"]
 MAX_COMBINATIONS = 1_000
-NUM_SHOWN_FEATURES, NUM_SHOWN_EXAMPLES, NUM_SHOWN_QUERIES = 6, 8, 3
+MAX_DECIMALS = 4
 LOWEST_STRENGTH = LOWEST_LEVEL / HIGHEST_LEVEL
 
 
@@ -78,12 +81,16 @@ class InContext(Task):
     """Number of hidden units of the teacher."""
     output_size: int = 4
     """Number of features of y."""
+    decimals: int = 0
+    """Number of decimals to which x and y are rounded; 0 for no rounding."""
 
     def __post_init__(self) -> None:
         check_choice("modules", self.modules, get_args(Modules))
         check_positive(num_examples=self.num_examples, num_queries=self.num_queries, input_size=self.input_size)
         check_positive(hidden_size=self.hidden_size, output_size=self.output_size)
         check_positive(num_modules=self.num_modules, num_active=self.num_active)
+        if not 0 <= self.decimals <= MAX_DECIMALS:
+            raise InputError(f"decimals is {self.decimals}: expected 0 to {MAX_DECIMALS}")
         if self.num_active > self.num_modules:
             raise InputError(f"num_active is {self.num_active}: expected at most num_modules = {self.num_modules}")
         count = math.comb(self.num_modules, self.num_active)
@@ -176,9 +183,9 @@ class InContext(Task):
         """Examples, then queries without answers; `info["strengths"]` holds each row's z, one number per module."""
         composition, modules = self.draw_compositions(split, stream)
         strengths = draw_levels(stream, self.num_active, "continuous")
-        x = (2 * stream.uniform(self.sequence_length, self.input_size) - 1) * math.sqrt(3)
+        x = snap((2 * stream.uniform(self.sequence_length, self.input_size) - 1) * math.sqrt(3), self.decimals)
         latent = self.place(modules, strengths)
-        y = apply_teacher(self.teacher_on(stream.device), latent, x)
+        y = snap(apply_teacher(self.teacher_on(stream.device), latent, x), self.decimals)
         inputs = torch.cat([x, y], dim=-1)
         inputs[:, self.num_examples :, self.input_size :] = 0
         targets = y[:, self.num_examples :].contiguous()
@@ -264,6 +271,12 @@ class InContext(Task):
             bounds=(LOWEST_STRENGTH, 1.0),
         )
 
+    def text_form(self) -> TextForm:
+        """One query and two decimals, unless the task has other ones already."""
+        from recombine.tasks.modular.in_context_text import InContextText
+
+        return InContextText(replace(self, num_queries=1, decimals=self.decimals or 2))
+
     def reading(self) -> Reading:
         from recombine.tasks.modular.reading import InContextReading
 
@@ -276,19 +289,4 @@ class InContext(Task):
         """The mixture, then the first examples and queries, with the first features of x."""
         strengths = batch.info["strengths"][row]
         mixed = " + ".join(f"{strengths[module]:.3f} · module {module}" for module in batch.latents[row].tolist())
-        cut = " …" if self.input_size > NUM_SHOWN_FEATURES else ""
-        lines = [f"task = {mixed}", "examples"]
-        examples, queries = batch.inputs[row].split((self.num_examples, self.num_queries))
-        for token in examples[:NUM_SHOWN_EXAMPLES]:
-            x, y = token.split((self.input_size, self.output_size))
-            lines.append(f"  x {_show(x[:NUM_SHOWN_FEATURES])}{cut}   y {_show(y)}")
-        lines.append(f"  … {self.num_examples - NUM_SHOWN_EXAMPLES} more" if len(examples) > NUM_SHOWN_EXAMPLES else "")
-        lines.append("queries, each answered independently")
-        for token, answer in zip(queries[:NUM_SHOWN_QUERIES], batch.targets[row], strict=False):
-            lines.append(f"  x {_show(token[: min(NUM_SHOWN_FEATURES, self.input_size)])}{cut}   y {_show(answer)}")
-        lines.append(f"  … {self.num_queries - NUM_SHOWN_QUERIES} more" if len(queries) > NUM_SHOWN_QUERIES else "")
-        return "\n".join(line for line in lines if line)
-
-
-def _show(values: Float[Tensor, " features"]) -> str:
-    return " ".join(f"{value:5.2f}" for value in values.tolist())
+        return write_sequence(mixed, batch.inputs[row], batch.targets[row], input_size=self.input_size)

@@ -41,6 +41,7 @@ from recombine.tasks.sraven.picture import draw_puzzle, write_puzzle
 from recombine.tasks.sraven.rules import RULES
 from recombine.tasks.sraven.solver import Solution, solve, solve_under
 from recombine.tasks.stream import Stream
+from recombine.tasks.text import TextForm
 
 NUM_DRAWN, MAX_REDRAWS = 4, 500  # puzzles per redraw, and redraws; at M=4, K=3 one puzzle in 50 is unambiguous
 
@@ -248,6 +249,11 @@ class SRaven(Task):
         from recombine.tasks.sraven.reading import SRavenReading
 
         return SRavenReading(self)
+
+    def text_form(self) -> TextForm:
+        from recombine.tasks.sraven.text import SRavenText
+
+        return SRavenText(self)
 
     @property
     def right_means(self) -> str:

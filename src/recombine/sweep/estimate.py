@@ -1,0 +1,182 @@
+"""What runs cost on this machine, estimated from a few steps of each distinct size.
+
+    seconds = steps * (seconds per step + seconds per batch) + evaluations during training + final evaluation
+
+The time of an evaluation is a straight line through two short ones. Times depend on everything but the seed, the number of
+steps and the hyperparameters of the optimizer. They are kept in the cache folder under a hash of the size and of the
+environment: code, torch, processor and number of threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from recombine.errors import InputError
+from recombine.evaluate import evaluate_predictor
+from recombine.files import replace_file
+from recombine.kernels.build_cache import cache_directory
+from recombine.run import RunConfig, resolve_device
+from recombine.store import Json, describe_environment, hash_config
+from recombine.train import Trainer, intervals
+
+VERSION = 1
+TRAINING_SIZES = ("batch_size", "precision", "gradient_clip")  # settings of the training that change the time of a step
+MIN_STEPS, MAX_STEPS, SECONDS = 3, 50, 0.3  # how long steps are timed
+NUM_INSTANCES = (32, 128)  # of the two short evaluations
+INTERIM_INSTANCES = 1_000  # per split, in evaluations during training
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """Seconds that parts of a run take."""
+
+    step: float
+    interim: tuple[float, float]  # evaluation during training: fixed part, and part per instance
+    final: tuple[float, float]  # the same with reference scores
+
+    def total(self, config: RunConfig) -> float:
+        """Seconds of a whole run."""
+        steps = config.training.steps
+        num_interim = max(1, steps // intervals(steps)["evaluate_every"])
+        interim = self.interim[0] + self.interim[1] * INTERIM_INSTANCES
+        return (
+            steps * self.step + num_interim * interim + self.final[0] + self.final[1] * config.task.evaluation_instances
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """Estimated cost of several runs: seconds of each, one after the other."""
+
+    seconds: tuple[float, ...]
+    num_sizes: int
+
+    @property
+    def total(self) -> float:
+        return sum(self.seconds)
+
+    def wall(self, jobs: int) -> float:
+        """Seconds if so many runs are trained at a time, each as fast as alone: at least the longest run."""
+        return max(max(self.seconds, default=0.0), self.total / jobs)
+
+
+def describe_size(config: RunConfig) -> Json:
+    """What determines the time of a step."""
+    identity = config.identity
+    task = {name: value for name, value in identity["task"].items() if name != "seed"}
+    training = {name: value for name, value in identity["training"].items() if name in TRAINING_SIZES}
+    return {"task": task, "model": identity["model"], "training": training}
+
+
+def estimate_runs(
+    configs: Sequence[RunConfig],
+    *,
+    threads: int,
+    device: str = "auto",
+    measure: bool = True,
+    watch: Callable[[int, int], None] | None = None,
+) -> Estimate | None:
+    """Estimate runs, measuring sizes that are not in the cache; without `measure`, None if one is missing.
+
+    `watch` is called with the number of sizes known so far and of all sizes.
+    """
+    cache = CostCache(threads=threads, device=device)
+    sizes: dict[str, RunConfig] = {}
+    keys = []
+    for config in configs:
+        keys.append(hash_config(describe_size(config)))
+        sizes.setdefault(keys[-1], config)
+    costs: dict[str, Cost] = {}
+    for number, (key, config) in enumerate(sizes.items(), start=1):
+        cost = cache.find(key)
+        if cost is None and measure:
+            cost = cache.keep(key, measure_cost(config, threads=threads, device=device))
+        if cost is None:
+            return None
+        costs[key] = cost
+        if watch is not None:
+            watch(number, len(sizes))
+    totals = tuple(costs[key].total(config) for key, config in zip(keys, configs, strict=True))
+    return Estimate(seconds=totals, num_sizes=len(sizes))
+
+
+def measure_cost(config: RunConfig, *, threads: int, device: str = "auto") -> Cost:
+    """Time a few steps and two short evaluations."""
+    place, before = resolve_device(device), torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        model = config.build_model()
+        trainer = Trainer(model, config.task, config.training, place)
+        trainer.advance().item()
+        group = trainer.batches.group_size
+        generate = _time(lambda: trainer.batches.make_group(group)) / group
+        steps = list(_time_steps(trainer))
+
+        def evaluate(references: bool) -> tuple[float, float]:
+            def once(num_instances: int) -> float:
+                return _time(
+                    lambda: evaluate_predictor(
+                        model, config.task, num_instances=num_instances, references=references, device=place
+                    )
+                )
+
+            once(NUM_INSTANCES[0])  # what is computed once per task, such as the split
+            few, many = map(once, NUM_INSTANCES)
+            slope = max(0.0, (many - few) / (NUM_INSTANCES[1] - NUM_INSTANCES[0]))
+            return max(0.0, few - slope * NUM_INSTANCES[0]), slope
+
+        return Cost(step=median(steps) + generate, interim=evaluate(False), final=evaluate(True))
+    finally:
+        torch.set_num_threads(before)
+
+
+def _time_steps(trainer: Trainer) -> Iterable[float]:
+    """Times of steps without the generation of their batches."""
+    start = time.perf_counter()
+    for number in range(MAX_STEPS):
+        if number >= MIN_STEPS and time.perf_counter() - start > SECONDS:
+            return
+        trainer.batches.take(trainer.step)
+        yield _time(lambda: trainer.advance().item())
+
+
+def _time(call: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+class CostCache:
+    """Costs on disk. Without a writable cache folder, nothing is kept."""
+
+    def __init__(self, *, threads: int, device: str) -> None:
+        environment: Json = {**describe_environment(resolve_device(device)), "num_threads": threads}
+        self.environment = hash_config({"version": VERSION, **environment})
+        self.folder: Path | None = None
+        with contextlib.suppress(InputError, OSError):
+            self.folder = cache_directory() / "estimates"
+
+    def find(self, key: str) -> Cost | None:
+        if self.folder is None:
+            return None
+        try:
+            stored = json.loads((self.folder / f"{self.environment}-{key}.json").read_bytes())
+            return Cost(step=float(stored["step"]), interim=tuple(stored["interim"]), final=tuple(stored["final"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def keep(self, key: str, cost: Cost) -> Cost:
+        if self.folder is not None:
+            with contextlib.suppress(OSError):
+                self.folder.mkdir(parents=True, exist_ok=True)
+                replace_file(self.folder / f"{self.environment}-{key}.json", json.dumps(asdict(cost)).encode())
+        return cost

@@ -1,0 +1,66 @@
+"""Run a sweep: train what is neither finished nor failed, keep every failure, and write the results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from recombine.engines import Engine, Outcome, train_all
+from recombine.folders import FAILURE
+from recombine.recipes.record import Record
+from recombine.run.execute import is_up_to_date
+from recombine.store import RunDirectory
+from recombine.sweep.plan import Plan, describe_plan, write_plan
+from recombine.sweep.results import write_results
+from recombine.sweep.status import SweepReader, SweepStatus
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What is left of a sweep, and what is not trained and why."""
+
+    todo: tuple[Record, ...]
+    finished: tuple[Record, ...]
+    failed: tuple[Record, ...]
+
+
+def find_work(records: Sequence[Record], out: Path, *, retry: bool = False) -> Work:
+    """Sort records by what their run directories hold. With `retry`, failed ones are trained again."""
+    todo, finished, failed = [], [], []
+    for record in records:
+        run = RunDirectory(out / record.config.directory_name)
+        if is_up_to_date(run, record.config.task.evaluation_instances):
+            finished.append(record)
+        elif (run.path / FAILURE).exists() and not retry:
+            failed.append(record)
+        else:
+            todo.append(record)
+    return Work(todo=tuple(todo), finished=tuple(finished), failed=tuple(failed))
+
+
+def run_sweep(
+    plan: Plan,
+    engine: Engine,
+    *,
+    out: Path,
+    device: str = "auto",
+    retry: bool = False,
+    done: Callable[[Record, Outcome], None] | None = None,
+) -> SweepStatus:
+    """Train what is left of a sweep; returns its status at the end. Failed runs are kept and do not stop the others.
+
+    `done` is called with each run that ends. However this is left, by an error or by Ctrl-C, the results of the runs that are
+    finished are written, and the rest can be trained by calling it again.
+    """
+    contents = describe_plan(plan)
+    write_plan(contents, out)
+    work, by_key, reader = find_work(plan.records, out, retry=retry), plan.by_key, SweepReader(out, contents)
+    try:
+        for outcome in train_all([record.config for record in work.todo], engine, out=out, device=device):
+            if done is not None:
+                done(by_key[outcome.key], outcome)
+    finally:
+        status = reader.read()
+        write_results(status, out)
+    return status

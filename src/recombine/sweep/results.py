@@ -1,0 +1,142 @@
+"""The results of a sweep: one Parquet file and one CSV file, a row per run; and the best of a grid.
+
+Of several values of a searched hyperparameter, the best is the one with the highest mean over seeds of the main metric on
+`test`, the trained compositions. `ood` never takes part in the choice; it is shown next to it.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from recombine.files import replace_file
+from recombine.sweep.status import RunStatus, SweepStatus
+from recombine.tables import Cell, Column, Table, Value
+
+PARQUET = "results.parquet"
+CSV = "results.csv"
+PARTS = ("value", "low", "high", "chance", "ceiling", "agnostic")
+
+Key = tuple[tuple[str, Any], ...]
+
+
+def write_results(status: SweepStatus, folder: Path) -> list[Path]:
+    """Write both files; returns their paths."""
+    import pyarrow
+    import pyarrow.parquet
+
+    rows = [describe_run(run) for run in status.runs]
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    columns = {name: _same_type([row.get(name) for row in rows]) for name in names}
+    parquet = pyarrow.BufferOutputStream()
+    pyarrow.parquet.write_table(pyarrow.table(columns), parquet)
+    replace_file(folder / PARQUET, parquet.getvalue().to_pybytes())
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(names)
+    writer.writerows(zip(*columns.values(), strict=True))
+    replace_file(folder / CSV, text.getvalue().encode())
+    return [folder / PARQUET, folder / CSV]
+
+
+def describe_run(run: RunStatus) -> dict[str, Any]:
+    """A run as one row: settings, seed, state, and every score with its bounds, such as `test_r2` and `test_r2_low`."""
+    row: dict[str, Any] = {
+        "run": run.run,
+        **run.settings,
+        "seed": run.seed,
+        "state": run.state,
+        "error": run.error or None,
+    }
+    row |= {"step": run.step, "steps": run.steps}
+    names = ("task", "model", "label", "num_parameters", "seconds", "steps_per_second", "split_sha256")
+    row |= {name: run.result.get(name) for name in names}
+    for split, metrics in run.result.get("scores", {}).items():
+        for metric, score in metrics.items():
+            for part in PARTS:
+                row[f"{split}_{metric}" + ("" if part == "value" else f"_{part}")] = score.get(part)
+    return row
+
+
+def _same_type(values: list[Any]) -> list[Any]:
+    """Values of one column: numbers if all are numbers, otherwise text."""
+    kinds = {type(value) for value in values if value is not None}
+    if kinds <= {int} or kinds <= {float, int}:
+        return values if float not in kinds else [None if value is None else float(value) for value in values]
+    return [None if value is None else str(value) for value in values]
+
+
+def choose_best(status: SweepStatus) -> Table:
+    """One row per combination of compared settings, with the hyperparameters that are best on `test`."""
+    runs = status.select("finished")
+    groups = _group(runs, searched=False)
+    compared = list(dict.fromkeys(name for key in groups for name, _ in key))
+    searched = list(dict.fromkeys(name for run in runs for name in run.searched))
+    metric = status.runs[0].metric
+    rows = [_best_row(members, compared, searched, status) for members in groups.values()]
+    chosen = "hyperparameters and order: chosen on test" if searched else "in order of test"
+    return Table(
+        title="Best of the grid" if searched else "Results",
+        columns=(
+            *(Column(name=name.replace("_", " "), format="plain") for name in (*compared, *searched)),
+            "seeds",
+            *(["points"] if searched else []),
+            f"{_title(runs, metric)}, test",
+            "ood",
+        ),
+        rows=tuple(sorted(rows, key=lambda row: _order(row, status))),
+        note=f"{chosen}, the trained compositions; ood has held-out compositions and is only shown. Means over seeds",
+    )
+
+
+def _best_row(
+    members: Sequence[RunStatus], compared: Sequence[str], searched: Sequence[str], status: SweepStatus
+) -> tuple[Value, ...]:
+    points = list(_group(members, searched=True).values())
+    planned: dict[Key, int] = {}
+    for run in status.runs:
+        planned[_key(run, True)] = planned.get(_key(run, True), 0) + 1
+    complete = [point for point in points if len(point) == planned[_key(point[0], True)]]
+    sign = 1 if members[0].higher_is_better else -1
+    best = max(complete or points, key=lambda point: sign * _mean(point, "test"))
+    settings = {**best[0].settings}
+    numbers: tuple[Value, ...] = (len(best), *([len(points)] if searched else []))
+    shown = [settings.get(name) for name in (*compared, *searched)]
+    return (*shown, *numbers, _cell(best, "test"), _cell(best, "ood"))
+
+
+def _group(runs: Sequence[RunStatus], *, searched: bool) -> dict[Key, list[RunStatus]]:
+    """Runs that differ in their seed only, or, without `searched`, also in their hyperparameters."""
+    groups: dict[Key, list[RunStatus]] = {}
+    for run in runs:
+        groups.setdefault(_key(run, searched), []).append(run)
+    return groups
+
+
+def _key(run: RunStatus, searched: bool) -> Key:
+    return tuple((name, value) for name, value in run.settings.items() if searched or name not in run.searched)
+
+
+def _mean(runs: Sequence[RunStatus], split: str) -> float:
+    values = [value for run in runs if (value := run.score(split)) is not None]
+    return fmean(values) if values else float("-inf")
+
+
+def _cell(runs: Sequence[RunStatus], split: str) -> Cell | None:
+    values = [value for run in runs if (value := run.score(split)) is not None]
+    return Cell(value=fmean(values), values=tuple(values) if len(values) > 1 else ()) if values else None
+
+
+def _order(row: Sequence[Value], status: SweepStatus) -> float:
+    cell = row[-2]
+    value = cell.value if isinstance(cell, Cell) else float("-inf")
+    return -value if status.runs[0].higher_is_better else value
+
+
+def _title(runs: Sequence[RunStatus], metric: str) -> str:
+    metrics: Mapping[str, Any] = runs[0].result.get("metrics", {}) if runs else {}
+    return str(metrics.get(metric, {}).get("title", metric))

@@ -1,0 +1,193 @@
+"""How far a sweep is, read from its folder. It needs neither torch nor the code of the runs, so it answers at once.
+
+A run is finished if it has a result, failed if it has a failure, and running if a worker has touched its file in `.running`
+within a minute; otherwise it is waiting, with the step of its last metrics if it was interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from recombine.errors import InputError
+from recombine.folders import FAILURE, METRICS, RESULT, RUNNING
+
+FORMAT = "recombine-sweep"
+FORMAT_VERSION = 1
+PLAN = "sweep.json"
+SILENT_SECONDS = 60.0  # after which a worker counts as dead
+
+State = Literal["finished", "failed", "running", "waiting"]
+STATES: tuple[State, ...] = ("running", "finished", "failed", "waiting")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStatus:
+    """One run of a sweep."""
+
+    run: str
+    settings: Mapping[str, Any]
+    seed: int
+    searched: tuple[str, ...]
+    steps: int
+    metric: str
+    higher_is_better: bool
+    state: State
+    step: int = 0
+    seconds: float = 0.0  # spent in training so far
+    error: str = ""
+    result: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    def score(self, split: str, metric: str | None = None) -> float | None:
+        value = self.result.get("scores", {}).get(split, {}).get(metric or self.metric, {}).get("value")
+        return None if value is None else float(value)
+
+    @property
+    def text(self) -> str:
+        """The settings and the seed in words."""
+        settings = {**self.settings, "seed": self.seed}
+        return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in settings.items())
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepStatus:
+    """All runs of a sweep."""
+
+    source: str
+    runs: tuple[RunStatus, ...]
+
+    def count(self, state: State) -> int:
+        return sum(run.state == state for run in self.runs)
+
+    def select(self, state: State) -> list[RunStatus]:
+        return [run for run in self.runs if run.state == state]
+
+    @property
+    def steps_per_second(self) -> float:
+        """The sum over running runs."""
+        return sum((run.step / run.seconds for run in self.select("running") if run.seconds), 0.0)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Time left if runs go on at the speed of those that are running; None if nothing is known yet."""
+        steps = sum(run.steps - run.step for run in self.runs if run.state in ("running", "waiting"))
+        speed = self.steps_per_second
+        return 0.0 if not steps else steps / speed if speed else None
+
+    @property
+    def best(self) -> RunStatus | None:
+        """The finished run with the best score on `test`, by the metric of the first run."""
+        metric = self.runs[0].metric
+        scored = [run for run in self.select("finished") if run.score("test", metric) is not None]
+        sign = 1 if self.runs[0].higher_is_better else -1
+        return max(scored, key=lambda run: sign * (run.score("test", metric) or 0.0), default=None)
+
+
+class SweepReader:
+    """Reads the status of a sweep; results, which do not change, are read once."""
+
+    def __init__(self, folder: Path | str, plan: Mapping[str, Any] | None = None) -> None:
+        self.folder = Path(folder)
+        self.plan = plan  # if None, the plan in the folder, which another sweep may replace
+        self.results: dict[str, tuple[int, Mapping[str, Any]]] = {}
+
+    def read(self) -> SweepStatus:
+        plan = self.plan or read_plan(self.folder)
+        alive = _list_alive(self.folder / RUNNING)
+        try:
+            runs = tuple(self._read_run(entry, alive) for entry in plan["runs"])
+        except (KeyError, TypeError) as error:
+            raise InputError(
+                f"{self.folder / PLAN} lacks {error}: expected a file that `recombine sweep` wrote"
+            ) from None
+        return SweepStatus(source=plan["source"], runs=runs)
+
+    def read_run(self, key: str) -> RunStatus:
+        """One run, by the name of its directory."""
+        plan = self.plan or read_plan(self.folder)
+        return next(self._read_run(entry, set()) for entry in plan["runs"] if entry["run"] == key)
+
+    def _read_run(self, entry: dict[str, Any], alive: set[str]) -> RunStatus:
+        path = self.folder / entry["run"]
+        known = {name: entry[name] for name in ("run", "settings", "seed", "steps", "metric", "higher_is_better")}
+        known["searched"] = tuple(entry["searched"])
+        running = entry["run"] in alive
+        result = None if running else self._read_result(path)
+        if result is not None:
+            seconds = float(result.get("seconds", 0))
+            return RunStatus(**known, state="finished", step=entry["steps"], seconds=seconds, result=result)
+        step, seconds = _read_progress(path / METRICS)
+        failure = None if running else read_json(path / FAILURE)
+        state: State = "running" if running else "waiting" if failure is None else "failed"
+        error = "" if failure is None else str(failure.get("error"))
+        return RunStatus(**known, state=state, step=step, seconds=seconds, error=error)
+
+    def _read_result(self, path: Path) -> Mapping[str, Any] | None:
+        try:
+            changed = (path / RESULT).stat().st_mtime_ns
+        except OSError:
+            return None
+        if path.name not in self.results or self.results[path.name][0] != changed:
+            self.results[path.name] = changed, _without_sums(read_json(path / RESULT) or {})
+        return self.results[path.name][1]
+
+
+def read_plan(folder: Path) -> dict[str, Any]:
+    """The list of runs that `recombine sweep` left in its folder."""
+    plan = read_json(folder / PLAN)
+    if plan is None or plan.get("format") != FORMAT or not plan.get("runs"):
+        raise InputError(
+            f"{folder} is not the folder of a sweep: expected one with a {PLAN} that `recombine sweep` wrote"
+        )
+    if plan.get("format_version") != FORMAT_VERSION:
+        raise InputError(f"{folder / PLAN} has version {plan.get('format_version')!r}: expected {FORMAT_VERSION}")
+    return plan
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """A JSON object, or None if there is none."""
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read ({error}): expected JSON") from None
+    return value if isinstance(value, dict) else None
+
+
+def _without_sums(result: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in result.items() if name not in ("composition_sums", "baselines")}
+
+
+def _list_alive(folder: Path) -> set[str]:
+    """The runs whose workers have given a sign of life."""
+    alive = set()
+    try:
+        for entry in os.scandir(folder):
+            if entry.name.endswith(".json") and time.time() - entry.stat().st_mtime < SILENT_SECONDS:
+                alive.add(entry.name.removesuffix(".json"))
+    except OSError:  # no worker has started, or one has just ended
+        pass
+    return alive
+
+
+def _read_progress(path: Path) -> tuple[int, float]:
+    """Step and seconds of the last whole line of a run's metrics."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, path.stat().st_size - 16_384))
+            lines: Sequence[bytes] = file.read().splitlines()
+    except OSError:
+        return 0, 0.0
+    for line in reversed(lines):
+        try:
+            row = json.loads(line)
+            return int(row["step"]), float(row["seconds"])
+        except (ValueError, KeyError, TypeError):
+            continue
+    return 0, 0.0
