@@ -178,6 +178,24 @@ def test_train_keeps_corpus_and_tokenizer(trained):
     assert list(result["scores"]) == ["test", "ood", "text", "recall"]
 
 
+def test_evaluate_prints_the_loss_by_position(trained, capsys):
+    assert run_cli(["evaluate", str(trained), "--num-instances", "8", "--json"]) == 0
+    value = json.loads(capsys.readouterr().out)
+    (rows,) = value["tables"].values()
+    assert [row["positions"] for row in rows][:3] == ["1 to 1", "2 to 2", "3 to 4"]
+    whole = rows[-1]
+    assert whole["positions"] == "1 to 128"
+    assert whole["cross-entropy"] == pytest.approx(value["scores"]["text"]["loss"]["value"], rel=1e-5)
+    assert sum(row["tokens"] for row in rows[:-1]) == whole["tokens"]
+
+
+def test_train_says_where_the_parameters_are(tmp_path, capsys):
+    flags = ["--scale", "tiny", "--steps", "1", "--evaluation-instances", "1", "--text", FOLDER, "--out", str(tmp_path)]
+    assert run_cli(["train", "language", *flags]) == 0
+    shown = capsys.readouterr()
+    assert "parameters: embedding, also the output layer 16,576, attention" in shown.err + shown.out
+
+
 def test_generate_prints_text(trained, capsys):
     flags = ["--prompt", "A seed", "--num-tokens", "20", "--seed", "1"]
     assert run_cli(["generate", str(trained), *flags]) == 0

@@ -31,6 +31,10 @@ class TrainOptions(ModelOptions):
 
 def run(argv: list[str]) -> None:
     config, options = parse_run(TrainOptions, argv, verb="train")
+    parts = config.model.count_parts(config.task)
+    if parts and not (options.quiet or options.json):
+        listed = ", ".join(f"{name} {count:,}" for name, count in parts.items())
+        options.say(f"{sum(parts.values()):,} parameters: {listed}")
     with progress_bar(config.name, quiet=options.quiet or options.json) as watch:
         directory = train_run(
             config,

@@ -77,6 +77,13 @@ class LanguageModelConfig(ModelConfig):
     def needs(self) -> tuple[Need, ...]:
         return (TOKENS,)
 
+    def count_parts(self, task: Task) -> dict[str, int]:
+        self.check_task(task)
+        with torch.device("meta"):
+            model = self.build(task)
+        assert isinstance(model, LanguageModel)
+        return parameter_table(model)
+
     def build(self, task: Task) -> nn.Module:
         assert task.vocabulary_size is not None
         return LanguageModel(self, num_tokens=task.vocabulary_size, context_length=task.sequence_length)

@@ -8,11 +8,12 @@ instance is written or drawn. Nothing outside its folder knows a family by name.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import one_hot
@@ -192,6 +193,12 @@ class Task(Sampler):
 
     def tables(self, num_instances: int) -> list[Table]:
         """Facts about the family that are worth knowing before training, estimated from `num_instances` instances."""
+        return []
+
+    def tables_of(
+        self, predict: Callable[[Tensor], Tensor], num_instances: int, device: torch.device | str
+    ) -> list[Table]:
+        """What is worth knowing of a predictor besides its scores; `recombine evaluate` prints it."""
         return []
 
     def draw(self, batch: Batch, row: int, path: Path | str) -> None:

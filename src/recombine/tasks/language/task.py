@@ -13,18 +13,21 @@ is part of the run. References: Attention as a Hypernetwork, section 5 (arXiv 24
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from recombine.compositions import Composition, CompositionSplit
 from recombine.errors import InputError, check_positive, require
+from recombine.tables import Table
 from recombine.tasks.base import Batch, Preset, Ratio, Scale, SplitName, Task
-from recombine.tasks.language import grammar, presets, recall, scoring
+from recombine.tasks.evaluation import evaluation_batches
+from recombine.tasks.language import grammar, positions, presets, recall, scoring
 from recombine.tasks.language.corpus import Corpus, load_corpus
 from recombine.tasks.language.hub import download_dataset
 from recombine.tasks.language.prepare import Request, prepare
@@ -210,6 +213,13 @@ class Language(Task):
     def best_predictions(self, batch: Batch, *, split: SplitName | None, metric: str) -> Tensor:
         """The targets. In the grammar and in recall the input determines them; in text they are an upper bound."""
         return scoring.predict_targets(batch, self.vocabulary_size)
+
+    def tables_of(
+        self, predict: Callable[[Tensor], Tensor], num_instances: int, device: torch.device | str
+    ) -> list[Table]:
+        """Cross-entropy and perplexity of held-out text by position in the row."""
+        batches = evaluation_batches(self, "text", num_instances, device)
+        return [positions.tabulate(predict, batches, self.context_length)]
 
     # words
 
