@@ -48,6 +48,7 @@ ROOMS = (
     "sweep",
     "speed",
     "report",
+    "help_page",
     "cli",
     "commands",
     "__main__",

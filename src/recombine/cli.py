@@ -11,12 +11,14 @@ import io
 import logging
 import os
 import re
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 from recombine import progress
 from recombine.errors import InputError, check_choice
+from recombine.help_page import WIDTH, write_page
 
 VERBS = {
     "tasks": "list the task families",
@@ -27,6 +29,7 @@ VERBS = {
     "probe": "look inside a run: what can be decoded from it, and what its codes do",
     "probe-model": "the same for a pretrained model of Hugging Face, on labelled prompts",
     "diagnose": "say whether a run generalises, and if not, why not",
+    "generate": "continue a text with a trained language model",
     "export": "write instances of a task to a file",
     "score": "score predictions for exported instances, made by any program",
     "runs": "list the runs in a folder",
@@ -37,6 +40,8 @@ VERBS = {
     "report": "write one HTML file about runs",
     "bench": "measure how fast this machine trains, compared with the plain definition",
 }
+
+RESUMABLE = ("train", "reproduce", "sweep")
 
 USAGE = """usage: recombine VERB ...
 
@@ -79,7 +84,8 @@ def run(argv: list[str]) -> int:
     except InputError as error:
         return _complain(error, 2)
     except KeyboardInterrupt as stop:  # a training that was stopped by a signal says where and how to go on
-        return _complain(str(stop) or "interrupted", getattr(stop, "exit_code", 130))
+        resumes = "; the same command resumes" if argv[0] in RESUMABLE else ""
+        return _complain(str(stop) or f"interrupted{resumes}", getattr(stop, "exit_code", 130))
     except BrokenPipeError:  # the reader of a pipe has left
         sys.stderr.close()
         return 141
@@ -155,12 +161,15 @@ def parse(owner: type[Flags], argv: Sequence[str], *, prog: str, **options: Any)
     """Fill a dataclass from flags; what does not fit is an InputError of one line. `options` go to `tyro.cli`."""
     import tyro
 
-    stderr = io.StringIO()
+    stdout, stderr = io.TextIOWrapper(io.BytesIO(), encoding="utf-8"), io.StringIO()  # frames depend on the encoding
+    asks = bool({"-h", "--help"} & set(argv))
     try:
-        with contextlib.redirect_stderr(stderr):
+        with contextlib.redirect_stderr(stderr), _printing_at(WIDTH if asks else None, stdout):
             flags: Flags = tyro.cli(owner, args=list(argv), prog=f"recombine {prog}", **options)
     except SystemExit as error:
         if error.code == 0:  # --help
+            stdout.seek(0)
+            print(write_page(stdout.read(), examples=examples_of(prog), width=shutil.get_terminal_size().columns))
             raise
         raise InputError(f"{_first_message(stderr.getvalue())}; see recombine {prog} --help") from None
     if flags.is_verbose():
@@ -168,6 +177,27 @@ def parse(owner: type[Flags], argv: Sequence[str], *, prog: str, **options: Any)
     if flags.shows_progress() and not _is_follower():
         progress.turn_on()
     return flags
+
+
+def examples_of(prog: str) -> tuple[str, ...]:
+    """The example commands of a verb: `EXAMPLES` of its module."""
+    module = importlib.import_module(f"recombine.commands.{prog.split()[0].replace('-', '_')}")
+    return getattr(module, "EXAMPLES", ())
+
+
+@contextlib.contextmanager
+def _printing_at(width: int | None, stdout: io.TextIOWrapper) -> Iterator[None]:
+    """Send standard output to `stdout` and pretend that the terminal has this width, if one is given."""
+    if width is None:
+        yield
+        return
+    before = os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = str(width)
+    try:
+        with contextlib.redirect_stdout(stdout):
+            yield
+    finally:
+        os.environ.pop("COLUMNS") if before is None else os.environ.update(COLUMNS=before)
 
 
 def parse_known(owner: type[Flags], argv: Sequence[str], *, prog: str) -> Flags:

@@ -9,12 +9,18 @@ from typing import Annotated
 
 import tyro
 
-from recombine.commands.console import score_table
+from recombine.commands.console import Starting, score_table
 from recombine.commands.flags import ModelOptions, parse_run
+from recombine.evaluate import describe_splits
 from recombine.integrations.trackers import TrackerName, build_tracker
 from recombine.parallel import is_follower, leave_group
 from recombine.run import RunConfig, progress_bar, train_run
 from recombine.store import RunDirectory
+
+EXAMPLES = (
+    "recombine train sraven --attention hyla --scale tiny",
+    "recombine train fuzzy-logic --scale small --seed 1 --out runs/fuzzy",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +49,12 @@ def run(argv: list[str]) -> None:
     config, options = parse_run(TrainOptions, argv, verb="train")
     trackers = [build_tracker(name) for name in options.track]
     quiet = options.quiet or options.json or is_follower()
-    with progress_bar(config.name, quiet=quiet) as watch:
+    parts = config.model.count_parts(config.task)
+    if parts and not quiet:
+        listed = ", ".join(f"{name} {count:,}" for name, count in parts.items())
+        options.say(f"{sum(parts.values()):,} parameters: {listed}")
+    with progress_bar(config.name, quiet=quiet) as bar:
+        watch = Starting(bar)
         directory = train_run(
             config,
             out=options.out,
@@ -58,6 +69,8 @@ def run(argv: list[str]) -> None:
         )
     leave_group()
     if not is_follower():
+        if not watch.started and not options.json:
+            options.say(f"{directory.path} was finished already; below are its scores. To train it again, delete it.")
         show_result(config, directory, options)
 
 
@@ -71,6 +84,6 @@ def show_result(config: RunConfig, directory: RunDirectory, options: TrainOption
         f"{config.name}  {result['steps']} steps  {result['seconds']:.0f} s  {result['steps_per_second']:.1f} steps/s"
     )
     if not options.quiet:
-        covered = config.task.split.certificate.min_coverage > 0
-        options.show(result, score_table(result["scores"], title, covered=covered, metrics=result.get("metrics")))
+        splits = describe_splits(config.task)
+        options.show(result, score_table(result["scores"], title, metrics=result.get("metrics"), splits=splits))
     print(directory.path)

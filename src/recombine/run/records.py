@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import nn
 
-from recombine.evaluate import EVALUATION_VERSION, Evaluation, describe_metrics, scores_as_dict
+from recombine.evaluate import EVALUATION_VERSION, Evaluation, describe_metrics, describe_splits, scores_as_dict
 from recombine.models import count_parameters
 from recombine.registry import version_of
 from recombine.run.config import RunConfig
@@ -103,6 +103,7 @@ def summarise(
         "evaluation_instances": num_instances,
         "evaluation_source_sha256": hash_source(),
         "metrics": describe_metrics(config.task, scores.values()),
+        "splits": describe_splits(config.task),
         "scores": scores_as_dict(scores),
         "composition_sums": {
             split: {name: [list(sums) for sums in metric.sums] for name, metric in metrics.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NotRequired, TypedDict
 
-from recombine.evaluate import MetricDict, ScoreDict
+from recombine.evaluate import MetricDict, ScoreDict, SplitDict
 
 Json = dict[str, Any]
 
@@ -123,6 +123,7 @@ class ResultFile(TypedDict):
     evaluation_instances: int  # per split
     evaluation_source_sha256: str  # the code that computed the scores
     metrics: dict[str, MetricDict]  # how to show each metric
+    splits: NotRequired[dict[str, SplitDict]]  # what each split is; older results lack it
     scores: dict[str, dict[str, ScoreDict]]  # split -> metric -> score
     composition_sums: dict[
         str, dict[str, list[list[float]]]
