@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow soak lint format bench wheel clean
+.PHONY: demo test test-slow soak coverage lint format bench docs cards notebooks licences wheel wheel-native dist clean
 
 # the demo needs the package alone; everything else also the tools of development
 INSTALL := $(BIN)/python -m pip install -qq --constraint constraints.txt --editable
@@ -47,8 +47,36 @@ bench: $(VENV)/dev
 	$(BIN)/recombine bench --out benchmarks/results.json --charts docs/images
 	for file in benchmarks/*.py; do $(BIN)/python $$file; done
 
+# the documentation site, in build/site
+docs: $(VENV)/dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+# the cards of the tasks in docs/tasks, with their pictures and numbers
+cards: $(VENV)/ready
+	$(BIN)/python docs/make_task_cards.py
+
+# the tutorials as notebooks, in build/notebooks
+notebooks: $(VENV)/dev
+	mkdir -p build/notebooks
+	for file in docs/tutorials/*.py; do $(BIN)/jupytext --quiet --to ipynb --output build/notebooks/$$(basename $$file .py).ipynb $$file; done
+
+coverage: $(VENV)/dev
+	$(PYTEST) --cov=recombine --cov-report=term
+
+# the licences of everything in the environment
+licences: $(VENV)/ready
+	$(BIN)/python docs/list_licences.py > docs/licences.md
+
 wheel: $(VENV)/dev
 	$(BIN)/python -m build --wheel
+
+# besides the pure wheel: one with kernels for x86-64-v3 and v4, for machines without a compiler
+wheel-native: $(VENV)/dev
+	$(BIN)/python packaging/build_native_wheel.py
+
+dist: $(VENV)/dev
+	$(BIN)/python -m build
+	$(BIN)/python -m twine check --strict dist/*.whl dist/*.tar.gz
 
 clean:
 	rm -rf $(VENV) build dist runs report.html .pytest_cache .ruff_cache

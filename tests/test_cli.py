@@ -8,6 +8,8 @@ import pytest
 
 from recombine.cli import run as run_verb
 from recombine.commands.console import REFERENCE_LEGEND, score_table, split_legend
+from recombine.evaluate import describe_splits
+from recombine.tasks import FuzzyLogic, Hyperteacher, SequenceTeacher
 
 TINY = ["--num-examples", "4", "--embedding-dim", "16", "--kqv-dim", "8", "--mlp-dim", "16", "--num-heads", "4"]
 TRAIN = ["train", "fuzzy-logic", *TINY, "--steps", "30", "--batch-size", "8", "--evaluation-instances", "100"]
@@ -95,23 +97,65 @@ def test_tasks_show_check(capsys):
             "ood: held-out compositions, with modules never trained",
             "1820",
         ),
+        (["sequence-teacher"], "ood: longer sequences than trained, 11 to 100 tokens", "0"),
     ],
 )
 def test_check_says_what_its_splits_are(arguments, caption, row, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     assert run_verb(["check", *arguments, "--num-instances", "50"]) == 0
     words = " ".join(capsys.readouterr().out.replace("│", "").split())
-    assert f"{caption} unknown: modules never trained, or more at once than trained" in words
-    assert f"compositions with unknown modules or more at once {row} " in words
+    assert caption in words
+    assert ("unknown: modules never trained, or more at once than trained" in words) == (row != "0")
+    assert f"with unseen modules or more at once {row} " in words
 
 
-def test_a_table_claims_of_held_out_combinations_only_what_is_known():
+def test_a_table_claims_of_held_out_compositions_only_what_is_known():
     scores = {split: {} for split in ("test", "ood")}
-    legends = [split_legend(scores, covered) for covered in (True, False, None)]
-    assert ["of trained modules" in legend for legend in legends] == [True, False, False]
-    for covered, legend in zip((True, False, None), legends, strict=True):
-        assert score_table(scores, covered=covered).caption == f"{legend}\n{REFERENCE_LEGEND}"
-    assert score_table(scores).caption == f"{legends[-1]}\n{REFERENCE_LEGEND}"
+    tasks = (FuzzyLogic(), Hyperteacher(support="non_compositional"), SequenceTeacher())
+    known = [*map(describe_splits, tasks), None]
+    legends = [split_legend(scores, splits) for splits in known]
+    assert ["of trained modules" in legend for legend in legends] == [True, False, False, False]
+    assert ["compositions" in legend.splitlines()[1] for legend in legends] == [True, True, False, True]
+    for splits, legend in zip(known, legends, strict=True):
+        assert score_table(scores, splits=splits).note == f"{legend}\n{REFERENCE_LEGEND}"
+
+
+def test_the_task_of_a_run_can_be_inspected(trained, capsys):
+    folder, _ = trained
+    (path,) = (folder / "runs").iterdir()
+    assert run_verb(["show", str(path), "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["inputs"]) == 4  # tokens, as in the run
+    assert run_verb(["check", str(path), "--num-instances", "0", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["certificate"]["sha256"][:4] == "960f"
+    assert run_verb(["check", str(path), "--scale", "tiny"]) == 2
+    assert "expected one of them, because a run has its own sizes" in capsys.readouterr().err
+
+
+def test_a_finished_run_says_so(trained, capsys):
+    folder, _ = trained
+    assert run_verb([*TRAIN, "--out", str(folder / "runs")]) == 0
+    assert "was finished already; below are its scores" in capsys.readouterr().err
+
+
+def test_an_interrupted_training_says_how_to_go_on(tmp_path, capsys, monkeypatch):
+    def interrupt(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("recombine.commands.train.train_run", interrupt)
+    assert run_verb([*TRAIN, "--out", str(tmp_path)]) == 130
+    assert capsys.readouterr().err.endswith("recombine: interrupted; the same command resumes\n")
+
+
+def test_reproduce_takes_attentions():
+    from recombine.commands.reproduce import ReproduceOptions, choose_records
+    from recombine.recipes import EXPERIMENTS
+
+    records = list(EXPERIMENTS["fuzzy-logic"].records("tiny"))
+    options = ReproduceOptions(name="fuzzy-logic", attention=("softmax", "hyla"), seeds=(0, 1), steps=10)
+    chosen = choose_records(records, options)
+    assert {record.settings["attention"] for record in chosen} == {"softmax", "hyla"}
+    assert {record.config.training.steps for record in chosen} == {10}
+    assert len(chosen) == 4
 
 
 def test_export(tmp_path, capsys):
@@ -206,7 +250,7 @@ def test_report(trained, capsys):
     folder, _ = trained
     (path,) = (folder / "runs").iterdir()
     file = folder / "report.html"
-    assert run_verb(["report", str(path), "-o", str(file)]) == 0
+    assert run_verb(["report", str(path.parent), "-o", str(file)]) == 0  # a folder of runs
     assert str(file) in capsys.readouterr().out
     assert "hyla" in file.read_text()
 

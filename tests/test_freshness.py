@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from recombine.errors import InputError
 from recombine.evaluate import EVALUATION_VERSION
 from recombine.models import MLPConfig
-from recombine.run import RunConfig, execute, load_run, train_run
+from recombine.run import RunConfig, load_run, records, train_run
 from recombine.store import DamagedError, RunDirectory, describe_environment, hash_source
 from recombine.tasks import Hyperteacher
 from recombine.train import TrainingConfig
@@ -66,7 +66,7 @@ def test_another_version_of_the_evaluation_is_evaluated(finished, monkeypatch):
     result = finished.read_json("result.json")
     finished.write_json("result.json", {**result, "scores": {}})
     assert train(finished.path.parent).read_json("result.json")["scores"] == {}  # as it was
-    monkeypatch.setattr(execute, "EVALUATION_VERSION", EVALUATION_VERSION + 1)
+    monkeypatch.setattr(records, "EVALUATION_VERSION", EVALUATION_VERSION + 1)
     again = train(finished.path.parent).read_json("result.json")
     assert again["scores"] == result["scores"]
     assert again["versions"]["evaluation"] == EVALUATION_VERSION + 1
@@ -94,7 +94,7 @@ def test_resuming_in_another_environment_is_said_and_both_are_kept(tmp_path, mon
     first = run.read_json("environment.json")
     assert (first["first_step"], first["previous"]) == (0, [])
     monkeypatch.setattr(
-        execute, "describe_environment", lambda _: {**describe_environment("cpu"), "source_sha256": "f" * 64}
+        records, "describe_environment", lambda *_: {**describe_environment("cpu"), "source_sha256": "f" * 64}
     )
     stop(tmp_path, 100)
     assert len(caplog.records) == 1

@@ -117,6 +117,7 @@ def test_everything_is_measured_and_kept(folder, tmp_path):
     page = (tmp_path / "report.html").read_text()
     assert "Decodability" in page
     assert "Ablations" in page
+    assert "A pretrained model on labelled prompts, not trained here" in page
 
 
 def test_answers_are_read_from_the_logits(folder, tmp_path, capsys):

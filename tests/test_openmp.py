@@ -12,9 +12,9 @@ from recombine.kernels import compiler, openmp
 CHECK = """
 import logging, torch
 logging.basicConfig(level=logging.WARNING)
-from recombine.kernels import attend, cpu, gelu, norm, reference
+from recombine.kernels import attend, cpu, gelu, norm, reference, weight_gradient
 assert cpu.is_available(), cpu.why_unavailable()
-for each in (gelu, norm):
+for each in (gelu, norm, weight_gradient):
     assert not isinstance(each.open_library(), str), each.open_library()
 q, k, v = torch.randn(3, 2, 40, 4, 8).unbind()
 for choice in (("softmax", "linear"), ("rms_head", "hyper_relu")):

@@ -8,6 +8,7 @@ read.
 from __future__ import annotations
 
 import math
+import tokenize
 import zipfile
 import zlib
 from pathlib import Path
@@ -36,7 +37,7 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
         raise
     except FileNotFoundError:
         raise InputError(f"{path} does not exist: expected an npz file") from None
-    except (*UNREADABLE, zipfile.BadZipFile, zlib.error) as error:
+    except (*UNREADABLE, zipfile.BadZipFile, zlib.error, tokenize.TokenError) as error:
         reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
         raise InputError(f"{path} cannot be read ({reason}): expected an npz file without Python objects") from None
 

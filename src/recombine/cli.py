@@ -11,11 +11,14 @@ import io
 import logging
 import os
 import re
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
+from recombine import progress
 from recombine.errors import InputError, check_choice
+from recombine.help_page import WIDTH, write_page
 
 VERBS = {
     "tasks": "list the task families",
@@ -37,6 +40,8 @@ VERBS = {
     "bench": "measure how fast this machine trains, compared with the plain definition",
 }
 
+RESUMABLE = ("train", "reproduce", "sweep")
+
 USAGE = """usage: recombine VERB ...
 
 Does a network recombine what it learned into combinations it has never seen?
@@ -53,6 +58,10 @@ class ParsedFlags:
         """Whether `--verbose` was given."""
         return False
 
+    def shows_progress(self) -> bool:
+        """Whether neither `--quiet` nor `--json` was given."""
+        return True
+
 
 Flags = TypeVar("Flags", bound=ParsedFlags)
 
@@ -67,14 +76,15 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def run(argv: list[str]) -> int:
     """Run a verb; returns its exit code."""
-    logging.basicConfig(format="recombine: %(message)s")
+    logging.basicConfig(format="recombine: %(message)s", level=logging.ERROR if _is_follower() else logging.WARNING)
     try:
         _run_verb(argv)
         sys.stdout.flush()
     except InputError as error:
         return _complain(error, 2)
-    except KeyboardInterrupt:
-        return _complain("interrupted", 130)
+    except KeyboardInterrupt as stop:  # a training that was stopped by a signal says where and how to go on
+        resumes = "; the same command resumes" if argv[0] in RESUMABLE else ""
+        return _complain(str(stop) or f"interrupted{resumes}", getattr(stop, "exit_code", 130))
     except BrokenPipeError:  # the reader of a pipe has left
         sys.stderr.close()
         return 141
@@ -86,9 +96,9 @@ def run(argv: list[str]) -> int:
     except RuntimeError as error:
         if _is_out_of_memory(error):
             return _complain(f"out of memory ({_first_sentence(error)}): expected smaller sizes", 2)
-        if type(error).__name__ != "DivergedError":  # by name, because importing it would import torch
+        if type(error).__name__ not in ("DivergedError", "LostProcessError"):  # importing them would import torch
             raise
-        return _complain(error, 1)
+        return _complain(error, 1, follower=type(error).__name__ == "LostProcessError")
     except SystemExit as stop:  # --help, or a usage message
         return stop.code if isinstance(stop.code, int) else 0
     return 0
@@ -104,13 +114,23 @@ def _run_verb(argv: list[str]) -> None:
         print(f"recombine {recombine.__version__}")
         return
     verb = check_choice("verb", argv[0], VERBS)
+    if verb != "train" and "MASTER_ADDR" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1":
+        raise InputError(
+            f"{verb} was started by torchrun in several processes: expected one; only train shares its work"
+        )
     importlib.import_module(f"recombine.commands.{verb.replace('-', '_')}").run(argv[1:])
 
 
-def _complain(message: object, code: int) -> int:
+def _complain(message: object, code: int, *, follower: bool = False) -> int:
+    """Print an error; of the processes that torchrun started, the first speaks for all unless `follower`."""
     with contextlib.suppress(OSError):
-        print(f"recombine: {message}", file=sys.stderr)
+        if follower or not _is_follower():
+            print(f"recombine: {message}", file=sys.stderr)
     return code
+
+
+def _is_follower() -> bool:
+    return os.environ.get("RANK", "0") != "0" and "MASTER_ADDR" in os.environ
 
 
 def _is_out_of_memory(error: RuntimeError) -> bool:
@@ -140,17 +160,43 @@ def parse(owner: type[Flags], argv: Sequence[str], *, prog: str, **options: Any)
     """Fill a dataclass from flags; what does not fit is an InputError of one line. `options` go to `tyro.cli`."""
     import tyro
 
-    stderr = io.StringIO()
+    stdout, stderr = io.TextIOWrapper(io.BytesIO(), encoding="utf-8"), io.StringIO()  # frames depend on the encoding
+    asks = bool({"-h", "--help"} & set(argv))
     try:
-        with contextlib.redirect_stderr(stderr):
+        with contextlib.redirect_stderr(stderr), _printing_at(WIDTH if asks else None, stdout):
             flags: Flags = tyro.cli(owner, args=list(argv), prog=f"recombine {prog}", **options)
     except SystemExit as error:
         if error.code == 0:  # --help
+            stdout.seek(0)
+            print(write_page(stdout.read(), examples=examples_of(prog), width=shutil.get_terminal_size().columns))
             raise
         raise InputError(f"{_first_message(stderr.getvalue())}; see recombine {prog} --help") from None
     if flags.is_verbose():
         logging.getLogger().setLevel(logging.INFO)
+    if flags.shows_progress() and not _is_follower():
+        progress.turn_on()
     return flags
+
+
+def examples_of(prog: str) -> tuple[str, ...]:
+    """The example commands of a verb: `EXAMPLES` of its module."""
+    module = importlib.import_module(f"recombine.commands.{prog.split()[0].replace('-', '_')}")
+    return getattr(module, "EXAMPLES", ())
+
+
+@contextlib.contextmanager
+def _printing_at(width: int | None, stdout: io.TextIOWrapper) -> Iterator[None]:
+    """Send standard output to `stdout` and pretend that the terminal has this width, if one is given."""
+    if width is None:
+        yield
+        return
+    before = os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = str(width)
+    try:
+        with contextlib.redirect_stdout(stdout):
+            yield
+    finally:
+        os.environ.pop("COLUMNS") if before is None else os.environ.update(COLUMNS=before)
 
 
 def parse_known(owner: type[Flags], argv: Sequence[str], *, prog: str) -> Flags:

@@ -58,10 +58,17 @@ def fits(value: Any, annotation: Any) -> bool:
     if origin is tuple and arguments[1:] == (...,):
         return isinstance(value, tuple) and all(fits(item, arguments[0]) for item in value)
     if annotation is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        return isinstance(value, int | float) and not isinstance(value, bool) and _is_finite(value)
     if annotation is int:
         return isinstance(value, int) and not isinstance(value, bool)
     return annotation not in PLAIN_TYPES or isinstance(value, annotation)
+
+
+def _is_finite(value: int | float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond any float
+        return False
 
 
 def describe(annotation: Any) -> str:

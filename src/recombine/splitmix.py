@@ -23,6 +23,11 @@ def mix(counter: Int[Tensor, "*shape"], key: int | Int[Tensor, ""]) -> Int[Tenso
     return bits ^ shift_right(bits, 31)
 
 
+def advance_key(key: Int[Tensor, ""], count: int) -> Int[Tensor, ""]:
+    """The key under which counter 0 gives what counter `count` gives under `key`."""
+    return key + _signed(count * _GOLDEN % 2**64)
+
+
 def hash_key(*parts: object) -> int:
     """A key for whatever can be written down, as a signed 64-bit integer."""
     digest = hashlib.sha256(repr(parts).encode()).digest()

@@ -6,6 +6,7 @@ import ctypes
 import os
 import resource
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -28,6 +29,8 @@ def in_fork(work: Callable[[], int | None], *, kill_after: float | None = None, 
             torch.set_num_threads(1)
             if errors is not None:
                 os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), 2)
+                sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+                sys.stdout = open(os.devnull, "w")  # noqa: SIM115
             code = work() or 0
         except BaseException:
             os.write(2, traceback.format_exc().encode())

@@ -53,7 +53,8 @@ def attempt(argv: list[str], errors: Path, starve) -> str:
     return errors.read_text()
 
 
-VERBS = ("train", "probe", "diagnose", "report", "export", "show")
+SLOW = [pytest.param(verb, marks=pytest.mark.slow) for verb in ("probe", "diagnose", "report")]
+VERBS = ("train", "export", "show", *SLOW)
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -38,11 +38,14 @@ def kill_at_random(family: str, tmp_path: Path, num_kills: int) -> None:
         code = in_fork(lambda out=out: train(config, out) and None, kill_after=draw.uniform(0, seconds))
         assert code in (0, -9)
         killed += code == -9
+        seconds *= 1.1 if code == -9 else 0.7  # a machine may be busier now than it was before
         if code == 0:
             assert final_state(find_run(out)) == undisturbed
             out = tmp_path / f"disturbed-{tries}"
+    started = time.monotonic()
     assert final_state(train(config, out)) == undisturbed
-    assert leftovers(find_run(out)) == []
+    assert [name for name in leftovers(find_run(out)) if not name.endswith(".tmp")] == []
+    print(f"{family}: {killed} kills in {tries} processes; the last recovery took {time.monotonic() - started:.2f} s")
 
 
 def test_a_few_kills_at_random(tmp_path):
@@ -118,6 +121,7 @@ def kill_at_operations(tmp_path: Path, numbers, family: str = "fuzzy_logic") -> 
         code = in_fork(work)
         assert code in (0, -9)
         if code == 0:
+            print(f"{count} operations, each killed once")
             return count
         assert final_state(train(config, out)) == undisturbed, f"after a kill at operation {number}"
         assert [name for name in leftovers(find_run(out)) if not name.endswith(".tmp")] == []

@@ -15,6 +15,7 @@ from recombine.errors import InputError
 from recombine.models import MLPConfig, TransformerConfig, build_model, size
 from recombine.run import default_run
 from recombine.tasks import TASKS, FuzzyLogic
+from recombine.tasks.stream import Stream
 
 LINES = [
     ("show sraven --num-features 1000", "8 modules, 1000 at once, make 204,032,533,091,695,451 compositions"),
@@ -26,7 +27,7 @@ LINES = [
     ("train fuzzy-logic --embedding-dim 1000000000000000000", "expected smaller sizes"),
     ("train fuzzy-logic --batch-size 1000000000", "a batch of 1,000,000,000 × 32 × 5 numbers takes 640 GB of memory"),
     ("train fuzzy-logic --seed 1180591620717411303424", "expected a whole number from 0 to 2**63 - 1"),
-    ("show fuzzy-logic --num-examples 1000000000", "a draw of 1 × 4,000,000,000 random numbers takes 64 GB"),
+    ("show fuzzy-logic --num-examples 1000000000", "a batch of 1 × 1,000,000,000 × 5 numbers takes 20 GB"),
     (
         "check fuzzy-logic --num-instances 1000000000000",
         "num_instances is 1,000,000,000,000: expected at most 100,000,000",
@@ -68,7 +69,14 @@ def test_all_layers_are_alike():
     task = FuzzyLogic(num_examples=4)
     for config in (TransformerConfig(num_layers=7, embedding_dim=8, kqv_dim=8, mlp_dim=8, num_heads=2), MLPConfig()):
         deep = dataclasses.replace(config, num_layers=7)
-        assert size.measure_size(deep, task).num_numbers == sum(p.numel() for p in deep.build(task).parameters())
+        built = deep.build(task)
+        found = sum(tensor.numel() for tensor in (*built.parameters(), *built.buffers()))
+        assert size.measure_size(deep, task).num_numbers == found
+
+
+def test_a_draw_that_does_not_fit():
+    with pytest.raises(InputError, match="a draw of 2 × 1,000,000,000 random numbers takes 32 GB of memory"):
+        Stream("a key", rows=range(2)).bits(10**9)
 
 
 def test_numbers_of_compositions():
@@ -76,7 +84,7 @@ def test_numbers_of_compositions():
         all_sets(1_000_000, 2)
     with pytest.raises(InputError, match=r"make more than 10\^\d+ compositions"):
         all_sets(2**2000, 5)
-    with pytest.raises(InputError, match="2 to 4 at once, make 200,010 compositions or more"):
+    with pytest.raises(InputError, match="2 to 4 at once, make 200,028 compositions or more"):
         all_sets(633, (2, 3, 4))
     with pytest.raises(InputError, match="3 at once, make"):
         all_multisets(200, 3)
@@ -114,6 +122,7 @@ ARCHIVES = [
     (header((2,), content=b"\0" * 4), "claims 8 bytes, expected the 4 that follow it"),
     (header((1,), dtype="|O", content=b"\x80\x04K\x01."), "expected"),
     (b"rubbish", "cannot be read"),
+    (b"\x93NUMPY\x01\x00\x08\x00{'a': ((", "cannot be read"),
     (b"\x93NUMPY\x09\x00", "cannot be read"),
 ]
 

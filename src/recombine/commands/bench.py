@@ -22,6 +22,11 @@ from recombine.speed.chart import write_charts
 from recombine.store import Json
 from recombine.tasks.base import SCALES
 
+EXAMPLES = (
+    "recombine bench steps --precisions float32",
+    "recombine bench attention memory --seconds 1.5 --charts charts",
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions(Output):

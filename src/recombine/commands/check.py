@@ -7,17 +7,19 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rich.table import Table
-
 from recombine.commands.console import REFERENCE_LEGEND, split_legend, title_of
 from recombine.commands.flags import TaskOptions, parse_task
 from recombine.errors import InputError, require
-from recombine.evaluate import MetricDict, describe_metrics, score_references
+from recombine.evaluate import MetricDict, SplitDict, describe_metrics, describe_splits, score_references
 from recombine.store import Json
-from recombine.tables import format_number, tables_as_dict
+from recombine.tables import Column, Table, tables_as_dict
 from recombine.tasks.audit import find_leaks
 from recombine.tasks.base import REFERENCES
 
+EXAMPLES = (
+    "recombine check fuzzy-logic --held-out 0.7",
+    "recombine check runs/sraven-hyla-0123456789ab",
+)
 MAX_AUDITED = 2_000  # instances per split that are searched for compositions of other splits
 SECONDS_BETWEEN_LINES = 5
 
@@ -51,8 +53,8 @@ def run(argv: list[str]) -> None:
         "references": references,
         "tables": tables_as_dict(facts),
     }
-    tables = [references_table(references, metrics, covered=bool(certificate["covered"]))] if references else []
-    options.show(value, certificate_table(certificate), *tables, *facts)
+    tables = [references_table(references, metrics, describe_splits(task))] if references else []
+    options.show(value, certificate_table(certificate), f"sha256 {certificate['sha256']}\n", *tables, *facts)
     if leaks:
         raise InputError(f"task {task.name!r} breaks its split: {leaks[0].describe(task)}")
 
@@ -74,35 +76,33 @@ class ProgressLines:
 
 def certificate_table(certificate: Json) -> Table:
     """The certificate, one fact per line."""
-    table = Table(title="certificate", title_justify="left", show_header=False)
-    table.add_column()
-    table.add_column(overflow="fold")
     coverage = certificate["coverage"]
     covered = "yes" if certificate["covered"] else "NO"
     connected = "yes" if certificate["connected"] else "NO"
     rows = {
         "training compositions": certificate["num_train"],
         "held-out compositions": certificate["num_ood"],
-        "compositions with unknown modules or more at once": certificate["num_unknown"],
-        "every module covered in training": f"{covered}, at least {certificate['min_coverage']} times",
-        "times covered, by module": " ".join(f"{module}:{count}" for module, count in coverage.items()),
-        "co-occurrence graph connected": f"{connected}, {certificate['num_components']} component(s)",
+        "with unseen modules or more at once": certificate["num_unknown"],
+        "every module trained": f"{covered}, at least {certificate['min_coverage']} times",
+        "times trained, by module": " ".join(f"{module}:{count}" for module, count in coverage.items()),
+        "modules connected by co-occurrence": f"{connected}, {certificate['num_components']} component(s)",
         "compositions in two splits": certificate["overlap"],
-        "redraws until covered": certificate["redraws"],
-        "sha256": certificate["sha256"],
+        "redraws until every module is trained": certificate["redraws"],
     }
-    for name, text in rows.items():
-        table.add_row(name, str(text))
-    return table
+    columns = ("fact", Column(name="value", wrap=True))
+    return Table(
+        title="certificate of the split", columns=columns, rows=tuple((name, str(text)) for name, text in rows.items())
+    )
 
 
-def references_table(references: Json, metrics: Mapping[str, MetricDict], *, covered: bool) -> Table:
+def references_table(
+    references: Json, metrics: Mapping[str, MetricDict], splits: Mapping[str, SplitDict] | None = None
+) -> Table:
     """Chance, ceiling and agnostic optimum of each split and metric."""
-    table = Table("split", "metric", title="reference scores", title_justify="left")
-    table.caption, table.caption_justify = f"{split_legend(references, covered)}\n{REFERENCE_LEGEND}", "left"
-    for name in REFERENCES:
-        table.add_column(name, justify="right")
-    for split, values in references.items():
-        for metric, score in values.items():
-            table.add_row(split, title_of(metric, metrics), *(format_number(score[name]) for name in REFERENCES))
-    return table
+    rows = tuple(
+        (split, title_of(metric, metrics), *(score[name] for name in REFERENCES))
+        for split, values in references.items()
+        for metric, score in values.items()
+    )
+    note = f"{split_legend(references, splits)}\n{REFERENCE_LEGEND}"
+    return Table(title="reference scores", columns=("split", "metric", *REFERENCES), rows=rows, note=note)

@@ -15,6 +15,11 @@ from recombine.report.runs import differing_settings
 from recombine.store import Json, RunDirectory
 from recombine.tables import Cell, Table
 
+EXAMPLES = (
+    "recombine compare runs/sraven-hyla-0123456789ab runs/sraven-softmax-0123456789ab",
+    "recombine compare runs/sraven-hyla-0123456789ab runs/sraven-softmax-0123456789ab --json",
+)
+
 NOTE = (
     "difference: first minus second, with its 95 % interval over compositions. Both runs are resampled on the same "
     "compositions, so the difference can be clear although the intervals of the two scores overlap."
@@ -107,5 +112,5 @@ def tabulate(rows: list[Json], result: Json) -> Table:
             )
             for row in rows
         ),
-        note=f"{NOTE}\n{split_legend(dict.fromkeys(_splits(rows)))}",
+        note=f"{NOTE}\n{split_legend(_splits(rows), result.get('splits'))}",
     )

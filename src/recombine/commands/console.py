@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
 import tyro
-from rich.table import Table
 
 from recombine.commands.output import Output as Output
-from recombine.evaluate import MetricDict
+from recombine.evaluate import MetricDict, SplitDict
 from recombine.run import progress_bar as progress_bar
 from recombine.store import Json
-from recombine.tables import format_number
-from recombine.tasks.base import REFERENCES, Task
+from recombine.tables import Cell, Table, Value
+from recombine.tasks.base import REFERENCES, SPLIT_TITLES, Task
+from recombine.train import Progress, Watcher
 
-TEST_LEGEND = "test: trained compositions, new instances"
-OOD_LEGENDS = {
-    True: "ood: held-out compositions of trained modules",
-    False: "ood: held-out compositions, with modules never trained",
-    None: "ood: held-out compositions",
-}
-UNKNOWN_LEGEND = "unknown: modules never trained, or more at once than trained"
 REFERENCE_LEGEND = (
-    "ceiling: the best possible score on the split; agnostic: the best without knowing which compositions it holds"
+    "chance: the best answer that ignores the input\nceiling: the best possible score on the split\n"
+    "agnostic: the best without knowing which compositions it holds"
 )
 
 
@@ -36,24 +30,38 @@ class RunOutput(Output):
     """Task or model of the run, if it is not part of this package; same form as for `train`. Runs this code. Repeatable."""
 
 
+class Starting:
+    """A watcher of a training that remembers whether there was anything to train."""
+
+    def __init__(self, watch: Watcher | None) -> None:
+        self.watch = watch
+        self.started = False
+
+    def __call__(self, progress: Progress) -> None:
+        self.started = True
+        if self.watch is not None:
+            self.watch(progress)
+
+
 def score_table(
     scores: Json,
-    title: str | None = None,
+    title: str = "scores",
     *,
-    covered: bool | None = None,
     metrics: Mapping[str, MetricDict] | None = None,
+    splits: Mapping[str, SplitDict] | None = None,
 ) -> Table:
-    """Scores of one run, one row per split and metric. `metrics` comes from `result.json`."""
-    caption = f"{split_legend(scores, covered)}\n{REFERENCE_LEGEND}"
-    table = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
-    for name in ("split", "metric"):
-        table.add_column(name)
-    for name in ("score", "95 % interval", "chance", "ceiling", "agnostic"):
-        table.add_column(name, justify="right")
-    for split, values in scores.items():
-        for metric, score in values.items():
-            table.add_row(split, title_of(metric, metrics), *format_score(score))
-    return table
+    """Scores of one run, one row per split and metric. `metrics` and `splits` come from `result.json`."""
+    rows = tuple(
+        (split, title_of(metric, metrics), *_score_cells(score))
+        for split, values in scores.items()
+        for metric, score in values.items()
+    )
+    columns = ("split", "metric", "score (95 % interval)", *REFERENCES)
+    return Table(title=title, columns=columns, rows=rows, note=f"{split_legend(scores, splits)}\n{REFERENCE_LEGEND}")
+
+
+def _score_cells(score: Json) -> tuple[Value, ...]:
+    return Cell(value=score["value"], low=score["low"], high=score["high"]), *(score.get(name) for name in REFERENCES)
 
 
 def title_of(metric: str, metrics: Mapping[str, MetricDict] | None) -> str:
@@ -63,16 +71,10 @@ def title_of(metric: str, metrics: Mapping[str, MetricDict] | None) -> str:
     return metrics[metric]["title"]
 
 
-def split_legend(scores: Json, covered: bool | None = None) -> str:
-    """Meaning of the splits in a table; `covered` says whether every module was trained, None if unknown."""
-    legend = f"{TEST_LEGEND} · {OOD_LEGENDS[covered]}"
-    return f"{legend}\n{UNKNOWN_LEGEND}" if "unknown" in scores else legend
-
-
-def format_score(score: Json) -> list[str]:
-    """Value, interval, chance, ceiling and agnostic optimum as text."""
-    return [
-        format_number(score["value"]),
-        f"{format_number(score['low'])} … {format_number(score['high'])}",
-        *(format_number(score.get(name)) for name in REFERENCES),
-    ]
+def split_legend(scores: Iterable[str], splits: Mapping[str, SplitDict] | None = None) -> str:
+    """Meaning of the splits in a table; `splits` comes from the task, see `describe_splits`."""
+    titles: Mapping[str, str] = SPLIT_TITLES  # type: ignore[assignment]
+    known = {} if splits is None else splits
+    return "\n".join(
+        f"{split}: {known[split]['meaning'] if split in known else titles.get(split, split)}" for split in scores
+    )

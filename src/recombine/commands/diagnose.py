@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
-from rich.table import Table
 
 from recombine.cli import parse
 from recombine.commands.console import RunOutput
@@ -14,7 +13,17 @@ from recombine.diagnose import DECODER_TITLES, Diagnosis, diagnose_run
 from recombine.errors import InputError
 from recombine.probe import is_probed, probe_run
 from recombine.store import RunDirectory
-from recombine.tables import format_number
+from recombine.tables import Cell, Table, Value, format_number
+
+EXAMPLES = (
+    "recombine diagnose runs/sraven-hyla-0123456789ab",
+    "recombine diagnose runs/sraven-hyla-0123456789ab --json",
+)
+
+UNINFORMED = (
+    "decoder: a linear classifier or regression from activations to modules, fitted on seen compositions\n"
+    "best uninformed: the best of the majority class, shuffled labels and an untrained network"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,20 +64,18 @@ def run(argv: list[str]) -> None:
 def evidence_table(diagnosis: Diagnosis) -> Table:
     """The numbers behind the verdict."""
     evidence = diagnosis.evidence
-    table = Table("evidence")
-    table.add_column("value", justify="right")
-    table.add_column("95 % interval", justify="right")
-    table.add_column("chance … ceiling", justify="right")
-    for score, words in ((evidence["trained"], "trained"), (evidence["held_out"], "held out")):
-        interval = f"{format_number(score['low'])} … {format_number(score['high'])}"
+    rows: list[tuple[Value, ...]] = []
+    for score, words in ((evidence["trained"], "seen compositions"), (evidence["held_out"], "held-out compositions")):
+        cell = Cell(value=score["value"], low=score["low"], high=score["high"])
         ends = f"{format_number(score['chance'])} … {format_number(score['ceiling'])}: {score['placed']:.0%}"
-        table.add_row(f"{evidence['title']}, {words}", format_number(score["value"]), interval, ends)
+        rows.append((f"{evidence['title']}, {words}", cell, ends))
     read = evidence["decodability"]
     if read is not None:
         title = f"decoder's {DECODER_TITLES[read['metric']]}"
-        table.add_row(f"{title}, trained", format_number(read["trained"]), "", "")
-        table.add_row(f"{title}, held out", format_number(read["held_out"]), "", "")
-        table.add_row(f"{title}, uninformed", format_number(read["baseline"]), "", "")
-    table.add_row("every module trained", "yes" if evidence["covered"] else "NO", "", "")
-    table.add_row("modules connected", "yes" if evidence["connected"] else "NO", "", "")
-    return table
+        rows.append((f"{title}, seen compositions", read["trained"], ""))
+        rows.append((f"{title}, held-out compositions", read["held_out"], ""))
+        rows.append((f"{title}, best uninformed", read["baseline"], ""))
+    rows.append(("every module trained", "yes" if evidence["covered"] else "NO", ""))
+    rows.append(("modules connected", "yes" if evidence["connected"] else "NO", ""))
+    columns = ("evidence", "value (95 % interval)", "chance … ceiling: reached")
+    return Table(title="evidence", columns=columns, rows=tuple(rows), note=UNINFORMED if read is not None else "")

@@ -9,10 +9,15 @@ import tyro
 
 from recombine.cli import parse
 from recombine.commands.console import RunOutput, score_table
-from recombine.evaluate import describe_metrics, score, scores_as_dict
+from recombine.evaluate import describe_metrics, describe_splits, score, scores_as_dict
 from recombine.run import load_run, resolve_device
 from recombine.store import Json
 from recombine.tasks import SplitName
+
+EXAMPLES = (
+    "recombine evaluate runs/sraven-hyla-0123456789ab",
+    "recombine evaluate runs/sraven-hyla-0123456789ab --splits ood --num-instances 50000",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,5 +48,5 @@ def run(argv: list[str]) -> None:
     if directory.finished:
         value |= directory.read_json("result.json")
     value |= {"metrics": describe_metrics(config.task, scores.values()), "scores": scores_as_dict(scores)}
-    covered = config.task.split.certificate.min_coverage > 0
-    options.show(value, score_table(value["scores"], config.name, covered=covered, metrics=value["metrics"]))
+    value["splits"] = describe_splits(config.task)
+    options.show(value, score_table(value["scores"], config.name, metrics=value["metrics"], splits=value["splits"]))

@@ -21,6 +21,11 @@ from recombine.tasks.text import PARSERS
 
 Format = Literal["table", "text"]
 
+EXAMPLES = (
+    "recombine export sraven --split ood -o puzzles.parquet",
+    "recombine export fuzzy-logic --scale tiny --num-instances 50000 -o rows.parquet",
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions(TaskOptions):

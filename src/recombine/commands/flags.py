@@ -6,35 +6,41 @@ first for these two, then in full.
 
 from __future__ import annotations
 
+import shutil
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Annotated, TypeVar, cast
 
 import tyro
 
-from recombine.cli import ParsedFlags, parse, parse_known
-from recombine.commands.console import Output
+from recombine.cli import ParsedFlags, examples_of, parse, parse_known
+from recombine.commands.console import Output, RunOutput
 from recombine.errors import InputError
 from recombine.models import ModelConfig
 from recombine.registry import find_task
-from recombine.run import RunConfig, default_run
+from recombine.run import RunConfig, default_run, load_config
+from recombine.store import RunDirectory
 from recombine.tasks import TASKS, Task
 from recombine.tasks.base import Scale
 from recombine.train import TrainingConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskOptions(Output):
-    """Flags of every verb that names a task."""
+class TaskOptions(RunOutput):
+    """Flags of every verb that names a task or a run with one."""
 
     scale: Scale = "paper"
     """Size of the task. Sets the defaults of all other flags."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelOptions(TaskOptions):
+class ModelOptions(Output):
     """Flags of every verb that names a task and a model."""
 
+    scale: Scale = "paper"
+    """Size of task, model and training. Sets the defaults of all other flags."""
     model: Annotated[str | None, tyro.conf.arg(metavar="MODEL")] = None
     """Model to train, by name or as FILE.py:CLASS (default: the task's first). Determines the available model flags."""
 
@@ -53,6 +59,9 @@ class TaskFlags(ParsedFlags):
     def is_verbose(self) -> bool:
         return self.options.verbose
 
+    def shows_progress(self) -> bool:
+        return self.options.shows_progress()
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunFlags(ParsedFlags):
@@ -66,11 +75,22 @@ class RunFlags(ParsedFlags):
     def is_verbose(self) -> bool:
         return self.options.verbose
 
+    def shows_progress(self) -> bool:
+        return self.options.shows_progress()
+
 
 def parse_task(owner: type[TaskVerb], argv: Sequence[str], *, verb: str) -> tuple[Task, TaskVerb]:
-    """The task that a command names first, with its flags, and the verb's own flags."""
-    task_class, flags, prog = _split_task(argv, verb)
-    task = default_run(task_class, parse_known(owner, flags, prog=prog).scale).task
+    """The task that a command names first, or that of a run, with its flags, and the verb's own flags."""
+    if argv and (Path(argv[0]) / "config.json").exists():
+        flags, prog = list(argv[1:]), f"{verb} {argv[0]}"
+        known = parse_known(owner, flags, prog=prog)
+        if any(flag == "--scale" or flag.startswith("--scale=") for flag in flags):
+            raise InputError(f"--scale and the run {argv[0]}: expected one of them, because a run has its own sizes")
+        task = load_config(RunDirectory.open(argv[0]), known.code).task
+        task_class = type(task)
+    else:
+        task_class, flags, prog = _split_task(argv, verb)
+        task = default_run(task_class, parse_known(owner, flags, prog=prog).scale).task
     default = TaskFlags(options=owner(), task=task)
     _require_distinct(default.options, task)
     parsed = parse(TaskFlags, flags, prog=prog, **_tyro_options(default, task_class))
@@ -92,18 +112,23 @@ def _split_task(argv: Sequence[str], verb: str) -> tuple[type[Task], list[str], 
     """The task class that a command names first, the flags after it, and the command up to there."""
     if not argv or argv[0] in ("-h", "--help"):
         names = ", ".join(name.replace("_", "-") for name in TASKS)
-        print(
-            f"usage: recombine {verb} TASK [flags]\n\n"
+        run = "" if verb == "train" else " or RUN"
+        text = (
             f"TASK is one of {names}; the name of a task in an installed package; or your own, as FILE.py:CLASS or "
-            f"package.module:CLASS. recombine {verb} TASK --help lists its flags."
+            f"package.module:CLASS.{'' if verb == 'train' else ' RUN is a run directory: its task is taken.'} "
+            f"recombine {verb} TASK --help lists its flags."
         )
+        shown = textwrap.fill(text, shutil.get_terminal_size().columns, break_on_hyphens=False)
+        examples = "".join(f"\n  {example}" for example in examples_of(verb))
+        print(f"usage: recombine {verb} TASK{run} [flags]\n\n{shown}\n\nExamples{examples}")
         raise SystemExit(0 if argv else 2)
     return find_task(argv[0]), list(argv[1:]), f"{verb} {argv[0]}"
 
 
 def _tyro_options(default: TaskFlags | RunFlags, task: type[Task]) -> dict[str, object]:
+    summary = task.summary[:1].upper() + task.summary[1:].rstrip(".") + "."
     models = f" Models with sizes for this task: {', '.join(task.models)}." if isinstance(default, RunFlags) else ""
-    return {"default": default, "description": task.summary + models, "config": (tyro.conf.OmitArgPrefixes,)}
+    return {"default": default, "description": summary + models, "config": (tyro.conf.OmitArgPrefixes,)}
 
 
 def _require_distinct(*owners: object) -> None:

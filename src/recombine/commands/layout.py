@@ -27,17 +27,19 @@ def print_table(console: Console, table: Table | RichTable) -> None:
     width = needed.minimum if isinstance(table, Table) else needed.maximum
     if width > console.width and not console.is_terminal:
         console = Console(file=console.file, width=width)
-    elif width > console.width and isinstance(table, Table):
+    elif width > console.width:
         console.print(stack(table, console.width), highlight=False, soft_wrap=True)
         return
+    if isinstance(table, Table):  # titles and notes may be wider than the table
+        console.print(Text(table.title, style="italic"), highlight=False)
     console.print(drawn, highlight=False)
+    if isinstance(table, Table) and table.note:
+        console.print(Text(f"{table.note}\n", style="dim italic"), highlight=False)
 
 
 def draw(table: Table) -> RichTable:
-    """The table with a line per row."""
-    drawn = RichTable(
-        title=table.title, title_justify="left", caption=table.note or None, caption_justify="left", box=box.SIMPLE_HEAD
-    )
+    """The table with a line per row, without its title and note."""
+    drawn = RichTable(box=box.SIMPLE_HEAD)
     rows = table.as_text()
     for number, column in enumerate(table.formats):
         texts = [row[number] for row in rows]
@@ -54,13 +56,24 @@ def draw(table: Table) -> RichTable:
     return drawn
 
 
-def stack(table: Table, width: int) -> Text:
+def stack(table: Table | RichTable, width: int) -> Text:
     """The table with a block of lines per row, a line per column that is not empty; only the note is wrapped."""
+    if isinstance(table, RichTable):
+        return stack(_plain(table), width)
     names = table.names
     indent = max(map(len, names))
     blocks = []
+    is_pair = len(names) == 2
     for row in table.as_text():
         lines = [f"  {name.rjust(indent)}  {text}" for name, text in zip(names, row, strict=True) if text]
-        blocks.append("\n".join(lines))
+        blocks.append(f"  {row[0]}: {row[1]}" if is_pair else "\n".join(lines))
     note = [textwrap.fill(line, width) for line in table.note.splitlines()]
-    return Text(f"{table.title}\n", style="italic").append("\n\n".join([*blocks, *note]) + "\n", style="not italic")
+    text = ("\n" if is_pair else "\n\n").join([*blocks, *note])
+    return Text(f"{table.title}\n", style="italic").append(f"{text}\n", style="not italic")
+
+
+def _plain(table: RichTable) -> Table:
+    """The text of a table of rich."""
+    rows = zip(*([str(cell) for cell in column.cells] for column in table.columns), strict=True)
+    names = tuple(str(column.header) for column in table.columns)
+    return Table(title=str(table.title or ""), columns=names, rows=tuple(rows), note=str(table.caption or ""))

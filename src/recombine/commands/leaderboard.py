@@ -13,6 +13,11 @@ from recombine.commands.console import Output
 from recombine.report.leaderboard import Board, write_leaderboard
 from recombine.store import Json
 
+EXAMPLES = (
+    "recombine leaderboard runs -o leaderboard.html",
+    "recombine leaderboard runs/small runs/paper",
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class LeaderboardOptions(Output):

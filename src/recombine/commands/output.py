@@ -31,6 +31,9 @@ class Output(ParsedFlags):
     def is_verbose(self) -> bool:
         return self.verbose
 
+    def shows_progress(self) -> bool:
+        return not (self.quiet or self.json)
+
     def show(self, value: dict[str, Any], *tables: Table | ResultTable | str) -> None:
         """Print a result, as JSON or as tables and text."""
         if self.json:

@@ -17,6 +17,11 @@ from recombine.store import Json
 from recombine.tables import format_number
 from recombine.tasks.base import Task
 
+EXAMPLES = (
+    "recombine probe runs/sraven-hyla-0123456789ab --no-tsne",
+    "recombine probe --activations activations.npz",
+)
+
 TITLES = {"f1": "F1", "r2": "R²"}  # of decoders
 
 
@@ -81,11 +86,18 @@ def tables(numbers: Json) -> list[Table | str]:
     return shown
 
 
+DECODER_LEGEND = (
+    "The last four columns are on held-out compositions. majority: always the most frequent label; control: labels shuffled\n"
+    "between compositions; selective: ood minus control; untrained: the same network before training"
+)
+
+
 def decoder_table(decoders: Json, title: str) -> Table:
     """One row per site: the score of a linear decoder of the labels, and of an uninformed one."""
     metric = "f1" if any("f1" in scores.get("id", {}) for scores in decoders.values()) else "r2"
     table = _table(
-        title, f"{TITLES[metric]}; the last four columns are on ood. Decoders are fitted on trained compositions only."
+        title,
+        f"{TITLES[metric]} of a linear decoder, fitted on seen compositions only (seen: id, held out: ood)\n{DECODER_LEGEND}",
     )
     for name in ("site", "id", "ood", "majority", "control", "selective", "untrained"):
         table.add_column(name, justify="left" if name == "site" else "right")
@@ -101,14 +113,15 @@ def structure_table(structure: Json) -> Table:
     """Purity and silhouette of each site."""
     table = _table(
         "neighbourhoods of codes",
-        "purity: share of the ten nearest neighbours with the same colour; chance in brackets",
+        "purity: share of the ten nearest neighbours with the same colour, chance in brackets; untrained: before training",
     )
-    for name in ("site", "colour", "purity", "silhouette"):
+    for name in ("site", "colour", "purity", "untrained", "silhouette"):
         table.add_column(name, justify="left" if name in ("site", "colour") else "right")
     for site, colours in structure.items():
         for colour, values in colours.items():
             purity = f"{format_number(values['purity'])} ({format_number(values['chance'])})"
-            table.add_row(site, colour, purity, format_number(values["silhouette"]))
+            untrained = format_number(values.get("untrained"))
+            table.add_row(site, colour, purity, untrained, format_number(values["silhouette"]))
     return table
 
 

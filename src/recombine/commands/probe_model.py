@@ -13,6 +13,11 @@ from recombine.commands.console import Output
 from recombine.commands.probe import tables
 from recombine.integrations.huggingface_probe import probe_model
 
+EXAMPLES = (
+    "recombine probe-model models/gpt2 --prompts prompts.jsonl",
+    "recombine probe-model models/gpt2 --prompts prompts.jsonl -o runs/gpt2",
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeModelOptions(Output):

@@ -12,13 +12,18 @@ from recombine.cli import parse
 from recombine.commands.console import RunOutput
 from recombine.report.page import write_report
 
+EXAMPLES = (
+    "recombine report runs -o report.html",
+    "recombine report runs/sraven-hyla-0123456789ab runs/sraven-softmax-0123456789ab",
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions(RunOutput):
     """Runs to report, and where to write the report."""
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
-    """Run directories."""
+    """Run directories, or folders of them."""
     out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("report.html")
     """File to write."""
     figures: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None

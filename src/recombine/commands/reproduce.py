@@ -11,7 +11,7 @@ import tyro
 
 from recombine.cli import parse
 from recombine.commands.claims import show_claims
-from recombine.commands.console import Output, progress_bar
+from recombine.commands.console import Output, Starting, progress_bar
 from recombine.commands.costs import show_costs
 from recombine.commands.experiments import list_experiments
 from recombine.commands.live import SweepDisplay
@@ -30,6 +30,11 @@ from recombine.sweep.status import SweepReader
 from recombine.tables import tables_as_dict
 from recombine.tasks.base import Scale
 
+EXAMPLES = (
+    "recombine reproduce demo --jobs 2 --report report.html",
+    "recombine reproduce fuzzy-logic --scale tiny --attention softmax hyla --seeds 0 1",
+)
+
 NUM_PROBED = 600  # instances per split; `recombine probe RUN` takes more, and more time
 NUM_PICTURED = 500  # points per map
 
@@ -44,6 +49,8 @@ class ReproduceOptions(EngineFlags, Output):
     """Size of the experiment: tiny takes minutes, paper has the paper's sizes (default: depends on the experiment)."""
     only: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE")] = ()
     """Run only records with these settings, e.g. --only model=vanilla trunk=softmax,hyla."""
+    attention: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = ()
+    """Run only these attentions, e.g. --attention softmax hyla. Short for --only attention=softmax,hyla."""
     steps: int | None = None
     """Training steps of every run (default: as the experiment says)."""
     seeds: tuple[int, ...] = ()
@@ -117,7 +124,8 @@ def choose_records(records: Iterable[Record], options: ReproduceOptions) -> list
     if options.seeds:
         chosen = [record.with_seed(seed) for record in chosen for seed in options.seeds]
     distinct = list({(record.key, record.seed): record for record in chosen}.values())
-    for condition in options.only:
+    attention = (f"attention={','.join(options.attention)}",) if options.attention else ()
+    for condition in (*options.only, *attention):
         distinct = filter_records(distinct, condition)
     return distinct
 
@@ -165,17 +173,16 @@ def train_records(records: Sequence[Record], options: ReproduceOptions) -> Finis
     runs: dict[str, RunDirectory] = {}
     quiet = options.quiet or options.json
     for number, (key, record) in enumerate(plan.by_key.items(), start=1):
-        with progress_bar(f"{number}/{len(plan.records)} {record.text}", quiet=quiet) as watch:
+        with progress_bar(f"{number}/{len(plan.records)} {record.text}", quiet=quiet) as bar:
+            watch = Starting(bar)
             runs[key] = train_run(record.config, out=options.out, device=options.device, watch=watch)
+        if not watch.started and not options.json and options.jobs == 1:
+            options.say(f"{number}/{len(plan.records)} {record.text}: finished already")
         if options.report is not None and options.probe:
             look_inside(runs[key], options, record.text)
 
-    def watch_reading(number: int, total: int, text: str) -> None:
-        if not options.json:
-            options.say(f"reading {number}/{total} {text}")
-
     finished = tuple(FinishedRun(record, runs[record.config.directory_name]) for record in records)
-    return Finished(finished, watch_reading)
+    return Finished(finished)
 
 
 def train_elsewhere(plan: Plan, options: ReproduceOptions) -> None:

@@ -8,9 +8,14 @@ from pathlib import Path
 import tyro
 
 from recombine.cli import parse
-from recombine.commands.console import TEST_LEGEND, Output, title_of
+from recombine.commands.console import Output, split_legend, title_of
 from recombine.store import Json, RunDirectory, find_runs
 from recombine.tables import Column, Table
+
+EXAMPLES = (
+    "recombine runs",
+    "recombine runs runs/fuzzy --json",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,5 +66,5 @@ def tabulate_runs(rows: list[Json]) -> Table:
         title=f"{len(rows)} run{'s' if len(rows) != 1 else ''}",
         columns=tuple(own.get(name, name) for name in names),
         rows=tuple(tuple(row[name] for name in names) for row in rows),
-        note=f"{TEST_LEGEND} · ood: held-out compositions. The command that started an unfinished run also resumes it.",
+        note=f"{split_legend(('test', 'ood'))}\nThe command that started an unfinished run also resumes it.",
     )

@@ -7,8 +7,14 @@ from dataclasses import dataclass
 from recombine.commands.console import score_table
 from recombine.commands.flags import TaskOptions, parse_task
 from recombine.errors import InputError
+from recombine.evaluate import describe_splits
 from recombine.exchange import ScoredPredictions, read_predictions, score_predictions
 from recombine.tasks.text import Parser
+
+EXAMPLES = (
+    "recombine score sraven predictions.parquet",
+    "recombine score fuzzy-logic predictions.npz --scale tiny --json",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +36,7 @@ def run(argv: list[str]) -> None:
     task, options = parse_task(ScoreOptions, [*argv[:1], *argv[first_flag:]], verb="score")
     scored = score_predictions(task, read_predictions(*files, parser=options.parser), parser=options.parser)
     value = {"files": files, **scored.as_dict()}
-    covered = task.split.certificate.min_coverage > 0
-    table = score_table(value["scores"], task.name, covered=covered, metrics=value["metrics"])
+    table = score_table(value["scores"], task.name, metrics=value["metrics"], splits=describe_splits(task))
     options.show(value, table, *describe_answers(scored), *describe_verdict(scored))
 
 

@@ -12,6 +12,11 @@ from recombine.commands.flags import TaskOptions, parse_task
 from recombine.errors import require
 from recombine.tasks import SplitName
 
+EXAMPLES = (
+    "recombine show sraven --image puzzle.png",
+    "recombine show fuzzy-logic --scale tiny --split test --index 3",
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ShowOptions(TaskOptions):

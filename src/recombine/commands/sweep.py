@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+EXAMPLES = (
+    "recombine sweep sweep.py --jobs 2",
+    "recombine sweep sweep.py --engine ray",
+)
+
 
 def run(argv: list[str]) -> None:
     if argv[:1] == ["status"]:

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from rich.table import Table
-
 from recombine.cli import parse
 from recombine.commands.console import Output
+from recombine.tables import Column, Table
 from recombine.tasks import TASKS
+
+EXAMPLES = (
+    "recombine tasks",
+    "recombine tasks --json",
+)
 
 
 def run(argv: list[str]) -> None:
-    output = parse(Output, argv, prog="tasks")
-    table = Table("task", "what it asks", "splits", "settings and defaults")
-    value = {}
+    output = parse(Output, argv, prog="tasks", description="List the task families.")
+    rows, value = [], {}
     for name, task in TASKS.items():
         settings = {field.name: field.default for field in fields(task)}
         value[name] = {"summary": task.summary, "splits": list(task.splits), "settings": settings}
-        listed = "\n".join(f"--{key.replace('_', '-')} {default}" for key, default in settings.items())
-        table.add_row(name.replace("_", "-"), task.summary, "\n".join(task.splits), listed)
+        rows.append((name.replace("_", "-"), task.summary))
+    columns = ("task", Column(name="what it asks", wrap=True))
+    table = Table(title="Tasks", columns=columns, rows=tuple(rows), note="recombine train TASK --help: its settings")
     output.show(value, table)

@@ -5,12 +5,22 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
-from recombine.commands.console import score_table
+from recombine.commands.console import Starting, score_table
 from recombine.commands.flags import ModelOptions, parse_run
-from recombine.run import progress_bar, train_run
+from recombine.evaluate import describe_splits
+from recombine.integrations.trackers import TrackerName, build_tracker
+from recombine.parallel import is_follower, leave_group
+from recombine.run import RunConfig, progress_bar, train_run
+from recombine.store import RunDirectory
+
+EXAMPLES = (
+    "recombine train sraven --attention hyla --scale tiny",
+    "recombine train fuzzy-logic --scale small --seed 1 --out runs/fuzzy",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,18 +30,27 @@ class TrainOptions(ModelOptions):
     out: Path = Path("runs")
     """Folder for run directories."""
     device: str = "auto"
-    """Device to train on: auto, cpu, cuda, ..."""
+    """Device to train on: auto (CUDA if there is one, otherwise the CPU), cpu, cuda, mps (untested), ..."""
     evaluation_instances: int | None = None
     """Instances per split in the final evaluation (default: as in the paper)."""
     compile: tyro.conf.FlagCreatePairsOff[bool] = False
     """Train under torch.compile, which takes seconds to start. Helps on GPUs, hardly on CPUs."""
     compile_steps: int | None = None
     """Compile this many whole steps into one graph, for example 4. For models with steps of 1 or 2 ms."""
+    deterministic: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Use only algorithms that give the same bits in every run on the same device. May be slower on GPUs."""
+    shard: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Under torchrun, keep a part of the model in each process (FSDP2), for models that do not fit one device."""
+    track: Annotated[tyro.conf.UseAppendAction[tuple[TrackerName, ...]], tyro.conf.arg(metavar="TRACKER")] = ()
+    """Also send the metrics to tensorboard, wandb or mlflow. Repeatable."""
 
 
 def run(argv: list[str]) -> None:
     config, options = parse_run(TrainOptions, argv, verb="train")
-    with progress_bar(config.name, quiet=options.quiet or options.json) as watch:
+    trackers = [build_tracker(name) for name in options.track]
+    quiet = options.quiet or options.json or is_follower()
+    with progress_bar(config.name, quiet=quiet) as bar:
+        watch = Starting(bar)
         directory = train_run(
             config,
             out=options.out,
@@ -39,8 +58,20 @@ def run(argv: list[str]) -> None:
             evaluation_instances=options.evaluation_instances,
             compile=options.compile,
             compile_steps=options.compile_steps,
+            shard=options.shard,
+            deterministic=options.deterministic,
             watch=watch,
+            trackers=trackers,
         )
+    leave_group()
+    if not is_follower():
+        if not watch.started and not options.json:
+            options.say(f"{directory.path} was finished already; below are its scores. To train it again, delete it.")
+        show_result(config, directory, options)
+
+
+def show_result(config: RunConfig, directory: RunDirectory, options: TrainOptions) -> None:
+    """Print the scores of a finished run and its directory."""
     result = directory.read_json("result.json", complete=True)
     if options.json:
         print(json.dumps({**result, "run": str(directory.path)}, indent=2))
@@ -49,6 +80,6 @@ def run(argv: list[str]) -> None:
         f"{config.name}  {result['steps']} steps  {result['seconds']:.0f} s  {result['steps_per_second']:.1f} steps/s"
     )
     if not options.quiet:
-        covered = config.task.split.certificate.min_coverage > 0
-        options.show(result, score_table(result["scores"], title, covered=covered, metrics=result.get("metrics")))
+        splits = describe_splits(config.task)
+        options.show(result, score_table(result["scores"], title, metrics=result.get("metrics"), splits=splits))
     print(directory.path)

@@ -248,7 +248,9 @@ def diagnose_run(path: Path | str) -> Diagnosis:
         raise InputError(f"{run.path} has no result.json: expected a finished run")
     result, split = run.read_json("result.json"), run.read_json("split.json", complete=True)
     probe = dict(read_probe(run) or {})  # empty if the run has been trained further since
-    scores = result["scores"]
+    scores = result.get("scores")
+    if not scores:
+        raise InputError(f"{run.path / 'result.json'} is damaged: scores is missing")
     metric = next(iter(scores.get("test", {})), "")
     info = result.get("metrics", {}).get(metric, {})
     diagnosis = diagnose(

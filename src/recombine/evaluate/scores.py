@@ -50,6 +50,13 @@ class MetricDict(TypedDict):
     higher_is_better: bool
 
 
+class SplitDict(TypedDict):
+    """What a split is, in `result.json`: a title and a line."""
+
+    title: str
+    meaning: str
+
+
 ReferenceScores = dict[str, dict[str, dict[Reference, float]]]  # split -> metric -> reference -> value
 BaselineScores = dict[str, dict[str, dict[str, float]]]  # baseline -> split -> metric -> value
 
@@ -97,6 +104,11 @@ def describe_metrics(task: Task, scores: Iterable[Mapping[str, object]]) -> dict
     names = dict.fromkeys(name for metrics in scores for name in metrics)
     infos = {name: task.metric(name) for name in names}
     return {name: {"title": info.title, "higher_is_better": info.higher_is_better} for name, info in infos.items()}
+
+
+def describe_splits(task: Task) -> dict[str, SplitDict]:
+    """What each split of a task is."""
+    return {split: {"title": task.split_title(split), "meaning": task.split_meaning(split)} for split in task.splits}
 
 
 def score(

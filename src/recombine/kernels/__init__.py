@@ -26,7 +26,7 @@ from torch.nn import functional
 from recombine.errors import check_choice
 from recombine.kernels import chunked, cpu, gelu, linear, norm, onednn, reference, sdpa, triton
 from recombine.kernels.door import check_linear, check_norm, open_door
-from recombine.kernels.dropout import Dropout, DropoutForm
+from recombine.kernels.dropout import Dropout, DropoutForm, move_to_start
 from recombine.kernels.reference import CodeMap, Normalisation, ValueNetwork
 
 Kernel = Literal["auto", "reference", "cpu", "triton", "chunked", "linear", "sdpa"]
@@ -65,6 +65,8 @@ def attend(
     """What `reference.attend` defines, by the fastest path there is; codes only if they are asked for."""
     choice = check_choice("kernel", _chosen if kernel is None else kernel, get_args(Kernel))
     q, k, v = open_door(q, k, v, bias=bias, mask=mask, dropout=dropout, deep_weight=deep_weight)
+    if dropout is not None:
+        dropout = move_to_start(dropout, q.shape[2], q.shape[1], k.shape[1])
     options: dict[str, Any] = {
         "normalisation": normalisation,
         "value_network": value_network,

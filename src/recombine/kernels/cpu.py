@@ -95,7 +95,7 @@ def attend(
         mask = mask.expand(pairs)
     if value_network == "nonlinear_value":
         v, value_network = v.relu(), "linear"
-    rate, form, key, _ = dropout or (0.0, "", None, None)
+    rate, form, key, *_ = dropout or (0.0, "", None)
     arguments = (q, k, v, bias, mask, key, normalisation, value_network, causal, form, rate)
     if torch.compiler.is_compiling() or type(q) not in (Tensor, torch.nn.Parameter):
         return torch.ops.recombine.attend_forward(*arguments)[0]

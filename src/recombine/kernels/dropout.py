@@ -11,6 +11,9 @@ A hypernetwork uses its codes twice, so a pair that is kept counts 1 / (1 - rate
 The bits are those of `splitmix` under the key. Numbers of 16 bits decide, four to a word: keys 4 j to 4 j + 3 of row r share
 the word at counter r * ceil(k / 4) + j, the lowest 16 bits first; a code is dropped if its number is below rate * 2^16. Rows
 are numbered q (pairs) or (b * H + h) * Q + q (elements). `cpu_mask.h` computes the same bits in C.
+
+A call whose batch is a part of a larger one, from `first_row` on, drops what the larger one would: the counter and the key
+enter as a sum, so `move_to_start` adds to the key what the rows before the part add to the counter.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from recombine.errors import InputError, check_choice
-from recombine.splitmix import mix
+from recombine.splitmix import advance_key, mix
 
 DropoutForm = Literal["pairs", "elements"]
 
@@ -42,6 +45,15 @@ class Dropout(NamedTuple):
     form: DropoutForm
     key: Int[Tensor, ""]
     rows: Rows | None = None
+    first_row: int = 0
+
+
+def move_to_start(dropout: Dropout, num_heads: int, num_queries: int, num_keys: int) -> Dropout:
+    """The same dropout with a key for which the first row of the batch is row 0."""
+    if dropout.first_row == 0 or dropout.form == "pairs":
+        return dropout._replace(first_row=0)
+    counter = dropout.first_row * num_heads * num_queries * -(-num_keys // 4)
+    return dropout._replace(first_row=0, key=advance_key(dropout.key, counter))
 
 
 def find_threshold(rate: float) -> int:

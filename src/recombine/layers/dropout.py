@@ -31,6 +31,7 @@ class CodeDropout(nn.Module):
         check_dropout(rate, form)
         self.rate, self.form = rate, form
         self.keyed = False
+        self.first_row = 0  # of this process, in the global batch
         self.register_buffer("key", torch.zeros((), dtype=torch.int64), persistent=False)
 
     def forward(self) -> Dropout | None:
@@ -38,17 +39,22 @@ class CodeDropout(nn.Module):
             return None
         # a copy, since the backward pass may need it after the next step has begun
         key = self.key.clone() if self.keyed else torch.randint(-(2**63), 2**63 - 1, (), device=self.key.device)
-        return Dropout(self.rate, self.form, key)
+        return Dropout(self.rate, self.form, key, first_row=self.first_row)
 
     def extra_repr(self) -> str:
         return f"rate={self.rate}, form={self.form}"
 
 
 class DropoutKeys:
-    """The dropout of all layers of a model, in the order of its modules."""
+    """The dropout of all layers of a model, in the order of its modules.
 
-    def __init__(self, model: nn.Module) -> None:
+    `first_row` is the number of the first row that the model is given in the global batch, for `elements`.
+    """
+
+    def __init__(self, model: nn.Module, *, first_row: int = 0) -> None:
         self.layers = [module for module in model.modules() if isinstance(module, CodeDropout)]
+        for layer in self.layers:
+            layer.first_row = first_row
 
     @contextlib.contextmanager
     def at(self, seed: int, step: int) -> Iterator[None]:

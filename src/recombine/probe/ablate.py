@@ -24,6 +24,7 @@ from recombine.evaluate import CompositionSums, compare
 from recombine.kernels import CodeMap
 from recombine.probe.collect import CHUNK_SIZE, evaluating
 from recombine.probe.schema import SIDES, Ablation, Ablations, Change, Side
+from recombine.progress import track
 from recombine.tasks import Batch, Ratio, Task
 
 MAX_INSTANCES = 500  # per split: there are many ablations to measure
@@ -65,13 +66,12 @@ def measure_ablations(
             return _add_optional(ablation, head, changes)
 
         kinds: tuple[Kind, ...] = ("zero", "mean", "swap")
-        layers = [measure(layer, kind) for layer in range(len(means)) for kind in kinds]
-        heads = [
-            measure(layer, kind, head)
-            for layer, mean in enumerate(means)
-            for head in range(len(mean))
-            for kind in kinds[:2]
+        whole = [(layer, kind) for layer in range(len(means)) for kind in kinds]
+        single = [
+            (layer, kind, head) for layer, mean in enumerate(means) for head in range(len(mean)) for kind in kinds[:2]
         ]
+        layers = [measure(*each) for each in track(whole, "ablating layers")]
+        heads = [measure(*each) for each in track(single, "ablating heads")]
     return {
         "metric": metric,
         "num_instances": num_instances,

@@ -31,6 +31,7 @@ from recombine.probe.linear import Weights, decide, fit_logistic_path, fit_ridge
 from recombine.probe.observations import Observations
 from recombine.probe.schema import SPLITS, DecoderScores, SiteDecoder, SplitDecoderScores
 from recombine.probe.scores import Scores, score_presence, score_values
+from recombine.progress import track
 
 LOGISTIC_STRENGTHS = (1e-3, 1e-1, 10.0)  # from strong regularisation to weak
 RIDGE_STRENGTHS = (1e-4, 1e-2, 1.0)
@@ -53,7 +54,8 @@ def decode(observations: Observations, *, seed: int = 0, controlled: bool = True
     # thousands of small products: a thread for each site, none within a product, where they would wait for each other
     with threadpool_limits(1), ThreadPoolExecutor(torch.get_num_threads()) as pool:
         decoders = pool.map(decode_site, observations.activations.values())
-        return dict(zip(observations.activations, decoders, strict=True))
+        sites = track(list(observations.activations), "decoding sites")
+        return dict(zip(sites, decoders, strict=True))
 
 
 def decodable_modules(observations: Observations) -> Int[np.ndarray, " modules"]:

@@ -30,6 +30,7 @@ from recombine.probe.structure import (
     sample_rows,
 )
 from recombine.probe.swap import measure_swaps
+from recombine.progress import track
 from recombine.run import resolve_device
 from recombine.tasks import Task
 from recombine.tasks.reading import Reading, Variant
@@ -64,14 +65,16 @@ def examine(
     _decode(examination, "decoders", observations, task.seed)
     variants = reading.variants if has_codes(model) else {}
     observed = {name: _decode_variant(examination, name, model, variant) for name, variant in variants.items()}
+    before: dict[str, Observations | None] = {}
     if untrained is not None:
         untrained = untrained.to(torch_device)
-        _decode_untrained(examination, "decoders", untrained, reading, num_instances, sites)
+        before["all"] = _decode_untrained(examination, "decoders", untrained, reading, num_instances, sites)
         for name, variant in variants.items():
             num_variant = min(num_instances, MAX_VARIANT_INSTANCES)
-            _decode_untrained(examination, VARIANT_KEYS[name], untrained, variant, num_variant, ())
+            before[name] = _decode_untrained(examination, VARIANT_KEYS[name], untrained, variant, num_variant, ())
     examination.arrays |= observations.as_arrays(kinds=("",) if save_activations else ("codes",))
     _picture(examination, observed.get("pictured") or observations, task.seed, tsne, size=num_pictured)
+    _compare_structure(examination, before.get("pictured" if observed.get("pictured") else "all"), num_pictured)
     _intervene(examination, model, task, reading, torch_device)
     return examination.close()
 
@@ -117,21 +120,37 @@ def _decode_untrained(
     reading: Reading,
     num_instances: int,
     sites: Sequence[str] | None,
-) -> None:
-    """Add the scores that the same network had before training, fitted on as many rows."""
+) -> Observations | None:
+    """Add the scores that the same network had before training, fitted on as many rows; returns what was read from it."""
     num_instances = min(num_instances, 2 * MAX_FITTING_ROWS)
     observations = None
     with examination.part("collect"):
         device = next(model.parameters()).device
         observations = collect(model, reading, num_instances=num_instances, sites=sites, device=device)
     if observations is None:
-        return
+        return None
     with examination.part("decode"):
         decoders = examination.numbers.get(key) or {}
         for site, untrained in decode(observations, seed=reading.task.seed, controlled=False).items():
             for split in SPLITS:
                 if site in decoders and split in decoders[site] and split in untrained:
                     decoders[site][split]["untrained"] = keep_scores(untrained[split])
+    return observations
+
+
+def _compare_structure(examination: Examination, untrained: Observations | None, size: int) -> None:
+    """Add the purity that the codes of the same network had before training."""
+    structure = examination.numbers.get("structure")
+    if untrained is None or not structure:
+        return
+    rows = sample_rows(untrained, size)
+    with examination.part("structure"):
+        for site, colours in structure.items():
+            if site in untrained.activations:
+                before = measure_structure(untrained, site, rows)
+                for colour in ("target", "module"):
+                    if colour in colours and colour in before:
+                        colours[colour]["untrained"] = before[colour]["purity"]
 
 
 def _picture(
@@ -158,7 +177,7 @@ def _picture(
         numbers["skipped"]["tsne"] = "not asked for"
         return
     with examination.part("tsne"):
-        for site in sites:
+        for site in track(sites, "t-SNE of sites"):
             examination.arrays[f"tsne.{site}"] = embed(observations.activations[site][rows], seed=seed)
         numbers["tsne"] = {"sites": sites, "num_rows": len(rows), "perplexity": PERPLEXITY}
 

@@ -82,6 +82,7 @@ class Neighbourhood(TypedDict):
     purity: Number
     chance: Number
     silhouette: Number
+    untrained: NotRequired[Number]  # purity in the same network before training
 
 
 class SiteStructure(TypedDict):

@@ -45,6 +45,7 @@ from recombine.probe.schema import (
     SlopeSplit,
     SlopeSwap,
 )
+from recombine.progress import track
 from recombine.tasks import Batch, Ratio
 from recombine.tasks.reading import Counterfactual, Reading
 
@@ -114,7 +115,8 @@ def list_arms(num_layers: int, reading: Reading) -> list[Arm]:
 def swap_codes(model: nn.Module, inputs: Tensor, partner: Int[Tensor, " rows"], arms: Sequence[Arm]) -> list[Tensor]:
     """For each arm, the predictions when the last query has its partner's codes in these layers, with these keys."""
     predictions: list[list[Tensor]] = [[] for _ in arms]
-    for rows in torch.arange(len(inputs), device=inputs.device).split(CHUNK_SIZE):
+    chunked = torch.arange(len(inputs), device=inputs.device).split(CHUNK_SIZE)
+    for rows in track(chunked, "swapping codes"):
         _, codes = model(inputs[partner[rows]], return_codes=True)
         donors = [layer_codes[:, :, -1] for layer_codes in codes]
         for arm, chunks in zip(arms, predictions, strict=True):

@@ -8,12 +8,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
+from recombine.progress import track
 from recombine.recipes.record import Published, Record, Setting, describe_settings, matches, show_setting
 from recombine.store import Json, RunDirectory
 from recombine.tables import Column
 
 Value = TypeVar("Value")
-Watch = Callable[[int, int, str], None]  # runs read so far, runs in all, the text of the run
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,6 @@ class Finished:
     """All finished runs of an experiment."""
 
     runs: tuple[FinishedRun, ...]
-    watch: Watch | None = field(default=None, compare=False)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -95,9 +94,7 @@ class Finished:
         """What a function reads from each run directory, by path; directories that several records share are read once."""
         values: dict[Path, Value] = {}
         distinct = {run.run.path: run for run in self.runs}
-        for number, (path, run) in enumerate(distinct.items(), start=1):
-            if self.watch is not None:
-                self.watch(number, len(distinct), run.record.text)
+        for path, run in track(distinct.items(), "reading runs"):
             values[path] = read(run.run)
         return values
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from recombine.drawing.palette import LIGHT_PALETTE
+from recombine.report.groups import Shown
 from recombine.report.runs import Curve, ReportRun
 from recombine.tasks.base import Task
 
@@ -34,7 +35,7 @@ def split_title(split: str) -> str:
     return SPLIT_TITLES.get(split, split.replace("_", " "))
 
 
-def score_figure(runs: Sequence[ReportRun], metric: str) -> Figure:
+def score_figure(runs: Sequence[Shown], metric: str) -> Figure:
     """Scores with their intervals, each on a track from chance to ceiling."""
     runs = [run for run in runs if any(run.score(split, metric) for split in ROWS)]
     tracks = [
@@ -73,7 +74,7 @@ def score_figure(runs: Sequence[ReportRun], metric: str) -> Figure:
     )
 
 
-def _score_trace(run: ReportRun, number: int, metric: str) -> Figure:
+def _score_trace(run: Shown, number: int, metric: str) -> Figure:
     scores = {split: score for split in ROWS if (score := run.score(split, metric))}
     return {
         "x": [score.value for score in scores.values()],
@@ -170,7 +171,7 @@ def plain(text: str) -> str:
     return html.escape(text)
 
 
-def colour_of(run: ReportRun) -> str:
+def colour_of(run: Shown) -> str:
     return f"var(--series-{run.series % len(LIGHT_PALETTE)})"
 
 

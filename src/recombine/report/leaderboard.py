@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from importlib import metadata
 from pathlib import Path
 
@@ -112,7 +112,7 @@ def hash_board(entry: Entry) -> str:
     training = entry.run.config["training"]
     return hash_config(
         {
-            "task": entry.run.config["task"],
+            "task": complete_settings(entry.run.config["task"]),
             "split": entry.result["split_sha256"],
             "budget": [training["steps"], training["batch_size"]],
             "instances": entry.result["evaluation_instances"],
@@ -121,9 +121,15 @@ def hash_board(entry: Entry) -> str:
     )
 
 
+def complete_settings(task: Json) -> Json:
+    """The settings of a task, with the defaults of those that were added after the run was made."""
+    defaults = {field.name: field.default for field in fields(TASKS[task["name"]])} if task["name"] in TASKS else {}
+    return {**{name: value for name, value in defaults.items() if value is not MISSING}, **task}
+
+
 def name_budget(run: RunDirectory) -> str:
     """`tiny`, `small` or `paper`, if task, steps and batch size are those of the preset; otherwise the numbers."""
-    task, training = run.config["task"], run.config["training"]
+    task, training = complete_settings(run.config["task"]), run.config["training"]
     if task["name"] in TASKS:
         for scale in BUDGETS:
             preset = default_run(task["name"], scale)

@@ -23,11 +23,15 @@ from recombine.evaluate import Score
 from recombine.files import write_whole
 from recombine.registry import Code
 from recombine.report import figures, inside_figures
+from recombine.report.figures import score_figure
+from recombine.report.groups import group_seeds, seed_lead
 from recombine.report.interventions import Change
+from recombine.report.opening import TERMS, explain, make_example
 from recombine.report.printed import static_figures
-from recombine.report.runs import ReportRun, compare, group_seeds, metrics_of, reach, read_runs
+from recombine.report.runs import ReportRun, compare, metrics_of, reach, read_runs
 from recombine.report.sections import list_sections
 from recombine.store import Json
+from recombine.tasks import Task
 
 # of bidirectional text
 MARKS = {
@@ -63,7 +67,14 @@ def load_templates() -> tuple[jinja2.Environment, str, str, str]:
         loader=loader, autoescape=True, finalize=show_marks, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= FILTERS
-    environment.globals |= {"reach": reach, "reach_of": reach_of, "define_shapes": define_shapes}
+    environment.globals |= {
+        "reach": reach,
+        "reach_of": reach_of,
+        "define_shapes": define_shapes,
+        "describe_module": describe_module,
+        "explain": explain,
+        "TERMS": TERMS,
+    }
     theme, explorer, report = (
         loader.get_source(environment, name)[0] for name in ("theme.js", "explorer.js", "report.js")
     )
@@ -82,14 +93,23 @@ def render(runs: Sequence[ReportRun], title: str, *, gallery: bool = True) -> st
         section.name: section.name + ".html" if section.template is None else environment.from_string(section.template)
         for section in sections
     }
+    metric = next(iter(metrics_of(runs)), None)
+    groups = group_seeds(runs, metric) if metric else []
+    answer = (
+        {"answer": score_figure(groups or list(runs), metric)} if metric and any(run.scores for run in runs) else {}
+    )
     return environment.get_template("page.html").render(
         title=title,
+        example=make_example(runs),
         runs=runs,
         sections=sections,
         templates=templates,
-        comparison=compare(runs, metric) if (metric := next(iter(metrics_of(runs)), None)) else None,
-        groups=group_seeds(runs, metric) if metric else [],
-        figures={name: tidy(figure) for section in sections for name, figure in section.figures.items()},
+        comparison=compare(runs, metric) if metric else None,
+        groups=groups,
+        lead=seed_lead(groups, metric) if metric else None,
+        figures={
+            name: tidy(figure) for part in (answer, *(s.figures for s in sections)) for name, figure in part.items()
+        },
         palettes={"light": LIGHT_PALETTE, "dark": DARK_PALETTE},
         scales=SCALES,
         scripts=[Markup(script) for script in scripts],  # ours and the library's, no user's text
@@ -101,6 +121,14 @@ def render(runs: Sequence[ReportRun], title: str, *, gallery: bool = True) -> st
 def reach_of(score: Json) -> float | None:
     """The position of a score of `result.json` between chance (0) and ceiling (1)."""
     return reach(Score(**{name: score[name] for name in ("value", "low", "high", "chance", "ceiling")}), score["value"])
+
+
+def describe_module(task: Task, module: str) -> str:
+    """The name of a module as in the other sections; its number if the task has none."""
+    try:
+        return f"{module}: {task.describe((int(module),))}"
+    except Exception:  # an error in a task must not prevent the report
+        return module
 
 
 def _title_site(site: str) -> str:
@@ -118,6 +146,7 @@ def _by_head(changes: Sequence[Change]) -> dict[tuple[int, int | None], dict[str
 
 FILTERS: dict[str, Callable[..., Any]] = {
     "number": lambda value: format_number(value),
+    "signed": lambda value: ("+" if value > 0 else "") + format_number(value),
     "metric": figures.metric_title,
     "split": figures.split_title,
     "site": _title_site,

@@ -9,11 +9,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from recombine import evaluate
 from recombine.errors import InputError
-from recombine.evaluate import Score
+from recombine.evaluate import Difference, Score
 from recombine.registry import Code
-from recombine.seeds import SeedScore, score_seeds
-from recombine.store import Json, RunDirectory, hash_config
+from recombine.run import load_config
+from recombine.store import Json, RunDirectory, find_runs
+from recombine.tasks import Task
 
 Curve = tuple[list[int], list[float]]  # steps, values
 
@@ -36,6 +38,11 @@ class ReportRun:
     @cached_property
     def result(self) -> Json:
         return self.read("result.json")
+
+    @cached_property
+    def pretrained(self) -> bool:
+        """Whether it is a model from elsewhere that was only probed here (`recombine probe-model`)."""
+        return self.directory.config.get("model", {}).get("kind") == "pretrained"
 
     @cached_property
     def environment(self) -> Json:
@@ -70,6 +77,14 @@ class ReportRun:
     def score(self, split: str, metric: str) -> Score | None:
         return self.scores.get(split, {}).get(metric)
 
+    @cached_property
+    def task(self) -> Task | None:
+        """The task of the run, if its class is part of this package or was named."""
+        try:
+            return load_config(self.directory, self.code).task
+        except (InputError, TypeError, ValueError, KeyError):
+            return None
+
     def loss_curve(self) -> Curve:
         return _thin([(row["step"], row["loss"]) for row in self.metrics])
 
@@ -94,7 +109,8 @@ def _thin(points: list[tuple[int, Any]]) -> Curve:
 
 def read_runs(paths: Sequence[Path], code: Sequence[Code] = ()) -> list[ReportRun]:
     """Open each run once, and label it by the settings that differ, if these are few and distinguish the runs."""
-    directories = [RunDirectory.open(path) for path in dict.fromkeys(Path(path).resolve() for path in paths)]
+    directories = [run for path in paths for run in open_runs(Path(path))]
+    directories = list({run.path.resolve(): run for run in directories}.values())
     if not directories:
         raise InputError("no runs to report on: expected at least one run directory")
     labels = label_settings(differing_settings(directories))
@@ -105,6 +121,12 @@ def read_runs(paths: Sequence[Path], code: Sequence[Code] = ()) -> list[ReportRu
         ReportRun(directory=run, label=label, series=number, code=tuple(code))
         for number, (run, label) in enumerate(pairs)
     ]
+
+
+def open_runs(path: Path) -> list[RunDirectory]:
+    """A run, or the runs in a folder."""
+    runs = [] if (path / "config.json").exists() or not path.is_dir() else find_runs(path)
+    return runs or [RunDirectory.open(path)]
 
 
 def differing_settings(runs: Sequence[RunDirectory]) -> list[Json]:
@@ -147,23 +169,35 @@ class Comparison:
     metric: str
     ranked: list[tuple[ReportRun, Score]]
     tied: list[ReportRun]  # the interval meets that of the best
+    lead: Difference | None  # of the best over the next, paired, if both were scored on the same instances
     above_chance: list[ReportRun]  # with the whole interval
 
 
 def compare(runs: Sequence[ReportRun], metric: str) -> Comparison:
     pairs = [(run, score) for run in runs if run.result and (score := run.score("ood", metric))]
     ranked = [(run, score) for run, score in pairs if math.isfinite(score.value)]
-    ranked.sort(key=lambda pair: pair[1].value * (-1 if _falls(pair[1]) else 1), reverse=True)
+    ranked.sort(key=lambda pair: pair[1].value * (-1 if falls(pair[1]) else 1), reverse=True)
     best = ranked[0][1] if ranked else None
     return Comparison(
         metric=metric,
         ranked=ranked,
+        lead=paired_lead(ranked, metric),
         tied=[run for run, each in ranked[1:] if best and not (each.high < best.low or each.low > best.high)],
         above_chance=[run for run, each in ranked if all((reach(each, end) or 0) > 0 for end in (each.low, each.high))],
     )
 
 
-def _falls(score: Score) -> bool:
+def paired_lead(ranked: Sequence[tuple[ReportRun, Score]], metric: str) -> Difference | None:
+    """The paired difference between the best run and the next on held-out compositions."""
+    results = [run.result for run, _ in ranked[:2]]
+    same = ("task", "split_sha256", "evaluation_instances")
+    if len(results) < 2 or any(results[0].get(name) != results[1].get(name) for name in same):
+        return None
+    sums = [result.get("composition_sums", {}).get("ood", {}).get(metric) for result in results]
+    return evaluate.compare(*sums) if all(sums) else None
+
+
+def falls(score: Score) -> bool:
     """Whether lower is better, as for an error."""
     return score.chance is not None and score.ceiling is not None and score.ceiling < score.chance
 
@@ -183,46 +217,3 @@ def metrics_of(runs: Sequence[ReportRun]) -> list[str]:
 def splits_of(runs: Sequence[ReportRun]) -> list[str]:
     """Every split of any run; held-out compositions first."""
     return sorted(dict.fromkeys(split for run in runs for split in run.scores), key=lambda split: split != "ood")
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunGroup:
-    """Finished runs that differ in their random seed alone, with their mean scores over seeds."""
-
-    label: str
-    runs: list[ReportRun]
-    held_out: SeedScore
-    trained: SeedScore
-
-
-def group_seeds(runs: Sequence[ReportRun], metric: str) -> list[RunGroup]:
-    """Runs grouped over seeds, best first; none if no two runs differ in their seed alone."""
-    members: dict[str, list[ReportRun]] = {}
-    for run in runs:
-        sums = run.result.get("composition_sums", {})
-        if all(metric in sums.get(split, {}) for split in ("ood", "test")):
-            members.setdefault(hash_config(_without_seeds(run.directory.config)), []).append(run)
-    if all(len(group) < 2 for group in members.values()):
-        return []
-    firsts = [group[0].directory for group in members.values()]
-    labels = label_settings(differing_settings(firsts)) if len(firsts) > 1 else [""]
-    groups = [
-        RunGroup(
-            label=label or group[0].result["label"].replace("_", " "),
-            runs=group,
-            held_out=score_seeds([run.result["composition_sums"]["ood"][metric] for run in group]),
-            trained=score_seeds([run.result["composition_sums"]["test"][metric] for run in group]),
-        )
-        for label, group in zip(labels, members.values(), strict=True)
-    ]
-    lower_is_better = _falls(score) if (score := groups[0].runs[0].score("ood", metric)) else False
-    return sorted(groups, key=lambda group: group.held_out.value, reverse=not lower_is_better)
-
-
-def _without_seeds(config: Json) -> Json:
-    seeds = {"task": "seed", "training": "model_seed"}
-    return {
-        part: {key: value for key, value in settings.items() if key != seeds.get(part)}
-        for part, settings in config.items()
-        if isinstance(settings, dict)
-    }

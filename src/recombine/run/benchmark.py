@@ -10,9 +10,11 @@ from torch import nn
 
 from recombine.evaluate import Score, Scores, score
 from recombine.models.outside import OutsideModule
+from recombine.parallel import join_group
 from recombine.registry import describe_origin, hash_files
 from recombine.run.config import RunConfig
-from recombine.run.execute import check_evaluation_instances, finish_run, open_directory, resolve_device
+from recombine.run.device import resolve_device
+from recombine.run.execute import check_evaluation_instances, finish_run, open_directory
 from recombine.run.progress import progress_bar
 from recombine.store import RunDirectory, digest_tensors
 from recombine.tasks import SplitName, Task
@@ -49,13 +51,16 @@ def benchmark(
     training = TrainingConfig() if training is None else training
     check_evaluation_instances(evaluation_instances)
     place = resolve_device(device)
+    group = join_group(place)
     with progress_bar(type(model).__name__, quiet=not progress or watch is not None) as bar:
         if out is None:
-            trainer = Trainer(model, task, training, place)
+            trainer = Trainer(model, task, training, place, group=group)
             fit(trainer, run=None, clock=Clock(), watch=watch or bar, **intervals(training.steps))
             return Benchmark(score(model, task, num_instances=evaluation_instances, device=place))
         config = RunConfig(task=task, model=describe_module(model), training=training)
-        run = open_directory(config, Path(out), _origins(config, model))
+        folder = Path(out)
+        opened = group.lead(lambda: str(open_directory(config, folder, _origins(config, model)).path))
+        run = RunDirectory(Path(opened))
         finish_run(run, config, model, place, evaluation_instances=evaluation_instances, watch=watch or bar)
     return Benchmark(_load_result(run, model, place), run)
 

@@ -6,49 +6,52 @@ finished run that was evaluated in another way than now asked for is evaluated a
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from recombine.errors import InputError, check_positive
-from recombine.evaluate import EVALUATION_VERSION, Evaluation, describe_metrics, evaluate_predictor, scores_as_dict
-from recombine.models import check_size, count_parameters
-from recombine.registry import version_of
+from recombine.evaluate import evaluate_predictor
+from recombine.models import check_size
+from recombine.parallel import Group, join_group
 from recombine.run.config import RunConfig
+from recombine.run.device import resolve_device, use_deterministic_algorithms
+from recombine.run.records import describe_split, is_up_to_date, record_environment, summarise
+from recombine.run.tracking import Tracker, track
 from recombine.store import (
-    CertificateDict,
     CheckpointInfo,
-    EnvironmentFile,
-    Json,
+    Interval,
     ResultFile,
     RunDirectory,
-    SplitFile,
-    Stretch,
-    describe_environment,
-    hash_source,
 )
 from recombine.tasks import Task
-from recombine.train import TRAINING_VERSION, Clock, Trainer, Watcher, fit, intervals
+from recombine.train import Clock, StoppedError, Trainer, Watcher, fit, heed_signals, intervals
 
 COPIES_IN_TRAINING = 4  # parameters, gradients and two moments
 
 _log = logging.getLogger(__name__)
 
 
-def resolve_device(device: str) -> torch.device:
-    """The device with a name; `auto` is the first accelerator that torch finds, otherwise the CPU."""
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.empty(0, device=device)
-        return torch.device(device)
-    except (RuntimeError, AssertionError):
-        raise InputError(
-            f"device {device!r} is not available: expected auto, cpu, or an accelerator that torch finds"
-        ) from None
+@dataclass(frozen=True, kw_only=True)
+class Execution:
+    """How a run is computed. None of it is part of the configuration: it changes results by rounding only."""
+
+    compile: bool = False
+    """Train under torch.compile."""
+    compile_steps: int | None = None
+    """Compile this many whole steps into one graph."""
+    shard: bool = False
+    """Keep only a part of the model in each process (FSDP2)."""
+    deterministic: bool = False
+    """Use only algorithms that give the same bits in every run."""
+
+
+PLAIN = Execution()
 
 
 def train_run(
@@ -59,29 +62,34 @@ def train_run(
     evaluation_instances: int | None = None,
     compile: bool = False,
     compile_steps: int | None = None,
+    shard: bool = False,
+    deterministic: bool = False,
     watch: Watcher | None = None,
+    trackers: Sequence[Tracker] = (),
 ) -> RunDirectory:
     """Train a configuration in its run directory, from the last checkpoint if there is one, and evaluate it.
 
     A finished run stays as it is, unless it was evaluated with another number of instances or another version of the
-    evaluation. `compile` trains under `torch.compile`, `compile_steps` that many whole steps at a time; both change results
-    by rounding only and are not part of the configuration.
+    evaluation. `compile`, `compile_steps`, `shard` and `deterministic` (see `Execution`) are not part of the configuration.
+    Under `torchrun`, all processes call this function and train one model together; the first one reads and writes files.
     """
     check_evaluation_instances(evaluation_instances)
     place = resolve_device(device)
+    execution = Execution(compile=compile, compile_steps=compile_steps, shard=shard, deterministic=deterministic)
     config.task.check_batch_size(config.training.batch_size)
     check_size(config.model, config.task, copies=COPIES_IN_TRAINING)
     model = config.build_model()  # invalid sizes are errors before anything is written
-    run = open_directory(config, Path(out))
+    group = join_group(place)
+    run = RunDirectory(Path(group.lead(lambda: str(open_directory(config, Path(out)).path))))
     finish_run(
         run,
         config,
         model,
         place,
         evaluation_instances=evaluation_instances,
-        compile=compile,
-        compile_steps=compile_steps,
+        execution=execution,
         watch=watch,
+        trackers=trackers,
     )
     return run
 
@@ -109,130 +117,124 @@ def finish_run(
     device: torch.device,
     *,
     evaluation_instances: int | None,
-    compile: bool = False,
-    compile_steps: int | None = None,
+    execution: Execution = PLAIN,
     watch: Watcher | None = None,
+    trackers: Sequence[Tracker] = (),
 ) -> None:
     """Train what is left of a run, evaluate the model and write `result.json`."""
     num_instances = config.task.evaluation_instances if evaluation_instances is None else evaluation_instances
-    with run.lock():
-        if is_up_to_date(run, num_instances):
+    group = join_group(device)
+    how_to_go_on = f"checkpoints are in {run.path}; run the same command again to go on, with any number of processes"
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(group.name_lost_process(how_to_go_on))
+        stack.enter_context(use_deterministic_algorithms(execution.deterministic))
+        request = stack.enter_context(heed_signals())
+
+        def begin() -> bool:
+            stack.enter_context(run.lock())
+            return is_up_to_date(run, num_instances)
+
+        if group.lead(begin):
             _log.info("%s is finished already", run.path)
             return
-        trainer = Trainer(model, config.task, config.training, device, compile=compile, compile_steps=compile_steps)
-        clock = restore(run, trainer)
-        if run.finished:
-            _log.warning("%s: evaluating again, on %d instances per split", run.path, num_instances)
-        else:
-            run.write_json("split.json", describe_split(config.task))
-            record_environment(run, device, trainer.step)
-            run.rewind_metrics(trainer.step)
-        fit(trainer, run=run, clock=clock, watch=watch, **intervals(config.training.steps))
-        evaluation = evaluate_predictor(model, config.task, num_instances=num_instances, device=device)
-        run.write_json("result.json", summarise(config, model, evaluation, clock, num_instances))
-        run.drop_previous_checkpoint()
+        trainer = Trainer(
+            model,
+            config.task,
+            config.training,
+            device,
+            compile=execution.compile,
+            compile_steps=execution.compile_steps,
+            group=group,
+            shard=execution.shard,
+        )
+        clock, interval = restore(run, trainer)
+        group.lead(lambda: _prepare(run, config.task, trainer, interval, num_instances))
+        tracking = stack.enter_context(track(trackers if group.is_leader else (), run, trainer.step))
+        with request.deferred():
+            fit(
+                trainer,
+                run=run,
+                clock=clock,
+                interval=interval,
+                request=request,
+                watch=watch,
+                watch_rows=tracking.add,
+                **intervals(config.training.steps),
+            )
+        if group.any(request.is_made):
+            kept = f"the trained model is in {run.path}; run the same command again to evaluate it"
+            raise StoppedError(f"stopped by {request.name} after the last step; {kept}", request.exit_code)
+        result = _evaluate(trainer, config, clock, num_instances)
+        group.lead(lambda: _end(run, result))
+        tracking.finish(result)
 
 
-def is_up_to_date(run: RunDirectory, num_instances: int) -> bool:
-    """Whether a run is finished, and evaluated by this version on this number of instances per split."""
-    if not run.finished:
-        return False
-    result = run.read_json("result.json")
-    version = result.get("versions", {}).get("evaluation")
-    return (version, result.get("evaluation_instances")) == (EVALUATION_VERSION, num_instances)
+def _prepare(run: RunDirectory, task: Task, trainer: Trainer, interval: Interval | None, num_instances: int) -> None:
+    """Write what is known before the first step; rows of metrics that will be written again are dropped."""
+    if run.finished:
+        _log.warning("%s: evaluating again, on %d instances per split", run.path, num_instances)
+        return
+    run.write_json("split.json", describe_split(task))
+    record_environment(run, trainer.device, trainer.step, trainer.group.size)
+    run.rewind_metrics(trainer.step if interval is None else interval["first_step"])
 
 
-def restore(run: RunDirectory, trainer: Trainer) -> Clock:
-    """Load the last good checkpoint into a trainer, if there is one; returns the clock that goes on from there."""
-    checkpoint = run.load_checkpoint(trainer.device, fall_back=True)
-    if checkpoint is None:
-        if run.finished:
-            raise InputError(f"{run.path} has a result but no checkpoint: delete it to train the run again")
-        return Clock()
-    tensors, info = checkpoint
+def _evaluate(trainer: Trainer, config: RunConfig, clock: Clock, num_instances: int) -> ResultFile | None:
+    """The result of a run. Only the leader has it; the others take part if each has a part of the model."""
+    if not (trainer.group.is_leader or trainer.is_sharded):
+        return None
+    evaluation = evaluate_predictor(
+        trainer.model,
+        config.task,
+        num_instances=num_instances,
+        references=trainer.group.is_leader,
+        device=trainer.device,
+    )
+    return summarise(config, trainer.model, evaluation, clock, num_instances) if trainer.group.is_leader else None
+
+
+def _end(run: RunDirectory, result: ResultFile | None) -> None:
+    assert result is not None
+    run.write_json("result.json", result)
+    run.drop_previous_checkpoint()
+
+
+def restore(run: RunDirectory, trainer: Trainer) -> tuple[Clock, Interval | None]:
+    """Load the last good checkpoint into a trainer, if there is one.
+
+    Returns the clock that goes on from there, and the logging interval that the checkpoint cut short, if any.
+    """
+    tensors, info = _share_checkpoint(run, trainer.group)
+    if tensors is None or info is None:
+        return Clock(), None
     check_step(run, info, trainer.config.steps)
-    if not run.finished:
-        _log.info("%s resumes at step %d", run.path, info["step"])
-    trainer.load_state(tensors, info["step"])
+    trainer.load_state({name: tensor.to(trainer.device) for name, tensor in tensors.items()}, info["step"])
     clock = Clock()
-    return Clock(**{name: info.get(name, 0) for name in clock.state()})  # type: ignore[arg-type]
+    resumed = Clock(**{name: info.get(name, 0) for name in clock.state()})  # type: ignore[arg-type]
+    return resumed, info.get("interval")
+
+
+def _share_checkpoint(run: RunDirectory, group: Group) -> tuple[dict[str, Tensor] | None, CheckpointInfo | None]:
+    """The checkpoint that the leader reads, in every process."""
+    found: dict[str, Tensor] = {}
+
+    def load() -> CheckpointInfo | None:
+        checkpoint = run.load_checkpoint(fall_back=True)
+        if checkpoint is None:
+            if run.finished:
+                raise InputError(f"{run.path} has a result but no checkpoint: delete it to train the run again")
+            return None
+        tensors, info = checkpoint
+        found.update(tensors)
+        if not run.finished:
+            _log.info("%s resumes at step %d", run.path, info["step"])
+        return info
+
+    info = group.lead(load)
+    return group.share_tensors(found if group.is_leader else None), info
 
 
 def check_step(run: RunDirectory, info: CheckpointInfo, steps: int) -> None:
     """Require the step of a checkpoint to be one that its run has."""
     if not 0 <= info["step"] <= steps:
         raise InputError(f"{run.path} has a checkpoint of step {info['step']}: expected one from 0 to {steps}")
-
-
-def record_environment(run: RunDirectory, device: torch.device, step: int) -> None:
-    """Write the environment; one in which earlier steps were trained is kept, and the difference is logged."""
-    current = describe_environment(device)
-    history: list[Stretch] = []
-    if step > 0 and (run.path / "environment.json").exists():
-        stored = cast(EnvironmentFile, run.read_json("environment.json"))
-        previous = stored.pop("previous", [])  # type: ignore[misc]
-        history = [stretch for stretch in (*previous, stored) if stretch.get("first_step", 0) < step]
-    latest: Stretch = {**current, "first_step": step}
-    if history:
-        changes = describe_changes(cast(Json, history[-1]), cast(Json, current))
-        if changes:
-            _log.warning("%s resumes at step %d in another environment: %s", run.path, step, changes)
-        else:
-            latest = history.pop()
-    run.write_json("environment.json", {**latest, "previous": history})
-
-
-def describe_changes(before: Json, after: Json) -> str:
-    """What differs between two environments, in one line."""
-    changed = [name for name in after if before.get(name) != after[name]]
-    return ", ".join(f"{name} {_shorten(before.get(name))} → {_shorten(after[name])}" for name in changed)
-
-
-def _shorten(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= 24 else f"{text[:12]}…"
-
-
-def describe_split(task: Task) -> SplitFile:
-    """The certificate and the compositions; those of `test` are those of `train`."""
-    return {
-        "certificate": cast(CertificateDict, task.split.certificate.as_dict()),
-        "compositions": {
-            split: [list(composition) for composition in task.split.compositions(split)]
-            for split in task.splits
-            if split != "test"
-        },
-    }
-
-
-def summarise(
-    config: RunConfig, model: nn.Module, evaluation: Evaluation, clock: Clock, num_instances: int
-) -> ResultFile:
-    """What `result.json` holds."""
-    scores = evaluation.scores
-    return {
-        "task": config.task.name,
-        "model": config.model.kind,
-        "label": config.model.label,
-        "num_parameters": count_parameters(model),
-        "split_sha256": config.task.split.certificate.sha256,
-        "seed": config.task.seed,
-        "steps": config.training.steps,
-        "seconds": round(clock.seconds, 3),
-        "steps_per_second": round(clock.steps_per_second, 3),
-        "versions": {
-            "task": version_of(type(config.task)),
-            "model": version_of(type(config.model)),
-            "training": TRAINING_VERSION,
-            "evaluation": EVALUATION_VERSION,
-        },
-        "evaluation_instances": num_instances,
-        "evaluation_source_sha256": hash_source(),
-        "metrics": describe_metrics(config.task, scores.values()),
-        "scores": scores_as_dict(scores),
-        "composition_sums": {
-            split: {name: [list(sums) for sums in metric.sums] for name, metric in metrics.items()}
-            for split, metrics in scores.items()
-        },
-        "baselines": evaluation.baselines,
-    }

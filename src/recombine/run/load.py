@@ -10,7 +10,8 @@ from torch import nn
 from recombine.errors import InputError
 from recombine.registry import Code
 from recombine.run.config import RunConfig
-from recombine.run.execute import check_step, resolve_device
+from recombine.run.device import resolve_device
+from recombine.run.execute import check_step
 from recombine.store import RunDirectory
 from recombine.train import load_model
 

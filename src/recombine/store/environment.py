@@ -21,8 +21,8 @@ from recombine.store.schema import Environment
 SOURCE_SUFFIXES = (".py", ".c", ".h")
 
 
-def describe_environment(device: torch.device | str) -> Environment:
-    """The environment of this process, for computations on `device`."""
+def describe_environment(device: torch.device | str, num_processes: int = 1) -> Environment:
+    """The environment of this process, for computations on `device` by this number of processes."""
     return {
         "recombine": metadata.version("recombine"),
         "source_sha256": hash_source(),
@@ -32,6 +32,7 @@ def describe_environment(device: torch.device | str) -> Environment:
         "processor": _processor_name(),
         "device": str(device),
         "num_threads": torch.get_num_threads(),
+        "num_processes": num_processes,
         "kernel": describe_kernel(device),
     }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NotRequired, TypedDict
 
-from recombine.evaluate import MetricDict, ScoreDict
+from recombine.evaluate import MetricDict, ScoreDict, SplitDict
 
 Json = dict[str, Any]
 
@@ -54,6 +54,7 @@ class Environment(TypedDict):
     processor: str
     device: str
     num_threads: int
+    num_processes: NotRequired[int]  # that trained together
     kernel: str  # which attention kernel is used, how it was compiled, or why the plain definition is used
 
 
@@ -69,6 +70,13 @@ class EnvironmentFile(Stretch):
     previous: list[Stretch]
 
 
+class Interval(TypedDict):
+    """A logging interval that a signal cut short: where it began, and the sum of its losses in each process."""
+
+    first_step: int
+    loss_sums: list[float]
+
+
 class CheckpointInfo(TypedDict):
     """`checkpoint.json`, and the `info` in the header of `checkpoint.safetensors`."""
 
@@ -77,6 +85,7 @@ class CheckpointInfo(TypedDict):
     seconds: float
     timed_steps: int
     timed_seconds: float
+    interval: NotRequired[Interval]
 
 
 class MetricsRow(TypedDict):
@@ -114,6 +123,7 @@ class ResultFile(TypedDict):
     evaluation_instances: int  # per split
     evaluation_source_sha256: str  # the code that computed the scores
     metrics: dict[str, MetricDict]  # how to show each metric
+    splits: NotRequired[dict[str, SplitDict]]  # what each split is; older results lack it
     scores: dict[str, dict[str, ScoreDict]]  # split -> metric -> score
     composition_sums: dict[
         str, dict[str, list[list[float]]]

@@ -9,7 +9,7 @@ from pathlib import Path
 from recombine.engines import Engine, Outcome, train_all
 from recombine.folders import FAILURE
 from recombine.recipes.record import Record
-from recombine.run.execute import is_up_to_date
+from recombine.run.records import is_up_to_date
 from recombine.store import RunDirectory
 from recombine.sweep.plan import Plan, describe_plan, write_plan
 from recombine.sweep.results import write_results

@@ -34,6 +34,18 @@ SCALES: tuple[Scale, ...] = get_args(Scale)
 # scores that every result is compared with; see `Task.best_predictions`
 Reference = Literal["chance", "ceiling", "agnostic"]
 REFERENCES: tuple[Reference, ...] = get_args(Reference)
+SPLIT_TITLES: dict[SplitName, str] = {
+    "train": "training",
+    "test": "seen compositions",
+    "ood": "held-out compositions",
+    "unknown": "unseen modules",
+}
+SPLIT_MEANINGS: dict[SplitName, str] = {
+    "train": "the compositions and instances of the training",
+    "test": "seen compositions, new instances",
+    "ood": "held-out compositions of trained modules",
+    "unknown": "modules never trained, or more at once than trained",
+}
 RIGHT_FROM = 0.95  # of the headline metric of a row, where a task does not say what is right
 
 
@@ -115,6 +127,14 @@ class Task(Sampler):
     def loss(self, predictions: Tensor, batch: Batch) -> Float[Tensor, ""]:
         """The loss that training minimises."""
 
+    def loss_weight(self, batch: Batch) -> float | Tensor:
+        """How many terms `loss` is the mean of: the number of rows, unless a loss counts tokens or steps.
+
+        Several processes that train together each have some rows of a batch. The loss of the batch is the mean of theirs with
+        these weights.
+        """
+        return float(len(batch))
+
     @abstractmethod
     def metrics(self, predictions: Tensor, batch: Batch) -> dict[str, Ratio]:
         """Scores per row, by name; the headline metric first."""
@@ -148,6 +168,16 @@ class Task(Sampler):
             for name, prior in priors.items()
         }
         return {"chance": dict.fromkeys(metrics, chance), **best}
+
+    def split_title(self, split: SplitName) -> str:
+        """A split in two or three words, for headings."""
+        return SPLIT_TITLES[split]
+
+    def split_meaning(self, split: SplitName) -> str:
+        """What a split holds, in a line."""
+        if split == "ood" and self.split.certificate.min_coverage == 0:
+            return "held-out compositions, with modules never trained"
+        return SPLIT_MEANINGS[split]
 
     @abstractmethod
     def describe(self, composition: Composition) -> str:
@@ -228,6 +258,8 @@ __all__ = [
     "REFERENCES",
     "RIGHT_FROM",
     "SCALES",
+    "SPLIT_MEANINGS",
+    "SPLIT_TITLES",
     "Batch",
     "Metric",
     "Preset",

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from recombine.errors import InputError
+from recombine.progress import measure_progress
 from recombine.tasks.base import Batch, SplitName, Task
 
 MAX_INSTANCES = 100_000_000
@@ -16,7 +17,7 @@ BATCH_SIZE = 1_000  # part of the definition of the evaluation streams
 def evaluation_batches(
     task: Task, split: SplitName, num_instances: int, device: torch.device | str = "cpu"
 ) -> Iterator[Batch]:
-    """The first `num_instances` rows of a split."""
+    """The first `num_instances` rows of a split; progress is shown while they are used."""
     if num_instances > MAX_INSTANCES:
         raise InputError(f"num_instances is {num_instances:,}: expected at most {MAX_INSTANCES:,}")
     return _evaluation_batches(task, split, num_instances, device)
@@ -25,6 +26,8 @@ def evaluation_batches(
 def _evaluation_batches(
     task: Task, split: SplitName, num_instances: int, device: torch.device | str
 ) -> Iterator[Batch]:
-    for index, first in enumerate(range(0, num_instances, BATCH_SIZE)):
-        rows = range(min(BATCH_SIZE, num_instances - first))
-        yield task.sample(split, index, batch_size=BATCH_SIZE, rows=rows, device=device)
+    with measure_progress(f"{task.name} {split}", num_instances) as meter:
+        for index, first in enumerate(range(0, num_instances, BATCH_SIZE)):
+            rows = range(min(BATCH_SIZE, num_instances - first))
+            yield task.sample(split, index, batch_size=BATCH_SIZE, rows=rows, device=device)
+            meter.update(first + len(rows))

@@ -6,7 +6,8 @@ starts from a checkpoint ends with the same bits as one that was never stopped. 
 
 from recombine.train.clock import Clock, ClockState
 from recombine.train.config import TRAINING_VERSION, TrainingConfig
-from recombine.train.loop import Progress, Watcher, fit, intervals
+from recombine.train.loop import Progress, RowWatcher, Watcher, fit, intervals
+from recombine.train.signals import StoppedError, StopRequest, heed_signals
 from recombine.train.trainer import DivergedError, Trainer, load_model
 
 __all__ = [
@@ -15,10 +16,14 @@ __all__ = [
     "ClockState",
     "DivergedError",
     "Progress",
+    "RowWatcher",
+    "StopRequest",
+    "StoppedError",
     "Trainer",
     "TrainingConfig",
     "Watcher",
     "fit",
+    "heed_signals",
     "intervals",
     "load_model",
 ]

@@ -1,16 +1,26 @@
-"""The training loop: step, log, evaluate, checkpoint."""
+"""The training loop: step, log, evaluate, checkpoint.
+
+All intervals are multiples of the logging interval. A run that is stopped between two rows of `metrics.jsonl` keeps the sum
+of the losses so far in its checkpoint, so it ends with the same bits, rows included, as one that was never stopped.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypedDict, cast
+
+import torch
+from torch import Tensor
 
 from recombine.evaluate import Scores, score
-from recombine.store import CheckpointInfo, MetricsRow, RunDirectory
+from recombine.store import CheckpointInfo, Interval, MetricsRow, RunDirectory
 from recombine.train.clock import Clock
+from recombine.train.signals import StoppedError, StopRequest
 from recombine.train.trainer import Trainer
 
 WARMUP_STEPS_OF_CLOCK = 20  # left out of the steps per second: compilation, caches, first allocations
+NUM_INSTANCES = 1_000  # per split, in evaluations during training
 
 
 @dataclass
@@ -24,7 +34,16 @@ class Progress:
     scores: Scores | None = None
 
 
+class Intervals(TypedDict):
+    """How many steps lie between two rows of metrics, two checkpoints, two evaluations."""
+
+    log_every: int
+    checkpoint_every: int
+    evaluate_every: int
+
+
 Watcher = Callable[[Progress], None]
+RowWatcher = Callable[[MetricsRow], None]
 
 
 def fit(
@@ -35,30 +54,101 @@ def fit(
     checkpoint_every: int,
     evaluate_every: int,
     clock: Clock,
+    interval: Interval | None = None,
+    request: StopRequest | None = None,
     watch: Watcher | None = None,
+    watch_rows: RowWatcher | None = None,
 ) -> None:
-    """Train to the last step. All intervals are multiples of `log_every`, so that a resumed run repeats whole intervals."""
-    config = trainer.config
+    """Train to the last step. `interval` is what a checkpoint holds of a logging interval that was not complete."""
+    config, group = trainer.config, trainer.group
+    request = StopRequest() if request is None else request
     started = trainer.step
     clock.skip()
-    while trainer.step < config.steps:
-        first = trainer.step
+    while trainer.step < config.steps or interval is not None:
+        first = trainer.step if interval is None else interval["first_step"]
         last = min(config.steps, (first // log_every + 1) * log_every)
-        rate = trainer.rate
-        loss = trainer.advance_to(last).item() / (last - first)
-        clock.add(last - first, warm=first - started >= WARMUP_STEPS_OF_CLOCK)
+        begun = trainer.step
+        total = _restore_sum(trainer, interval)
+        interval = None
+        total = trainer.advance_to(last, total, lambda: request.is_made)
+        clock.add(trainer.step - begun, warm=begun - started >= WARMUP_STEPS_OF_CLOCK)
+        loss = group.sum(total).item() / max(1, trainer.step - first)
         trainer.require_finite(loss)
-        scores = None
-        if last % evaluate_every == 0 or last == config.steps:
-            scores = score(trainer.model, trainer.task, num_instances=1_000, references=False, device=trainer.device)
-        if run is not None:
-            run.append_metrics(_metrics_row(last, loss, rate, clock, scores))
-            if last % checkpoint_every == 0 or last == config.steps:
-                info: CheckpointInfo = {"step": last, "loss": loss, **clock.state()}
-                run.save_checkpoint(trainer.state(), info)
-        if watch is not None:
+        if trainer.agreed_to_stop:
+            unfinished: Interval = {"first_step": first, "loss_sums": group.collect(total.item())}
+            _stop(trainer, run, clock, loss, unfinished, request)
+        is_last = last == config.steps
+        scores = evaluate(trainer) if last % evaluate_every == 0 or is_last else None
+        row = _metrics_row(last, loss, trainer.rate_at(first), clock, scores)
+        save(trainer, run, row, _describe(trainer, loss, clock) if last % checkpoint_every == 0 or is_last else None)
+        if group.is_leader and watch_rows is not None:
+            watch_rows(row)
+        if group.is_leader and watch is not None:
             watch(Progress(last, config.steps, loss, clock.steps_per_second, scores))
         clock.skip()
+
+
+def evaluate(trainer: Trainer) -> Scores | None:
+    """Scores on a few instances. The leader alone computes them if it has the whole model."""
+    scores: Scores = {}
+
+    def measure() -> None:
+        scores.update(
+            score(trainer.model, trainer.task, num_instances=NUM_INSTANCES, references=False, device=trainer.device)
+        )
+
+    if trainer.is_sharded:
+        measure()
+    else:
+        trainer.group.lead(measure)
+    return scores
+
+
+def save(trainer: Trainer, run: RunDirectory | None, row: MetricsRow | None, info: CheckpointInfo | None) -> None:
+    """Let the leader write a row of metrics, a checkpoint, or both."""
+    if run is None:
+        return
+    tensors = trainer.state() if info is not None else {}
+
+    def write() -> None:
+        if row is not None:
+            run.append_metrics(row)
+        if info is not None:
+            run.save_checkpoint(tensors, info)
+
+    trainer.group.lead(write)
+
+
+def _stop(
+    trainer: Trainer,
+    run: RunDirectory | None,
+    clock: Clock,
+    loss: float,
+    interval: Interval,
+    request: StopRequest,
+) -> None:
+    """Save a checkpoint in the middle of a logging interval and raise."""
+    info = _describe(trainer, loss, clock)
+    info["interval"] = interval
+    save(trainer, run, None, info)
+    where = f"at step {trainer.step} of {trainer.config.steps}"
+    kept = "" if run is None else f"; its checkpoint is in {run.path}; run the same command again to go on"
+    raise StoppedError(f"stopped by {request.name} {where}{kept}", request.exit_code)
+
+
+def _describe(trainer: Trainer, loss: float, clock: Clock) -> CheckpointInfo:
+    return cast(CheckpointInfo, {"step": trainer.step, "loss": loss, **clock.state()})
+
+
+def _restore_sum(trainer: Trainer, interval: Interval | None) -> Tensor:
+    """The sum of the losses of this process in the interval so far."""
+    total = torch.zeros((), device=trainer.device)
+    if interval is None:
+        return total
+    sums, group = interval["loss_sums"], trainer.group
+    if len(sums) == group.size:
+        return total + sums[group.rank]
+    return total + sum(sums) if group.is_leader else total
 
 
 def _metrics_row(step: int, loss: float, rate: float, clock: Clock, scores: Scores | None) -> MetricsRow:
@@ -70,7 +160,7 @@ def _metrics_row(step: int, loss: float, rate: float, clock: Clock, scores: Scor
     return row
 
 
-def intervals(steps: int) -> dict[str, int]:
+def intervals(steps: int) -> Intervals:
     """How often to log, checkpoint and evaluate: about 200, 50 and 20 times in a long run, fewer in a short one."""
     log_every = min(100, max(10, steps // 200))
     return {

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from recombine.errors import InputError
 from recombine.layers.dropout import DropoutKeys
 from recombine.optim import build_optimizer, learning_rate
+from recombine.parallel import ALONE, Group, gather, local_part, shard_like, spread
 from recombine.precision import use_precision
 from recombine.tasks import Task
 from recombine.tasks.ahead import Ahead
@@ -34,62 +35,73 @@ class Trainer:
         *,
         compile: bool = False,
         compile_steps: int | None = None,
+        group: Group = ALONE,
+        shard: bool = False,
     ) -> None:
-        self.model = model.to(device)
-        # a whole graph or an error: past its limit of recompilations torch would otherwise go on eagerly and say nothing
-        self.forward: Callable[[Tensor], Tensor] = (
-            torch.compile(self.model, dynamic=False, fullgraph=True) if compile else self.model
-        )
         self.task = task
         self.config = config
         self.device = torch.device(device)
-        self.batches = Ahead(task, batch_size=config.batch_size, device=self.device)
-        self.optimizer = build_optimizer(model, weight_decay=config.weight_decay, betas=(0.9, config.beta2))
-        self.dropout = DropoutKeys(model)
+        self.group = group
+        self.is_sharded = shard
+        self.is_compiled = compile
+        rows = group.rows(config.batch_size)
+        self.batches = Ahead(task, batch_size=config.batch_size, rows=rows, device=self.device)
+        example = None if rows is None else task.sample("train", 0, rows=range(1), device=self.device).inputs
+        self.model, self.forward = spread(model, group, self.device, shard=shard, compile=compile, example=example)
+        self.optimizer = build_optimizer(self.model, weight_decay=config.weight_decay, betas=(0.9, config.beta2))
+        self.dropout = DropoutKeys(self.model, first_row=0 if rows is None else rows.start)
         self.together: StepsTogether | None = None
         if compile_steps is not None:
+            if group.size > 1:
+                raise InputError(f"compile_steps is {compile_steps} with {group.size} processes: expected one process")
             self.together = StepsTogether(self.model, task, config, self.optimizer, compile_steps)
         self.step = 0
+        self.agreed_to_stop = False
 
-    def advance_to(self, last: int) -> Tensor:
-        """Train until step `last`; returns the sum of the losses. The last few steps may be too few to take together."""
-        total = torch.zeros((), device=self.device)
-        while self.together is not None and self.step + self.together.count <= last:
+    def advance_to(self, last: int, total: Tensor | None = None, is_asked: Callable[[], bool] | None = None) -> Tensor:
+        """Train until step `last`, or until all processes agree to stop; returns `total` plus the losses of the steps.
+
+        The last few steps may be too few to take together. `is_asked` says whether this process was asked to stop.
+        """
+        total = torch.zeros((), device=self.device) if total is None else total
+        asked = is_asked or (lambda: False)
+        while self.together is not None and self.step + self.together.count <= last and not self.agreed_to_stop:
             steps = range(self.step, self.step + self.together.count)
             batches = [self.batches.take(step) for step in steps]
             total += self.together.run(batches, [self.rate_at(step) for step in steps], self.step)
             self.step += self.together.count
-        while self.step < last:
-            total += self.advance()
+            self.agreed_to_stop = asked()
+        while self.step < last and not self.agreed_to_stop:
+            total += self.advance(stop=asked())
         return total
 
-    def advance(self) -> Tensor:
-        """One optimizer step; returns its loss, still on the device."""
+    def advance(self, *, stop: bool = False) -> Tensor:
+        """One optimizer step; returns this process's share of its loss, still on the device.
+
+        The processes tell each other in every step whether they were asked to `stop`, so that all stop at the same one.
+        """
         config = self.config
         batch = self.batches.take(self.step)
         seed = self.task.seed if config.model_seed is None else config.model_seed
         with (
-            use_precision(config.precision, self.device, compiled=self.forward is not self.model),
+            use_precision(config.precision, self.device, compiled=self.is_compiled),
             self.dropout.at(seed, self.step),
         ):
             predictions = self.forward(batch.inputs)
         loss = self.task.loss(predictions.float(), batch)
+        factor, self.agreed_to_stop = self.group.combine(self.task.loss_weight(batch), stop)
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        (loss if factor == 1 else loss * factor).backward()
         if config.gradient_clip is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), config.gradient_clip)
         for group in self.optimizer.param_groups:
-            group["lr"] = self.rate
+            group["lr"] = self.rate_at(self.step)
         self.optimizer.step()
         self.step += 1
-        return loss.detach()
-
-    @property
-    def rate(self) -> float:
-        """The learning rate of the next step."""
-        return self.rate_at(self.step)
+        return loss.detach() if self.group.size == 1 else loss.detach() * (factor / self.group.size)
 
     def rate_at(self, step: int) -> float:
+        """The learning rate of a step, counted from 0."""
         config = self.config
         return learning_rate(
             step,
@@ -101,15 +113,20 @@ class Trainer:
         )
 
     def state(self) -> dict[str, Tensor]:
-        """Parameters and optimizer moments under flat names."""
+        """Parameters and optimizer moments under flat names. Processes with a part of the model each must all call this."""
         tensors = {f"model/{name}": value for name, value in self.model.state_dict().items()}
         for name, parameter in self.model.named_parameters():
             for key, value in self.optimizer.state.get(parameter, {}).items():
                 tensors[f"optimizer/{key}/{name}"] = value
-        return tensors
+        if not self.is_sharded:
+            return tensors
+        whole = ((name, gather(tensor)) for name, tensor in tensors.items())
+        return {name: tensor.cpu() for name, tensor in whole if self.group.is_leader}
 
     def load_state(self, tensors: dict[str, Tensor], step: int) -> None:
         """Continue from the tensors of a checkpoint."""
+        if self.is_sharded:
+            tensors = shard_like(tensors, dict(self.model.named_parameters()))
         load_model(self.model, tensors)
         for name, parameter in self.model.named_parameters():
             moments = {key: tensors.get(f"optimizer/{key}/{name}") for key in ("step", "exp_avg", "exp_avg_sq")}
@@ -119,14 +136,13 @@ class Trainer:
                 raise InputError(
                     f"the checkpoint does not fit the optimizer: it lacks or misshapes the moments of {name}"
                 )
-            self.optimizer.state[parameter] = state
+            self.optimizer.state[parameter] = {key: tensor.to(self.device) for key, tensor in state.items()}
         self.step = step
 
     def require_finite(self, loss: float) -> None:
         """Raise before anything that is not finite is saved."""
-        parameters = self.model.named_parameters()
-        broken = next((name for name, parameter in parameters if not torch.isfinite(parameter).all()), None)
-        if broken or not math.isfinite(loss):
+        broken = find_infinite(self.model)
+        if self.group.any(broken is not None) or not math.isfinite(loss):
             what = f"parameter {broken}" if broken else f"loss {loss}"
             raise DivergedError(
                 f"training diverged before step {self.step}: {what} is not finite; try a lower learning rate"
@@ -143,6 +159,13 @@ def load_model(model: nn.Module, tensors: dict[str, Tensor]) -> None:
         model.load_state_dict(state)
     except RuntimeError as error:
         raise InputError(f"the checkpoint does not fit the model: {str(error).splitlines()[-1].strip()}") from None
+    if (broken := find_infinite(model)) is not None:
+        raise InputError(f"the checkpoint has values of {broken} that are not finite: expected finite parameters")
+
+
+def find_infinite(model: nn.Module) -> str | None:
+    """The first parameter with a value that is not finite; of a sharded model, in the part of this process."""
     for name, parameter in model.named_parameters():
-        if not torch.isfinite(parameter).all():
-            raise InputError(f"the checkpoint has values of {name} that are not finite: expected finite parameters")
+        if not torch.isfinite(local_part(parameter)).all():
+            return name
+    return None

@@ -121,6 +121,9 @@ class ImitationTask(Task):
         logits = self.read(predictions)
         return cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), ignore_index=ENDED)
 
+    def loss_weight(self, batch: Batch) -> Tensor:
+        return (batch.targets != ENDED).sum()
+
     def metrics(self, predictions: Tensor, batch: Batch) -> dict[str, Ratio]:
         """Share of steps with an optimal action, and share of episodes with an optimal action at every step.
 

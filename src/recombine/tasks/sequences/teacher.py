@@ -153,6 +153,9 @@ class SequenceTeacher(SequenceTask):
             loss = loss + self.chain_of_thought * error / (num_tokens * self.teacher_dim)
         return loss
 
+    def loss_weight(self, batch: Batch) -> Tensor:
+        return batch.info["length"].sum()
+
     def read(
         self, predictions: Tensor, batch: Batch
     ) -> tuple[Float[Tensor, "b t targets"], Float[Tensor, "b t hidden"] | None]:

@@ -189,6 +189,20 @@ class SequenceTask(Task):
         rows = range(self.num_sequences or 0)
         return self._draw("train", Stream(self.name, self.seed, "pool", rows=rows, device=device))
 
+    def split_title(self, split: SplitName) -> str:
+        lengths = {"test": "trained lengths", "ood": "longer sequences"}
+        corners = {"test": "trained corners", "ood": "held-out corners"}
+        return (lengths if self.generalise_to == "lengths" else corners).get(split, super().split_title(split))
+
+    def split_meaning(self, split: SplitName) -> str:
+        if self.generalise_to == "lengths":
+            ends = {"test": (self.min_length, self.max_length), "ood": (self.max_length + 1, self.longest)}
+            shortest, longest = ends.get(split, ends["test"])
+            longer = "longer sequences than trained" if split == "ood" else "new sequences of the lengths trained"
+            return f"{longer}, {shortest} to {longest} tokens"
+        corners = {"test": "new sequences as trained", "ood": "sequences in corners of the cube that are never trained"}
+        return corners.get(split, super().split_meaning(split))
+
     def describe(self, composition: Composition) -> str:
         if self.generalise_to == "lengths":
             return f"{sum(module >= 0 for module in composition)} tokens"

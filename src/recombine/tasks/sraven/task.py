@@ -29,6 +29,7 @@ from torch.nn.functional import cross_entropy
 from recombine.compositions import Composition, CompositionSplit, all_multisets, split_compositions
 from recombine.drawing.card import Card
 from recombine.errors import InputError, check_choice, check_positive
+from recombine.progress import track
 from recombine.tables import Table
 from recombine.tasks.base import METRICS, Batch, Metric, Preset, Ratio, Reference, Scale, SplitName, Task
 from recombine.tasks.reading import Reading
@@ -284,7 +285,7 @@ class SRaven(Task):
         settings = [(4, 4), (4, 8), (4, 16), (2, 8), (3, 8)]
         estimates = [
             estimate_ambiguity(num_features=features, num_values=values, num_instances=num_instances, seed=self.seed)
-            for features, values in settings
+            for features, values in track(settings, "estimating ambiguity")
         ]
         return [tabulate_ambiguity(estimates), tabulate_overlap(self, num_instances)]
 

@@ -1,0 +1,120 @@
+"""Write the cards of all task families: docs/tasks/<family>.md, with a picture or an instance as text.
+
+    python docs/make_task_cards.py [--num-instances 2048]
+
+Every number on a card comes from the code: sizes from the presets, compositions from the certificates, reference scores from
+`recombine check TASK --scale SCALE`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import fields
+from pathlib import Path
+
+from recombine.errors import InputError
+from recombine.evaluate import describe_metrics, score_references
+from recombine.models import count_parameters
+from recombine.run import default_run
+from recombine.tables import format_number
+from recombine.tasks import TASKS, Task
+from recombine.tasks.base import SCALES
+
+FOLDER = Path(__file__).parent / "tasks"
+
+
+def write_card(name: str, task_class: type[Task], num_instances: int) -> str:
+    """The page of a family."""
+    runs = {scale: default_run(task_class, scale) for scale in SCALES}
+    task = runs["tiny"].task
+    command = name.replace("_", "-")
+    summary = task.summary[:1].upper() + task.summary[1:].rstrip(".")
+    parts = [f"# {command}", f"{summary}.", draw_instance(command, task)]
+    parts.append(f"*The first held-out instance at scale tiny: `recombine show {command} --scale tiny`.*")
+    rows = [
+        [
+            scale,
+            f"{run.task.split.certificate.num_train:,}",
+            f"{run.task.split.certificate.num_ood:,}",
+            str(run.task.split.certificate.min_coverage),
+            run.model.label,
+            f"{count_parameters(run.build_model()):,}",
+            f"{run.training.steps:,} × {run.training.batch_size:,}",
+        ]
+        for scale, run in runs.items()
+    ]
+    names = [
+        "scale",
+        "trained",
+        "held out",
+        "least training compositions per module",
+        "model",
+        "parameters",
+        "steps × batch",
+    ]
+    parts += ["## Sizes", "Compositions, default model and training at each scale (seed 0).", table(names, rows)]
+    splits = [[f"`{split}`", task.split_title(split), task.split_meaning(split)] for split in task.splits]
+    parts += ["## Splits", table(["split", "called", "holds"], splits)]
+    references = score_references(task, num_instances=num_instances)
+    metrics = describe_metrics(task, references.values())
+    scores = [
+        [
+            f"`{split}`",
+            metrics[metric]["title"],
+            *(format_number(score[key]) for key in ("chance", "ceiling", "agnostic")),
+        ]
+        for split, values in references.items()
+        for metric, score in values.items()
+    ]
+    parts += [
+        "## Metrics and reference scores",
+        f"At scale tiny, {num_instances:,} instances per split (`recombine check {command} --scale tiny --num-instances "
+        f"{num_instances}`). *Chance* ignores the input; the *ceiling* is the best possible score; *agnostic* is the best "
+        "without knowing which compositions the split holds. A ceiling below a perfect score means ambiguous instances.",
+        table(["split", "metric", "chance", "ceiling", "agnostic"], scores),
+    ]
+    settings = [[f"`{field.name}`", f"`{getattr(runs['paper'].task, field.name)!r}`"] for field in fields(task)]
+    parts += [
+        "## Settings",
+        f"Values at scale paper; `recombine train {command} --help` describes them.",
+        table(["setting", "value"], settings),
+    ]
+    parts.append(f"Models with sizes for this task: {', '.join(f'`{model}`' for model in task.models)}.")
+    return "\n\n".join(parts) + "\n"
+
+
+def draw_instance(name: str, task: Task) -> str:
+    """A picture of the first held-out instance, or its text."""
+    batch = task.sample("ood", 0, batch_size=1)
+    path = FOLDER / f"{name}.png"
+    try:
+        task.draw(batch, 0, path)
+    except InputError:
+        return "```text\n" + "\n".join(line[:110] for line in task.render(batch, 0).splitlines()[:24]) + "\n```"
+    return f"![An instance of {name}]({path.name})" + '{ width="520" }'
+
+
+def table(names: list[str], rows: list[list[str]]) -> str:
+    lines = [names, ["---"] * len(names), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--num-instances", type=int, default=2_048)
+    options = parser.parse_args()
+    FOLDER.mkdir(exist_ok=True)
+    index = []
+    for name, task_class in TASKS.items():
+        (FOLDER / f"{name}.md").write_text(write_card(name, task_class, options.num_instances))
+        index.append([f"[{name.replace('_', '-')}]({name}.md)", task_class.summary])
+    text = "A card for each family, written by `make cards`. "
+    text += "AH is [Attention as a Hypernetwork](https://arxiv.org/abs/2406.05816), "
+    text += "IC [When can transformers compositionally generalize in-context?](https://arxiv.org/abs/2407.12275), "
+    text += "SC [Scaling can lead to compositional generalization](https://arxiv.org/abs/2507.07207), "
+    text += "LG [On Provable Length and Compositional Generalization](https://arxiv.org/abs/2402.04875)."
+    (FOLDER / "index.md").write_text(f"# Tasks\n\n{text}\n\n{table(['task', 'what it asks'], index)}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+# %% [markdown]
+# # Put HYLA into your model
+#
+# `recombine.HypernetworkAttention` stands where `torch.nn.MultiheadAttention` stood: the same constructor, the
+# same call, the same parameters. HYLA normalises the attention scores over heads and applies a ReLU in the value
+# network that they generate.
+
+# %%
+import torch
+from torch import nn
+
+import recombine
+
+torch.manual_seed(0)
+attention = recombine.HypernetworkAttention(64, 8, batch_first=True)
+x = torch.randn(2, 10, 64)
+output, _ = attention(x, x, x, need_weights=False)
+print(tuple(output.shape))
+
+# %% [markdown]
+# `convert` replaces every attention of an existing model in place and keeps its parameters.
+
+# %%
+layer = nn.TransformerEncoderLayer(64, 8, batch_first=True)
+encoder = nn.TransformerEncoder(layer, num_layers=2, enable_nested_tensor=False)
+recombine.convert(encoder, attention="hyla")
+print(type(encoder.layers[0].self_attn).__name__, tuple(encoder(x).shape))
+
+# %% [markdown]
+# Attention of any kind can be viewed as a hypernetwork: for each pair of a query and a key, the scores of all
+# heads are a *latent code*, which generates the matrix that is applied to the key's value.
+
+# %%
+view = recombine.hypernetwork_view(nn.MultiheadAttention(64, 8, batch_first=True), x)
+print("codes", tuple(view.codes.shape), "(batch, head, query, key)")
+print("value matrices", tuple(view.value_matrices.shape))

@@ -1,0 +1,41 @@
+"""TensorBoard: event files in the folder `tensorboard` of the run directory. `tensorboard --logdir runs` shows all runs."""
+
+from __future__ import annotations
+
+import json
+
+from torch.utils.tensorboard import SummaryWriter
+
+from recombine.integrations.trackers import flatten_row, flatten_scores
+from recombine.run.tracking import Tracker
+from recombine.store import MetricsRow, ResultFile, RunDirectory
+
+
+class TensorBoard(Tracker):
+    """Writes an event file."""
+
+    name = "tensorboard"
+    writer: SummaryWriter
+
+    def start(self, run: RunDirectory, step: int) -> None:
+        # what an earlier process wrote after the step is hidden, because it comes again
+        self.writer = SummaryWriter(str(run.path / "tensorboard"), purge_step=step + 1 if step else None)
+        if step == 0:
+            self.writer.add_text("config", f"```\n{json.dumps(run.config, indent=2)}\n```", 0)
+
+    def add(self, row: MetricsRow) -> None:
+        for name, value in flatten_row(row).items():
+            self.writer.add_scalar(name, value, row["step"])
+        self.writer.flush()
+
+    def finish(self, result: ResultFile) -> None:
+        for name, value in flatten_scores(result["scores"]).items():
+            self.writer.add_scalar(name, value, result["steps"])
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+def build() -> Tracker:
+    """The adapter."""
+    return TensorBoard()

@@ -1,0 +1,117 @@
+"""Trackers are given the rows of metrics.jsonl, resume with their run, and can fail without harm."""
+
+import importlib.util
+from dataclasses import replace
+
+import pytest
+
+from recombine.cli import run as run_verb
+from recombine.errors import InputError
+from recombine.integrations.trackers import build_tracker, flatten_row, flatten_scores, flatten_settings
+from recombine.run.tracking import Tracker
+from test_run import CONFIG, train
+
+SHORT = replace(CONFIG, training=replace(CONFIG.training, steps=30))
+
+
+class Recorder(Tracker):
+    """Remembers what it is given; fails at a step if asked to."""
+
+    name = "recorder"
+
+    def __init__(self, fails_at=None):
+        self.calls, self.rows, self.fails_at = [], [], fails_at
+
+    def start(self, run, step):
+        self.calls.append(f"start {step}")
+
+    def add(self, row):
+        if row["step"] == self.fails_at:
+            raise ConnectionError("the server is gone\nand more")
+        self.rows.append(row)
+
+    def finish(self, result):
+        self.calls.append(f"finish {result['steps']}")
+
+    def close(self):
+        self.calls.append("close")
+
+
+def stop(progress):
+    if progress.step >= 20:
+        raise KeyboardInterrupt
+
+
+def test_a_tracker_is_given_the_rows_and_the_result(tmp_path):
+    recorder = Recorder()
+    run = train(SHORT, tmp_path, trackers=[recorder])
+    assert recorder.rows == run.read_metrics()
+    assert recorder.calls == ["start 0", "finish 30", "close"]
+
+
+def test_a_tracker_that_fails_is_left_out(tmp_path, caplog):
+    failing, other = Recorder(fails_at=20), Recorder()
+    train(SHORT, tmp_path, trackers=[failing, other])
+    assert [row["step"] for row in failing.rows] == [10]
+    assert [row["step"] for row in other.rows] == [10, 20, 30]
+    assert "recorder failed and is left out: the server is gone" in caplog.text
+
+
+def test_tensorboard_reads_back_what_was_written(tmp_path):
+    """With its own reader, from a run that was interrupted and resumed."""
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with pytest.raises(KeyboardInterrupt):
+        train(SHORT, tmp_path, trackers=[build_tracker("tensorboard")], watch=stop)
+    run = train(SHORT, tmp_path, trackers=[build_tracker("tensorboard")])
+    events = EventAccumulator(str(run.path / "tensorboard")).Reload()
+    rows = run.read_metrics()
+    losses = [(event.step, event.value) for event in events.Scalars("loss")]
+    assert losses == [(row["step"], pytest.approx(row["loss"])) for row in rows]
+    (last,) = events.Scalars("ood/r2")
+    assert last.value == pytest.approx(rows[-1]["scores"]["ood"]["r2"])
+    (final,) = events.Scalars("final/ood/r2")
+    assert final.value == pytest.approx(run.read_json("result.json")["scores"]["ood"]["r2"]["value"])
+
+
+@pytest.mark.slow
+def test_weights_and_biases_offline(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    run = train(SHORT, tmp_path, trackers=[build_tracker("wandb")])
+    (record,) = run.path.glob("wandb/offline-run-*/run-*.wandb")
+    assert record.stat().st_size > 1_000
+
+
+@pytest.mark.slow
+def test_mlflow_keeps_one_run_for_a_directory(tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow", exc_type=ImportError)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    with pytest.raises(KeyboardInterrupt):
+        train(SHORT, tmp_path / "runs", trackers=[build_tracker("mlflow")], watch=stop)
+    run = train(SHORT, tmp_path / "runs", trackers=[build_tracker("mlflow")])
+    client = mlflow.MlflowClient()
+    (record,) = client.search_runs([client.get_experiment_by_name("recombine").experiment_id])
+    assert record.info.status == "FINISHED"
+    assert record.data.params["task/seed"] == "0"
+    history = {metric.step: metric.value for metric in client.get_metric_history(record.info.run_id, "loss")}
+    assert history == {row["step"]: row["loss"] for row in run.read_metrics()}
+
+
+def test_a_tracker_that_is_not_there(monkeypatch, capsys):
+    with pytest.raises(InputError, match="unknown tracker 'paper': expected one of tensorboard, wandb, mlflow"):
+        build_tracker("paper")
+    monkeypatch.setattr("recombine.integrations.trackers.find_spec", lambda name: None)
+    assert run_verb(["train", "fuzzy-logic", "--scale", "tiny", "--track", "wandb"]) == 2
+    assert "tracker 'wandb' needs the package wandb: pip install 'recombine[wandb]'" in capsys.readouterr().err
+
+
+def test_names_are_flat():
+    row = {"step": 10, "loss": 0.5, "learning_rate": 0.1, "seconds": 1.0, "scores": {"ood": {"r2": 0.25}}}
+    assert flatten_row(row) == {"loss": 0.5, "learning_rate": 0.1, "seconds": 1.0, "ood/r2": 0.25}
+    assert flatten_scores({"ood": {"r2": {"value": 0.25, "low": 0.2}}}) == {"final/ood/r2": 0.25}
+    settings = flatten_settings(CONFIG.as_dict())
+    assert settings["task/num_examples"] == 8
+    assert settings["training/steps"] == 120
+    assert importlib.util.find_spec("recombine.integrations.trackers.mlflow_tracker") is not None
