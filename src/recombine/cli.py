@@ -29,6 +29,7 @@ VERBS = {
     "probe": "look inside a run: what can be decoded from it, and what its codes do",
     "probe-model": "the same for a pretrained model of Hugging Face, on labelled prompts",
     "diagnose": "say whether a run generalises, and if not, why not",
+    "generate": "continue a text with a trained language model",
     "export": "write instances of a task to a file",
     "score": "score predictions for exported instances, made by any program",
     "runs": "list the runs in a folder",

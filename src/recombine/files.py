@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import tempfile
 from pathlib import Path
 
 from recombine.errors import InputError
@@ -51,3 +52,24 @@ def write_whole(path: Path, content: bytes) -> None:
         raise InputError(
             f"cannot write {str(path)!r} ({error.strerror}): expected a file in a writable folder"
         ) from None
+
+
+def data_folder(*names: str) -> Path:
+    """A folder for data that can be made again: in `RECOMBINE_CACHE` or `~/.cache/recombine`, else among temporary files."""
+    chosen = os.environ.get("RECOMBINE_CACHE")
+    home = Path(chosen).expanduser() if chosen else Path(os.path.expanduser("~")) / ".cache" / "recombine"
+    folder = home.joinpath(*names)
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if os.access(folder, os.W_OK | os.X_OK):
+            return folder
+        raise PermissionError(0, "it is read-only")
+    except OSError as error:
+        if chosen:
+            raise InputError(
+                f"cannot write to {str(folder)!r} ({error.strerror}): expected a writable folder in RECOMBINE_CACHE"
+            ) from None
+    user = os.getuid() if hasattr(os, "getuid") else os.environ.get("USERNAME", "user")
+    folder = Path(tempfile.gettempdir(), f"recombine-data-{user}", *names)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return folder

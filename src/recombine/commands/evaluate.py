@@ -12,6 +12,7 @@ from recombine.commands.console import RunOutput, score_table
 from recombine.evaluate import describe_metrics, describe_splits, score, scores_as_dict
 from recombine.run import load_run, resolve_device
 from recombine.store import Json
+from recombine.tables import tables_as_dict
 from recombine.tasks import SplitName
 
 EXAMPLES = (
@@ -44,9 +45,15 @@ def run(argv: list[str]) -> None:
         num_instances=options.num_instances,
         device=resolve_device(options.device),
     )
+    task, num_instances = config.task, options.num_instances
+    num_instances = task.evaluation_instances if num_instances is None else num_instances
+    tables = task.tables_of(model, num_instances, resolve_device(options.device))
     value: Json = {"run": str(directory.path)}
     if directory.finished:
         value |= directory.read_json("result.json")
     value |= {"metrics": describe_metrics(config.task, scores.values()), "scores": scores_as_dict(scores)}
+    value |= {"tables": tables_as_dict(tables)} if tables else {}
     value["splits"] = describe_splits(config.task)
-    options.show(value, score_table(value["scores"], config.name, metrics=value["metrics"], splits=value["splits"]))
+    options.show(
+        value, score_table(value["scores"], config.name, metrics=value["metrics"], splits=value["splits"]), *tables
+    )

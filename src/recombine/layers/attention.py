@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from recombine.errors import InputError, check_choice, check_positive
 from recombine.kernels import CodeMap, DropoutForm, Normalisation, ValueNetwork, attend, dense
+from recombine.layers.cache import AttentionCache
 from recombine.layers.dropout import CodeDropout
 from recombine.layers.initialise import lecun_linear, lecun_normal_
 from recombine.layers.isolated import attend_isolated, isolation_mask
@@ -124,6 +125,7 @@ class Attention(nn.Module):
         num_isolated: int = 0,
         code_map: CodeMap | None = None,
         return_codes: bool = True,
+        cache: AttentionCache | None = None,
     ) -> tuple[Float[Tensor, "b q embedding"], Float[Tensor, "b h q k"] | None]:
         """Return the output of each query and the latent codes.
 
@@ -131,13 +133,15 @@ class Attention(nn.Module):
         only the last n tokens of `x` are queries, and `bias` and `mask` are those of these n queries: the last block of a
         model computes only the tokens that are read. The last `num_isolated` tokens are seen only by themselves (see
         `isolated`). `rotate` receives and returns queries and keys (see `position.Rotary`); `code_map` is the kernel's hook
-        on the codes. Without `return_codes` the codes are None, and a fused kernel may be used.
+        on the codes. Without `return_codes` the codes are None, and a fused kernel may be used. With a `cache`, the tokens
+        follow those that the cache has seen.
         """
         q, k, v = self.project(x, context, num_queries=num_queries)
         if rotate is not None:
             q, k = rotate(q, k)
         normalisation, value_network = ATTENTIONS[self.attention]
-        heads, codes = (partial(attend_isolated, num_isolated=num_isolated) if num_isolated else attend)(
+        own = attend if cache is None else cache.attend
+        heads, codes = (partial(attend_isolated, num_isolated=num_isolated) if num_isolated else own)(
             q,
             k,
             v,
@@ -155,7 +159,8 @@ class Attention(nn.Module):
             if num_isolated:
                 isolated = isolation_mask(q.shape[1], k.shape[1], num_isolated, q.device)
                 mask = isolated if mask is None else mask & isolated
-            heads = scale_output(heads, self.output_scale, k.shape[1], mask, causal=causal)
+            num_keys = k.shape[1] if cache is None else cache.length
+            heads = scale_output(heads, self.output_scale, num_keys, mask, causal=causal)
         return self.output(heads.flatten(-2)), codes
 
     def project(

@@ -15,6 +15,7 @@ angle position * base^(-2i/d); scores then depend on positions only through thei
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from jaxtyping import Float, Int
@@ -94,6 +95,10 @@ class Rotary(nn.Module):
         if query_offset is None:
             query_offset = k.shape[1] - q.shape[1]
         return self._turn(q, query_offset), self._turn(k, 0)
+
+    def at(self, offset: int) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """The rotation of queries and keys that both begin at a position."""
+        return lambda q, k: (self._turn(q, offset), self._turn(k, offset))
 
     def _turn(self, x: Float[Tensor, "b t h d"], offset: int) -> Float[Tensor, "b t h d"]:
         # bf16 cannot distinguish position 257 from 256: angles need at least float32

@@ -11,6 +11,7 @@ from recombine.models.causal_attention import CausalAttention, CausalAttentionCo
 from recombine.models.deep_set import DeepSet, DeepSetConfig
 from recombine.models.hypernetwork import Hypernetwork, HypernetworkConfig
 from recombine.models.hypernetwork_transformer import HypernetworkTransformer, HypernetworkTransformerConfig
+from recombine.models.language_model import LanguageModel, LanguageModelConfig
 from recombine.models.mlp import MLPConfig, MultilayerPerceptron
 from recombine.models.outside import OutsideModule
 from recombine.models.recurrent import RecurrentConfig, RecurrentNetwork, StateSpaceConfig, StateSpaceModel
@@ -44,6 +45,8 @@ __all__ = [
     "HypernetworkConfig",
     "HypernetworkTransformer",
     "HypernetworkTransformerConfig",
+    "LanguageModel",
+    "LanguageModelConfig",
     "MLPConfig",
     "ModelConfig",
     "MultilayerPerceptron",

@@ -47,6 +47,16 @@ HIDDEN_ANSWERS = Need(
     "shows in later steps what was done in earlier ones",
     "that does not, or a model with causal=True",
 )
+TOKENS = Need(
+    lambda task: task.vocabulary_size is not None,
+    "has inputs of {task.input_dim} features",
+    "whose inputs are numbers of tokens, such as 'language'",
+)
+FEATURES = Need(
+    lambda task: task.vocabulary_size is None,
+    "has numbers of tokens as inputs",
+    "whose inputs are features, or the model 'language_model'",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,12 +79,16 @@ class ModelConfig(Settings, ABC):
 
     def check_task(self, task: Task) -> None:
         """Raise an error if the task lacks something the model requires."""
-        for need in self.needs:
+        for need in (*(() if TOKENS in self.needs else (FEATURES,)), *self.needs):
             if not need.is_met(task):
                 lack = need.lack.format(task=task)
                 raise InputError(
                     f"model {self.kind!r} does not fit task {task.name!r}, which {lack}: expected a task {need.expected}"
                 )
+
+    def count_parts(self, task: Task) -> dict[str, int]:
+        """Numbers of parameters of the parts of the model, where it tells them apart; `train` prints them."""
+        return {}
 
     @abstractmethod
     def build(self, task: Task) -> nn.Module:

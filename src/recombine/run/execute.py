@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -75,6 +75,7 @@ def train_run(
     """
     check_evaluation_instances(evaluation_instances)
     place = resolve_device(device)
+    config = replace(config, task=config.task.prepare())
     execution = Execution(compile=compile, compile_steps=compile_steps, shard=shard, deterministic=deterministic)
     config.task.check_batch_size(config.training.batch_size)
     check_size(config.model, config.task, copies=COPIES_IN_TRAINING)
@@ -175,6 +176,8 @@ def _prepare(run: RunDirectory, task: Task, trainer: Trainer, interval: Interval
         _log.warning("%s: evaluating again, on %d instances per split", run.path, num_instances)
         return
     run.write_json("split.json", describe_split(task))
+    for name, content in task.artifacts().items():
+        run.write_bytes(name, content)
     record_environment(run, trainer.device, trainer.step, trainer.group.size)
     run.rewind_metrics(trainer.step if interval is None else interval["first_step"])
 

@@ -7,6 +7,7 @@ from recombine.tasks.base import Batch, Ratio, SplitName, Task
 from recombine.tasks.fuzzy_logic.task import FuzzyLogic
 from recombine.tasks.grids.goal import GoalGrid
 from recombine.tasks.grids.preference import PreferenceGrid
+from recombine.tasks.language.task import Language
 from recombine.tasks.modular.hyperteacher import Hyperteacher
 from recombine.tasks.modular.in_context import InContext
 from recombine.tasks.sequences.teacher import SequenceTeacher
@@ -22,6 +23,7 @@ __all__ = [
     "GoalGrid",
     "Hyperteacher",
     "InContext",
+    "Language",
     "PreferenceGrid",
     "Ratio",
     "SRaven",

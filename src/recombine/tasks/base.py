@@ -8,11 +8,12 @@ instance is written or drawn. Nothing outside its folder knows a family by name.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import one_hot
@@ -77,6 +78,7 @@ class Task(Sampler):
         "strengths": "strength of each module, 0 if it is not in the composition"
     }
     evaluation_instances: ClassVar[int] = 16_000  # a split, in a final evaluation
+    training_evaluation_instances: ClassVar[int] = 1_000  # a split, in evaluations during training
     # whether the tokens that are read see the rest and themselves, not one another
     isolated_queries: ClassVar[bool] = False
     # whether later tokens reveal the answers to earlier ones, so that models must be causal
@@ -112,6 +114,24 @@ class Task(Sampler):
     def thought_dim(self) -> int:
         """Number of supervised intermediate values, which models return after their predictions; 0 for none."""
         return 0
+
+    @property
+    def vocabulary_size(self) -> int | None:
+        """Number of different tokens, for tasks whose inputs are numbers of tokens; None for features."""
+        return None
+
+    @property
+    def max_rows_at_once(self) -> int:
+        """The most rows that are evaluated at once; less than the default for tasks with large predictions."""
+        return 1_000
+
+    def prepare(self) -> Task:
+        """The task with all that a run must record. A task that depends on files prepares them and names their content."""
+        return self
+
+    def artifacts(self) -> Mapping[str, bytes]:
+        """Files that a run directory keeps, by name, because the trained model is of no use without them."""
+        return {}
 
     @property
     @abstractmethod
@@ -203,6 +223,12 @@ class Task(Sampler):
 
     def tables(self, num_instances: int) -> list[Table]:
         """Facts about the family that are worth knowing before training, estimated from `num_instances` instances."""
+        return []
+
+    def tables_of(
+        self, predict: Callable[[Tensor], Tensor], num_instances: int, device: torch.device | str
+    ) -> list[Table]:
+        """What is worth knowing of a predictor besides its scores; `recombine evaluate` prints it."""
         return []
 
     def draw(self, batch: Batch, row: int, path: Path | str) -> None:

@@ -51,6 +51,10 @@ class Batch:
             for first in range(0, len(self), num_rows)
         ]
 
+    def to(self, device: torch.device | str) -> Batch:
+        """The batch on a device."""
+        return self._map(lambda column: column.to(device))
+
     def _map(self, change: Callable[[Tensor], Tensor]) -> Batch:
         info = {name: change(column) for name, column in self.info.items()}
         return Batch(change(self.inputs), change(self.targets), change(self.latents), info)

@@ -17,7 +17,7 @@ BATCH_SIZE = 1_000  # part of the definition of the evaluation streams
 def evaluation_batches(
     task: Task, split: SplitName, num_instances: int, device: torch.device | str = "cpu"
 ) -> Iterator[Batch]:
-    """The first `num_instances` rows of a split; progress is shown while they are used."""
+    """The first `num_instances` rows of a split, at most `task.max_rows_at_once` at a time; progress is shown."""
     if num_instances > MAX_INSTANCES:
         raise InputError(f"num_instances is {num_instances:,}: expected at most {MAX_INSTANCES:,}")
     return _evaluation_batches(task, split, num_instances, device)
@@ -29,5 +29,7 @@ def _evaluation_batches(
     with measure_progress(f"{task.name} {split}", num_instances) as meter:
         for index, first in enumerate(range(0, num_instances, BATCH_SIZE)):
             rows = range(min(BATCH_SIZE, num_instances - first))
-            yield task.sample(split, index, batch_size=BATCH_SIZE, rows=rows, device=device)
-            meter.update(first + len(rows))
+            for start in range(0, len(rows), task.max_rows_at_once):
+                part = rows[start : start + task.max_rows_at_once]
+                yield task.sample(split, index, batch_size=BATCH_SIZE, rows=part, device=device)
+                meter.update(first + part.stop)

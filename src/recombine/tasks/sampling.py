@@ -22,7 +22,7 @@ from recombine.settings import Settings
 from recombine.tasks.batch import Batch
 from recombine.tasks.stream import Stream
 
-SplitName = Literal["train", "test", "ood", "unknown"]
+SplitName = Literal["train", "test", "ood", "unknown", "text", "recall"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,6 @@ from recombine.train.signals import StoppedError, StopRequest
 from recombine.train.trainer import Trainer
 
 WARMUP_STEPS_OF_CLOCK = 20  # left out of the steps per second: compilation, caches, first allocations
-NUM_INSTANCES = 1_000  # per split, in evaluations during training
 
 
 @dataclass
@@ -91,11 +90,10 @@ def fit(
 def evaluate(trainer: Trainer) -> Scores | None:
     """Scores on a few instances. The leader alone computes them if it has the whole model."""
     scores: Scores = {}
+    task, num_instances = trainer.task, trainer.task.training_evaluation_instances
 
     def measure() -> None:
-        scores.update(
-            score(trainer.model, trainer.task, num_instances=NUM_INSTANCES, references=False, device=trainer.device)
-        )
+        scores.update(score(trainer.model, task, num_instances=num_instances, references=False, device=trainer.device))
 
     if trainer.is_sharded:
         measure()

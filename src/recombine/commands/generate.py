@@ -1,0 +1,104 @@
+"""recombine generate RUN: continue a prompt with a trained language model, printed as it is generated."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from recombine.cli import parse
+from recombine.commands.console import RunOutput
+from recombine.errors import InputError
+from recombine.models.generate import generate
+from recombine.models.language_model import LanguageModel
+from recombine.run import load_run
+from recombine.store import RunDirectory
+from recombine.tasks.language.tokenizers import Tokenizer, load_tokenizer
+
+EXAMPLES = (
+    'recombine generate runs/language-hyla-0123456789ab --prompt "def main("',
+    "recombine generate runs/language-hyla-0123456789ab --temperature 0 --num-tokens 50",
+)
+UNFINISHED = "\ufffd"  # what a character looks like before its last byte is there
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateOptions(RunOutput):
+    """What to generate."""
+
+    run: tyro.conf.Positional[Path]
+    """Run directory of a language model."""
+    prompt: str = ""
+    """Text to continue (default: the beginning of a document)."""
+    num_tokens: int = 200
+    """Most tokens to generate."""
+    temperature: float = 0.8
+    """Below 1 prefers likely tokens; 0 always takes the most likely one."""
+    top_p: float = 0.95
+    """Total probability of the tokens that are drawn from, the most likely first."""
+    seed: int = 0
+    """Random seed."""
+    cache: bool = True
+    """Keep what attention remembers of earlier tokens, instead of computing it again for each token."""
+    device: Annotated[str, tyro.conf.arg(metavar="DEVICE")] = "auto"
+    """Device to run on: auto, cpu, cuda, ..."""
+
+
+def run(argv: list[str]) -> None:
+    options = parse(GenerateOptions, argv, prog="generate")
+    directory, config, model = load_run(options.run, options.device, code=options.code)
+    if not isinstance(model, LanguageModel):
+        raise InputError(
+            f"{options.run} holds a model of kind {config.model.kind!r}: expected a run of task 'language'"
+        )
+    tokenizer = read_tokenizer(directory, model.num_tokens)
+    prompt = [tokenizer.bos, *tokenizer.encode(options.prompt)] if options.prompt else [tokenizer.bos]
+    started = time.perf_counter()
+    tokens = generate(
+        model,
+        prompt,
+        num_tokens=options.num_tokens,
+        temperature=options.temperature,
+        top_p=options.top_p,
+        seed=options.seed,
+        stop=tokenizer.eos,
+        use_cache=options.cache,
+    )
+    if options.json:
+        generated = list(tokens)
+        text = tokenizer.decode(generated)
+        seconds = round(time.perf_counter() - started, 3)
+        value = {"prompt": options.prompt, "text": text, "tokens": generated, "seconds": seconds}
+        options.show(value)
+        return
+    print(options.prompt, end="", flush=True)
+    for piece in decode_stream(tokens, tokenizer):
+        print(piece, end="", flush=True)
+    print()
+
+
+def read_tokenizer(run: RunDirectory, size: int) -> Tokenizer:
+    """The tokeniser that a run keeps."""
+    try:
+        return load_tokenizer((run.path / "tokenizer").read_bytes(), size)
+    except OSError as error:
+        raise InputError(
+            f"{run.path / 'tokenizer'} cannot be read ({error.strerror}): expected the tokenizer of the run"
+        ) from None
+
+
+def decode_stream(tokens: Iterable[int], tokenizer: Tokenizer) -> Iterator[str]:
+    """The text of tokens as they come; characters of several tokens are held back until they are whole."""
+    seen: list[int] = []
+    shown = ""
+    for token in tokens:
+        seen.append(token)
+        text = tokenizer.decode(seen)
+        if not text.endswith(UNFINISHED):
+            yield text[len(shown) :]
+            shown = text
+    yield tokenizer.decode(seen)[len(shown) :]

@@ -1,0 +1,255 @@
+"""A decoder-only language model (Attention as a Hypernetwork, section 5; NanoDO).
+
+    x = embedding[tokens];  x = x + attention(norm(x));  x = x + feedforward(norm(x));  logits = norm(x) embeddingᵀ
+
+Attention is causal, positions are rotary (or a relative bias, as in the released WikiText experiment), and the embedding
+is also the output layer. `LanguageModel.start` returns a cache with which tokens can be given one at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, get_args
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional
+
+from recombine.errors import InputError, check_choice, check_positive
+from recombine.kernels import CodeMap
+from recombine.layers import ATTENTIONS, FEEDFORWARDS, Attention, AttentionName, RelativeBias, Rotary, build_feedforward
+from recombine.layers.cache import AttentionCache, build_cache
+from recombine.layers.output_scale import OutputScale
+from recombine.layers.residual_norm import ResidualNorm
+from recombine.models.base import TOKENS, ModelConfig, Need, Site
+from recombine.tasks.base import Task
+
+TokenPosition = Literal["rotary", "relative"]
+Initialisation = Literal["lecun", "xavier"]
+NUM_BUCKETS = 32  # of the relative bias, as in T5
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageModelConfig(ModelConfig):
+    """Sizes and choices of a language model; the task gives the number of tokens."""
+
+    kind: ClassVar[str] = "language_model"
+
+    attention: AttentionName = "hyla"
+    """Softmax, linear, HYLA, or one of the ablations of table A1."""
+    num_layers: int = 4
+    """Number of blocks."""
+    embedding_dim: int = 256
+    """Number of features of the residual stream."""
+    kqv_dim: int = 256
+    """Number of features of queries, keys and values, in total over all heads."""
+    mlp_dim: int = 1024
+    """Number of hidden units of the feed-forward network."""
+    num_heads: int = 8
+    """Number of heads: the dimension of the latent code."""
+    feedforward: Literal["mlp", "swiglu", "mixture_of_experts"] = "mlp"
+    """Feed-forward layer of a block."""
+    position: TokenPosition = "rotary"
+    """Rotary, or a learned bias per head and distance."""
+    qk_norm: bool = False
+    """Normalise queries and keys of each head to unit mean square, times a learned scale."""
+    biases: bool = True
+    """Let dense layers and norms have biases."""
+    output_scale: OutputScale = "none"
+    """Scale of the output of each head: none, as in the paper, or one that does not grow with the number of keys."""
+    initialisation: Initialisation = "lecun"
+    """Truncated normal of variance 1 / fan-in (AH), or Xavier-uniform (NanoDO)."""
+
+    def __post_init__(self) -> None:
+        check_choice("attention", self.attention, ATTENTIONS)
+        check_choice("feedforward", self.feedforward, FEEDFORWARDS)
+        check_choice("position", self.position, get_args(TokenPosition))
+        check_choice("initialisation", self.initialisation, get_args(Initialisation))
+        check_positive(num_layers=self.num_layers, embedding_dim=self.embedding_dim, mlp_dim=self.mlp_dim)
+
+    @property
+    def label(self) -> str:
+        return self.attention
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        return (TOKENS,)
+
+    def count_parts(self, task: Task) -> dict[str, int]:
+        self.check_task(task)
+        with torch.device("meta"):
+            model = self.build(task)
+        assert isinstance(model, LanguageModel)
+        return parameter_table(model)
+
+    def build(self, task: Task) -> nn.Module:
+        assert task.vocabulary_size is not None
+        return LanguageModel(self, num_tokens=task.vocabulary_size, context_length=task.sequence_length)
+
+
+class QueryKeyNorm(nn.Module):
+    """RMS norm of the queries and keys of each head, before they are rotated."""
+
+    def __init__(self, head_dim: int) -> None:
+        super().__init__()
+        self.query_scale = nn.Parameter(torch.ones(head_dim))
+        self.key_scale = nn.Parameter(torch.ones(head_dim))
+
+    def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        normed = (
+            functional.rms_norm(x.float(), x.shape[-1:], scale, eps=1e-6).to(x.dtype)
+            for x, scale in ((q, self.query_scale), (k, self.key_scale))
+        )
+        return next(normed), next(normed)
+
+
+class LanguageBlock(nn.Module):
+    """Causal attention, then a feed-forward network, each added to the residual stream."""
+
+    def __init__(self, config: LanguageModelConfig, context_length: int) -> None:
+        super().__init__()
+        size = config.embedding_dim
+        self.attention_norm = ResidualNorm(size, eps=1e-6)
+        self.attention = Attention(
+            size,
+            num_heads=config.num_heads,
+            kqv_dim=config.kqv_dim,
+            attention=config.attention,
+            output_scale=config.output_scale,
+        )
+        head_dim = config.kqv_dim // config.num_heads
+        self.rotary = Rotary(head_dim) if config.position == "rotary" else None
+        self.bias: RelativeBias | None = None
+        if config.position == "relative":
+            furthest = max(context_length, NUM_BUCKETS)
+            self.bias = RelativeBias(config.num_heads, num_buckets=NUM_BUCKETS, max_distance=furthest)
+        self.query_key_norm = QueryKeyNorm(head_dim) if config.qk_norm else None
+        self.feedforward_norm = ResidualNorm(size, eps=1e-6)
+        self.feedforward = build_feedforward(config.feedforward, size, config.mlp_dim)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b t d"],
+        cache: AttentionCache | None = None,
+        code_map: CodeMap | None = None,
+        return_codes: bool = False,
+    ) -> tuple[Float[Tensor, "b t d"], Float[Tensor, "b h t k"] | None]:
+        first = 0 if cache is None else cache.length
+
+        def rotate(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+            if self.query_key_norm is not None:
+                q, k = self.query_key_norm(q, k)
+            return (q, k) if self.rotary is None else self.rotary.at(first)(q, k)
+
+        x, normed = self.attention_norm(x)
+        mixed, codes = self.attention(
+            normed,
+            bias=None if self.bias is None else self.bias(x.shape[1], first + x.shape[1]),
+            rotate=rotate,
+            causal=True,
+            code_map=code_map,
+            return_codes=return_codes,
+            cache=cache,
+        )
+        x, normed = self.feedforward_norm(x, mixed)
+        return x + self.feedforward(normed), codes
+
+    def start(self) -> AttentionCache:
+        return build_cache(*ATTENTIONS[self.attention.attention], has_bias=self.bias is not None)
+
+
+class LanguageModel(nn.Module):
+    """Maps tokens to logits of the next token, at every position."""
+
+    def __init__(self, config: LanguageModelConfig, *, num_tokens: int, context_length: int) -> None:
+        super().__init__()
+        self.config, self.num_tokens, self.context_length = config, num_tokens, context_length
+        self.embedding = nn.Embedding(num_tokens, config.embedding_dim)
+        nn.init.normal_(self.embedding.weight, std=config.embedding_dim**-0.5)
+        self.blocks = nn.ModuleList(LanguageBlock(config, context_length) for _ in range(config.num_layers))
+        self.output_norm = ResidualNorm(config.embedding_dim, eps=1e-6)
+        if config.initialisation == "xavier":
+            initialise_xavier(self)
+        if not config.biases:
+            drop_biases(self)
+
+    @property
+    def probe_sites(self) -> tuple[Site, ...]:
+        """The normed residual stream before each feed-forward network, and the hidden activations of that network."""
+        sites = []
+        for i in range(len(self.blocks)):
+            sites += [Site(f"normed.{i}", f"blocks.{i}.feedforward", "input")]
+            sites += [Site(f"hidden.{i}", f"blocks.{i}.feedforward.output", "input")]
+        paths = dict(self.named_modules())
+        return tuple(site for site in sites if site.path in paths)
+
+    def start(self) -> list[AttentionCache]:
+        """Empty caches, one per layer, for `forward`."""
+        return [block.start() for block in self.blocks]  # type: ignore[operator]
+
+    def forward(
+        self,
+        inputs: Int[Tensor, "b t"],
+        *,
+        cache: Sequence[AttentionCache] | None = None,
+        num_read: int | None = None,
+        return_codes: bool = False,
+        code_maps: Sequence[CodeMap | None] | None = None,
+    ) -> Any:
+        """Logits (b, t, tokens), or those of the last `num_read` positions; with `return_codes` also the latent codes.
+
+        With a `cache`, the inputs follow the tokens that it has seen. `code_maps` changes the codes of a layer.
+        """
+        if inputs.ndim != 2 or inputs.is_floating_point():
+            raise InputError(f"inputs are {inputs.dtype} {tuple(inputs.shape)}: expected whole numbers (batch, tokens)")
+        x = self.embedding(inputs)
+        codes = []
+        for i, block in enumerate(self.blocks):
+            x, code = block(
+                x,
+                None if cache is None else cache[i],
+                None if code_maps is None else code_maps[i],
+                return_codes,
+            )
+            codes.append(code)
+        _, normed = self.output_norm(x if num_read is None else x[:, -num_read:])
+        with torch.autocast(normed.device.type, enabled=False):  # logits and softmax are float32, as in NanoDO
+            logits = normed.float() @ self.embedding.weight.float().T
+        return (logits, codes) if return_codes else logits
+
+
+def initialise_xavier(model: nn.Module) -> None:
+    """Draw the weights of dense layers Xavier-uniformly; queries, keys and values are three matrices in one."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.xavier_uniform_(module.weight)
+        elif isinstance(module, Attention):
+            for part in module.qkv_weight.chunk(3):
+                nn.init.xavier_uniform_(part)
+
+
+def drop_biases(model: nn.Module) -> None:
+    """Fix all biases at 0: they are no parameters then, and kernels need not know."""
+    for module in list(model.modules()):
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if name.endswith("bias"):
+                delattr(module, name)
+                module.register_buffer(name, torch.zeros_like(parameter), persistent=False)
+
+
+def parameter_table(model: LanguageModel) -> dict[str, int]:
+    """Where the parameters of a language model are."""
+    counts = {"embedding, also the output layer": model.embedding.weight.numel()}
+    for name, parameter in model.named_parameters():
+        where = (
+            "attention"
+            if ".attention." in name
+            else "feed-forward"
+            if ".feedforward." in name
+            else "norms and positions"
+        )
+        if not name.startswith("embedding."):
+            counts[where] = counts.get(where, 0) + parameter.numel()
+    return counts

@@ -1,0 +1,170 @@
+"""Language modelling: softmax, linear and hypernetwork attention on text (Attention as a Hypernetwork, section 5, figure 6).
+
+The paper trains 50M parameters on 130 billion tokens of C4 and finds that HYLA is better than linear attention and close to
+softmax attention. At `small`, 2.2 million parameters learn from the standard library of Python in minutes on a CPU: enough to
+compare the kinds of attention, not to repeat the paper's numbers. `paper` has the paper's sizes; give it the paper's text
+with a configuration of your own (`--dataset allenai/c4:en` of `recombine train`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from recombine.drawing.canvas import canvas
+from recombine.drawing.palette import ATTENTION_COLOURS
+from recombine.recipes.attention_as_hypernetwork.runs import ATTENTIONS, change_model
+from recombine.recipes.comparison import cell, difference_to_baseline, score_group, spread
+from recombine.recipes.experiment import Experiment, Finished, Group, Record, over_seeds
+from recombine.run import RunConfig, default_run
+from recombine.seeds import score_seeds
+from recombine.tables import Cell, Table, Value
+from recombine.tasks.base import Scale
+
+SMALL_TASK: dict[str, Any] = {"tokenizer": "sentencepiece", "vocabulary": 2048, "context_length": 256}
+SMALL_MODEL: dict[str, Any] = {
+    "num_layers": 4,
+    "embedding_dim": 192,
+    "kqv_dim": 192,
+    "mlp_dim": 768,
+    "num_heads": 6,
+    "feedforward": "mlp",
+    "position": "rotary",
+}
+SMALL_TRAINING: dict[str, Any] = {
+    "steps": 2_000,
+    "batch_size": 16,
+    "learning_rate": 3e-3,
+    "warmup_steps": 100,
+    "gradient_clip": 1.0,
+    "precision": "bf16",
+}
+CLAIM = "paper, figure 6: linear attention is worst; HYLA is close to softmax"
+
+
+def base_run(scale: Scale) -> RunConfig:
+    """The run of a scale; at `small`, one that a CPU trains in minutes."""
+    run = default_run("language", scale)
+    if scale != "small":
+        return run
+    return RunConfig(
+        task=replace(run.task, **SMALL_TASK),
+        model=replace(run.model, **SMALL_MODEL),
+        training=replace(run.training, **SMALL_TRAINING),
+    )
+
+
+class LanguageModelling(Experiment):
+    """Figure 6 of the paper, with the recall and grammar scores that may explain it."""
+
+    name = "language"
+    question = "How close do linear and hypernetwork attention come to softmax attention on text?"
+    metric = "bits_per_byte"
+    split = "text"
+    compared = "attention"
+
+    def records(self, scale: Scale) -> Iterator[Record]:
+        base = base_run(scale)
+        records = [
+            Record(settings={"attention": attention}, config=change_model(base, attention=attention))
+            for attention in ATTENTIONS
+        ]
+        return over_seeds(records, (0, 1) if scale == "small" else (0,))
+
+    def tables(self, finished: Finished, device: str) -> list[Table]:
+        return [tabulate_text(self, finished), tabulate_probes(finished)]
+
+    def figures(self, finished: Finished, folder: Path) -> list[Path]:
+        return [draw_curves(finished, folder / "language.png")]
+
+
+def tabulate_text(experiment: Experiment, finished: Finished) -> Table:
+    """Bits per byte, cross-entropy and perplexity on held-out documents."""
+    rows: list[tuple[Value, ...]] = []
+    for group in finished.groups:
+        loss = score_seeds([run.sums("text", "loss") for run in group.runs])
+        perplexity = Cell(value=math.exp(loss.value), low=math.exp(loss.low), high=math.exp(loss.high))
+        accuracy = spread(group.scores("text", "accuracy"))
+        bits = cell(score_group(experiment, group))
+        above = cell(difference_to_baseline(experiment, finished.groups, group))
+        minutes = sum(run.result["seconds"] for run in group.runs) / 60 / len(group.runs)
+        rows.append(
+            (
+                *finished.show_settings(group.settings),
+                len(group.runs),
+                bits,
+                above,
+                cell(loss),
+                perplexity,
+                accuracy,
+                minutes,
+            )
+        )
+    names = ("seeds", "bits per byte", "above softmax", "cross-entropy", "perplexity", "accuracy", "minutes per run")
+    return Table(
+        title="Held-out documents",
+        columns=(*finished.setting_columns, *names),
+        rows=tuple(rows),
+        note=f"in brackets: 95 % intervals over seeds and documents; accuracy: lowest and highest seed\n{CLAIM}",
+    )
+
+
+def tabulate_probes(finished: Finished) -> Table:
+    """In-context recall, and the grammar with trained and held-out pairs."""
+    rows = [
+        (
+            *finished.show_settings(group.settings),
+            spread(group.scores("recall", "accuracy")),
+            spread(group.scores("test", "accuracy")),
+            spread(group.scores("ood", "accuracy")),
+            spread(group.scores("ood", "token_accuracy")),
+        )
+        for group in finished.groups
+    ]
+    names = ("recall", "grammar, trained pairs", "grammar, held-out pairs", "held-out pairs, per token")
+    return Table(
+        title="In-context recall and grammar: fraction of right answers",
+        columns=(*finished.setting_columns, *names),
+        rows=tuple(rows),
+        note="means over seeds, in brackets the lowest and the highest",
+    )
+
+
+PANELS = {
+    ("text", "loss"): "cross-entropy, held-out documents",
+    ("recall", "accuracy"): "in-context recall",
+    ("test", "accuracy"): "grammar, trained pairs",
+    ("ood", "accuracy"): "grammar, held-out pairs",
+}
+
+
+def draw_curves(finished: Finished, path: Path) -> Path:
+    """Scores over training steps, one line per seed."""
+    with canvas(path, 11, 3) as figure:
+        panels = figure.subplots(1, len(PANELS))
+        for axes, ((split, metric), title) in zip(panels, PANELS.items(), strict=True):
+            for group in finished.groups:
+                _draw_group(axes, group, split, metric)
+            axes.set(title=title, xlabel="step")
+            if metric == "accuracy":
+                axes.set_ylim(-0.03, 1.03)
+        panels[0].legend()
+    return path
+
+
+def _draw_group(axes: Any, group: Group, split: str, metric: str) -> None:
+    attention = str(group.settings["attention"])
+    for number, run in enumerate(group.runs):
+        rows = [row for row in run.run.read_metrics() if metric in row.get("scores", {}).get(split, {})]
+        axes.plot(
+            [row["step"] for row in rows],
+            [row["scores"][split][metric] for row in rows],
+            color=ATTENTION_COLOURS[attention],
+            linestyle="-" if number == 0 else "--",
+            marker="o",
+            markersize=3,
+            label=attention if number == 0 else None,
+        )

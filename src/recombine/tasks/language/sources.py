@@ -1,0 +1,220 @@
+"""Where text comes from: files and folders of plain text, JSON lines and Parquet, also compressed with gzip or Zstandard.
+
+Each file of plain text is a document (a long one is divided into several); each line of a JSON-lines file and each row of a
+Parquet file is one, in its field `text`. A file that cannot be used is reported by name and left out; the others are read.
+Without files, the text is the source and documentation of the standard library of the running Python (without its tests),
+which every machine has.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import sysconfig
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from recombine.errors import InputError
+
+PLAIN = (".txt", ".md", ".rst", ".py", ".text")
+KINDS = {**dict.fromkeys(PLAIN, "plain"), ".jsonl": "lines", ".ndjson": "lines", ".parquet": "parquet"}
+COMPRESSIONS = (".gz", ".zst")
+TEXT_FIELD = "text"
+MAX_REPLACED = 0.1  # of the characters, in a file that is still text
+LONG_FILE = 1 << 20  # characters; a longer file of plain text is divided into documents
+PART = 1 << 16  # characters of a document that is part of a long file
+UNUSED_FOLDERS = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file with its size and time of change, and the name that orders it among the others."""
+
+    path: Path
+    name: str
+    size: int
+    changed: int  # in nanoseconds
+
+    @classmethod
+    def of(cls, path: Path, name: str) -> Source:
+        status = path.stat()
+        return cls(path, name, status.st_size, status.st_mtime_ns)
+
+    def is_unchanged(self) -> bool:
+        """Whether the file still has the size and time that it was found with."""
+        try:
+            return Source.of(self.path, self.name) == self
+        except OSError:
+            return False
+
+
+@dataclass
+class Problems:
+    """What was wrong with files, one line each."""
+
+    lines: list[str] = field(default_factory=list)
+
+    def add(self, source: Source | Path, what: str) -> None:
+        self.lines.append(f"{source.path if isinstance(source, Source) else source}: {what}")
+
+
+def find_sources(paths: Sequence[str], problems: Problems) -> list[Source]:
+    """The files of a corpus, ordered by name; without paths, those of the standard library."""
+    if not paths:
+        return _standard_library()
+    found: dict[Path, Source] = {}
+    for given in map(Path, paths):
+        if not given.exists():
+            raise InputError(f"text {str(given)!r} does not exist: expected a file or a folder")
+        for path, name in _walk(given, problems):
+            try:
+                found.setdefault(path.resolve(), Source.of(path, name))
+            except OSError as error:
+                problems.add(path, f"{error.strerror}; left out")
+    sources = sorted(found.values(), key=lambda source: source.name)
+    if not sources:
+        raise InputError(f"there is no text in {', '.join(paths)}: expected files that end in {_endings()}")
+    return sources
+
+
+def _walk(given: Path, problems: Problems) -> Iterator[tuple[Path, str]]:
+    """The files that a path stands for; a file that is named itself may have any ending and is then plain text."""
+    if given.is_file():
+        yield given, given.name
+        return
+
+    def report(error: OSError) -> None:
+        problems.add(Path(error.filename), f"{error.strerror}; left out")
+
+    for folder, folders, names in os.walk(given, onerror=report):
+        folders.sort()
+        for name in sorted(names):
+            path = Path(folder, name)
+            if kind_of(path) is not None:
+                yield path, path.relative_to(given).as_posix()
+
+
+def _standard_library() -> list[Source]:
+    root = Path(sysconfig.get_paths()["stdlib"])
+    found = []
+    for folder, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if name not in UNUSED_FOLDERS]
+        for path in (Path(folder, name) for name in names if name.endswith((".py", ".txt", ".rst"))):
+            source = Source.of(path, path.relative_to(root).as_posix())
+            found += [source] if source.size else []
+    return sorted(found, key=lambda source: source.name)
+
+
+def kind_of(path: Path) -> str | None:
+    """How a file holds text, by its ending; None for files of other kinds."""
+    endings = [ending for ending in path.suffixes if ending not in COMPRESSIONS]
+    return KINDS.get(endings[-1]) if endings else None
+
+
+def _endings() -> str:
+    return f"{', '.join(KINDS)}, or one of these with {' or '.join(COMPRESSIONS)}"
+
+
+def read_documents(source: Source, problems: Problems) -> Iterator[str]:
+    """The documents of a file. What cannot be read is reported and left out."""
+    readers: dict[str, Callable[[Source, Problems], Iterator[str]]] = {"lines": _read_lines, "parquet": _read_parquet}
+    try:
+        if source.size == 0:
+            problems.add(source, "is empty; left out")
+            return
+        for text in readers.get(kind_of(source.path) or "plain", _read_plain)(source, problems):
+            if text.strip():
+                yield text
+    except OSError as error:
+        problems.add(source, f"{error.strerror or error}; left out")
+    except (EOFError, ValueError) as error:
+        problems.add(source, f"cannot be read ({error}); its rest is left out")
+
+
+def _open(source: Source) -> Any:
+    if source.path.suffix == ".gz":
+        return gzip.open(source.path, "rb")
+    if source.path.suffix == ".zst":
+        try:
+            import zstandard
+        except ImportError:
+            raise InputError(f"{source.path} needs the package zstandard: pip install 'recombine[language]'") from None
+        return zstandard.ZstdDecompressor().stream_reader(open(source.path, "rb"), closefd=True)
+    return open(source.path, "rb")
+
+
+def _read_plain(source: Source, problems: Problems) -> Iterator[str]:
+    with _open(source) as file:
+        text = _decode(file.read(), source, problems)
+    if text is None:
+        return
+    if len(text) <= LONG_FILE:
+        yield text
+        return
+    longest = max(map(len, text.split("\n")))
+    if longest > PART:
+        problems.add(source, f"has a line of {longest:,} characters; it is cut after every {PART:,}")
+    yield from divide(text)
+
+
+def _decode(content: bytes, source: Source, problems: Problems) -> str | None:
+    """The text of a file; None if most of it is not text."""
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        text = content.decode("utf-8", errors="replace")
+    replaced = text.count("\ufffd")
+    if "\0" in text or replaced > MAX_REPLACED * len(text):
+        problems.add(source, "is not UTF-8 text; left out")
+        return None
+    problems.add(source, f"has {replaced} characters that are not UTF-8; they are read as U+FFFD")
+    return text
+
+
+def _read_lines(source: Source, problems: Problems) -> Iterator[str]:
+    bad: list[int] = []
+    with _open(source) as file:
+        for number, line in enumerate(io.BufferedReader(file), start=1):
+            if not line.strip():
+                continue
+            try:
+                value: Any = json.loads(line)
+                text = value[TEXT_FIELD]
+                if not isinstance(text, str):
+                    raise TypeError
+                text.encode()  # a lone surrogate is valid JSON, but not text
+                yield text
+            except (ValueError, KeyError, TypeError, RecursionError):
+                bad.append(number)
+    if bad:
+        problems.add(
+            source,
+            f"{len(bad)} lines are not JSON objects with a field {TEXT_FIELD!r}, the first is line {bad[0]}; left out",
+        )
+
+
+def _read_parquet(source: Source, problems: Problems) -> Iterator[str]:
+    import pyarrow.parquet
+
+    file = pyarrow.parquet.ParquetFile(source.path)
+    if TEXT_FIELD not in file.schema_arrow.names:
+        names = ", ".join(file.schema_arrow.names)
+        problems.add(source, f"has no column {TEXT_FIELD!r} (its columns: {names}); left out")
+        return
+    for group in file.iter_batches(columns=[TEXT_FIELD]):
+        yield from (text for text in group.column(0).to_pylist() if isinstance(text, str))
+
+
+def divide(text: str) -> Iterator[str]:
+    """Parts of a text of at most `PART` characters, cut at the end of a line where there is one."""
+    start = 0
+    while len(text) - start > PART:
+        end = text.rfind("\n", start, start + PART) + 1
+        end = end if end > start else start + PART
+        yield text[start:end]
+        start = end
+    yield text[start:]

@@ -1,0 +1,251 @@
+"""Language modelling with a compositional probe: predict the next token of text, of a grammar and of recalled pairs.
+
+Training rows are windows of packed text; some are sentences of an artificial grammar (`grammar`), some in-context recall
+(`recall`), and in these only the answers are trained. Scores are kept apart:
+
+    test, ood    grammar with trained and with held-out pairs of verb and noun: seen and held-out compositions
+    text         held-out documents, with intervals over documents
+    recall       in-context recall
+
+A batch is a pure function of (corpus, seed, split, index). The name of the corpus, a hash of its content and its tokeniser,
+is part of the run. References: Attention as a Hypernetwork, section 5 (arXiv 2406.05816); NanoDO; Zoology.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from recombine.compositions import Composition, CompositionSplit
+from recombine.errors import InputError, check_positive, require
+from recombine.tables import Table
+from recombine.tasks.base import Batch, Preset, Ratio, Scale, SplitName, Task
+from recombine.tasks.evaluation import evaluation_batches
+from recombine.tasks.language import grammar, positions, presets, recall, scoring
+from recombine.tasks.language.corpus import Corpus, load_corpus
+from recombine.tasks.language.hub import download_dataset
+from recombine.tasks.language.prepare import Request, prepare
+from recombine.tasks.language.rows import FIRST_DOCUMENT, FIRST_KEY, Rows
+from recombine.tasks.language.scoring import RECALL, TEXT
+from recombine.tasks.language.tokenizers import BYTES, SENTENCEPIECE, ByteTokenizer, Tokenizer
+from recombine.tasks.metrics import Metric
+from recombine.tasks.stream import Stream
+
+SPLIT_TITLES = {"text": "Held-out documents", "recall": "In-context recall"}
+SPLIT_MEANINGS = {"text": "documents that are not trained", "recall": "values recalled from pairs earlier in the row"}
+LARGEST = 1 << 26  # numbers in a prediction that is held at once
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageSplit(CompositionSplit):
+    """The commands of the grammar; for `text` the held-out documents, for `recall` the keys."""
+
+    num_documents: int
+
+    def compositions(self, split: str) -> tuple[Composition, ...]:
+        if split == "text":
+            return tuple((FIRST_DOCUMENT + number,) for number in range(self.num_documents))
+        if split == "recall":
+            return tuple((FIRST_KEY + number,) for number in range(recall.NUM_KEYS))
+        return super().compositions(split)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Language(Task):
+    """Text, with a grammar and in-context recall mixed into it."""
+
+    name: ClassVar[str] = "language"
+    summary: ClassVar[str] = (
+        "Predict the next token of text, mixed with a grammar whose verb-noun pairs are partly held out, and with recall."
+    )
+    splits: ClassVar[tuple[SplitName, ...]] = ("train", "test", "ood", "text", "recall")
+    models: ClassVar[tuple[str, ...]] = ("language_model",)
+    metric_info: ClassVar[Mapping[str, Metric]] = scoring.METRICS
+    requires_causal_model: ClassVar[bool] = True
+    evaluation_instances: ClassVar[int] = 1_000
+    training_evaluation_instances: ClassVar[int] = 100
+
+    text: tuple[str, ...] = ()
+    """Files or folders of text: plain, JSON lines or Parquet, also .gz and .zst (default: the standard library of Python)."""
+    dataset: str | None = None
+    """Data set of Hugging Face, as NAME or NAME:CONFIG, read in streaming mode; instead of files."""
+    num_documents: int | None = None
+    """Most documents that are taken from the data set (default: all)."""
+    tokenizer: str = "bytes"
+    """bytes, sentencepiece (trained on the text), or a file: a SentencePiece .model or a tokenizer.json."""
+    vocabulary: int = 4096
+    """Number of tokens, for sentencepiece."""
+    context_length: int = 256
+    """Number of tokens of a row."""
+    held_out_documents: float = 0.05
+    """Fraction of the documents that are not trained."""
+    grammar_fraction: float = 0.1
+    """Fraction of the training rows that are sentences of the grammar."""
+    recall_fraction: float = 0.1
+    """Fraction of the training rows that are in-context recall."""
+    held_out: float = 0.25
+    """Fraction of the pairs of verb and noun that are held out."""
+    num_pairs: int = 16
+    """Number of pairs to recall in a row."""
+    corpus: str | None = None
+    """Name of the prepared corpus: a hash of its content. Filled in when a run starts."""
+
+    def __post_init__(self) -> None:
+        check_positive(vocabulary=self.vocabulary, context_length=self.context_length, num_pairs=self.num_pairs)
+        require(self.num_pairs <= recall.NUM_KEYS, "num_pairs", self.num_pairs, f"at most {recall.NUM_KEYS}")
+        shortest = recall.length_of(self.num_pairs)
+        require(
+            self.context_length >= shortest, "context_length", self.context_length, f"at least 4 num_pairs = {shortest}"
+        )
+        require(0 < self.held_out_documents < 1, "held_out_documents", self.held_out_documents, "between 0 and 1")
+        for field in ("grammar_fraction", "recall_fraction"):
+            require(0 <= getattr(self, field) <= 1, field, getattr(self, field), "a number from 0 to 1")
+        total = self.grammar_fraction + self.recall_fraction
+        require(total <= 1, "grammar_fraction + recall_fraction", total, "at most 1")
+        if self.text and self.dataset is not None:
+            raise InputError("text and dataset are both given: expected one of them")
+
+    @classmethod
+    def preset(cls, scale: Scale, model: str | None = None) -> Preset:
+        return presets.language_preset(cls, scale, cls.models[0] if model is None else model)
+
+    # text
+
+    def prepare(self) -> Language:
+        """Prepare the corpus and name it; an error if the run was made from another one."""
+        return self if self.corpus is not None else replace(self, corpus=self._find_corpus())
+
+    def _find_corpus(self) -> str:
+        paths = self.text
+        if self.dataset is not None:
+            paths = (str(download_dataset(self.dataset, self.num_documents)),)
+        return prepare(
+            Request(paths=paths, tokenizer=self.tokenizer, vocabulary=self.vocabulary, held_out=self.held_out_documents)
+        )
+
+    @cached_property
+    def tokens(self) -> Corpus:
+        """The prepared text."""
+        found = load_corpus(self.corpus) if self.corpus is not None else None
+        if found is not None:
+            return found
+        name = self._find_corpus()
+        if self.corpus not in (None, name):
+            raise InputError(
+                f"the text is now corpus {name}: expected {self.corpus}, which the run was trained on; "
+                "the files, the version of Python or the tokenizer have changed"
+            )
+        corpus = load_corpus(name)
+        assert corpus is not None
+        return corpus
+
+    @property
+    def tokenizer_in_use(self) -> Tokenizer:
+        return self.tokens.tokenizer
+
+    def artifacts(self) -> Mapping[str, bytes]:
+        return {"tokenizer": self.tokenizer_in_use.content}
+
+    # sizes
+
+    @cached_property
+    def split(self) -> LanguageSplit:
+        commands = grammar.split_commands(self.held_out, self.seed)
+        documents = self.tokens.num_documents["held_out"]
+        return LanguageSplit(train=commands.train, ood=commands.ood, redraws=commands.redraws, num_documents=documents)
+
+    @property
+    def input_dim(self) -> int:
+        return 1
+
+    @property
+    def sequence_length(self) -> int:
+        return self.context_length
+
+    @property
+    def num_read(self) -> int:
+        return self.context_length
+
+    @property
+    def output_dim(self) -> int:
+        return self.vocabulary_size
+
+    @cached_property
+    def vocabulary_size(self) -> int:
+        """Known from the settings where possible, so that a trained model can be used without its text."""
+        if self.tokenizer == BYTES:
+            return ByteTokenizer.size
+        return self.vocabulary if self.tokenizer == SENTENCEPIECE else self.tokenizer_in_use.size
+
+    @property
+    def max_rows_at_once(self) -> int:
+        return max(1, min(1_000, LARGEST // (self.context_length * self.vocabulary_size)))
+
+    # batches
+
+    def make_batch(self, split: SplitName, stream: Stream) -> Batch:
+        """Rows of the split; `info` says which targets are scored, their bytes of text, and the kind of the row."""
+        on_cpu = Stream(rows=range(0))
+        on_cpu.parts = stream.parts  # the integers are the same on every device, and the text is in memory
+        return self._rows.make(split, on_cpu).to(stream.device)
+
+    @cached_property
+    def _rows(self) -> Rows:
+        return Rows(self)
+
+    # scores
+
+    def loss(self, predictions: Tensor, batch: Batch) -> Float[Tensor, ""]:
+        return scoring.cross_entropy(predictions, batch)
+
+    def metrics(self, predictions: Tensor, batch: Batch) -> dict[str, Ratio]:
+        """The whole answer, in the grammar; bits per byte, in text; recalled values, in recall."""
+        return scoring.measure(predictions, batch)
+
+    def chance(self, batch: Batch) -> Tensor:
+        """The frequencies of tokens: at each place of an answer, in the text, or of the values to recall."""
+        return self._rows.frequencies(batch)
+
+    def best_predictions(self, batch: Batch, *, split: SplitName | None, metric: str) -> Tensor:
+        """The targets. In the grammar and in recall the input determines them; in text they are an upper bound."""
+        return scoring.predict_targets(batch, self.vocabulary_size)
+
+    def tables_of(
+        self, predict: Callable[[Tensor], Tensor], num_instances: int, device: torch.device | str
+    ) -> list[Table]:
+        """Cross-entropy and perplexity of held-out text by position in the row."""
+        batches = evaluation_batches(self, "text", num_instances, device)
+        return [positions.tabulate(predict, batches, self.context_length)]
+
+    def split_title(self, split: SplitName) -> str:
+        return SPLIT_TITLES.get(split) or super().split_title(split)
+
+    def split_meaning(self, split: SplitName) -> str:
+        return SPLIT_MEANINGS.get(split) or super().split_meaning(split)
+
+    # words
+
+    def describe(self, composition: Composition) -> str:
+        return " ".join(map(_name_module, composition))
+
+    def render(self, batch: Batch, row: int) -> str:
+        """The text of a row, and the answer where only that is scored."""
+        decode = self.tokenizer_in_use.decode
+        if batch.info["kind"][row] == RECALL:
+            return " ".join(map(str, batch.inputs[row].tolist()))
+        text = decode(batch.inputs[row].tolist())
+        if batch.info["kind"][row] == TEXT:
+            return text
+        return f"{text}\nanswer: {decode(batch.targets[row][batch.info['scored'][row]].tolist()).strip()}"
+
+
+def _name_module(module: int) -> str:
+    if module >= FIRST_DOCUMENT:
+        return f"document {module - FIRST_DOCUMENT}"
+    return grammar.WORDS[module] if module < len(grammar.WORDS) else f"key {module - FIRST_KEY}"

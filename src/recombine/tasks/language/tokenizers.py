@@ -1,0 +1,258 @@
+"""Tokenisers: plain bytes, SentencePiece, and the files that Hugging Face calls `tokenizer.json`.
+
+A tokeniser knows how many bytes of text each token stands for, so that losses can be given in bits per byte, which are
+comparable between tokenisers. SentencePiece is trained with the settings of a language model for text of any kind: no
+normalisation, so that decoding gives back the text; unknown characters as bytes; spaces and line ends as tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from recombine.errors import InputError, require
+from recombine.tasks.language.sources import divide
+
+BYTES, SENTENCEPIECE = "bytes", "sentencepiece"
+MAX_SENTENCE = 2048  # characters of a line that a SentencePiece model is trained on
+NUM_TRAINING_THREADS = 4  # fixed, because sums over threads decide about ties
+NUM_BYTES = 256
+MIN_VOCABULARY = 512
+MISSING = "needs the package {}: expected it to be installed (pip install 'recombine[language]'), or --tokenizer bytes"
+
+
+class Tokenizer(ABC):
+    """Text to tokens and back. `bos`, `eos` and `pad` are tokens for the ends of documents and for padding."""
+
+    size: int
+    bos: int
+    eos: int
+    pad: int
+
+    @abstractmethod
+    def encode_part(self, text: str) -> list[int]:
+        """The tokens of a text of moderate length."""
+
+    @abstractmethod
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens; tokens for the ends of documents have none."""
+
+    @property
+    @abstractmethod
+    def num_bytes(self) -> np.ndarray:
+        """How many bytes of text each token stands for."""
+
+    @property
+    @abstractmethod
+    def rare(self) -> tuple[int, ...]:
+        """At least 128 tokens that hardly occur in text, for in-context recall."""
+
+    @property
+    @abstractmethod
+    def content(self) -> bytes:
+        """The file that the tokeniser can be loaded from again."""
+
+    @cached_property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.content).hexdigest()
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text of any length."""
+        return [token for part in divide(text) for token in self.encode_part(part)]
+
+
+class ByteTokenizer(Tokenizer):
+    """One token per byte of UTF-8."""
+
+    size = NUM_BYTES + 3
+    bos, eos, pad = NUM_BYTES, NUM_BYTES + 1, NUM_BYTES + 2
+    content = BYTES.encode()
+    rare = tuple(range(128, 256))
+
+    def encode_part(self, text: str) -> list[int]:
+        return list(text.encode(errors="replace"))
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return bytes(token for token in tokens if token < NUM_BYTES).decode(errors="replace")
+
+    @property
+    def num_bytes(self) -> np.ndarray:
+        return (np.arange(self.size) < NUM_BYTES).astype(np.int64)
+
+
+class SentencePieceTokenizer(Tokenizer):
+    """A SentencePiece model."""
+
+    def __init__(self, content: bytes, size: int | None = None) -> None:
+        self._content = content
+        try:
+            self.model: Any = _sentencepiece().SentencePieceProcessor(model_proto=content)
+        except RuntimeError as error:
+            raise InputError(f"the SentencePiece model cannot be read ({error}): expected a .model file") from None
+        self.size = self.model.vocab_size() if size is None else max(size, self.model.vocab_size())
+        self.bos, self.eos, pad = self.model.bos_id(), self.model.eos_id(), self.model.pad_id()
+        if min(self.bos, self.eos) < 0:
+            self.bos = self.eos = max(self.bos, self.eos, self.model.unk_id())
+        self.pad = pad if pad >= 0 else self.eos
+
+    @property
+    def content(self) -> bytes:
+        return self._content
+
+    def encode_part(self, text: str) -> list[int]:
+        return self.model.encode(text)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        known = self.model.vocab_size()
+        return self.model.decode([token for token in tokens if token < known and not self.model.is_control(token)])
+
+    @cached_property
+    def num_bytes(self) -> np.ndarray:
+        lengths = np.zeros(self.size, dtype=np.int64)
+        for token in range(self.model.vocab_size()):
+            if self.model.is_byte(token):
+                lengths[token] = 1
+            elif not self.model.is_control(token):
+                lengths[token] = len(self.model.id_to_piece(token).replace("\u2581", " ").encode())
+        return lengths
+
+    @cached_property
+    def rare(self) -> tuple[int, ...]:
+        as_bytes = [token for token in range(self.model.vocab_size()) if self.model.is_byte(token)]
+        return tuple(as_bytes[-128:]) if len(as_bytes) >= 128 else tuple(range(self.size - 128, self.size))
+
+
+class FileTokenizer(Tokenizer):
+    """A tokeniser in a `tokenizer.json` of Hugging Face."""
+
+    STARTS = ("<s>", "<bos>", "<|begin_of_text|>", "[CLS]")
+    ENDS = ("</s>", "<|endoftext|>", "<eos>", "<|end_of_text|>", "[SEP]")
+
+    def __init__(self, content: bytes) -> None:
+        try:
+            import tokenizers
+        except ImportError:
+            raise InputError(f"a tokenizer.json {MISSING.format('tokenizers')}") from None
+        self._content = content
+        try:
+            self.model = tokenizers.Tokenizer.from_buffer(content)
+        except Exception as error:  # the package raises nothing more special
+            raise InputError(f"the tokenizer cannot be read ({error}): expected a tokenizer.json") from None
+        self.size = self.model.get_vocab_size()
+        ends, starts = (
+            [token for name in names if (token := self._find(name)) is not None] for names in (self.ENDS, self.STARTS)
+        )
+        if not ends:
+            raise InputError(f"the tokenizer has no token for the end: expected one of {', '.join(self.ENDS)}")
+        self.eos = self.pad = ends[0]
+        self.bos = (starts or ends)[0]
+
+    def _find(self, name: str) -> int | None:
+        return self.model.token_to_id(name)
+
+    @property
+    def content(self) -> bytes:
+        return self._content
+
+    def encode_part(self, text: str) -> list[int]:
+        return self.model.encode(text, add_special_tokens=False).ids
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return self.model.decode([int(token) for token in tokens], skip_special_tokens=True)
+
+    @cached_property
+    def num_bytes(self) -> np.ndarray:
+        byte_level = "ByteLevel" in json.dumps(json.loads(self._content).get("decoder"))
+        special = {token for token, added in self.model.get_added_tokens_decoder().items() if added.special}
+        lengths = np.zeros(self.size, dtype=np.int64)
+        for token in range(self.size):
+            piece = self.model.id_to_token(token)
+            if piece is not None and token not in special:  # in byte-level pieces each character is a byte
+                lengths[token] = len(piece) if byte_level else len(piece.replace("\u2581", " ").encode())
+        return lengths
+
+    @cached_property
+    def rare(self) -> tuple[int, ...]:
+        if self.size < 256:
+            raise InputError(f"the tokenizer has {self.size} tokens: expected at least 256")
+        return tuple(range(self.size - 128, self.size))
+
+
+def _sentencepiece() -> Any:
+    try:
+        import sentencepiece
+    except ImportError:
+        raise InputError(f"tokenizer 'sentencepiece' {MISSING.format('sentencepiece')}") from None
+    return sentencepiece
+
+
+def train_sentencepiece(documents: Iterator[str], vocabulary: int) -> bytes:
+    """A byte-pair model of at most `vocabulary` tokens, trained on the lines of documents."""
+    require(
+        vocabulary >= MIN_VOCABULARY,
+        "vocabulary",
+        vocabulary,
+        f"at least {MIN_VOCABULARY}, all bytes and some characters",
+    )
+    lines = (
+        line[start : start + MAX_SENTENCE]
+        for text in documents
+        for line in text.split("\n")
+        for start in range(0, len(line), MAX_SENTENCE)
+    )
+    model = io.BytesIO()
+    try:
+        _sentencepiece().SentencePieceTrainer.train(
+            sentence_iterator=(line.replace("\0", " ") for line in lines if line.strip()),
+            model_writer=model,
+            model_type="bpe",
+            vocab_size=vocabulary,
+            hard_vocab_limit=False,
+            byte_fallback=True,
+            normalization_rule_name="identity",
+            add_dummy_prefix=False,
+            remove_extra_whitespaces=False,
+            allow_whitespace_only_pieces=True,
+            split_digits=True,
+            user_defined_symbols=["\n"],
+            pad_id=3,
+            num_threads=NUM_TRAINING_THREADS,
+            minloglevel=2,
+        )
+    except (RuntimeError, OSError) as error:
+        raise InputError(
+            f"no SentencePiece model of {vocabulary} tokens can be trained on this text ({str(error).strip()}): "
+            "expected more text, or another vocabulary"
+        ) from None
+    return model.getvalue()
+
+
+def load_tokenizer(content: bytes, vocabulary: int | None = None) -> Tokenizer:
+    """The tokeniser that a content was saved from; `vocabulary` is at least the number of its tokens, if known."""
+    return _load(content, vocabulary)
+
+
+@lru_cache(maxsize=8)
+def _load(content: bytes, vocabulary: int | None) -> Tokenizer:
+    if content == ByteTokenizer.content:
+        return ByteTokenizer()
+    return FileTokenizer(content) if content[:1] == b"{" else SentencePieceTokenizer(content, vocabulary)
+
+
+def read_tokenizer(path: str) -> bytes:
+    """The content of a tokeniser file that the user names."""
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise InputError(
+            f"tokenizer {path!r} cannot be read ({error.strerror}): expected {BYTES}, {SENTENCEPIECE}, or a file: "
+            "a SentencePiece .model or a tokenizer.json"
+        ) from None

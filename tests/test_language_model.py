@@ -1,0 +1,225 @@
+"""The language model: causal, the same with and without a cache, and trainable through every verb."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from recombine.cli import run as run_cli
+from recombine.errors import InputError
+from recombine.kernels import use_kernel
+from recombine.models import LanguageModelConfig, build_model, count_parameters
+from recombine.models.generate import choose_token, generate
+from recombine.models.language_model import LanguageModel, parameter_table
+from recombine.run import default_run
+from recombine.tasks import FuzzyLogic, Language
+
+FOLDER = str(Path(__file__).with_name("text"))
+SIZES = {"num_layers": 2, "embedding_dim": 16, "kqv_dim": 16, "mlp_dim": 32, "num_heads": 4}
+ATTENTIONS = ("softmax", "linear", "hyla")
+VARIANTS = [
+    *({"attention": attention} for attention in ATTENTIONS),
+    *({"attention": attention, "position": "relative"} for attention in ATTENTIONS),
+    {"attention": "hyla", "qk_norm": True, "biases": False, "initialisation": "xavier"},
+    {"attention": "hyla", "output_scale": "sqrt_keys"},
+    {"attention": "linear_rms_head_nonlinear_value", "feedforward": "swiglu"},
+]
+
+
+def build(**choices) -> LanguageModel:
+    torch.manual_seed(0)
+    return LanguageModel(LanguageModelConfig(**{**SIZES, **choices}), num_tokens=50, context_length=32).eval()
+
+
+@pytest.fixture(params=VARIANTS, ids=lambda choices: "-".join(map(str, choices.values())))
+def model(request):
+    return build(**request.param)
+
+
+def test_no_token_sees_a_later_one(model):
+    embedded = torch.randn(1, 8, 16, requires_grad=True)
+    model.embedding.forward = lambda inputs: embedded
+    model(torch.zeros(1, 8, dtype=torch.long))[0, 3].sum().backward()
+    assert embedded.grad[0, :4].abs().sum(dim=-1).all()
+    assert not embedded.grad[0, 4:].any()
+
+
+def test_a_cache_changes_nothing_but_rounding(model):
+    tokens = torch.randint(50, (2, 12))
+    with torch.inference_mode(), use_kernel("reference"):
+        expected = model(tokens)
+        cache = model.start()
+        parts = [model(part, cache=cache) for part in tokens.split([5, 1, 1, 4, 1], dim=1)]
+    torch.testing.assert_close(torch.cat(parts, dim=1), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_generation_with_a_cache_equals_generation_without(model, temperature):
+    options = {"num_tokens": 20, "temperature": temperature, "top_p": 0.9, "seed": 3}
+    cached = list(generate(model, [1, 2, 3], use_cache=True, **options))
+    assert cached == list(generate(model, [1, 2, 3], use_cache=False, **options))
+    assert len(cached) == 20
+
+
+def test_linear_attention_remembers_a_constant_amount():
+    sizes = {}
+    for attention in ATTENTIONS:
+        model = build(attention=attention)
+        cache = model.start()
+        sizes[attention] = []
+        for length in (16, 64):
+            model(torch.randint(50, (1, length)), cache=cache)
+            sizes[attention].append(cache[0].num_bytes)
+    assert sizes["linear"][0] == sizes["linear"][1] == 4 * 4 * 4 * 4
+    assert sizes["hyla"][1] > sizes["hyla"][0]
+
+
+def test_codes_can_be_read_and_changed():
+    model = build(attention="hyla")
+    tokens = torch.randint(50, (2, 6))
+    with torch.inference_mode():
+        logits, codes = model(tokens, return_codes=True)
+        assert [tuple(code.shape) for code in codes] == [(2, 4, 6, 6)] * 2
+        changed = model(tokens, code_maps=[torch.zeros_like, None])
+    assert not torch.allclose(logits, changed)
+
+
+def test_the_embedding_is_the_output_layer_and_biases_can_go():
+    with_biases, without = build(attention="softmax"), build(attention="softmax", biases=False)
+    for model in (with_biases, without):
+        assert sum(parameter_table(model).values()) == count_parameters(model)
+        assert parameter_table(model)["embedding, also the output layer"] == 50 * 16
+    assert not any(name.endswith("bias") for name, _ in without.named_parameters())
+    assert count_parameters(with_biases) > count_parameters(without)
+
+
+def test_the_paper_preset_has_the_paper_s_size():
+    run = default_run("language", "paper")
+    with torch.device("meta"):
+        model = LanguageModel(run.model, num_tokens=run.task.vocabulary_size, context_length=512)
+    assert count_parameters(model) == 35_265_024
+    assert run.training.steps * run.training.batch_size * run.task.context_length == 131_072_000_000
+
+
+def test_hyla_never_holds_a_tensor_of_queries_keys_and_features():
+    model = build(attention="hyla")
+    length, head_dim = 256, 4
+    largest = 0
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            nonlocal largest
+            result = function(*args, **(kwargs or {}))
+            if isinstance(result, torch.Tensor):
+                largest = max(largest, result.numel())
+            return result
+
+    with Watch():
+        model(torch.randint(50, (1, length)))[..., 0].sum().backward()
+    assert largest < length * length * head_dim
+
+
+@pytest.mark.parametrize(
+    ("logits", "draw", "expected"), [([0.0, 2.0, 1.0], 0.0, 1), ([0.0, 2.0, 1.0], 0.999, 2), ([0.0, 0.0, 9.0], 0.9, 2)]
+)
+def test_top_p_leaves_out_unlikely_tokens(logits, draw, expected):
+    assert choose_token(torch.tensor(logits), draw, temperature=1.0, top_p=0.9) == expected
+
+
+def test_sampling_follows_the_distribution():
+    logits = torch.tensor([0.5, 0.3, 0.2]).log()
+    drawn = [choose_token(logits, (i + 0.5) / 1000, temperature=1.0, top_p=1.0) for i in range(1000)]
+    assert [drawn.count(token) for token in range(3)] == [500, 300, 200]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": -1.0}, r"temperature is -1\.0: expected 0 or a positive number"),
+        ({"top_p": 0.0}, r"top_p is 0\.0: expected a number above 0"),
+        ({"num_tokens": 0}, "num_tokens is 0: expected a whole number of at least 1"),
+    ],
+)
+def test_impossible_options_are_errors(options, message):
+    with pytest.raises(InputError, match=message):
+        generate(build(), [1], **{"num_tokens": 1, **options})
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_mistakes_are_errors():
+    with pytest.raises(InputError, match="the prompt is empty"):
+        generate(build(), [], num_tokens=1)
+    with pytest.raises(InputError, match=r"inputs are torch.float32 \(2, 3\): expected whole numbers"):
+        build()(torch.zeros(2, 3))
+    with pytest.raises(
+        InputError, match=r"which has inputs of .* features: expected a task whose inputs are numbers of tokens"
+    ):
+        build_model(LanguageModelConfig(), FuzzyLogic(), seed=0)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run that was trained through the command line."""
+    out = tmp_path_factory.mktemp("runs")
+    flags = f"--scale tiny --attention linear --steps 12 --batch-size 4 --evaluation-instances 8 --text {FOLDER} -q"
+    assert run_cli(["train", "language", *flags.split(), "--num-layers", "1", "--out", str(out)]) == 0
+    (path,) = out.iterdir()
+    return path
+
+
+def test_train_keeps_corpus_and_tokenizer(trained):
+    config = json.loads((trained / "config.json").read_text())
+    task = Language(text=(FOLDER,), context_length=128, num_pairs=4)
+    assert config["task"]["corpus"] == task.prepare().corpus
+    assert (trained / "tokenizer").read_bytes() == b"bytes"
+    result = json.loads((trained / "result.json").read_text())
+    assert list(result["scores"]) == ["test", "ood", "text", "recall"]
+
+
+def test_evaluate_prints_the_loss_by_position(trained, capsys):
+    assert run_cli(["evaluate", str(trained), "--num-instances", "8", "--json"]) == 0
+    value = json.loads(capsys.readouterr().out)
+    (rows,) = value["tables"].values()
+    assert [row["positions"] for row in rows][:3] == ["1 to 1", "2 to 2", "3 to 4"]
+    whole = rows[-1]
+    assert whole["positions"] == "1 to 128"
+    assert whole["cross-entropy"] == pytest.approx(value["scores"]["text"]["loss"]["value"], rel=1e-5)
+    assert sum(row["tokens"] for row in rows[:-1]) == whole["tokens"]
+
+
+def test_train_says_where_the_parameters_are(tmp_path, capsys):
+    flags = ["--scale", "tiny", "--steps", "1", "--evaluation-instances", "1", "--text", FOLDER, "--out", str(tmp_path)]
+    assert run_cli(["train", "language", *flags]) == 0
+    shown = capsys.readouterr()
+    assert "parameters: embedding, also the output layer 16,576, attention" in shown.err + shown.out
+
+
+def test_generate_prints_text(trained, capsys):
+    flags = ["--prompt", "A seed", "--num-tokens", "20", "--seed", "1"]
+    assert run_cli(["generate", str(trained), *flags]) == 0
+    assert capsys.readouterr().out.startswith("A seed")
+    outputs = []
+    for cache in ("--cache", "--no-cache"):
+        assert run_cli(["generate", str(trained), *flags, cache, "--json"]) == 0
+        outputs.append(json.loads(capsys.readouterr().out)["tokens"])
+    assert outputs[0] == outputs[1]
+    assert len(outputs[0]) <= 20
+
+
+def test_generate_needs_a_language_model(trained, tmp_path, capsys):
+    assert run_cli(["generate", str(tmp_path / "none")]) == 2
+    assert "does not exist" in capsys.readouterr().err
+    flags = ["--scale", "tiny", "--steps", "2", "--evaluation-instances", "8", "-q", "--out"]
+    assert run_cli(["train", "fuzzy-logic", *flags, str(tmp_path)]) == 0
+    (other,) = tmp_path.iterdir()
+    assert run_cli(["generate", str(other)]) == 2
+    assert "expected a run of task 'language'" in capsys.readouterr().err
+
+
+def test_a_run_without_its_text_still_generates(trained, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(Language, "_find_corpus", lambda self: pytest.fail("the text was read"))
+    monkeypatch.setattr("recombine.tasks.language.task.load_corpus", lambda name: None)
+    assert run_cli(["generate", str(trained), "--num-tokens", "3"]) == 0
+    assert replace(Language(), tokenizer="sentencepiece").vocabulary_size == 4096

@@ -1,0 +1,82 @@
+"""Tokenisers: text comes back, bytes are counted, and files of others can be used."""
+
+import numpy as np
+import pytest
+
+from recombine.errors import InputError
+from recombine.tasks.language import sources
+from recombine.tasks.language.tokenizers import ByteTokenizer, load_tokenizer, read_tokenizer, train_sentencepiece
+
+TEXT = "def  f(x):\n    return 'naïve 🙂'  # 12345\n"
+
+
+@pytest.fixture(scope="module")
+def sentencepiece():
+    pytest.importorskip("sentencepiece")
+    lines = (
+        f"line {number} of a file, with words such as {number * 7919 % 997}\n    indented" for number in range(300)
+    )
+    return load_tokenizer(train_sentencepiece(lines, 512), 512)
+
+
+@pytest.fixture(scope="module")
+def from_file(tmp_path_factory):
+    tokenizers = pytest.importorskip("tokenizers")
+    model = tokenizers.Tokenizer(tokenizers.models.BPE())
+    model.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    model.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet
+    )
+    model.train_from_iterator(["some text to train on, some text"], trainer)
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    model.save(str(path))
+    return load_tokenizer(read_tokenizer(str(path)))
+
+
+@pytest.fixture(params=["bytes", "sentencepiece", "from_file"])
+def tokenizer(request):
+    return ByteTokenizer() if request.param == "bytes" else request.getfixturevalue(request.param)
+
+
+def test_text_comes_back_and_its_bytes_are_counted(tokenizer):
+    tokens = tokenizer.encode(TEXT)
+    assert tokenizer.decode(tokens) == TEXT
+    assert tokenizer.num_bytes[tokens].sum() == len(TEXT.encode())
+    assert not tokenizer.num_bytes[[tokenizer.bos, tokenizer.eos]].any()
+    assert tokenizer.decode([tokenizer.bos, *tokens, tokenizer.eos]) == TEXT
+    assert max(tokens) < tokenizer.size
+
+
+def test_rare_tokens_are_different(tokenizer):
+    assert len(set(tokenizer.rare)) >= 128
+    assert max(tokenizer.rare) < tokenizer.size
+
+
+def test_a_saved_tokenizer_is_the_same(tokenizer):
+    again = load_tokenizer(tokenizer.content, tokenizer.size)
+    assert again.encode(TEXT) == tokenizer.encode(TEXT)
+    assert np.array_equal(again.num_bytes, tokenizer.num_bytes)
+
+
+def test_a_giant_line_is_tokenised_in_parts(monkeypatch):
+    monkeypatch.setattr(sources, "PART", 10)
+    text = "one\ntwo three\n" + "x" * 35
+    assert [*sources.divide(text)] == ["one\n", "two three\n", "x" * 10, "x" * 10, "x" * 10, "x" * 5]
+    assert ByteTokenizer().encode(text) == list(text.encode())
+
+
+def test_what_is_no_tokenizer_is_an_error():
+    with pytest.raises(
+        InputError, match=r"tokenizer 'nothing' cannot be read .*: expected bytes, sentencepiece, or a file"
+    ):
+        read_tokenizer("nothing")
+    pytest.importorskip("tokenizers")
+    with pytest.raises(InputError, match=r"expected a tokenizer\.json"):
+        load_tokenizer(b"{}")
+    pytest.importorskip("sentencepiece")
+    with pytest.raises(InputError, match=r"expected a \.model file"):
+        load_tokenizer(b"nothing")
+    with pytest.raises(InputError, match="vocabulary is 100: expected at least 512"):
+        train_sentencepiece(iter(["text"]), 100)
