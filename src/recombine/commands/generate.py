@@ -19,6 +19,10 @@ from recombine.run import load_run
 from recombine.store import RunDirectory
 from recombine.tasks.language.tokenizers import Tokenizer, load_tokenizer
 
+EXAMPLES = (
+    'recombine generate runs/language-hyla-0123456789ab --prompt "def main("',
+    "recombine generate runs/language-hyla-0123456789ab --temperature 0 --num-tokens 50",
+)
 UNFINISHED = "\ufffd"  # what a character looks like before its last byte is there
 
 

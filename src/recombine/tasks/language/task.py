@@ -37,6 +37,8 @@ from recombine.tasks.language.tokenizers import BYTES, SENTENCEPIECE, ByteTokeni
 from recombine.tasks.metrics import Metric
 from recombine.tasks.stream import Stream
 
+SPLIT_TITLES = {"text": "Held-out documents", "recall": "In-context recall"}
+SPLIT_MEANINGS = {"text": "documents that are not trained", "recall": "values recalled from pairs earlier in the row"}
 LARGEST = 1 << 26  # numbers in a prediction that is held at once
 
 
@@ -220,6 +222,12 @@ class Language(Task):
         """Cross-entropy and perplexity of held-out text by position in the row."""
         batches = evaluation_batches(self, "text", num_instances, device)
         return [positions.tabulate(predict, batches, self.context_length)]
+
+    def split_title(self, split: SplitName) -> str:
+        return SPLIT_TITLES.get(split) or super().split_title(split)
+
+    def split_meaning(self, split: SplitName) -> str:
+        return SPLIT_MEANINGS.get(split) or super().split_meaning(split)
 
     # words
 
