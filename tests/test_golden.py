@@ -28,7 +28,7 @@ from recombine.train import TRAINING_VERSION, Trainer
 FILE = Path(__file__).with_name("golden.json")
 TEXT = Path(__file__).with_name("text")
 TOLERANCE = 1e-5  # of the root mean square, for means over a tensor
-LOSS_TOLERANCE = 1e-4  # of losses after a few steps, which add up differences
+LOSS_TOLERANCE = 5e-4  # of losses after a few steps, which add up differences, and of ratios to a tiny variance
 BATCH_SIZE, TRAINING_BATCH_SIZE, NUM_STEPS = 16, 4, 3
 TASKS_OF_MODELS = dict.fromkeys(("mlp", "hypernetwork", "task_transformer"), "hyperteacher") | {
     "transformer": "fuzzy_logic",
