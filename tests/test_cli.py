@@ -35,7 +35,7 @@ def test_train_writes_a_run_and_prints_its_path_last(trained):
     assert path.name.startswith("fuzzy-logic-hyla-")
     assert (path / "result.json").exists()
     assert "95 % interval" in done.stdout
-    assert "steps/s" in done.stderr
+    assert "steps/s" in done.stdout
 
 
 def test_train_as_json(trained, capsys):

@@ -99,7 +99,7 @@ def test_references_that_differ_stand_beside_their_run(render, tmp_path):
 
 def test_curves_are_drawn_and_thinned(render, tmp_path):
     figures = figures_of(render(make_run(tmp_path, "hyla", make_score(0.8), num_rows=5_001)))
-    assert set(figures) == {
+    assert set(figures) - {"answer"} == {
         "loss",
         *(f"{name}-{metric}" for metric in ("r2", "r2_pooled") for name in ("scores", "curves")),
     } - {
@@ -194,3 +194,23 @@ def test_static_figures_repeat_and_stay_in_their_folder(tmp_path):
     }
     assert all(content.startswith(b"\x89PNG" if name.endswith("png") else b"<?xml") for name, content in first.items())
     assert {path.name for path in tmp_path.iterdir()} == {"runs", "one", "two", "report.html"}
+
+
+def test_the_page_opens_with_what_is_asked_and_an_example(render, tmp_path):
+    page = render(make_run(tmp_path, "hyla", make_score(0.8)), make_run(tmp_path, "softmax", make_score(0.5)))
+    opening = words(page, '<div class="opening">', "</div>")
+    assert "A network is trained on some compositions of modules and then asked about held-out ones" in opening
+    assert "answer" in figures_of(page)
+    assert page.count('class="term"') >= 6
+    assert re.search('title="The score of the best answer that ignores the input."', page)
+
+
+def test_the_answer_uses_paired_differences(render, tmp_path):
+    runs = []
+    for name, correct in (("hyla", [8.0, 9.0, 7.0]), ("softmax", [5.0, 6.5, 4.0])):
+        path = make_run(tmp_path, name, make_score(sum(correct) / 30, width=0.3))
+        result = json.loads((path / "result.json").read_text())
+        result["composition_sums"] = {"ood": {"r2": [correct, [10.0] * 3]}}
+        (path / "result.json").write_text(json.dumps(result))
+        runs.append(path)
+    assert "its difference from softmax is +0.283 (+0.250 to +0.300)" in answer(render(*runs))

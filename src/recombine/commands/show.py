@@ -9,6 +9,7 @@ from typing import Annotated
 import tyro
 
 from recombine.commands.flags import TaskOptions, parse_task
+from recombine.drawing.card import use_minus_signs
 from recombine.errors import require
 from recombine.tasks import SplitName
 
@@ -46,4 +47,4 @@ def run(argv: list[str]) -> None:
         "inputs": batch.inputs[0].tolist(),
         "target": batch.targets[0].tolist(),
     }
-    options.show(value, task.render(batch, 0))
+    options.show(value, use_minus_signs(task.render(batch, 0)))

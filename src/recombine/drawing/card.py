@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 from markupsafe import Markup
@@ -18,7 +19,12 @@ class Card:
     remarks: tuple[str, ...] = ()
 
 
+def use_minus_signs(text: str) -> str:
+    """The sign of negative numbers as in all other output."""
+    return re.sub(r"(?<![\w-])-(?=\d)", "−", text)
+
+
 def text_card(text: str, composition: tuple[str, ...], remarks: tuple[str, ...] = ()) -> Card:
     """A card for a task without a picture: the instance as text."""
-    picture = Markup('<pre class="instance-text">{}</pre>').format(text)
+    picture = Markup('<pre class="instance-text">{}</pre>').format(use_minus_signs(text))
     return Card(picture=picture, composition=composition, remarks=remarks)

@@ -21,6 +21,7 @@ import torch
 from recombine.engines.base import LOST_RETRIES, Engine, Job, Outcome, count_threads, lost_outcome
 from recombine.engines.worker import train_job
 from recombine.errors import check_positive
+from recombine.train import StoppedError
 
 STOP_SECONDS = 10.0  # after which a worker that was asked to stop is killed
 
@@ -117,9 +118,12 @@ def _serve(connection: Connection[Any, Any], number: int) -> None:
     while True:
         try:
             job = connection.recv()
-        except EOFError:
+        except (EOFError, OSError):  # the sweep has ended, or was killed
             return
-        connection.send(train_job(job))
+        try:
+            connection.send(train_job(job))
+        except StoppedError:  # the engine ends this worker; the run has a checkpoint of its last step
+            return
 
 
 def _end_with_parent() -> None:

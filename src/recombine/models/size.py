@@ -62,6 +62,7 @@ def measure_size(config: ModelConfig, task: Task) -> ModelSize:
 
 
 def _build_without_content(config: ModelConfig, task: Task) -> ModelSize:
+    task = dataclasses.replace(task)  # a copy, because tensors that it caches here have no content
     try:
         with torch.device("meta"):
             model = config.build(task)

@@ -5,6 +5,7 @@ The page is for people who have not read the paper, so every term is explained w
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from markupsafe import Markup
 
 from recombine.report.runs import ReportRun
 from recombine.tasks import Task
+from recombine.tasks.base import SPLIT_MEANINGS
 
 TERMS = {
     "module": "A part that instances are made of, such as a rule of a puzzle or a term of a function.",
@@ -41,7 +43,7 @@ class Example:
 
     task: str
     summary: str
-    held_out: str  # what the split `ood` holds
+    held_out: str  # what the split `ood` holds, if not just held-out compositions of trained modules
     picture: Markup
     composition: tuple[str, ...]
     joined_by: str
@@ -65,8 +67,8 @@ def _draw(task: Task) -> Example:
     card = task.card(batch, 0, task.judge(best, batch)[0][0])
     return Example(
         task=task.name.replace("_", " "),
-        summary=task.summary[:1].lower() + task.summary[1:].rstrip("."),
-        held_out=task.split_meaning("ood"),
+        summary=re.sub(r" \([A-Z]{2}\b[^)]*\)", "", task.summary[:1].lower() + task.summary[1:].rstrip(".")),
+        held_out="" if task.split_meaning("ood") == SPLIT_MEANINGS["ood"] else task.split_meaning("ood"),
         picture=card.picture,
         composition=card.composition[:12],
         joined_by=card.joined_by,

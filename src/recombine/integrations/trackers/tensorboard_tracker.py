@@ -19,7 +19,7 @@ class TensorBoard(Tracker):
 
     def start(self, run: RunDirectory, step: int) -> None:
         # what an earlier process wrote after the step is hidden, because it comes again
-        self.writer = SummaryWriter(str(run.path / "tensorboard"), purge_step=step + 1 if step else None)
+        self.writer = SummaryWriter(str(run.path / "tensorboard"), purge_step=step + 1)
         if step == 0:
             self.writer.add_text("config", f"```\n{json.dumps(run.config, indent=2)}\n```", 0)
 
