@@ -13,6 +13,7 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 FILE = """
 from recombine import Hyperteacher, RunConfig, TrainingConfig, over_seeds
@@ -66,6 +67,34 @@ def time_alone(path: Path, folder: Path, num_runs: int) -> float:
     return (time.perf_counter() - start) / num_runs
 
 
+def time_workers(path: Path, folder: Path, num_runs: int) -> tuple[float, float]:
+    """CPU seconds per run, alternately by `train_run` and as the job of a worker: the difference is what a worker adds."""
+    from recombine.engines.base import Job
+    from recombine.engines.worker import train_job
+    from recombine.run import train_run
+    from recombine.sweep.plan import load_plan
+
+    configs = [record.with_seed(10**7 + number).config for number, record in enumerate(load_plan(str(path)).records)]
+    times: tuple[list[float], list[float]] = ([], [])
+    for number, config in enumerate(configs[: 2 * num_runs]):
+        job = Job(
+            key=config.directory_name,
+            config=config.as_dict(),
+            code=(),
+            out=str(folder),
+            device="cpu",
+            threads=1,
+            mark="",
+        )
+        start = time.process_time()
+        if number % 2:
+            train_job(job)
+        else:
+            train_run(config, out=folder, device="cpu")
+        times[number % 2].append(time.process_time() - start)
+    return median(times[0]), median(times[1])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=500)
@@ -76,6 +105,8 @@ def main() -> None:
         path.write_text(FILE.format(num_runs=options.runs))
         alone = time_alone(path, folder / "alone", 20)
         print(f"one run in one process, without a sweep: {1000 * alone:.0f} ms")
+        plain, worker = time_workers(path, folder / "alone", 8)
+        print(f"CPU time per run: {1000 * plain:.0f} ms by train_run, {1000 * worker:.0f} ms by a worker")
         command = [sys.executable, "-m", "recombine", "sweep", str(path), "--out", str(folder / "sweep")]
         command += ["--jobs", str(options.jobs), "--threads", "1"]
         start = time.perf_counter()
@@ -96,7 +127,7 @@ def main() -> None:
         print((folder / "log").read_text().splitlines()[-1])
         print(f"start until the first result {began - start:.1f} s, then {end - began:.1f} s")
         per_run = options.jobs * (end - began) / options.runs
-        print(f"per run {1000 * per_run:.0f} ms of a process: overhead {1000 * (per_run - alone):.0f} ms")
+        print(f"{1000 * per_run:.0f} ms per run and process")
         times = []
         for _ in range(3):
             start = time.perf_counter()

@@ -220,7 +220,7 @@ def test_a_job_sets_its_threads(tmp_path, monkeypatch):
 
 # Slow: whole sweeps through every engine, killed in the middle.
 
-TWELVE = FILE.replace("steps=10", "steps=2_000")
+TWELVE = FILE.replace("steps=10", "steps=300")
 
 
 @pytest.fixture(scope="module")

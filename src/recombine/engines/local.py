@@ -118,7 +118,7 @@ def _serve(connection: Connection[Any, Any], number: int) -> None:
     while True:
         try:
             job = connection.recv()
-        except EOFError:
+        except (EOFError, OSError):  # the sweep has ended, or was killed
             return
         try:
             connection.send(train_job(job))

@@ -27,6 +27,7 @@ from pathlib import Path
 
 from recombine.kernels.build_cache import cache_directory, digest, is_writable, load_if_intact
 from recombine.kernels.openmp import find_openmp
+from recombine.kernels.prebuilt import load_prebuilt
 
 COMPILERS = ("cc", "gcc", "clang")
 # contraction to fused multiply-adds is exact enough; -ffast-math is not wanted: NaN in must be NaN out
@@ -56,6 +57,9 @@ def load_library(source: Path, headers: Sequence[Path] = ()) -> ctypes.CDLL:
         if library is not None:
             return library
     if compiler is None:
+        shipped = load_prebuilt(source)
+        if shipped is not None:
+            return shipped
         raise CompilerError(f"{_explain_missing_compiler()} and no earlier build in {directory}")
     if not is_writable(directory):
         raise CompilerError(f"no build of {source.name} in {directory}, which is read-only")

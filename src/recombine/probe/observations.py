@@ -80,8 +80,8 @@ def load_observations(path: Path | str) -> Observations:
             f"{', '.join(arrays) or 'nothing'}"
         )
     num_rows = len(arrays["labels"]) if arrays["labels"].ndim else 0
-    activations = {site: _check_activations(name, arrays[name], num_rows) for site, name in sites.items()}
     labels = _check_labels(arrays["labels"])
+    activations = {site: _check_activations(name, arrays[name], num_rows) for site, name in sites.items()}
     columns = {name: arrays[name] for name in ("split", "composition", "target") if name in arrays}
     for name, column in columns.items():
         if column.shape != (num_rows,):

@@ -137,6 +137,7 @@ def finish_run(
 
         if group.lead(begin):
             _log.info("%s is finished already", run.path)
+            run.drop_previous_checkpoint()  # a kill right after the result leaves it behind
             return
         trainer = Trainer(
             model,
