@@ -193,7 +193,7 @@ def test_train_says_where_the_parameters_are(tmp_path, capsys):
     flags = ["--scale", "tiny", "--steps", "1", "--evaluation-instances", "1", "--text", FOLDER, "--out", str(tmp_path)]
     assert run_cli(["train", "language", *flags]) == 0
     shown = capsys.readouterr()
-    assert "parameters: embedding, also the output layer 16,576, attention" in shown.err + shown.out
+    assert "83,648 parameters: embedding, also the output layer 16,576, " in shown.err + shown.out
 
 
 def test_generate_prints_text(trained, capsys):

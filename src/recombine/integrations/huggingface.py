@@ -1,6 +1,7 @@
 """Hugging Face `transformers`: HYLA by name in its models, and the latent codes of any pretrained one.
 
-    register()                      attn_implementation="hyla", and every other attention of Table A1
+    register()                      attn_implementation="hyla", and every other attention of Table A1; our language model
+    huggingface_language.export_run a language model of ours as a model of `transformers`, and back
     add_deep_weights(model)         the extra matrices of "hyla_deep"
     codes(model, inputs)            codes and residual stream of chosen query-key pairs
     views(model, inputs)            the value matrices that the codes generate, which reproduce the model's own output
@@ -8,9 +9,18 @@
 Needs the extra `huggingface`. See docs/hugging_face.md.
 """
 
-from recombine.integrations.huggingface_attention import register
+from recombine.integrations.huggingface_attention import register_attentions
 from recombine.integrations.huggingface_codes import Codes, codes
 from recombine.integrations.huggingface_deep import add_deep_weights
 from recombine.integrations.huggingface_view import LayerView, views
+
+
+def register() -> None:
+    """Make our attentions and our language model known to `transformers`. Calling it again changes nothing."""
+    register_attentions()  # first, because it says which package is missing
+    from recombine.integrations.huggingface_language import register_language_model
+
+    register_language_model()
+
 
 __all__ = ["Codes", "LayerView", "add_deep_weights", "codes", "register", "views"]

@@ -1,12 +1,12 @@
 """The attentions of Table A1 as attention implementations of Hugging Face `transformers`.
 
-    register()
+    register_attentions()
     model = AutoModelForCausalLM.from_config(config, attn_implementation="hyla")
 
 `transformers` calls `attention(module, query, key, value, attention_mask, ...)` with heads before tokens, (b, h, t, d), and
 keys and values of fewer heads where they are grouped. The mask of a model comes from a second registry under the same name;
-without an entry there a model gets no mask at all and a causal one sees the future, so `register` fills both. Ours is
-boolean: without a softmax, -inf as a score means nothing.
+without an entry there a model gets no mask at all and a causal one sees the future, so `register_attentions` fills both.
+Ours is boolean: without a softmax, -inf as a score means nothing.
 
 The output is scaled by `norm` unless the configuration of the model has `attention_output_scale` (see
 `layers/output_scale.py`), because these models were built for softmax attention, which averages over keys.
@@ -39,7 +39,7 @@ class Call(NamedTuple):
     options: dict[str, Any]
 
 
-def register() -> None:
+def register_attentions() -> None:
     """Make every attention of Table A1 an `attn_implementation` of `transformers`. Calling it again changes nothing."""
     interface, masks = import_interfaces()
     for name in ATTENTIONS:

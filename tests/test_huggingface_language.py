@@ -1,0 +1,73 @@
+"""Our language model as a model of `transformers`, and back."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from transformers import AutoModelForCausalLM
+
+from recombine.errors import InputError
+from recombine.integrations.huggingface import register
+from recombine.integrations.huggingface_language import export_language_model, export_run, read_language_model
+from recombine.models.generate import generate
+from recombine.models.language_model import LanguageModel, LanguageModelConfig
+from recombine.run import default_run, train_run
+
+register()
+SIZES = {"num_layers": 2, "embedding_dim": 16, "kqv_dim": 16, "mlp_dim": 24, "num_heads": 4}
+
+
+def build(**settings):
+    config = LanguageModelConfig(**SIZES, **settings)
+    return LanguageModel(config, num_tokens=30, context_length=32).eval()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"attention": "linear", "biases": False, "position": "relative"},
+        {"attention": "softmax", "qk_norm": True, "feedforward": "swiglu"},
+        {"attention": "hyla_deep"},
+    ],
+    ids=str,
+)
+def test_there_and_back(settings, tmp_path):
+    model = build(**settings)
+    export_language_model(model, tmp_path)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path)
+    ours = read_language_model(tmp_path)
+    tokens = torch.randint(30, (2, 9))
+    with torch.no_grad():
+        expected = model(tokens)
+        assert torch.equal(theirs(tokens).logits, expected)
+        assert torch.equal(ours(tokens), expected)
+    assert ours.config == model.config
+    continued = theirs.generate(tokens[:1], max_new_tokens=5, do_sample=False, pad_token_id=0)
+    assert continued[0, 9:].tolist() == list(generate(model, tokens[0].tolist(), num_tokens=5, temperature=0.0))
+    assert "auto_map" not in json.loads((tmp_path / "config.json").read_text())
+
+
+def test_the_loss_is_that_of_the_next_token_and_ignores_padding(tmp_path):
+    theirs = export_language_model(build(), tmp_path)
+    tokens = torch.randint(30, (2, 6))
+    labels = tokens.clone()
+    labels[1, 4:] = -100
+    mask = (labels != -100).long()
+    alone = [tokens[:1], tokens[1:, :4]]
+    losses = [theirs(rows, labels=rows).loss * (rows.shape[1] - 1) for rows in alone]
+    torch.testing.assert_close(theirs(tokens, attention_mask=mask, labels=labels).loss, sum(losses) / 8)
+    with pytest.raises(InputError, match="hides the first token: expected padding on the right"):
+        theirs(tokens, attention_mask=mask.flip(1))
+
+
+def test_a_run_is_exported_and_another_task_is_refused(tmp_path):
+    other = default_run("fuzzy-logic", "tiny")
+    other = replace(other, training=replace(other.training, steps=1))
+    run = train_run(other, out=tmp_path / "runs", evaluation_instances=20)
+    with pytest.raises(InputError, match="holds a Transformer: expected a run of `recombine train language`"):
+        export_run(run.path, tmp_path / "folder")
