@@ -36,7 +36,7 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
     except InputError:
         raise
     except FileNotFoundError:
-        raise InputError(f"{path} does not exist: expected an npz file") from None
+        raise InputError(f"{str(path)!r} does not exist: expected an npz file") from None
     except (*UNREADABLE, zipfile.BadZipFile, zlib.error, tokenize.TokenError) as error:
         reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
         raise InputError(f"{path} cannot be read ({reason}): expected an npz file without Python objects") from None
@@ -57,6 +57,8 @@ def _check_header(path: Path, member: zipfile.ZipInfo, content: Any) -> None:
     if read_header is None:
         raise ValueError(f"{member.filename} has an unknown version")
     shape, _, dtype = read_header(content)
+    if dtype.hasobject:
+        raise ValueError(f"{member.filename} holds Python objects")
     claimed = math.prod(shape) * dtype.itemsize
     stored = member.file_size - content.tell()
     if claimed != stored or min(shape, default=0) < 0:

@@ -204,6 +204,9 @@ class Language(Task):
     def loss(self, predictions: Tensor, batch: Batch) -> Float[Tensor, ""]:
         return scoring.cross_entropy(predictions, batch)
 
+    def loss_weight(self, batch: Batch) -> Tensor:
+        return batch.info["scored"].sum()
+
     def metrics(self, predictions: Tensor, batch: Batch) -> dict[str, Ratio]:
         """The whole answer, in the grammar; bits per byte, in text; recalled values, in recall."""
         return scoring.measure(predictions, batch)
