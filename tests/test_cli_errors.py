@@ -19,7 +19,7 @@ TRAIN = ["train", "fuzzy-logic", *SIZES, "--steps", "10", "--batch-size", "4", "
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--step", "10"], "Unrecognized options: --step, 10 (did you mean --steps or"),
+        (["--step", "10"], "Unrecognized options: --step, 10 (did you mean --compile-steps or --steps or"),
         (["--batchsize", "10"], "(did you mean --batch-size?); see recombine train fuzzy-logic --help"),
         (["--xyzzy", "10"], "Unrecognized options: --xyzzy, 10; see recombine train fuzzy-logic --help"),
     ],

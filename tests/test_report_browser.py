@@ -16,12 +16,12 @@ def test_browser_draws_every_figure_and_follows_clicks(browser, tmp_path):
     shown = "[...document.querySelectorAll('.plot')].filter(each => each.offsetParent)"
     drawn = f"{shown}.filter(each => each.querySelector('svg.main-svg .trace')).map(each => each.dataset.figure)"
     colour = "document.querySelector('[data-figure=loss] .js-line').style.stroke"
-    assert browser.run(drawn) == ["scores-r2", "loss", "curves-r2-ood", "curves-r2-test"]
+    assert browser.run(drawn) == ["answer", "scores-r2", "loss", "curves-r2-ood", "curves-r2-test"]
     light = browser.run(colour)
     assert browser.run(f"document.getElementById('theme').click(); {colour}") != light
     assert browser.run("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 26)"
     browser.run("metric.value = 'r2_pooled'; metric.dispatchEvent(new Event('change'))")
-    assert browser.run(drawn) == ["scores-r2_pooled", "loss", "curves-r2_pooled-ood", "curves-r2_pooled-test"]
+    assert browser.run(drawn) == ["answer", "scores-r2_pooled", "loss", "curves-r2_pooled-ood", "curves-r2_pooled-test"]
     lines = "document.querySelectorAll('[data-figure=loss] .js-line').length"
     assert browser.run(lines) == 3
     assert browser.run(f"document.querySelector('[data-series]').click(); {lines}") == 2

@@ -106,12 +106,18 @@ def _name_modules(task: Task, split: SplitName) -> tuple[pa.Array, pa.Array]:
     return pa.array([list(each) for each in compositions], pa.list_(pa.int32())), pa.array(names, pa.list_(pa.string()))
 
 
-def _describe_rows(task: Task, split: SplitName, batch: Batch, names: tuple[pa.Array, pa.Array]) -> dict[str, pa.Array]:
+def _first_number(task: Task, split: SplitName) -> int:
+    """The number of a split's first composition; `test` has those of `train`, all others come one after another."""
+    if split in ("train", "test"):
+        return 0
+    distinct = [name for name in task.splits if name != "test"]
+    return sum(len(task.split.compositions(name)) for name in distinct[: distinct.index(split)])
 
+
+def _describe_rows(task: Task, split: SplitName, batch: Batch, names: tuple[pa.Array, pa.Array]) -> dict[str, pa.Array]:
     number = pa.array(batch.composition.cpu().numpy())
-    offsets = {"train": 0, "test": 0, "ood": len(task.split.train), "unknown": len(task.split.train + task.split.ood)}
     return {
-        "composition": pa.array((batch.composition.cpu() + offsets[split]).int().numpy()),
+        "composition": pa.array((batch.composition.cpu() + _first_number(task, split)).int().numpy()),
         "modules": names[0].take(number),
         "module_names": names[1].take(number),
     }

@@ -60,16 +60,25 @@ def build_card(experiments: Iterable[Experiment], folder: Path) -> list[CardRow]
 def build_rows(experiment: Experiment, folder: Path) -> Iterator[CardRow]:
     scales = [scale for scale in SCALES[::-1] if results_path(folder, experiment, scale).exists()]
     stored = {scale: read_results(folder, experiment, scale) for scale in scales}
+    planned = {scale: list_hashes(experiment, scale) for scale in {*scales, experiment.default_scale}}
     for claim in experiment.claims:
-        decided = [row for scale, runs in stored.items() if (row := _decide(experiment, scale, claim, runs)).number]
-        yield decided[0] if decided else _decide(experiment, experiment.default_scale, claim, Finished(()))
+        rows = (_decide(experiment, scale, claim, runs, planned[scale]) for scale, runs in stored.items())
+        decided = [row for row in rows if row.number]
+        scale = experiment.default_scale
+        yield decided[0] if decided else _decide(experiment, scale, claim, Finished(()), planned[scale])
 
 
-def _decide(experiment: Experiment, scale: Scale, claim: Claim, finished: Finished) -> CardRow:
+def list_hashes(experiment: Experiment, scale: Scale) -> list[tuple[Record, str]]:
+    """The records of an experiment with the hashes of their runs."""
+    return [(record, hash_config(record.config.identity)) for record in experiment.records(scale)]
+
+
+def _decide(
+    experiment: Experiment, scale: Scale, claim: Claim, finished: Finished, planned: Sequence[tuple[Record, str]]
+) -> CardRow:
     verdict, number = decide(claim, experiment, finished) if finished.runs else ("not run", None)
-    records = list(concerned(claim, experiment.records(scale)))
     done = {hash_config(run.record.config.identity): run for run in finished.runs if isinstance(run, StoredRun)}
-    hashes = {hash_config(record.config.identity) for record in records}
+    hashes = {name for record, name in planned if is_concerned(claim, record)}
     return CardRow(
         experiment=experiment,
         scale=scale,
@@ -81,10 +90,10 @@ def _decide(experiment: Experiment, scale: Scale, claim: Claim, finished: Finish
     )
 
 
-def concerned(claim: Claim, records: Iterable[Record]) -> Iterator[Record]:
-    """The records that a claim is about: those with the settings that it names, or all of them."""
+def is_concerned(claim: Claim, record: Record) -> bool:
+    """Whether a claim is about a record: it has the settings that the claim names, or the claim names none."""
     variants = [value for value in vars(claim).values() if isinstance(value, Mapping)]
-    return (record for record in records if not variants or any(matches(record.settings, v) for v in variants))
+    return not variants or any(matches(record.settings, variant) for variant in variants)
 
 
 def tabulate_card(rows: Sequence[CardRow]) -> Table:

@@ -194,7 +194,10 @@ def paired_lead(ranked: Sequence[tuple[ReportRun, Score]], metric: str) -> Diffe
     if len(results) < 2 or any(results[0].get(name) != results[1].get(name) for name in same):
         return None
     sums = [result.get("composition_sums", {}).get("ood", {}).get(metric) for result in results]
-    return evaluate.compare(*sums) if all(sums) else None
+    try:
+        return evaluate.compare(*sums) if all(sums) else None
+    except InputError:  # scored on different instances, for instance with another teacher
+        return None
 
 
 def falls(score: Score) -> bool:

@@ -67,6 +67,11 @@ class Language(Task):
     splits: ClassVar[tuple[SplitName, ...]] = ("train", "test", "ood", "text", "recall")
     models: ClassVar[tuple[str, ...]] = ("language_model",)
     metric_info: ClassVar[Mapping[str, Metric]] = scoring.METRICS
+    column_info: ClassVar[Mapping[str, str]] = {
+        "kind": "kind of the row: text, grammar or recall, by number",
+        "scored": "whether each token is scored",
+        "num_bytes": "length of each token in bytes",
+    }
     requires_causal_model: ClassVar[bool] = True
     evaluation_instances: ClassVar[int] = 1_000
     training_evaluation_instances: ClassVar[int] = 100
