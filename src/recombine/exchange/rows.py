@@ -110,7 +110,7 @@ def _first_number(task: Task, split: SplitName) -> int:
     """The number of a split's first composition; `test` has those of `train`, all others come one after another."""
     if split in ("train", "test"):
         return 0
-    distinct = [name for name in task.splits if name != "test"]
+    distinct: list[SplitName] = [name for name in task.splits if name != "test"]
     return sum(len(task.split.compositions(name)) for name in distinct[: distinct.index(split)])
 
 
