@@ -49,7 +49,7 @@ def test_every_format_and_compression(tmp_path):
     lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
     (tmp_path / "a.txt").write_text("plain")
     (tmp_path / "b.jsonl").write_bytes(lines)
-    (tmp_path / "c.txt.gz").write_bytes(gzip.compress(b"zipped"))
+    (tmp_path / "c.txt.gz").write_bytes(gzip.compress(b"zipped", mtime=0))
     (tmp_path / "d.jsonl.zst").write_bytes(zstandard.ZstdCompressor().compress(lines))
     pyarrow.parquet.write_table(pyarrow.table({"text": ["three", "four"]}), tmp_path / "e.parquet")
     (tmp_path / "f.bin").write_bytes(b"no text")
@@ -76,7 +76,7 @@ def test_without_files_the_text_is_the_standard_library():
             b"x" * (sources.LONG_FILE + 1),
             "has a line of 1,048,577 characters; it is cut after every 65,536",
         ),
-        ("cut.txt.gz", gzip.compress(b"text" * 999)[:30], "cannot be read"),
+        ("cut.txt.gz", gzip.compress(b"text" * 999, mtime=0)[:30], "cannot be read"),
         ("bad.jsonl", b'{"text": "fine"}\nnot json\n{"title": "no text"}\n', "2 lines are not JSON objects"),
         ("bad.parquet", b"not parquet", "cannot be read"),
     ],
