@@ -28,6 +28,17 @@ def kill_at(step, number, *, twice=False):
     return watch
 
 
+@pytest.fixture(autouse=True)
+def untouched_handlers():
+    """Handlers as in a terminal: `nohup` and background jobs have signals ignored, and training leaves them so."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in numbers}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     return train(CONFIG, tmp_path_factory.mktemp("runs"))
