@@ -21,7 +21,8 @@ is written by `recombine reproduce claims` from the files in `results/`; nothing
 
 - *ours*: the number that decides, with its 95 % interval. With one seed the interval is over compositions; with several it is
   over seeds and compositions (`recombine.seeds`). A number that is read from a single network has none.
-- *bound*: what the number must be. Bounds were written down before the runs.
+- *bound*: what the number must be. Bounds are in the code before the runs that they judge, but those for scale, in-context
+  and length generalisation were chosen with earlier runs of the same experiments known, so they are not blind.
 - *seen*: the number reaches its bound and the interval agrees. *Seen in part*: one of the two. *Not seen*: neither.
   *Refuted*: the interval lies on the other side. *Not run*: runs are missing.
 - *core-hours*: time of the runs that the claim is about, as clocked, often with other work on the machine.

@@ -153,7 +153,7 @@ def tabulate_claims(claims: Sequence[Claim], experiment: Experiment, finished: F
             Column(name="source", wrap=True),
         ),
         rows=tuple(rows),
-        note="bounds were set before the runs; in brackets: 95 % intervals",
+        note="bounds are set before the runs that they judge; in brackets: 95 % intervals",
     )
 
 
