@@ -83,7 +83,11 @@ def test_imports_point_one_way(path):
     assert imported_rooms(path) <= allowed, f"{room} may import only from {sorted(allowed)}"
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+TESTS = Path(__file__).parent
+ALL_FILES = [*FILES, *sorted(TESTS.rglob("*.py"))]
+
+
+@pytest.mark.parametrize("path", ALL_FILES, ids=lambda path: "/".join(path.parts[-3:]))
 def test_every_file_says_what_it_is_and_stays_readable(path):
     text = path.read_text()
     assert ast.get_docstring(ast.parse(text)), "a module opens with what it is"

@@ -146,18 +146,6 @@ def test_an_interrupted_training_says_how_to_go_on(tmp_path, capsys, monkeypatch
     assert capsys.readouterr().err.endswith("recombine: interrupted; the same command resumes\n")
 
 
-def test_reproduce_takes_attentions():
-    from recombine.commands.reproduce import ReproduceOptions, choose_records
-    from recombine.recipes import EXPERIMENTS
-
-    records = list(EXPERIMENTS["fuzzy-logic"].records("tiny"))
-    options = ReproduceOptions(name="fuzzy-logic", attention=("softmax", "hyla"), seeds=(0, 1), steps=10)
-    chosen = choose_records(records, options)
-    assert {record.settings["attention"] for record in chosen} == {"softmax", "hyla"}
-    assert {record.config.training.steps for record in chosen} == {10}
-    assert len(chosen) == 4
-
-
 def test_export(tmp_path, capsys):
     import pandas
     from pyarrow import parquet
@@ -172,78 +160,6 @@ def test_export(tmp_path, capsys):
     assert set(frame.split) == {"test"}
     about = parquet.read_schema(file).metadata
     assert len(about[b"split_sha256"]) == 64
-
-
-def test_reproduce_lists_experiments(capsys):
-    assert run_verb(["reproduce", "list", "--json"]) == 0
-    listed = json.loads(capsys.readouterr().out)
-    assert {"fuzzy-logic", "sraven", "table-a1"} <= set(listed)
-    assert set(listed["sraven"]["seconds"]) == {"tiny", "small", "paper"}
-
-
-def test_reproduce_compares_and_reports(tmp_path, capsys, monkeypatch):
-    """A real experiment, as small as can be: two attentions, a table with paired differences, a report."""
-    from dataclasses import replace
-
-    from recombine.commands import reproduce
-    from recombine.errors import InputError
-    from recombine.models import TransformerConfig
-    from recombine.recipes import EXPERIMENTS, Record
-    from recombine.recipes.attention_as_hypernetwork.published import SRAVEN
-    from recombine.run import RunConfig
-    from recombine.tasks import SRaven
-    from recombine.train import TrainingConfig
-
-    def records(scale):
-        run = RunConfig(
-            task=SRaven(num_features=2),
-            model=TransformerConfig(embedding_dim=16, kqv_dim=8, mlp_dim=16, num_heads=4, num_layers=1),
-            training=TrainingConfig(steps=20, batch_size=8),
-        )
-        for name in ("softmax", "hyla"):
-            config = replace(run, model=replace(run.model, attention=name))
-            yield Record(settings={"attention": name}, config=config, published=SRAVEN[name])
-
-    monkeypatch.setattr(EXPERIMENTS["sraven"], "records", records)
-    monkeypatch.setattr(SRaven, "evaluation_instances", 300)
-    monkeypatch.setattr(reproduce, "NUM_PROBED", 120)
-    monkeypatch.setattr(reproduce, "NUM_PICTURED", 60)
-    command = ["reproduce", "sraven", "--scale", "tiny", "--out", str(tmp_path)]
-    assert run_verb([*command, "--report", str(tmp_path / "report.html"), "--no-probe"]) == 0
-    assert not list(tmp_path.glob("*/probe.json"))
-    capsys.readouterr()
-    assert run_verb([*command, "--report", str(tmp_path / "report.html")]) == 0
-    captured = capsys.readouterr()
-    assert "probing attention hyla, seed 0" in captured.err
-    printed = captured.out
-    for text in ("above softmax", "most frequent", "ceiling", "after 20 steps", "0.566 ± 0.011", "report.html"):
-        assert text in printed
-    page = (tmp_path / "report.html").read_text()
-    for section in ("verdict", "decodability", "codes", "similarity", "ablations", "gallery"):
-        assert f'<section id="{section}"' in page
-    probes = list(tmp_path.glob("*/probe.json"))
-    assert len(probes) == 2
-    probes[0].write_text("{")
-    times = [path.stat().st_mtime_ns for path in probes]
-    assert run_verb([*command, "--report", str(tmp_path / "report.html")]) == 0
-    assert json.loads(probes[0].read_text())["decoders"]  # a damaged probe is made again
-    assert probes[1].stat().st_mtime_ns == times[1]
-    capsys.readouterr()
-
-    def refuse(path):
-        raise InputError("no verdict")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(reproduce, "diagnose_run", refuse)
-        assert run_verb([*command, "--report", str(tmp_path / "report.html")]) == 0
-    assert "attention hyla, seed 0 was not probed: no verdict" in capsys.readouterr().err
-    assert run_verb([*command, "--json"]) == 0
-    value = json.loads(capsys.readouterr().out)
-    assert [run["settings"]["attention"] for run in value["runs"]] == ["softmax", "hyla"]
-    softmax, hyla = value["tables"]["accuracy on held-out compositions (ood) after 20 steps"]
-    assert softmax["paper"] == {"value": 0.5656, "error": 0.0105}
-    assert softmax["above softmax"] is None
-    assert hyla["above softmax"]["low"] <= hyla["above softmax"]["value"] <= hyla["above softmax"]["high"]
 
 
 def test_report(trained, capsys):

@@ -1,0 +1,112 @@
+"""What a sweep file lists: grids, names of runs, errors in the file, and the estimated cost."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from recombine import grid, over_seeds, search, table_a3
+from recombine.cli import run as run_verb
+from recombine.errors import InputError
+from recombine.models import MLPConfig
+from recombine.sweep.plan import load_plan, make_plan
+from sweep_cases import BASE, write_sweep
+
+
+def test_a_grid_has_every_combination():
+    records = list(search(grid(BASE, hidden_dim=(4, 8)), learning_rate=(1e-3, 3e-3), steps=(5,)))
+    assert [dict(record.settings) for record in records][:2] == [
+        {"hidden_dim": 4, "learning_rate": 1e-3, "steps": 5},
+        {"hidden_dim": 4, "learning_rate": 3e-3, "steps": 5},
+    ]
+    assert [record.config.model.hidden_dim for record in records] == [4, 4, 8, 8]
+    assert {record.searched for record in records} == {("learning_rate", "steps")}
+    assert [record.seed for record in over_seeds(BASE, range(3))] == [0, 1, 2]
+    assert len(list(grid([BASE, records[0]], hidden_dim=(4,)))) == 2
+    with pytest.raises(InputError, match="unknown setting 'flavour': expected one of seed, "):
+        list(grid(BASE, flavour=(1,)))
+    with pytest.raises(InputError, match="setting 'hidden_dim' has no values"):
+        list(grid(BASE, hidden_dim=()))
+
+
+def test_the_grids_of_the_paper_are_one_call():
+    records = list(table_a3("fuzzy-logic", "tiny"))
+    assert len(records) == 3 * 4
+    assert records[0].settings == {"attention": "softmax", "learning_rate": 1e-3, "weight_decay": 0.03}
+    assert records[0].searched == ("learning_rate", "weight_decay")
+    assert len(list(table_a3("sraven", attentions=["hyla"]))) == 8
+    with pytest.raises(InputError, match="unknown task with a grid 'hyperteacher'"):
+        list(table_a3("hyperteacher"))
+
+
+def test_plain_configurations_are_named_by_what_differs():
+    others = [
+        BASE,
+        replace(BASE, model=MLPConfig(num_layers=2, hidden_dim=4)),
+        replace(BASE, task=replace(BASE.task, seed=1)),
+    ]
+    plan = make_plan(others, "here")
+    assert [record.text for record in plan.records] == [
+        "num layers 1, seed 0",
+        "num layers 2, seed 0",
+        "num layers 1, seed 1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("wrong", r"wrong failed at line 24: InputError: unknown setting 'flavour'"),
+        ("none", "none returned no runs: expected at least one"),
+        ("numbers", "numbers: item 1 is a int: expected a RunConfig or a Record"),
+        ("constant", "constant is not a function"),
+        ("missing", "has no 'missing': expected one of runs, twice, diverging"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_named(tmp_path, function, message):
+    file = write_sweep(tmp_path)
+    with pytest.raises(InputError, match=message):
+        load_plan(f"{file}:{function}")
+
+
+def test_an_error_in_a_file_names_the_line(tmp_path, capsys):
+    path = tmp_path / "broken.py"
+    path.write_text("import recombine\n\nruns = undefined_name\n")
+    assert run_verb(["sweep", str(path), "--out", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert "line 3: NameError: name 'undefined_name' is not defined" in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(InputError, match=r"sweep 'nothing': expected FILE\.py"):
+        load_plan("nothing")
+
+
+def test_dry_run_estimates_each_size_once(tmp_path, capsys, monkeypatch):
+    file = write_sweep(tmp_path)
+    monkeypatch.setenv("RECOMBINE_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "cache").mkdir(mode=0o700)
+    command = ["sweep", str(file), "--out", str(tmp_path / "out"), "--dry-run", "--jobs", "2", "--threads", "1"]
+    assert run_verb(command) == 0
+    shown = capsys.readouterr()
+    assert "measured size 2/2" in shown.err
+    assert "12 runs to train:" in shown.out
+    assert "with 2 at a time and 1 thread each" in shown.out
+    assert not (tmp_path / "out").exists()
+    assert len(list((tmp_path / "cache" / "estimates").iterdir())) == 2
+    monkeypatch.setattr("recombine.sweep.estimate.measure_cost", lambda *a, **k: pytest.fail("measured again"))
+    assert run_verb([*command, "--json"]) == 0
+    value = json.loads(capsys.readouterr().out)
+    assert value["wall_seconds"] == pytest.approx(value["seconds"] / 2)
+    assert len(value["runs"]) == 12
+
+
+def test_costs_grow_with_steps():
+    from recombine.sweep.estimate import Cost, describe_size
+
+    cost = Cost(step=0.1, interim=(0.0, 0.0), final=(1.0, 0.001))
+    assert cost.total(BASE) == pytest.approx(10 * 0.1 + 1 + 0.001 * BASE.task.evaluation_instances)
+    longer = replace(
+        BASE, task=replace(BASE.task, seed=3), training=replace(BASE.training, steps=20, learning_rate=0.1)
+    )
+    assert describe_size(longer) == describe_size(BASE)
+    assert describe_size(replace(BASE, training=replace(BASE.training, batch_size=8))) != describe_size(BASE)
