@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from recombine.recipes.comparison import cell, difference_between, score_group
+from recombine.recipes.comparison import cell, difference_between, score_group, show_metric
 from recombine.recipes.experiment import Experiment, Finished, Setting
 from recombine.seeds import SeedScore, subtract
 from recombine.tables import Column, Table
@@ -31,6 +31,7 @@ class Claim(ABC):
     text: str
     source: str
     split: str | None = None  # if not the experiment's
+    metric: str | None = None  # if not the experiment's
     published: float | None = None
     ours: bool = False  # a question of our own rather than a claim of the paper
 
@@ -50,14 +51,17 @@ class Claim(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Lead(Claim):
-    """One setting scores higher than another."""
+    """One setting scores better than another: higher, or lower where the metric is better when it is lower."""
 
     better: Mapping[str, Setting]
     worse: Mapping[str, Setting]
     by: float
 
     def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:
-        return difference(experiment, finished, self.better, self.worse, self.split)
+        higher, lower = self.better, self.worse
+        if finished.runs and not show_metric(experiment, finished, self.metric).higher_is_better:
+            higher, lower = lower, higher
+        return difference(experiment, finished, higher, lower, self.split, self.metric)
 
     def judge(self, number: SeedScore) -> Verdict:
         return judge_lead(number, self.by)
@@ -79,7 +83,10 @@ class Fall(Claim):
         higher, lower = finished.find(**self.higher), finished.find(**self.lower)
         if higher is None or lower is None:
             return None
-        return subtract(score_group(experiment, higher, self.split), score_group(experiment, lower, self.split))
+        return subtract(
+            score_group(experiment, higher, self.split, self.metric),
+            score_group(experiment, lower, self.split, self.metric),
+        )
 
     def judge(self, number: SeedScore) -> Verdict:
         return judge_lead(number, self.by)
@@ -98,7 +105,7 @@ class Close(Claim):
     within: float
 
     def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:
-        return difference(experiment, finished, self.first, self.second, self.split)
+        return difference(experiment, finished, self.first, self.second, self.split, self.metric)
 
     def judge(self, number: SeedScore) -> Verdict:
         return judge_range(number, -self.within, self.within)
@@ -118,7 +125,7 @@ class Level(Claim):
 
     def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:
         group = finished.find(**self.of)
-        return None if group is None else score_group(experiment, group, self.split)
+        return None if group is None else score_group(experiment, group, self.split, self.metric)
 
     def judge(self, number: SeedScore) -> Verdict:
         return judge_range(number, self.low, self.high)
@@ -163,10 +170,11 @@ def difference(
     first: Mapping[str, Setting],
     second: Mapping[str, Setting],
     split: str | None,
+    metric: str | None = None,
 ) -> SeedScore | None:
     """The paired difference between two settings, or None if a run is missing."""
     group, other = finished.find(**first), finished.find(**second)
-    return None if group is None or other is None else difference_between(experiment, group, other, split)
+    return None if group is None or other is None else difference_between(experiment, group, other, split, metric)
 
 
 def describe_bounds(low: float, high: float) -> str:

@@ -9,6 +9,7 @@ from statistics import fmean
 from recombine.recipes.experiment import Experiment, Finished, Group, show_setting
 from recombine.seeds import SeedScore, compare_seeds, score_seeds
 from recombine.tables import Cell, Column, Number, Table, Value
+from recombine.tasks.metrics import Metric
 
 BOUNDS = ("value", "low", "high")
 
@@ -69,23 +70,28 @@ def list_references(experiment: Experiment, finished: Finished) -> Table:
     )
 
 
+def show_metric(experiment: Experiment, finished: Finished, metric: str | None = None) -> Metric:
+    """How to show a metric, by default the experiment's."""
+    return finished.runs[0].record.config.task.metric(metric or experiment.metric)
+
+
 def metric_title(experiment: Experiment, finished: Finished) -> str:
-    return finished.runs[0].record.config.task.metric(experiment.metric).title
+    return show_metric(experiment, finished).title
 
 
-def score_group(experiment: Experiment, group: Group, split: str | None = None) -> SeedScore:
-    """The mean over seeds of the experiment's score, with its interval."""
-    return score_seeds([run.sums(split or experiment.split, experiment.metric) for run in group.runs])
+def score_group(experiment: Experiment, group: Group, split: str | None = None, metric: str | None = None) -> SeedScore:
+    """The mean over seeds of a score, by default the experiment's, with its interval."""
+    return score_seeds([run.sums(split or experiment.split, metric or experiment.metric) for run in group.runs])
 
 
 def difference_between(
-    experiment: Experiment, group: Group, other: Group, split: str | None = None
+    experiment: Experiment, group: Group, other: Group, split: str | None = None, metric: str | None = None
 ) -> SeedScore | None:
     """The difference between two groups, paired over the seeds that both have; None if they share no instances."""
-    split = split or experiment.split
+    split, metric = split or experiment.split, metric or experiment.metric
     others = {run.record.seed: run for run in other.runs}
     pairs = [(run, others[run.record.seed]) for run in group.runs if run.record.seed in others]
-    sums = [(run.sums(split, experiment.metric), paired.sums(split, experiment.metric)) for run, paired in pairs]
+    sums = [(run.sums(split, metric), paired.sums(split, metric)) for run, paired in pairs]
     if not sums or any(mine[1] != theirs[1] for mine, theirs in sums):
         return None
     return compare_seeds([mine for mine, _ in sums], [theirs for _, theirs in sums])

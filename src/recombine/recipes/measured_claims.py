@@ -46,7 +46,7 @@ class Bounded(Claim):
     high: float = float("inf")
 
     def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:
-        return difference(experiment, finished, self.first, self.second, self.split)
+        return difference(experiment, finished, self.first, self.second, self.split, self.metric)
 
     def judge(self, number: SeedScore) -> Verdict:
         return judge_range(number, self.low, self.high)

@@ -55,7 +55,8 @@ def benchmark(
     with progress_bar(type(model).__name__, quiet=not progress or watch is not None) as bar:
         if out is None:
             trainer = Trainer(model, task, training, place, group=group)
-            fit(trainer, run=None, clock=Clock(), watch=watch or bar, **intervals(training.steps))
+            every = intervals(training.steps, task.training_evaluations)
+            fit(trainer, run=None, clock=Clock(), watch=watch or bar, **every)
             return Benchmark(score(model, task, num_instances=evaluation_instances, device=place))
         config = RunConfig(task=task, model=describe_module(model), training=training)
         folder = Path(out)

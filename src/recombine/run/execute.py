@@ -161,7 +161,7 @@ def finish_run(
                 request=request,
                 watch=watch,
                 watch_rows=tracking.add,
-                **intervals(config.training.steps),
+                **intervals(config.training.steps, config.task.training_evaluations),
             )
         if group.any(request.is_made):
             kept = f"the trained model is in {run.path}; run the same command again to evaluate it"

@@ -32,7 +32,6 @@ VERSION = 1
 TRAINING_SIZES = ("batch_size", "precision", "gradient_clip")  # settings of the training that change the time of a step
 MIN_STEPS, MAX_STEPS, SECONDS = 3, 50, 0.3  # how long steps are timed
 NUM_INSTANCES = (32, 128)  # of the two short evaluations
-INTERIM_INSTANCES = 1_000  # per split, in evaluations during training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +45,8 @@ class Cost:
     def total(self, config: RunConfig) -> float:
         """Seconds of a whole run."""
         steps = config.training.steps
-        num_interim = max(1, steps // intervals(steps)["evaluate_every"])
-        interim = self.interim[0] + self.interim[1] * INTERIM_INSTANCES
+        num_interim = max(1, steps // intervals(steps, config.task.training_evaluations)["evaluate_every"])
+        interim = self.interim[0] + self.interim[1] * config.task.training_evaluation_instances
         return (
             steps * self.step + num_interim * interim + self.final[0] + self.final[1] * config.task.evaluation_instances
         )

@@ -79,6 +79,7 @@ class Task(Sampler):
     }
     evaluation_instances: ClassVar[int] = 16_000  # a split, in a final evaluation
     training_evaluation_instances: ClassVar[int] = 1_000  # a split, in evaluations during training
+    training_evaluations: ClassVar[int] = 8  # during a training of up to 20,000 steps; longer ones have up to 20
     # whether the tokens that are read see the rest and themselves, not one another
     isolated_queries: ClassVar[bool] = False
     # whether later tokens reveal the answers to earlier ones, so that models must be causal

@@ -158,11 +158,14 @@ def _metrics_row(step: int, loss: float, rate: float, clock: Clock, scores: Scor
     return row
 
 
-def intervals(steps: int) -> Intervals:
-    """How often to log, checkpoint and evaluate: about 200, 50 and 20 times in a long run, fewer in a short one."""
+def intervals(steps: int, evaluations: int = 8) -> Intervals:
+    """How often to log, checkpoint and evaluate: about 200, 50 and 20 times in a long run, fewer in a short one.
+
+    A run of up to 20,000 steps is evaluated at most `evaluations` times.
+    """
     log_every = min(100, max(10, steps // 200))
     return {
         "log_every": log_every,
         "checkpoint_every": log_every * max(5, min(steps // 50, 1_000) // log_every),
-        "evaluate_every": log_every * max(25, steps // 20 // log_every),
+        "evaluate_every": log_every * max(200 // evaluations, steps // 20 // log_every),
     }

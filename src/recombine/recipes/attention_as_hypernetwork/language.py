@@ -1,9 +1,12 @@
 """Language modelling: softmax, linear and hypernetwork attention on text (Attention as a Hypernetwork, section 5, figure 6).
 
 The paper trains 50M parameters on 130 billion tokens of C4 and finds that HYLA is better than linear attention and close to
-softmax attention. At `small`, 2.2 million parameters learn from the standard library of Python in minutes on a CPU: enough to
-compare the kinds of attention, not to repeat the paper's numbers. `paper` has the paper's sizes; give it the paper's text
-with a configuration of your own (`--dataset allenai/c4:en` of `recombine train`).
+softmax attention. At `small`, 2.2 million parameters learn from the standard library of Python in about 25 minutes on one
+thread: enough to compare the kinds of attention, not to repeat the paper's numbers. `paper` has the paper's sizes; give it
+the paper's text with a configuration of your own (`--dataset allenai/c4:en` of `recombine train`).
+
+The figure has no numbers to compare with, so the bounds are ours: 0.02 bits per byte, about 4 % of perplexity per token, is a
+lead, and 0.05 is close.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from typing import Any
 from recombine.drawing.canvas import canvas
 from recombine.drawing.palette import ATTENTION_COLOURS
 from recombine.recipes.attention_as_hypernetwork.runs import ATTENTIONS, change_model
+from recombine.recipes.claims import Close, Lead
 from recombine.recipes.comparison import cell, difference_to_baseline, score_group, spread
 from recombine.recipes.experiment import Experiment, Finished, Group, Record, over_seeds
 from recombine.run import RunConfig, default_run
@@ -24,7 +28,13 @@ from recombine.seeds import score_seeds
 from recombine.tables import Cell, Table, Value
 from recombine.tasks.base import Scale
 
-SMALL_TASK: dict[str, Any] = {"tokenizer": "sentencepiece", "vocabulary": 2048, "context_length": 256}
+SMALL_TASK: dict[str, Any] = {
+    "tokenizer": "sentencepiece",
+    "vocabulary": 2048,
+    "context_length": 256,
+    "recall_fraction": 0.2,  # recall is learned late: with 16 pairs and a tenth of the rows, not in a thousand steps
+    "num_pairs": 8,
+}
 SMALL_MODEL: dict[str, Any] = {
     "num_layers": 4,
     "embedding_dim": 192,
@@ -35,14 +45,47 @@ SMALL_MODEL: dict[str, Any] = {
     "position": "rotary",
 }
 SMALL_TRAINING: dict[str, Any] = {
-    "steps": 2_000,
-    "batch_size": 16,
+    "steps": 4_400,
+    "batch_size": 8,
     "learning_rate": 3e-3,
     "warmup_steps": 100,
     "gradient_clip": 1.0,
     "precision": "bf16",
 }
-CLAIM = "paper, figure 6: linear attention is worst; HYLA is close to softmax"
+LEAD, CLOSE = 0.02, 0.05  # bits per byte
+RECALL_LEAD, GRAMMAR_CLOSE = 0.1, 0.1  # fraction of right answers
+FIGURE = "figure 6"
+SOFTMAX, LINEAR, HYLA = ({"attention": attention} for attention in ("softmax", "linear", "hyla"))
+CLAIMS = (
+    Lead(
+        text="softmax attention is better than linear attention", source=FIGURE, better=SOFTMAX, worse=LINEAR, by=LEAD
+    ),
+    Lead(text="HYLA is better than linear attention", source=FIGURE, better=HYLA, worse=LINEAR, by=LEAD),
+    Close(text="HYLA is close to softmax attention", source=FIGURE, first=HYLA, second=SOFTMAX, within=CLOSE),
+    *(
+        Lead(
+            text=f"{name} recalls better in context than linear attention",
+            source="our question",
+            better=better,
+            worse=LINEAR,
+            by=RECALL_LEAD,
+            split="recall",
+            metric="accuracy",
+            ours=True,
+        )
+        for name, better in (("softmax attention", SOFTMAX), ("HYLA", HYLA))
+    ),
+    Close(
+        text="HYLA and softmax attention recombine the grammar equally well",
+        source="our question",
+        first=HYLA,
+        second=SOFTMAX,
+        within=GRAMMAR_CLOSE,
+        split="ood",
+        metric="accuracy",
+        ours=True,
+    ),
+)
 
 
 def base_run(scale: Scale) -> RunConfig:
@@ -65,6 +108,11 @@ class LanguageModelling(Experiment):
     metric = "bits_per_byte"
     split = "text"
     compared = "attention"
+    claims = CLAIMS
+    differs = (
+        "2.2 million parameters instead of 50, 9 million tokens of Python's standard library instead of 130 billion of C4; "
+        "rate 3e-3 instead of the best of a grid."
+    )
 
     def records(self, scale: Scale) -> Iterator[Record]:
         base = base_run(scale)
@@ -75,7 +123,7 @@ class LanguageModelling(Experiment):
         return over_seeds(records, (0, 1) if scale == "small" else (0,))
 
     def tables(self, finished: Finished, device: str) -> list[Table]:
-        return [tabulate_text(self, finished), tabulate_probes(finished)]
+        return [*self.claim_tables(finished, device), tabulate_text(self, finished), tabulate_probes(finished)]
 
     def figures(self, finished: Finished, folder: Path) -> list[Path]:
         return [draw_curves(finished, folder / "language.png")]
@@ -108,7 +156,7 @@ def tabulate_text(experiment: Experiment, finished: Finished) -> Table:
         title="Held-out documents",
         columns=(*finished.setting_columns, *names),
         rows=tuple(rows),
-        note=f"in brackets: 95 % intervals over seeds and documents; accuracy: lowest and highest seed\n{CLAIM}",
+        note="in brackets: 95 % intervals over seeds and documents; accuracy: lowest and highest seed",
     )
 
 

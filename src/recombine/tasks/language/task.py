@@ -75,6 +75,7 @@ class Language(Task):
     requires_causal_model: ClassVar[bool] = True
     evaluation_instances: ClassVar[int] = 1_000
     training_evaluation_instances: ClassVar[int] = 100
+    training_evaluations: ClassVar[int] = 20
 
     text: tuple[str, ...] = ()
     """Files or folders of text: plain, JSON lines or Parquet, also .gz and .zst (default: the standard library of Python)."""
