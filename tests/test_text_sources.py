@@ -9,12 +9,13 @@ import pyarrow.parquet
 import pytest
 
 from recombine.errors import InputError
-from recombine.tasks.language import prepare, sources
+from recombine.tasks.language import hub, prepare, sources
 from recombine.tasks.language.corpus import load_corpus
 from recombine.tasks.language.hub import download_dataset
 from recombine.tasks.language.prepare import Request
 from recombine.tasks.language.sources import Problems, find_sources, read_documents
 
+ZIPPED = gzip.compress(b"text " * 999 + bytes(range(256)), mtime=0)
 SENTENCE = "The {} document says that it is the {} document, and no other one says so.\n"
 
 
@@ -77,6 +78,8 @@ def test_without_files_the_text_is_the_standard_library():
             "has a line of 1,048,577 characters; it is cut after every 65,536",
         ),
         ("cut.txt.gz", gzip.compress(b"text" * 999, mtime=0)[:30], "cannot be read"),
+        ("damaged.txt.gz", ZIPPED[:10] + b"\xff" * 20, "cannot be read"),
+        ("damaged.txt.zst", b"\x28\xb5\x2f\xfd" + b"\xff" * 30, "cannot be read"),
         ("bad.jsonl", b'{"text": "fine"}\nnot json\n{"title": "no text"}\n', "2 lines are not JSON objects"),
         ("bad.parquet", b"not parquet", "cannot be read"),
     ],
@@ -88,6 +91,22 @@ def test_a_bad_file_is_named_and_the_rest_is_read(folder, name, content, message
     assert len(problems) == 1
     assert problems[0].startswith(f"{folder / name}: ")
     assert message in problems[0]
+
+
+def test_a_compressed_file_of_several_parts_is_read_to_its_end(tmp_path):
+    zstandard = pytest.importorskip("zstandard")
+    for name, compress in (("a.txt.gz", gzip.compress), ("b.txt.zst", zstandard.ZstdCompressor().compress)):
+        (tmp_path / name).write_bytes(compress(b"first, ") + compress(b"second"))
+    assert read_all(tmp_path) == (["first, second"] * 2, [])
+
+
+def test_a_pipe_is_named_and_not_waited_for(folder):
+    os.mkfifo(folder / "pipe.txt")
+    texts, problems = read_all(folder)
+    assert len(texts) == 20
+    assert problems == [f"{folder / 'pipe.txt'}: is not a regular file; left out"]
+    with pytest.raises(InputError, match=r"there is no text in .*pipe.txt: is not a regular file; left out\)"):
+        find_sources((str(folder / "pipe.txt"),), Problems())
 
 
 def test_a_parquet_file_without_text_is_named(folder):
@@ -201,5 +220,39 @@ def test_a_dataset_is_read_in_streaming_mode(tmp_path, monkeypatch):
     texts, problems = read_all(download_dataset(str(data), 5))
     assert texts == [SENTENCE.format(n, n) for n in range(5)]
     assert problems == []
+    (data / "train.jsonl").write_text(rows + rows.replace("document", "text"))  # another version of it is read again
+    assert len(read_all(download_dataset(str(data), None))[0]) == 14
     with pytest.raises(InputError, match=r"cannot be loaded .*: expected the name of a data set with a split 'train'"):
         download_dataset(str(tmp_path / "none"), 5)
+
+
+def test_a_data_set_in_parquet_files(tmp_path):
+    pytest.importorskip("datasets")
+    (tmp_path / "data").mkdir()
+    for part in range(2):
+        texts = [SENTENCE.format(part, n) for n in range(3)]
+        pyarrow.parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "data" / f"train-{part}.parquet")
+    texts, problems = read_all(download_dataset(str(tmp_path / "data"), None))
+    assert texts == [SENTENCE.format(part, n) for part in range(2) for n in range(3)]
+    assert problems == []
+
+
+def test_a_data_set_whose_connection_breaks_is_continued(tmp_path, monkeypatch):
+    class Stream:
+        broken = True
+
+        def skip(self, number):
+            return (row for row in self.rows() if row["number"] >= number)
+
+        def rows(self):
+            for number in range(5):
+                if number == 3 and self.broken:
+                    raise ConnectionError("the other side has gone")
+                yield {"text": SENTENCE.format(number, number), "number": number}
+
+    monkeypatch.setattr(hub, "DOCUMENTS_PER_FILE", 2)
+    monkeypatch.setattr(hub, "_open", lambda name: Stream())
+    with pytest.raises(InputError, match=r"'far/away' cannot be read after 2 documents \(the other side has gone\)"):
+        download_dataset("far/away", None)
+    Stream.broken = False
+    assert read_all(download_dataset("far/away", None))[0] == [SENTENCE.format(n, n) for n in range(5)]

@@ -80,3 +80,24 @@ def test_what_is_no_tokenizer_is_an_error():
         load_tokenizer(b"nothing")
     with pytest.raises(InputError, match="vocabulary is 100: expected at least 512"):
         train_sentencepiece(iter(["text"]), 100)
+
+
+def test_bytes_of_characters_without_a_piece_are_counted():
+    tokenizers = pytest.importorskip("tokenizers")
+    pieces = ["<s>", "</s>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", "a", "\u2581a"]
+    vocabulary = {piece: number for number, piece in enumerate(pieces)}
+    model = tokenizers.models.BPE(vocabulary, [("\u2581", "a")], unk_token="<unk>", byte_fallback=True)
+    whole = tokenizers.Tokenizer(model)
+    whole.add_special_tokens(["<s>", "</s>", "<unk>"])
+    whole.normalizer = tokenizers.normalizers.Replace(" ", "\u2581")
+    tokenizer = load_tokenizer(whole.to_str().encode())
+    text = " aa é\n"
+    tokens = tokenizer.encode(text)
+    assert tokenizer.num_bytes[tokens].sum() == len(text.encode())
+
+
+def test_continuing_pieces_of_words_have_no_prefix_in_the_text():
+    tokenizers = pytest.importorskip("tokenizers")
+    model = tokenizers.models.WordPiece({"[UNK]": 0, "[SEP]": 1, "play": 2, "##ing": 3}, unk_token="[UNK]")
+    tokenizer = load_tokenizer(tokenizers.Tokenizer(model).to_str().encode())
+    assert tokenizer.num_bytes[tokenizer.encode("playing")].tolist() == [4, 3]

@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from recombine.models import MLPConfig, TransformerConfig
+from recombine.models import LanguageModelConfig, MLPConfig, TransformerConfig
 from recombine.run import RunConfig, execute, train_run
 from recombine.store import RunDirectory
-from recombine.tasks import FuzzyLogic, Hyperteacher, SRaven
+from recombine.tasks import FuzzyLogic, Hyperteacher, Language, SRaven
 from recombine.train import TrainingConfig
 
 STEPS = 24
 TRAINING = TrainingConfig(steps=STEPS, batch_size=4, warmup_steps=2)
 TRANSFORMER = TransformerConfig(num_layers=1, embedding_dim=8, kqv_dim=8, mlp_dim=8, num_heads=2, attention="hyla")
 TEACHER = Hyperteacher(num_modules=4, num_active=2, x_dim=3, teacher_dim=4, y_dim=2, num_samples=4)
+TEXT = Language(text=(str(Path(__file__).parents[1] / "text"),), context_length=32, num_pairs=4, held_out_documents=0.3)
+LANGUAGE_MODEL = LanguageModelConfig(num_layers=1, embedding_dim=8, kqv_dim=8, mlp_dim=8, num_heads=2, attention="hyla")
 FAMILIES = {
     "fuzzy_logic": RunConfig(task=FuzzyLogic(num_examples=4), model=TRANSFORMER, training=TRAINING),
     "sraven": RunConfig(task=SRaven(num_features=2, num_values=4), model=TRANSFORMER, training=TRAINING),
     "hyperteacher": RunConfig(task=TEACHER, model=MLPConfig(num_layers=1, hidden_dim=8), training=TRAINING),
+    "language": RunConfig(task=TEXT, model=LANGUAGE_MODEL, training=replace(TRAINING, precision="bf16")),
 }
 INTERVALS = {"log_every": 2, "checkpoint_every": 2, "evaluate_every": 12}
 
 
 def check_often(monkeypatch: Any) -> None:
     """Log and save every two steps."""
-    monkeypatch.setattr(execute, "intervals", lambda steps: INTERVALS)
+    monkeypatch.setattr(execute, "intervals", lambda *_: INTERVALS)
 
 
 def train(config: RunConfig, out: Path) -> RunDirectory:
@@ -53,4 +57,4 @@ def final_state(run: RunDirectory) -> dict[str, Any]:
 def leftovers(run: RunDirectory) -> list[str]:
     """Files that a finished run should not have."""
     known = {"config.json", "split.json", "environment.json", "metrics.jsonl", "checkpoint.safetensors", "lock"}
-    return sorted({path.name for path in run.path.iterdir()} - known - {"checkpoint.json", "result.json"})
+    return sorted({path.name for path in run.path.iterdir()} - known - {"checkpoint.json", "result.json", "tokenizer"})

@@ -48,8 +48,9 @@ def kill_at_random(family: str, tmp_path: Path, num_kills: int) -> None:
     print(f"{family}: {killed} kills in {tries} processes; the last recovery took {time.monotonic() - started:.2f} s")
 
 
-def test_a_few_kills_at_random(tmp_path):
-    kill_at_random("fuzzy_logic", tmp_path, 4)
+@pytest.mark.parametrize("family", ["fuzzy_logic", "language"])
+def test_a_few_kills_at_random(family, tmp_path):
+    kill_at_random(family, tmp_path, 4)
 
 
 @pytest.mark.slow

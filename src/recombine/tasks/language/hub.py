@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 def download_dataset(name: str, num_documents: int | None) -> Path:
     """The folder with the documents of a data set, downloaded where they are missing."""
-    key = hashlib.sha256(f"{name} {num_documents}".encode()).hexdigest()[:16]
+    key = hashlib.sha256(f"{name} {num_documents}{_describe_files(name)}".encode()).hexdigest()[:16]
     folder = data_folder("language", "datasets", key)
     if (folder / "complete").exists():
         return folder
@@ -34,7 +34,14 @@ def download_dataset(name: str, num_documents: int | None) -> Path:
     documents = iter(_open(name).skip(first * DOCUMENTS_PER_FILE))
     for number in itertools.count(first):
         room = DOCUMENTS_PER_FILE if num_documents is None else num_documents - number * DOCUMENTS_PER_FILE
-        texts = [_text_of(row, name) for row in itertools.islice(documents, max(0, min(room, DOCUMENTS_PER_FILE)))]
+        try:
+            rows = list(itertools.islice(documents, max(0, min(room, DOCUMENTS_PER_FILE))))
+        except Exception as error:  # of many kinds, as in `_open`
+            raise InputError(
+                f"dataset {name!r} cannot be read after {number * DOCUMENTS_PER_FILE} documents ({_reason(error)}): "
+                "expected a connection that lasts; the same command goes on from there"
+            ) from None
+        texts = [_text_of(row, name) for row in rows]
         if texts:
             lines = "".join(json.dumps({TEXT_FIELD: text}) + "\n" for text in texts)
             replace_file(folder / f"{number:06d}.jsonl.gz", gzip.compress(lines.encode(), mtime=0))
@@ -52,14 +59,27 @@ def _open(name: str) -> Any:
         raise InputError(
             f"dataset {name!r} needs the package datasets: expected it to be installed (pip install 'recombine[language]')"
         ) from None
-    path, _, config = name.partition(":")
+    path, _, config = (name, "", "") if Path(name).is_dir() else name.partition(":")
     try:
         return datasets.load_dataset(path, config or None, split="train", streaming=True)
     except Exception as error:  # of many kinds: no network, no such data set, no such configuration
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(
-            f"dataset {name!r} cannot be loaded ({reason}): expected the name of a data set with a split 'train'"
+            f"dataset {name!r} cannot be loaded ({_reason(error)}): expected the name of a data set with a split 'train'"
         ) from None
+
+
+def _reason(error: Exception) -> str:
+    """The first line of an error."""
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+def _describe_files(name: str) -> str:
+    """The files of a data set in a local folder with their sizes and times, so that another version of it is read again."""
+    folder = Path(name)
+    if not folder.is_dir():
+        return ""
+    found = sorted(path for path in folder.rglob("*") if path.is_file())
+    return json.dumps([[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in found])
 
 
 def _text_of(row: Any, name: str) -> str:

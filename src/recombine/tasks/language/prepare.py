@@ -169,18 +169,19 @@ class _Preparation:
             self.problems.lines += part.pop("problems")
         digest = _digest([VERSION, self.request.held_out, [shard["documents"] for shard in shards]], content)
         folder = corpus_folder(digest)
-        if (folder / "manifest.json").exists():
-            return digest
         manifest = {
             "corpus": digest,
             "vocabulary": self.request.vocabulary,
             "problems": self.problems.lines,
             "shards": [{name: value for name, value in shard.items() if name != "documents"} for shard in shards],
         }
-        replace_file(self.work / "manifest.json", json.dumps(manifest).encode())
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(self.work, folder, ignore=shutil.ignore_patterns("manifest.json", "*.survey.json"))
-        replace_file(folder / "manifest.json", json.dumps(manifest).encode())  # last: a folder without it is not whole
+        with _only_one(folder.with_suffix(".lock")):  # the same documents may be prepared from two places at once
+            if not (folder / "manifest.json").exists():
+                shutil.rmtree(folder, ignore_errors=True)
+                shutil.copytree(self.work, folder, ignore=shutil.ignore_patterns(".*", "*.survey.json"))
+                replace_file(
+                    folder / "manifest.json", json.dumps(manifest).encode()
+                )  # without it a folder is not whole
         return digest
 
 

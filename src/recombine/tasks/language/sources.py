@@ -12,7 +12,10 @@ import gzip
 import io
 import json
 import os
+import stat
+import sys
 import sysconfig
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,7 +44,10 @@ class Source:
 
     @classmethod
     def of(cls, path: Path, name: str) -> Source:
+        """A file as it is now; an OSError if it is something else, such as a pipe, which might never end."""
         status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(0, "is not a regular file")
         return cls(path, name, status.st_size, status.st_mtime_ns)
 
     def is_unchanged(self) -> bool:
@@ -68,8 +74,12 @@ def find_sources(paths: Sequence[str], problems: Problems) -> list[Source]:
         return _standard_library()
     found: dict[Path, Source] = {}
     for given in map(Path, paths):
-        if not given.exists():
-            raise InputError(f"text {str(given)!r} does not exist: expected a file or a folder")
+        try:
+            given.stat()
+        except OSError as error:
+            missing = isinstance(error, FileNotFoundError)
+            what = "does not exist" if missing else f"cannot be read ({error.strerror})"
+            raise InputError(f"text {str(given)!r} {what}: expected a file or a folder") from None
         for path, name in _walk(given, problems):
             try:
                 found.setdefault(path.resolve(), Source.of(path, name))
@@ -77,13 +87,14 @@ def find_sources(paths: Sequence[str], problems: Problems) -> list[Source]:
                 problems.add(path, f"{error.strerror}; left out")
     sources = sorted(found.values(), key=lambda source: source.name)
     if not sources:
-        raise InputError(f"there is no text in {', '.join(paths)}: expected files that end in {_endings()}")
+        reasons = f" ({'; '.join(problems.lines)})" if problems.lines else ""
+        raise InputError(f"there is no text in {', '.join(paths)}{reasons}: expected files that end in {_endings()}")
     return sources
 
 
 def _walk(given: Path, problems: Problems) -> Iterator[tuple[Path, str]]:
     """The files that a path stands for; a file that is named itself may have any ending and is then plain text."""
-    if given.is_file():
+    if not given.is_dir():
         yield given, given.name
         return
 
@@ -131,8 +142,14 @@ def read_documents(source: Source, problems: Problems) -> Iterator[str]:
                 yield text
     except OSError as error:
         problems.add(source, f"{error.strerror or error}; left out")
-    except (EOFError, ValueError) as error:
+    except _damages() as error:
         problems.add(source, f"cannot be read ({error}); its rest is left out")
+
+
+def _damages() -> tuple[type[Exception], ...]:
+    """What readers raise if a file is damaged; a damaged Parquet file is a ValueError or an OSError."""
+    zstandard: Any = sys.modules.get("zstandard")
+    return (EOFError, ValueError, zlib.error, *([zstandard.ZstdError] if zstandard else []))
 
 
 def _open(source: Source) -> Any:
@@ -143,7 +160,8 @@ def _open(source: Source) -> Any:
             import zstandard
         except ImportError:
             raise InputError(f"{source.path} needs the package zstandard: pip install 'recombine[language]'") from None
-        return zstandard.ZstdDecompressor().stream_reader(open(source.path, "rb"), closefd=True)
+        file = open(source.path, "rb")  # noqa: SIM115
+        return zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True, closefd=True)
     return open(source.path, "rb")
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
@@ -170,13 +171,22 @@ class FileTokenizer(Tokenizer):
 
     @cached_property
     def num_bytes(self) -> np.ndarray:
-        byte_level = "ByteLevel" in json.dumps(json.loads(self._content).get("decoder"))
+        content = json.loads(self._content)
+        byte_level = "ByteLevel" in json.dumps(content.get("decoder"))
+        as_bytes = re.compile("<0x[0-9A-F]{2}>" if content["model"].get("byte_fallback") else "(?!)")
+        prefix = content["model"].get("continuing_subword_prefix") or ""  # WordPiece has one, and drops white space
         special = {token for token, added in self.model.get_added_tokens_decoder().items() if added.special}
         lengths = np.zeros(self.size, dtype=np.int64)
         for token in range(self.size):
             piece = self.model.id_to_token(token)
-            if piece is not None and token not in special:  # in byte-level pieces each character is a byte
-                lengths[token] = len(piece) if byte_level else len(piece.replace("\u2581", " ").encode())
+            if piece is None or token in special:
+                continue
+            if byte_level:  # each character is a byte
+                lengths[token] = len(piece)
+            elif as_bytes.fullmatch(piece):
+                lengths[token] = 1
+            else:
+                lengths[token] = len(piece.removeprefix(prefix).replace("\u2581", " ").encode())
         return lengths
 
     @cached_property

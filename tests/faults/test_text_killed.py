@@ -1,0 +1,125 @@
+"""Preparing text survives SIGKILL at any moment: reading, training of the tokeniser, writing of tokens; and locked files."""
+
+import os
+import random
+import time
+from pathlib import Path
+
+import pytest
+from forked import drop_rights, in_fork
+from test_kills import Countdown
+
+from recombine.tasks.language import prepare
+from recombine.tasks.language.corpus import load_corpus
+from recombine.tasks.language.prepare import Request, corpus_folder
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+WORDS = ["river", "clock", "seed", "lamp", "bridge", "stone", "cloud", "paper", "mill", "road", "sand", "harbour"]
+
+
+@pytest.fixture(autouse=True)
+def _several_groups(monkeypatch):
+    monkeypatch.setattr(prepare, "GROUP_SIZE", 20_000)
+    monkeypatch.setattr(prepare, "PARALLEL_FROM", 10**9)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path, draw = tmp_path / "text", random.Random(0)
+    path.mkdir()
+    for number in range(30):
+        lines = (" ".join(draw.choices(WORDS, k=12)) for _ in range(60))
+        (path / f"{number:02d}.txt").write_text("\n".join(f"{line} {number}" for line in lines))
+    return path
+
+
+def prepare_in(cache: Path, folder: Path) -> str:
+    os.environ["RECOMBINE_CACHE"] = str(cache)
+    pytest.importorskip("sentencepiece")
+    return prepare.prepare(Request(paths=(str(folder),), tokenizer="sentencepiece", vocabulary=512, held_out=0.2))
+
+
+def content(cache: Path, name: str) -> dict[str, bytes]:
+    """Every file of a corpus."""
+    os.environ["RECOMBINE_CACHE"] = str(cache)
+    return {path.name: path.read_bytes() for path in sorted(corpus_folder(name).iterdir())}
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch):
+    monkeypatch.setenv("RECOMBINE_CACHE", os.environ.get("RECOMBINE_CACHE", ""))  # is set back afterwards
+
+
+def kill_at_operations(tmp_path: Path, folder: Path, numbers) -> int:
+    """How many of the numbers are operations on files of a preparation; it is resumed after each kill."""
+    name = prepare_in(tmp_path / "undisturbed", folder)
+    expected = content(tmp_path / "undisturbed", name)
+    for count, number in enumerate(numbers):
+        cache = tmp_path / f"cache-{number}"
+
+        def work(cache=cache, number=number):
+            Countdown(number).install()
+            prepare_in(cache, folder)
+
+        code = in_fork(work)
+        assert code in (0, -9)
+        if code == 0:
+            return count
+        assert prepare_in(cache, folder) == name, f"after a kill at operation {number}"
+        assert content(cache, name) == expected
+        assert not [*(cache / "language" / "work").glob("*/*")]
+    return len(numbers)
+
+
+def test_kills_at_some_operations_on_files(tmp_path, folder):
+    assert kill_at_operations(tmp_path, folder, (0, 9, 21)) == 3
+
+
+@pytest.mark.slow
+def test_kills_at_every_operation_on_files(tmp_path, folder):
+    assert kill_at_operations(tmp_path, folder, range(10_000)) > 30
+
+
+def test_kills_at_random_also_while_the_tokeniser_is_trained(tmp_path, folder):
+    started = time.monotonic()
+    name = prepare_in(tmp_path / "undisturbed", folder)
+    seconds = time.monotonic() - started
+    draw, killed = random.Random(1), 0
+    for number in range(12):
+        cache = tmp_path / f"cache-{number}"
+        for _ in range(3):
+            killed += (
+                in_fork(lambda cache=cache: prepare_in(cache, folder) and None, kill_after=draw.uniform(0, seconds))
+                == -9
+            )
+        assert prepare_in(cache, folder) == name
+        assert content(cache, name) == content(tmp_path / "undisturbed", name)
+        if killed >= 4:
+            return
+    raise AssertionError(f"only {killed} kills: too fast to be killed")
+
+
+def test_without_permission(tmp_path, folder):
+    """Files and folders that may not be read are named, and the rest is used."""
+    locked, closed = folder / "05.txt", folder / "closed"
+    locked.chmod(0)
+    closed.mkdir(mode=0)
+    said = tmp_path / "said"
+
+    def work() -> int:
+        drop_rights()
+        os.environ["RECOMBINE_CACHE"] = str(tmp_path / "cache")
+        request = Request(paths=(str(folder),), tokenizer="bytes", vocabulary=512, held_out=0.2)
+        corpus = load_corpus(prepare.prepare(request))
+        said.write_text("\n".join(corpus.problems))
+        return 7 if sum(corpus.num_documents.values()) == 29 else 1
+
+    try:
+        assert in_fork(work) == 7
+    finally:
+        locked.chmod(0o600)
+        closed.chmod(0o700)
+    assert sorted(said.read_text().splitlines()) == [
+        f"{locked}: Permission denied; left out",
+        f"{closed}: Permission denied; left out",
+    ]
