@@ -56,7 +56,7 @@ def test_the_records_of_dropout_are_the_runs_that_are_being_trained():
                         base,
                         task=replace(base.task, seed=seed),
                         model=replace(base.model, attention=attention, attention_dropout=rate),
-                        training=replace(base.training, steps=steps),
+                        training=replace(base.training, steps=steps, precision="bf16"),
                     )
                     expected.add(hash_config(config.identity))
     assert {hash_config(record.config.identity) for record in EXPERIMENTS["dropout"].records("paper")} == expected

@@ -37,6 +37,18 @@ class Gap(Claim):
 
 
 @dataclass(frozen=True, kw_only=True)
+class NoGap(Gap):
+    """A network scores on held-out compositions about as on trained ones; `by` is the largest gap that counts as none."""
+
+    def judge(self, number: SeedScore) -> Verdict:
+        return judge_range(number, float("-inf"), self.by)
+
+    @property
+    def bound(self) -> str:
+        return f"trained minus held-out of at most {self.by:g}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Bounded(Claim):
     """The difference between two settings lies between bounds."""
 

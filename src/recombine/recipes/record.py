@@ -76,6 +76,6 @@ def as_records(runs: RunConfig | Record | Iterable[RunConfig | Record]) -> list[
 
 
 def over_seeds(runs: RunConfig | Record | Iterable[RunConfig | Record], seeds: Iterable[int]) -> Iterator[Record]:
-    """Every run with every seed: another split, other data, other initial parameters."""
-    seeds = tuple(seeds)
-    return iter([record.with_seed(seed) for record in as_records(runs) for seed in seeds])
+    """Every run with every seed (another split, other data, other initial parameters); all with the first seed come first."""
+    records = as_records(runs)
+    return iter([record.with_seed(seed) for seed in seeds for record in records])

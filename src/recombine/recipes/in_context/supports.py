@@ -54,11 +54,11 @@ class InContextSupports(Experiment):
         return over_seeds(self.variants(scale), range(NUM_SEEDS[scale]))
 
     def variants(self, scale: Scale) -> Iterator[Record]:
-        for trained in NUM_TRAINED:
-            for model in ("bottleneck", "vanilla"):
-                yield build_record(scale, trained, model, "shared")
-        for model in ("bottleneck", "vanilla"):
-            yield build_record(scale, MOST, model, "own")
+        ends, between = NUM_TRAINED[:2], NUM_TRAINED[2:]
+        for modules, numbers in (("shared", ends), ("own", (MOST,)), ("shared", between)):
+            for trained in numbers:
+                for model in ("bottleneck", "vanilla"):
+                    yield build_record(scale, trained, model, modules)
 
     def measures(self, run: RunDirectory, device: str) -> dict[str, float]:
         return read_latents(run, device)

@@ -29,8 +29,8 @@ from recombine.tasks import SequenceTeacher
 from recombine.tasks.base import Scale
 
 STUDENTS = SequenceTeacher.models
-SUPPORTS = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
-POOLS = (4, 16, 64, 256, 1_024)
+SUPPORTS = (0.05, 0.2, 0.5, 1.0)
+POOLS = (4, 16, 64, 256)
 HIGHER_RATE = 1e-2
 SUPERVISION = {"outputs only": 0.0, "chain of thought": 1.0}
 
@@ -52,6 +52,7 @@ class LengthExperiment(Experiment):
 
     metric = "r2"
     num_seeds: int = 3
+    default_scale = "paper"
     differs = (
         "New sequences at every step instead of 100 epochs; the number of steps and the cosine to 0 are our choice."
     )
@@ -200,6 +201,21 @@ class Diversity(LengthExperiment):
 
     name = "length-diversity"
     question = "How diverse must training sequences be for students to follow their teacher to 100 tokens?"
+    claims = tuple(
+        Higher(
+            text=f"{student.replace('_', ' ')}: {text} (orders of magnitude at 100 tokens)",
+            source="arXiv 2402.04875, assumption of diversity",
+            of={"student": student, name: few},
+            than={"student": student, name: many},
+            quantity="log10_ratio",
+            by=1.0,
+        )
+        for student in ("deep_set", "attention")
+        for name, few, many, text in (
+            ("interval", 0.2, 1.0, "tokens from a fifth of the interval are not diverse enough"),
+            ("sequences", 4, 256, "four distinct sequences are not diverse enough"),
+        )
+    )
 
     def variants(self, scale: Scale) -> Iterator[Record]:
         for student in ("deep_set", "attention"):
@@ -219,6 +235,20 @@ class Realisability(LengthExperiment):
 
     name = "length-realisability"
     question = "What breaks when the teacher is not of the student's class?"
+    claims = tuple(
+        Higher(
+            text=f"{student.replace('_', ' ')}: fails with a {teacher.replace('_', ' ')} as teacher "
+            "(orders of magnitude at 100 tokens)",
+            source="arXiv 2402.04875, assumption of realisability",
+            of={"student": student, "teacher": teacher},
+            than={"student": student, "teacher": student},
+            quantity="log10_ratio",
+            by=1.0,
+        )
+        for student in STUDENTS
+        for teacher in (*STUDENTS, "product")
+        if teacher != student
+    )
 
     def variants(self, scale: Scale) -> Iterator[Record]:
         for student in STUDENTS:

@@ -1,0 +1,92 @@
+"""Width and training compositions together: the main figure of the paper, as a surface.
+
+The paper claims that scale leads to recombination. Width alone, with few training compositions, should not be enough, and
+neither should many compositions without width. Rows and columns of the surface that `scale-width` and `scale-compositions`
+have are the same runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import fmean
+
+from recombine.drawing.canvas import canvas
+from recombine.recipes.claims import Fall, Level
+from recombine.recipes.experiment import Finished, Record
+from recombine.recipes.measured_claims import Gap
+from recombine.recipes.scale.runs import BETTER, HELD_OUT, SOURCE, SUCCESS, ScaleExperiment, change, hyperteacher
+from recombine.recipes.scale.tables import METRIC
+from recombine.tasks.base import Scale
+
+SURFACE_WIDTHS: dict[Scale, tuple[int, ...]] = {
+    "tiny": (16, 256),
+    "small": (16, 64, 128, 512),
+    "paper": (128, 512, 2048),
+}
+LEAST, MOST = {"width": 16, "compositions": 14}, {"width": 512, "compositions": 81}  # the corners at `small`
+
+
+class Surface(ScaleExperiment):
+    """Every width with every number of training compositions."""
+
+    name = "scale-surface"
+    question = "Do width and training compositions together lead to recombination?"
+    claims = (
+        Level(text="with width and data, a network recombines modules", source=SOURCE, of=MOST, low=SUCCESS),
+        Fall(
+            text="data alone is not enough: width 16 against 512, both with 81 compositions",
+            source=SOURCE,
+            higher=MOST,
+            lower={**MOST, "width": LEAST["width"]},
+            by=BETTER,
+        ),
+        Fall(
+            text="width alone is not enough: 14 compositions against 81, both with width 512",
+            source=SOURCE,
+            higher=MOST,
+            lower={**MOST, "compositions": LEAST["compositions"]},
+            by=BETTER,
+        ),
+        Gap(
+            text="a wide network with 14 compositions fits them and fails on others",
+            source=SOURCE,
+            of={**MOST, "compositions": LEAST["compositions"]},
+            by=BETTER,
+        ),
+    )
+
+    def variants(self, scale: Scale) -> Iterator[Record]:
+        for width in SURFACE_WIDTHS[scale]:
+            for held_out in HELD_OUT[scale]:
+                config = change(hyperteacher(scale), {"hidden_dim": width}, held_out=held_out)
+                yield Record(settings={"width": width, "compositions": len(config.task.split.train)}, config=config)
+
+    def figures(self, finished: Finished, folder: Path) -> list[Path]:
+        return draw_surface(finished, folder)
+
+
+def draw_surface(finished: Finished, folder: Path) -> list[Path]:
+    """R² on held-out and on trained compositions, a map each: width to the right, training compositions upwards."""
+    path = folder / "scale_surface.png"
+    axis = {
+        name: sorted({int(group.settings[name]) for group in finished.groups}) for name in ("width", "compositions")
+    }
+    with canvas(path, 8, 3.2) as figure:
+        panels = figure.subplots(1, 2, sharey=True)
+        for axes, (split, title) in zip(
+            panels, {"ood": "held-out compositions", "test": "trained compositions"}.items(), strict=True
+        ):
+            rows = [[float("nan")] * len(axis["width"]) for _ in axis["compositions"]]
+            for group in finished.groups:
+                row = axis["compositions"].index(int(group.settings["compositions"]))
+                column = axis["width"].index(int(group.settings["width"]))
+                rows[row][column] = fmean(group.scores(split, METRIC))
+                axes.text(column, row, f"{rows[row][column]:.2f}", ha="center", va="center", fontsize=8)
+            image = axes.imshow(rows, origin="lower", aspect="auto", cmap="YlGnBu")
+            image.set_clim(0.4, 1.25)  # light enough for the numbers to be read
+            axes.set_xticks(range(len(axis["width"])), map(str, axis["width"]))
+            axes.set_yticks(range(len(axis["compositions"])), map(str, axis["compositions"]))
+            axes.set(xlabel="width", title=f"R² of {title}")
+        panels[0].set_ylabel("training compositions")
+    return [path]
