@@ -141,6 +141,7 @@ def test_a_file_that_is_no_program_is_a_reason(source, set_compiler):
 
 
 def test_no_compiler_and_no_build(source, monkeypatch):
+    monkeypatch.delenv("CC", raising=False)
     monkeypatch.setattr(compiler, "find_compiler", lambda: None)
     with pytest.raises(compiler.CompilerError, match="no C compiler on the PATH"):
         load(source)

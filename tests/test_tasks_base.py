@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from recombine.kernels import draws
 from recombine.tasks import Stream
 from recombine.tasks.stream import mix_on_cpu, mix_on_device
 
@@ -106,7 +107,51 @@ def test_a_chain_draws_what_its_streams_draw():
 
 
 @pytest.mark.parametrize("count", [1, 5, 16_384, 40_000])
-def test_both_ways_to_mix_are_the_same(count):
-    """numpy in blocks on the CPU, torch elsewhere."""
-    offsets, cpu = [0, 1, 2**63 + 5, 2**64 - 1], torch.device("cpu")
-    assert torch.equal(mix_on_cpu(offsets, count, cpu), mix_on_device(offsets, count, cpu))
+def test_all_ways_to_mix_are_the_same(count):
+    """C on the CPU, numpy in blocks without a compiler, torch elsewhere."""
+    keys = [0, 1, 2**63 + 5, 2**64 - 1]
+    expected = mix_on_device(keys, count, torch.device("cpu"))
+    assert torch.equal(mix_on_cpu(keys, count), expected)
+    assert draws.is_available(), draws.open_library()
+    assert torch.equal(draws.draw_bits(keys, count), expected)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 700])
+def test_draws_are_the_same_without_a_compiler(rows, monkeypatch):
+    def draw() -> list[torch.Tensor]:
+        stream = Stream.chain([Stream("c", number, rows=range(3, 3 + rows)) for number in range(2)])
+        numbers = [
+            stream.uniform(9, 5),
+            stream.integers(2**31 - 1, 3),
+            stream.integers(1, 2),
+            *stream.digits([5, 7], 4),
+        ]
+        return [*numbers, *(stream.choices(size, count) for size, count in ((1, 1), (17, 5), (40, 16), (40, 17)))]
+
+    compiled = draw()
+    monkeypatch.setattr(draws, "is_available", lambda: False)
+    for one, other in zip(compiled, draw(), strict=True):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)
+
+
+def test_choices_are_the_beginning_of_a_permutation():
+    orders = Stream("p", rows=range(500)).permutations(30)
+    for count in (1, 4, 16, 30):
+        assert torch.equal(Stream("p", rows=range(500)).choices(30, count), orders[:, :count])
+
+
+def test_a_draw_is_in_memory_where_another_device_is_the_default():
+    with torch.device("meta"):
+        assert Stream("golden", rows=range(1)).bits(3).tolist() == GOLDEN_BITS
+
+
+def test_rows_of_one_key_are_drawn_together():
+    """Where they follow one another, and the parts stay equally long."""
+
+    def count_parts(*starts: int) -> int:
+        return len(Stream.chain([Stream("a", rows=range(start, start + 5)) for start in starts]).parts)
+
+    assert count_parts(0, 5, 10) == 1
+    assert count_parts(0, 5, 20, 25) == 2
+    assert count_parts(0, 5, 20) == 3

@@ -27,6 +27,7 @@ from recombine.errors import check_choice
 from recombine.kernels import chunked, cpu, gelu, linear, norm, onednn, reference, sdpa, triton
 from recombine.kernels.door import check_linear, check_norm, open_door
 from recombine.kernels.dropout import Dropout, DropoutForm, move_to_start
+from recombine.kernels.processor import constant_in_graphs
 from recombine.kernels.reference import CodeMap, Normalisation, ValueNetwork
 
 Kernel = Literal["auto", "reference", "cpu", "triton", "chunked", "linear", "sdpa"]
@@ -157,7 +158,7 @@ def _is_long(q: Tensor, k: Tensor) -> bool:
     return b * h * num_queries * k.shape[1] > 1 << 26
 
 
-@torch.compiler.assume_constant_result
+@constant_in_graphs
 def _cpu_kernel_is_available() -> bool:
     if cpu.is_available():
         _say_once("attention takes the fused CPU kernel", logging.INFO)

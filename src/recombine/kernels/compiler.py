@@ -21,10 +21,12 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+from recombine.errors import InputError
 from recombine.kernels.build_cache import cache_directory, digest, is_writable, load_if_intact
 from recombine.kernels.openmp import find_openmp
 from recombine.kernels.prebuilt import load_prebuilt
@@ -66,6 +68,18 @@ def load_library(source: Path, headers: Sequence[Path] = ()) -> ctypes.CDLL:
     library = load_if_intact(_build(compiler, attempts, source, directory, prefix))
     if library is None:
         raise CompilerError(f"the build of {source.name} in {directory} does not load")
+    return library
+
+
+def open_kernel(name: str, headers: Sequence[str], functions: Mapping[str, Sequence[Any]]) -> ctypes.CDLL | str:
+    """A kernel of this folder, or why there is none, in one line. `functions`: the types of their arguments."""
+    here = Path(__file__).parent
+    try:
+        library = load_library(here / name, headers=[here / header for header in headers])
+    except (CompilerError, InputError, OSError) as error:
+        return str(error)
+    for function, arguments in functions.items():
+        getattr(library, function).argtypes = list(arguments)
     return library
 
 

@@ -20,19 +20,20 @@ from recombine.kernels import cpu_library
 from recombine.kernels.cpu_library import Choices
 from recombine.kernels.door import open_door
 from recombine.kernels.dropout import Dropout
+from recombine.kernels.processor import constant_in_graphs
 
 NORMALISATIONS = ("none", "softmax", "rms_head", "softmax_rms_head")
 VALUE_NETWORKS = ("linear", "nonlinear_value", "hyper_linear", "hyper_relu")
 DTYPES = (torch.float32, torch.bfloat16)
 
 
-@torch.compiler.assume_constant_result
+@constant_in_graphs
 def is_available() -> bool:
     """Whether the kernel is compiled, or can be; the first call compiles it."""
     return not isinstance(cpu_library.open_library(), str)
 
 
-@torch.compiler.assume_constant_result
+@constant_in_graphs
 def why_unavailable() -> str | None:
     """Why `is_available` is False, in one line."""
     library = cpu_library.open_library()

@@ -10,8 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from recombine.errors import InputError
-from recombine.kernels.compiler import CompilerError, load_library
+from recombine.kernels.compiler import open_kernel
 from recombine.kernels.dropout import find_scale, find_threshold
 
 DROPOUT_FORMS = ("", "pairs", "elements")
@@ -57,14 +56,9 @@ class _Problem(ctypes.Structure):
 @cache
 def open_library(source: str = "cpu.c") -> ctypes.CDLL | str:
     """The compiled kernel, or why there is none, in one line."""
-    here = Path(__file__).parent
-    try:
-        library = load_library(here / source, headers=[here / "cpu.c", *sorted(here.glob("cpu_*.h"))])
-    except (CompilerError, InputError, OSError) as error:
-        return str(error)
-    for function in (library.recombine_attend_forward, library.recombine_attend_backward):
-        function.argtypes, function.restype = [ctypes.POINTER(_Problem)], ctypes.c_int
-    return library
+    headers = ["cpu.c", *sorted(path.name for path in Path(__file__).parent.glob("cpu_*.h"))]
+    functions = ("recombine_attend_forward", "recombine_attend_backward")
+    return open_kernel(source, headers, {name: [ctypes.POINTER(_Problem)] for name in functions})
 
 
 def allocate_outputs(q: Tensor, v: Tensor, choices: Choices) -> tuple[Tensor, Tensor]:

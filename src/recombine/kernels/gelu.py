@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
-from pathlib import Path
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from recombine.errors import InputError
-from recombine.kernels.compiler import CompilerError, load_library
+from recombine.kernels.compiler import open_kernel
 
 DTYPES = (torch.float32, torch.bfloat16)
 
@@ -32,14 +30,8 @@ class _Problem(ctypes.Structure):
 @cache
 def open_library() -> ctypes.CDLL | str:
     """The compiled kernel, or why there is none, in one line."""
-    here = Path(__file__).parent
-    try:
-        library = load_library(here / "gelu.c", headers=[here / "rows.h", here / "cpu_vector.h"])
-    except (CompilerError, InputError, OSError) as error:
-        return str(error)
-    for function in (library.recombine_gelu_forward, library.recombine_gelu_backward):
-        function.argtypes, function.restype = [ctypes.POINTER(_Problem)], ctypes.c_int
-    return library
+    functions = ("recombine_gelu_forward", "recombine_gelu_backward")
+    return open_kernel("gelu.c", ["rows.h", "cpu_vector.h"], {name: [ctypes.POINTER(_Problem)] for name in functions})
 
 
 def supports(x: Tensor, bias: Tensor) -> bool:

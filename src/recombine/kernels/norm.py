@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
-from pathlib import Path
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from recombine.errors import InputError
-from recombine.kernels.compiler import CompilerError, load_library
+from recombine.kernels.compiler import open_kernel
 
 DTYPES = (torch.float32, torch.bfloat16)
 
@@ -35,14 +33,8 @@ class _Problem(ctypes.Structure):
 @cache
 def open_library() -> ctypes.CDLL | str:
     """The compiled kernel, or why there is none, in one line."""
-    here = Path(__file__).parent
-    try:
-        library = load_library(here / "norm.c", headers=[here / "rows.h", here / "cpu_vector.h"])
-    except (CompilerError, InputError, OSError) as error:
-        return str(error)
-    for function in (library.recombine_norm_forward, library.recombine_norm_backward):
-        function.argtypes, function.restype = [ctypes.POINTER(_Problem)], ctypes.c_int
-    return library
+    functions = ("recombine_norm_forward", "recombine_norm_backward")
+    return open_kernel("norm.c", ["rows.h", "cpu_vector.h"], {name: [ctypes.POINTER(_Problem)] for name in functions})
 
 
 def supports(residual: Tensor, update: Tensor | None, gain: Tensor, shift: Tensor) -> bool:

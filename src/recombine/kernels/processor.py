@@ -7,13 +7,23 @@ and on the kind of processor only, never on a timing at run time, so that a resu
 from __future__ import annotations
 
 import platform
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 
+Function = TypeVar("Function", bound=Callable[..., Any])
 
-@torch.compiler.assume_constant_result
+
+def constant_in_graphs(function: Function) -> Function:
+    """What `torch.compiler.assume_constant_result` does, without the import of torch's compiler, which takes a second."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+@constant_in_graphs
 def is_amd_with_avx512() -> bool:
     """AMD's Zen 4 and later: torch's default library of products, MKL, is not at its best there."""
     return look_up()

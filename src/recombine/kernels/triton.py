@@ -19,6 +19,7 @@ from torch import Tensor
 from recombine.errors import InputError
 from recombine.kernels.door import is_key_mask, open_door
 from recombine.kernels.dropout import Dropout
+from recombine.kernels.processor import constant_in_graphs
 
 NORMALISATIONS = ("none", "rms_head")
 VALUE_NETWORKS = ("linear", "nonlinear_value", "hyper_linear", "hyper_relu")
@@ -31,7 +32,7 @@ TILE = 16
 """Queries, and keys, of a tile: the least that Triton multiplies."""
 
 
-@torch.compiler.assume_constant_result
+@constant_in_graphs
 def why_unavailable() -> str | None:
     """Why `is_available` is False, in one line."""
     if importlib.util.find_spec("triton") is None:

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
-from pathlib import Path
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from recombine.errors import InputError
-from recombine.kernels.compiler import CompilerError, load_library
+from recombine.kernels.compiler import open_kernel
 
 
 class _Problem(ctypes.Structure):
@@ -30,14 +28,8 @@ class _Problem(ctypes.Structure):
 @cache
 def open_library() -> ctypes.CDLL | str:
     """The compiled kernel, or why there is none, in one line."""
-    here = Path(__file__).parent
-    try:
-        library = load_library(here / "weight_gradient.c", headers=[here / "cpu_vector.h"])
-    except (CompilerError, InputError, OSError) as error:
-        return str(error)
-    library.recombine_weight_gradient.argtypes = [ctypes.POINTER(_Problem)]
-    library.recombine_weight_gradient.restype = ctypes.c_int
-    return library
+    functions = {"recombine_weight_gradient": [ctypes.POINTER(_Problem)]}
+    return open_kernel("weight_gradient.c", ["cpu_vector.h"], functions)
 
 
 def differentiate(

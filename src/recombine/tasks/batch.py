@@ -46,9 +46,10 @@ class Batch:
 
     def divide(self, num_rows: int) -> list[Batch]:
         """Batches of `num_rows` rows each, in order: the inverse of `join`. They share their memory with this one."""
+        columns = (self.inputs, self.targets, self.latents, *self.info.values())
         return [
-            self._map(lambda column, first=first: column[first : first + num_rows])  # type: ignore[misc]
-            for first in range(0, len(self), num_rows)
+            Batch(inputs, targets, latents, dict(zip(self.info, info, strict=True)))
+            for inputs, targets, latents, *info in zip(*(column.split(num_rows) for column in columns), strict=True)
         ]
 
     def to(self, device: torch.device | str) -> Batch:

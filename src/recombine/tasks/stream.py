@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from recombine.kernels import draws
 from recombine.memory import require_memory
 
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -23,12 +25,14 @@ _BLOCK = 1 << 14
 BYTES_PER_NUMBER = 16  # of a draw: its bits, and the counters they are made from
 _MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
+Part = tuple[tuple[object, ...], range]  # a key, and the rows that are drawn under it
+
 
 class Stream:
     """Random numbers for a range of rows. Each call is one draw with its own key."""
 
     def __init__(self, *key: object, rows: range, device: torch.device | str = "cpu") -> None:
-        self.parts: tuple[tuple[tuple[object, ...], range], ...] = ((key, rows),)
+        self.parts: tuple[Part, ...] = ((key, rows),)
         self.device = torch.device(device)
         self.num_draws = 0
 
@@ -39,7 +43,7 @@ class Stream:
         The streams must have the same number of rows and the same device, and must not have been drawn from.
         """
         chained = cls(rows=range(0), device=streams[0].device)
-        chained.parts = tuple(part for stream in streams for part in stream.parts)
+        chained.parts = _join_rows([part for stream in streams for part in stream.parts])
         assert len({len(rows) for _, rows in chained.parts}) == 1
         assert all((stream.device, stream.num_draws) == (chained.device, 0) for stream in streams)
         return chained
@@ -62,25 +66,38 @@ class Stream:
 
     def bits(self, *shape: int) -> Int[Tensor, "rows ..."]:
         """64 random bits per entry, for every row."""
-        width = math.prod(shape)
-        require_memory(BYTES_PER_NUMBER * len(self) * width, f"a draw of {len(self):,} × {width:,} random numbers")
-        offsets = [(self._hash(key) + rows.start * width * _GOLDEN) % 2**64 for key, rows in self.parts]
-        self.num_draws += 1
-        mix = mix_on_cpu if self.device.type == "cpu" else mix_on_device
-        return mix(offsets, len(self.parts[0][1]) * width, self.device).view(len(self), *shape)
-
-    def _hash(self, key: tuple[object, ...]) -> int:
-        digest = hashlib.sha256(repr((*key, self.num_draws)).encode()).digest()
-        return int.from_bytes(digest[:8], "little")
+        mix = draws.draw_bits if self._draws_in_c() else mix_on_cpu
+        if self.device.type != "cpu":
+            mix = partial(mix_on_device, device=self.device)
+        return self._draw(mix, shape).view(len(self), *shape)
 
     def uniform(self, *shape: int) -> Float[Tensor, "rows ..."]:
         """Uniform in [0, 1), multiples of 2^-24, float32."""
+        if self._draws_in_c():
+            return self._draw(draws.draw_uniform, shape).view(len(self), *shape)
         return _shift_right(self.bits(*shape), 40).to(torch.float32).mul_(2.0**-24)
 
     def integers(self, high: int, *shape: int) -> Int[Tensor, "rows ..."]:
         """Uniform in 0..high-1; the bias of multiply-and-shift is below high / 2^32."""
         assert 0 < high < 2**31
+        if self._draws_in_c():
+            return self._draw(partial(draws.draw_integers, high=high), shape).view(len(self), *shape)
         return (_shift_right(self.bits(*shape), 32) * high) >> 32
+
+    def _draws_in_c(self) -> bool:
+        return self.device.type == "cpu" and draws.is_available()
+
+    def _draw(self, draw: Callable[[Sequence[int], int], Tensor], shape: tuple[int, ...]) -> Tensor:
+        """One draw: `draw` takes the keys, moved to their first row, and how many numbers each of them gives."""
+        width = math.prod(shape)
+        require_memory(BYTES_PER_NUMBER * len(self) * width, f"a draw of {len(self):,} × {width:,} random numbers")
+        keys = [(self._hash(key) + rows.start * width * _GOLDEN) % 2**64 for key, rows in self.parts]
+        self.num_draws += 1
+        return draw(keys, len(self.parts[0][1]) * width)
+
+    def _hash(self, key: tuple[object, ...]) -> int:
+        digest = hashlib.sha256(repr((*key, self.num_draws)).encode()).digest()
+        return int.from_bytes(digest[:8], "little")
 
     def digits(self, radices: Sequence[int], *shape: int) -> tuple[Int[Tensor, "rows ..."], ...]:
         """For each radix, a tensor of independent uniform numbers below it. One word serves as many as its bits allow.
@@ -106,9 +123,25 @@ class Stream:
         """Uniformly random orders of 0..size-1."""
         return self.bits(*shape, size).argsort(dim=-1)
 
+    def choices(self, size: int, count: int) -> Int[Tensor, "rows count"]:
+        """The first `count` of a random order of 0..size-1: different numbers, the beginning of `permutations(size)`."""
+        if not self._draws_in_c() or count > draws.MOST_KEPT:
+            return self.permutations(size)[:, :count]
+        return self._draw(partial(draws.draw_orders, size=size, kept=count), (size,)).view(len(self), count)
 
-def mix_on_cpu(offsets: Sequence[int], count: int, device: torch.device) -> Int[Tensor, "offsets count"]:
-    """SplitMix64 at counters 0 .. count - 1, under each offset.
+
+def _join_rows(parts: Sequence[Part]) -> tuple[Part, ...]:
+    """The same rows in fewer parts, where rows of one key follow one another; parts stay equally long."""
+    joined: list[Part] = []
+    for key, rows in parts:
+        if joined and joined[-1][0] == key and joined[-1][1].stop == rows.start:
+            rows = range(joined.pop()[1].start, rows.stop)
+        joined.append((key, rows))
+    return tuple(joined) if len({len(rows) for _, rows in joined}) == 1 else tuple(parts)
+
+
+def mix_on_cpu(offsets: Sequence[int], count: int) -> Int[Tensor, "offsets count"]:
+    """SplitMix64 at counters 0 .. count - 1, under each offset, where there is no compiler.
 
     Works in blocks that fit the cache, with unsigned shifts, which torch lacks: twice as fast as `mix_on_device`.
     """

@@ -23,6 +23,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from recombine.kernels import episodes
 from recombine.tasks.grids.imitation import ENDED, Episodes
 
 Expert = Literal["remaining_steps", "published"]
@@ -74,6 +75,13 @@ def demonstrate(
     expert: Expert,
 ) -> Episodes:
     """The expert's episodes from these starts. Among equally good actions it takes the first."""
+    if episodes.is_available(objects.device):
+        remaining = expert == "remaining_steps"
+        return Episodes(
+            *episodes.collect(
+                start, objects, worth, moves, num_steps=horizon, discount=discount, plans_for_remaining=remaining
+            )
+        )
     entering = value_entering(objects, worth, moves, num_steps=horizon, discount=discount)
     device = objects.device
     batch_size, num_objects = objects.shape

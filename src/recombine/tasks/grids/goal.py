@@ -28,6 +28,7 @@ from torch.nn.functional import one_hot
 from recombine.compositions import Composition, CompositionSplit, split_compositions
 from recombine.drawing.palette import ACCENT, PLAIN
 from recombine.errors import InputError, check_choice
+from recombine.kernels import episodes as kernel
 from recombine.tasks.base import Batch, Scale, SplitName
 from recombine.tasks.grids.imitation import ENDED, Episodes, ImitationTask
 from recombine.tasks.grids.map import MOVES, observation_dim, observe
@@ -186,12 +187,14 @@ class GoalGrid(ImitationTask):
         episodes = self._demonstrate(start, objects, maze, interaction)
         inputs = observe(
             episodes,
-            encoding=self.encodings.to(stream.device)[quadrant, interaction, maze, kind],
+            codes=self.encodings.to(stream.device).flatten(0, 3),
+            code=((quadrant * self.num_interactions + interaction) * self.num_mazes + maze) * self.num_objects + kind,
             objects=objects,
             kinds=kinds,
             num_kinds=self.num_objects,
             num_cells=self.grid_size**2,
-            walls=self.mazes.flatten(1).to(stream.device, torch.float32)[maze] if self.show_walls else None,
+            walls=self.mazes.flatten(1).to(stream.device, torch.float32) if self.show_walls else None,
+            map=maze,
             clock=0,
         )
         info = {"composition": composition, "kinds": kinds, "objects": objects}
@@ -219,16 +222,16 @@ class GoalGrid(ImitationTask):
         kinds = torch.cat([kind, kind.expand_as(decoy), something_else.where(barred, anything)], dim=1)
         return start[:, 0], torch.cat([goal, decoy, others], dim=1), kinds
 
-    def _demonstrate(
-        self,
-        start: Int[Tensor, " rows"],
-        objects: Int[Tensor, "rows objects"],
-        maze: Int[Tensor, " rows"],
-        interaction: Int[Tensor, " rows"],
-    ) -> Episodes:
+    def _demonstrate(self, start: Tensor, objects: Tensor, maze: Tensor, interaction: Tensor) -> Episodes:
         """A shortest path to the goal (of several, the one whose moves come first), then the interaction."""
         moves, _, optimal_moves = (table.to(start.device) for table in self.ways)
         goal, cell, ended = objects[:, 0], start, torch.zeros_like(start, dtype=torch.bool)
+        present = torch.ones(len(start), self.horizon, objects.shape[1], dtype=torch.bool, device=start.device)
+        if kernel.is_available(start.device):
+            where, *chosen = kernel.pursue(
+                start, goal, maze, interaction, moves, optimal_moves, self.horizon, self.num_interactions
+            )
+            return Episodes(where, present, *chosen)
         last = one_hot(interaction, self.num_interactions).bool()
         cells, actions, optimal = [], [], []
         for _ in range(self.horizon):
@@ -240,7 +243,6 @@ class GoalGrid(ImitationTask):
             optimal.append(best)
             ended = arrived[:, 0]
             cell = torch.where(ended, cell, moves[maze, cell, action.clamp_max(len(MOVES) - 1)])
-        present = torch.ones(len(start), self.horizon, objects.shape[1], dtype=torch.bool, device=start.device)
         return Episodes(torch.stack(cells, 1), present, torch.stack(actions, 1), torch.stack(optimal, 1))
 
     def text_form(self) -> TextForm:

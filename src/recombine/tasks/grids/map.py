@@ -8,10 +8,13 @@ root of its mean square (Scale leads to compositional generalization, arXiv 2507
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from recombine.kernels import episodes as kernel
 from recombine.tasks.grids.imitation import Episodes
 
 MOVES = {"up": (-1, 0), "right": (0, 1), "down": (1, 0), "left": (0, -1)}
@@ -39,25 +42,40 @@ def observation_dim(*, num_kinds: int, num_cells: int, walls: bool, clock: int) 
 def observe(
     episodes: Episodes,
     *,
-    encoding: Float[Tensor, "batch code"],
+    codes: Float[Tensor, "codes code"],
+    code: Int[Tensor, " batch"] | None = None,
     objects: Int[Tensor, "batch object"],
     kinds: Int[Tensor, "batch object"],
     num_kinds: int,
     num_cells: int,
-    walls: Float[Tensor, "#batch cells"] | None,
+    walls: Float[Tensor, "maps cells"] | None,
+    map: Int[Tensor, " batch"] | None = None,
     clock: int,
 ) -> Float[Tensor, "batch step feature"]:
     """The encoding of the task and the observation at each step; empty after the end.
 
+    `code` and `map` say which of `codes` and `walls` an episode has; without them, a code per episode, and one map.
     `objects` are the cells of the objects; `clock` is the length of the one-hot of the remaining steps, or 0.
     """
+    size = observation_dim(num_kinds=num_kinds, num_cells=num_cells, walls=walls is not None, clock=clock)
+    if kernel.is_available(codes.device):
+        return kernel.observe(
+            *(episodes.actions, episodes.cells, episodes.present, objects, kinds, codes, walls),
+            code=code,
+            map=map,
+            scales=tabulate_scales(objects.shape[1] + num_cells + 3, size),
+            num_kinds=num_kinds,
+            num_cells=num_cells,
+            clock=clock,
+        )
+    encoding = codes if code is None else codes[code]
+    walls = walls if walls is None or map is None else walls[map]
     batch_size, num_steps = episodes.actions.shape
     first = encoding.shape[1]  # planes begin here: kinds, agent, walls; then the clock
-    size = observation_dim(num_kinds=num_kinds, num_cells=num_cells, walls=walls is not None, clock=clock)
     count = episodes.present.sum(dim=2) + (1 + bool(clock))
     if walls is not None:
         count = count + walls.sum(dim=1, keepdim=True)
-    scale = episodes.active / (count / size + EPSILON).sqrt()
+    scale = normalise(episodes.active, count, size)
 
     inputs = torch.empty(batch_size, num_steps, first + size, device=encoding.device)
     torch.mul(encoding[:, None], episodes.active[..., None], out=inputs[..., :first])
@@ -72,3 +90,16 @@ def observe(
         step = torch.arange(num_steps, device=encoding.device)
         inputs[:, step, first + size - 1 - step] = scale
     return inputs
+
+
+def normalise(
+    active: Bool[Tensor, "*shape"], count: Int[Tensor, "*shape"] | Float[Tensor, "*shape"], size: int
+) -> Float[Tensor, "*shape"]:
+    """What the ones of an observation become, if so many of its `size` features are ones; 0 after the end."""
+    return active / (count / size + EPSILON).sqrt()
+
+
+@cache
+def tabulate_scales(num_counts: int, size: int) -> Float[Tensor, " count"]:
+    """`normalise` of each number of ones."""
+    return normalise(torch.ones(num_counts, dtype=torch.bool), torch.arange(num_counts), size)

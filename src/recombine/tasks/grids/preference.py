@@ -166,7 +166,7 @@ class PreferenceGrid(ImitationTask):
         composition, modules = self.draw_compositions(split, stream)
         strengths = draw_strengths(modules, stream, num_modules=self.num_modules, latents=self.latents)
         kinds = stream.integers(self.num_features, self.num_objects)
-        places = stream.permutations(len(self.free))[:, : self.num_objects + 1]
+        places = stream.choices(len(self.free), self.num_objects + 1)
         start, objects = places[:, -1], places[:, :-1]
         worth = self.value(strengths, modules, kinds)
         episodes = demonstrate(
@@ -185,7 +185,7 @@ class PreferenceGrid(ImitationTask):
         )
         inputs = observe(
             episodes,
-            encoding=code,
+            codes=code,
             objects=objects,
             kinds=kinds,
             num_kinds=self.num_features,

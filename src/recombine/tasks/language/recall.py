@@ -34,7 +34,7 @@ def draw_recall(
     """
     rare = torch.tensor(tokenizer.rare)
     num_queries = -(-(length - 2 * num_pairs) // 2)
-    keys = stream.permutations(NUM_KEYS)[:, :num_pairs]
+    keys = stream.choices(NUM_KEYS, num_pairs)
     values = stream.integers(NUM_VALUES, num_pairs)
     order = stream.permutations(num_pairs, -(-num_queries // num_pairs)).flatten(1)[:, :num_queries]
     shown_keys = torch.cat([keys, keys.gather(1, order)], dim=1)

@@ -1,0 +1,81 @@
+"""Random numbers of a stream in C (`draws.c`), the same integers as those of `recombine.splitmix`.
+
+One pass instead of one per operation. The functions need a compiled library (`is_available`); without one, the caller
+computes the same numbers itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from recombine.kernels.compiler import open_kernel
+
+MOST_KEPT = 16
+"""Of the smallest numbers of a row; `draws.c` has room for so many."""
+ENOUGH = 1 << 15
+"""Numbers from which a second thread pays."""
+
+
+class _Problem(ctypes.Structure):
+    """`problem` of draws.c."""
+
+    _fields_ = (
+        ("keys", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("num_keys", "count", "threads")),
+    )
+
+
+@cache
+def open_library() -> ctypes.CDLL | str:
+    """The compiled kernel, or why there is none, in one line."""
+    numbers = {"bits": 0, "uniform": 0, "integers": 1, "orders": 2}
+    problem, number = ctypes.POINTER(_Problem), ctypes.c_int64
+    return open_kernel(
+        "draws.c", [], {f"recombine_draw_{name}": [problem, *[number] * count] for name, count in numbers.items()}
+    )
+
+
+def is_available() -> bool:
+    """Whether the kernel is compiled, or can be; the first call compiles it."""
+    return not isinstance(open_library(), str)
+
+
+def draw_bits(keys: Sequence[int], count: int) -> Int[Tensor, "keys count"]:
+    """The bits at counters 0 .. count - 1 under each key."""
+    return _draw("bits", keys, count, _allocate(len(keys), count, dtype=torch.int64))
+
+
+def draw_uniform(keys: Sequence[int], count: int) -> Float[Tensor, "keys count"]:
+    """The first 24 of these bits, as a fraction."""
+    return _draw("uniform", keys, count, _allocate(len(keys), count))
+
+
+def draw_integers(keys: Sequence[int], count: int, high: int) -> Int[Tensor, "keys count"]:
+    """The first 32 of these bits times `high`, divided by 2^32."""
+    return _draw("integers", keys, count, _allocate(len(keys), count, dtype=torch.int64), high)
+
+
+def draw_orders(keys: Sequence[int], count: int, size: int, kept: int) -> Int[Tensor, "keys places"]:
+    """Of each `size` consecutive numbers, the places of the `kept` smallest, in order; at most MOST_KEPT of them."""
+    assert 0 < kept <= min(size, MOST_KEPT)
+    out = _allocate(len(keys), count // size * kept, dtype=torch.int64)
+    return _draw("orders", keys, count, out, size, kept)
+
+
+def _allocate(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="cpu")  # even where another device is the default
+
+
+def _draw(name: str, keys: Sequence[int], count: int, out: Tensor, *numbers: int) -> Tensor:
+    words = (ctypes.c_uint64 * len(keys))(*keys)
+    threads = torch.get_num_threads() if len(keys) * count >= ENOUGH else 1
+    problem = _Problem(ctypes.addressof(words), out.data_ptr(), len(keys), count, threads)
+    getattr(open_library(), f"recombine_draw_{name}")(ctypes.byref(problem), *numbers)
+    return out

@@ -1,0 +1,49 @@
+"""Episodes in C have the same bits as those of the definition, for every setting of the grid worlds."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from recombine.kernels import episodes
+from recombine.tasks.grids.goal import GoalGrid
+from recombine.tasks.grids.preference import PreferenceGrid
+
+SMALL_GOALS = GoalGrid.at_scale("tiny")
+TASKS = {
+    "goal": SMALL_GOALS,
+    "goal without decoy": replace(SMALL_GOALS, decoy=False, num_distractors=3),
+    "goal alone": replace(SMALL_GOALS, decoy=False, num_distractors=0, horizon=2),
+    "hidden walls": replace(SMALL_GOALS, show_walls=False, encoding="parts"),
+    "large maze": GoalGrid(grid_size=9, encoding="arbitrary"),
+    "preferences": PreferenceGrid.at_scale("tiny"),
+    "preferences, published": replace(PreferenceGrid.at_scale("tiny"), expert="published"),
+    "one object": PreferenceGrid(num_modules=4, num_active=2, num_features=3, num_objects=1, horizon=1),
+    "many objects": PreferenceGrid(num_modules=4, num_active=2, num_features=2, num_objects=7, encoding="orthogonal"),
+    "long": PreferenceGrid(num_modules=4, num_active=2, horizon=20, discount=0.5, latents="continuous"),
+}
+
+
+@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_same_bits_as_the_definition(name, threads, monkeypatch):
+    task, before = TASKS[name], torch.get_num_threads()
+    assert episodes.is_available(torch.device("cpu")), episodes.open_library()
+    try:
+        torch.set_num_threads(threads)
+        fast = [task.sample(split, 3, batch_size=97) for split in ("train", "ood")]
+    finally:
+        torch.set_num_threads(before)
+    monkeypatch.setattr(episodes, "is_available", lambda device: False)
+    for batch, split in zip(fast, ("train", "ood"), strict=True):
+        plain = task.sample(split, 3, batch_size=97)
+        columns = {"inputs": batch.inputs, "targets": batch.targets, **batch.info}
+        expected = {"inputs": plain.inputs, "targets": plain.targets, **plain.info}
+        assert columns.keys() == expected.keys()
+        for column, value in columns.items():
+            assert value.dtype == expected[column].dtype, column
+            assert value.numpy().tobytes() == expected[column].contiguous().numpy().tobytes(), column
+
+
+def test_only_tensors_in_memory_are_taken():
+    assert not episodes.is_available(torch.device("meta"))
