@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow soak coverage lint format bench docs cards notebooks licences wheel wheel-native dist clean
+.PHONY: demo test test-slow soak coverage lowest lint format bench docs cards notebooks licences wheel wheel-native dist clean
 
 # the demo needs the package alone; everything else also the tools of development
 INSTALL := $(BIN)/python -m pip install -qq --constraint constraints.txt --editable
@@ -62,6 +62,10 @@ notebooks: $(VENV)/dev
 
 coverage: $(VENV)/dev
 	$(PYTEST) --cov=recombine --cov-report=term
+
+# the tests with the lowest version of every dependency that pyproject.toml allows
+lowest: $(VENV)/ready
+	$(BIN)/python packaging/lowest_versions.py
 
 # the licences of everything in the environment
 licences: $(VENV)/ready

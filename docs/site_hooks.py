@@ -1,4 +1,5 @@
-"""Hooks of the documentation site: pages from tutorial scripts, and a navigation that no page can be missing from.
+"""Hooks of the documentation site: pages from tutorial scripts, blocks without the marks that the tests read, and a
+navigation that no page can be missing from.
 
 A tutorial is a script in the percent format of jupytext (`# %% [markdown]` and `# %%` cells). The tests run it. It becomes a
 page here, and a notebook with `make notebooks`.
@@ -21,7 +22,7 @@ def convert(script: str) -> str:
     for cell in re.split(r"^# %%", script, flags=re.MULTILINE)[1:]:
         head, _, body = cell.partition("\n")
         if "[markdown]" in head:
-            parts.append("\n".join(line.removeprefix("# ").removeprefix("#") for line in body.strip().splitlines()))
+            parts.append(re.sub(r"^# ?", "", body.strip(), flags=re.MULTILINE))
         elif body.strip():
             parts.append(f"```python\n{body.strip()}\n```")
     return "\n\n".join(parts) + "\n"
@@ -51,6 +52,16 @@ def list_named(nav: list[Any]) -> set[str]:
         for value in [entry] if isinstance(entry, str) else entry.values():
             named |= list_named(value) if isinstance(value, list) else {value}
     return named
+
+
+def on_page_markdown(markdown: str, **context: Any) -> str:
+    """A page whose fenced blocks name their language alone; what follows it is for tests/documented.py."""
+    return re.sub(r"^(```\w+) [^\n`]+$", r"\1", markdown, flags=re.MULTILINE)
+
+
+def on_page_content(html: str, **context: Any) -> str:
+    """A page whose columns of sentences are wide enough to read next to columns of numbers."""
+    return re.sub(r"<th([^>]*)>(claim|fault)</th>", r'<th\1 class="sentence">\2</th>', html)
 
 
 def on_files(files: Files, config: Any) -> Files:

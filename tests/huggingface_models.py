@@ -1,6 +1,7 @@
 """Tiny models of `transformers`, built from configurations."""
 
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
     GemmaConfig,
@@ -8,6 +9,7 @@ from transformers import (
     GPTNeoXConfig,
     LlamaConfig,
     MistralConfig,
+    PreTrainedTokenizerFast,
     Qwen3Config,
 )
 
@@ -25,6 +27,7 @@ SIZES = {
 }
 GROUPED = {**SIZES, "num_key_value_heads": 2, "head_dim": 4}
 WINDOW = 4
+WORDS = ["<pad>", "?", "a", "b", "c", "x", "y", "z", "the", "and", "of", "so", "yes", "no", "yet", "not"]
 
 CONFIGS = {
     "llama": lambda **more: LlamaConfig(**{**GROUPED, **more}),
@@ -49,6 +52,13 @@ CONFIGS = {
         }
     ),
 }
+
+
+def make_tokenizer():
+    """A tokenizer of single words."""
+    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", unk_token="?")
 
 
 def build_model(kind, attention="hyla", seed=0, **more):

@@ -7,10 +7,9 @@ import torch
 
 pytest.importorskip("transformers")
 
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoModel, PreTrainedTokenizerFast
+from transformers import AutoModel
 
-from huggingface_models import build_model
+from huggingface_models import WORDS, build_model, make_tokenizer
 from recombine import cli
 from recombine.errors import InputError
 from recombine.integrations.huggingface_model import PretrainedModel
@@ -18,14 +17,7 @@ from recombine.integrations.huggingface_probe import probe_model
 from recombine.integrations.huggingface_prompts import read_prompts
 from recombine.integrations.huggingface_task import Prompts
 
-WORDS = ["<pad>", "?", "a", "b", "c", "x", "y", "z", "the", "and", "of", "so", "yes", "no", "yet", "not"]
 LETTERS, ENDS = ("a", "b", "c"), ("x", "y", "z")
-
-
-def make_tokenizer():
-    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="?"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", unk_token="?")
 
 
 def make_rows(**more):

@@ -5,8 +5,8 @@
 # scored, and what the best possible prediction is. `examples/own_task.py` is a complete one, *Waves*: a function
 # is the sum of two out of eight sine waves. Copy it and change it. On the command line it works with every verb:
 #
-# ```
-# recombine show  examples/own_task.py:Waves
+# ```console test
+# recombine show examples/own_task.py:Waves
 # recombine check examples/own_task.py:Waves
 # recombine train examples/own_task.py:Waves --scale tiny
 # ```

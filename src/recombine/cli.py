@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -45,11 +46,12 @@ RESUMABLE = ("train", "reproduce", "sweep")
 
 USAGE = """usage: recombine VERB ...
 
-Does a network recombine what it learned into combinations it has never seen?
+Does a network recombine what it learned into compositions it has never seen?
 
 {verbs}
 
-recombine VERB --help lists the options of a verb; recombine --version prints the version."""
+recombine VERB --help      examples and flags of a verb
+recombine --version        the version"""
 
 
 class ParsedFlags:
@@ -107,7 +109,7 @@ def run(argv: list[str]) -> int:
 
 def _run_verb(argv: list[str]) -> None:
     if not argv or argv[0] in ("-h", "--help", "help"):
-        print(USAGE.format(verbs="\n".join(f"  {verb:<13}{what}" for verb, what in VERBS.items())))
+        print(_write_usage(shutil.get_terminal_size().columns))
         raise SystemExit(0 if argv else 2)
     if argv[0] == "--version":
         import recombine
@@ -120,6 +122,14 @@ def _run_verb(argv: list[str]) -> None:
             f"{verb} was started by torchrun in several processes: expected one; only train shares its work"
         )
     importlib.import_module(f"recombine.commands.{verb.replace('-', '_')}").run(argv[1:])
+
+
+def _write_usage(width: int) -> str:
+    lines = [
+        textwrap.fill(what, max(width, 40), initial_indent=f"  {verb:<13}", subsequent_indent=" " * 15)
+        for verb, what in VERBS.items()
+    ]
+    return USAGE.format(verbs="\n".join(lines))
 
 
 def _complain(message: object, code: int, *, follower: bool = False) -> int:

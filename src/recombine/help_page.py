@@ -108,8 +108,8 @@ def _read_entries(rows: Sequence[str]) -> Iterator[Entry]:
 
 def _tidy(call: str, text: str) -> Entry:
     text = " ".join(text.split())
-    text = re.sub(r" ?\((default: (None|False|)|required|repeatable)\)$", "", text)
-    return Entry(call=_tidy_call(call), text=text)
+    text = re.sub(r" ?\((default: (None|False|''|)|required|repeatable)\)$", "", text)
+    return Entry(call=_tidy_call(call), text=text.replace("show this help message and exit", "Print this page."))
 
 
 def _tidy_call(call: str) -> str:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-
-import tyro
 
 from recombine.cli import parse
 from recombine.commands.console import Output, split_legend, title_of
+from recombine.commands.output import RunPath
 from recombine.errors import InputError
 from recombine.evaluate import compare
 from recombine.report.runs import differing_settings
@@ -30,9 +28,9 @@ NOTE = (
 class CompareOptions(Output):
     """Which runs."""
 
-    first: tyro.conf.Positional[Path]
+    first: RunPath
     """Run directory of a finished run."""
-    second: tyro.conf.Positional[Path]
+    second: RunPath
     """Run directory of a finished run on the same task and seed."""
 
 

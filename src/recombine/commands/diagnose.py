@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-
-import tyro
 
 from recombine.cli import parse
 from recombine.commands.console import RunOutput
+from recombine.commands.output import Device, RunPath
 from recombine.diagnose import DECODER_TITLES, Diagnosis, diagnose_run
 from recombine.errors import InputError
 from recombine.probe import is_probed, probe_run
@@ -30,11 +28,11 @@ UNINFORMED = (
 class DiagnoseOptions(RunOutput):
     """What to diagnose."""
 
-    run: tyro.conf.Positional[Path]
+    run: RunPath
     """Run directory of a finished run. Writes diagnosis.json there."""
     num_instances: int = 4_000
     """Instances per split, if the run must be probed first."""
-    device: str = "auto"
+    device: Device = "auto"
     """Device to run on: auto, cpu, cuda, ..."""
 
 

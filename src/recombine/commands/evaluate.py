@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-
-import tyro
 
 from recombine.cli import parse
 from recombine.commands.console import RunOutput, score_table
+from recombine.commands.output import Device, RunPath
 from recombine.evaluate import describe_metrics, describe_splits, score, scores_as_dict
 from recombine.run import load_run, resolve_device
 from recombine.store import Json
@@ -25,13 +23,13 @@ EXAMPLES = (
 class EvaluateOptions(RunOutput):
     """What to score."""
 
-    run: tyro.conf.Positional[Path]
+    run: RunPath
     """Run directory."""
     splits: tuple[SplitName, ...] = ()
     """Splits to score (default: all but train)."""
     num_instances: int | None = None
     """Instances per split (default: as in the paper)."""
-    device: str = "auto"
+    device: Device = "auto"
     """Device to run on: auto, cpu, cuda, ..."""
 
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated
-
-import tyro
 
 from recombine.cli import parse
 from recombine.commands.console import RunOutput
+from recombine.commands.output import Device, RunPath
 from recombine.errors import InputError
 from recombine.models.generate import generate
 from recombine.models.language_model import LanguageModel
@@ -30,7 +27,7 @@ UNFINISHED = "\ufffd"  # what a character looks like before its last byte is the
 class GenerateOptions(RunOutput):
     """What to generate."""
 
-    run: tyro.conf.Positional[Path]
+    run: RunPath
     """Run directory of a language model."""
     prompt: str = ""
     """Text to continue (default: the beginning of a document)."""
@@ -44,7 +41,7 @@ class GenerateOptions(RunOutput):
     """Random seed."""
     cache: bool = True
     """Keep what attention remembers of earlier tokens, instead of computing it again for each token."""
-    device: Annotated[str, tyro.conf.arg(metavar="DEVICE")] = "auto"
+    device: Device = "auto"
     """Device to run on: auto, cpu, cuda, ..."""
 
 

@@ -23,7 +23,7 @@ EXAMPLES = (
 class LeaderboardOptions(Output):
     """Where the runs are, and where to write the page."""
 
-    folders: tyro.conf.Positional[tuple[Path, ...]] = (Path("runs"),)
+    folders: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="[DIR ...]")] = (Path("runs"),)
     """Folders with run directories."""
     out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("leaderboard.html")
     """File to write."""

@@ -6,6 +6,7 @@ import json
 import sys
 import textwrap
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
@@ -15,6 +16,9 @@ from rich.table import Table
 from recombine.cli import ParsedFlags
 from recombine.commands.layout import print_table
 from recombine.tables import Table as ResultTable
+
+RunPath = Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
+Device = Annotated[str, tyro.conf.arg(metavar="DEVICE")]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from recombine.cli import parse
 from recombine.commands.console import RunOutput
+from recombine.commands.output import Device
 from recombine.errors import InputError
 from recombine.probe import examine_activations, probe_run
 from recombine.store import Json
@@ -29,7 +30,7 @@ TITLES = {"f1": "F1", "r2": "R²"}  # of decoders
 class ProbeOptions(RunOutput):
     """What to probe."""
 
-    run: tyro.conf.Positional[Path | None] = None
+    run: Annotated[tyro.conf.Positional[Path | None], tyro.conf.arg(metavar="[RUN]")] = None
     """Run directory. Writes probe.json and probe.npz there."""
     activations: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """Instead of a run, an npz file with the arrays activations, labels and split."""
@@ -39,7 +40,7 @@ class ProbeOptions(RunOutput):
     """Compute a t-SNE map of the codes, which takes longest."""
     save_activations: tyro.conf.FlagCreatePairsOff[bool] = False
     """Also write the residual stream and hidden activations to probe.npz."""
-    device: str = "auto"
+    device: Device = "auto"
     """Device to run on: auto, cpu, cuda, ..."""
 
 

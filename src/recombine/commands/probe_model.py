@@ -10,6 +10,7 @@ import tyro
 
 from recombine.cli import parse
 from recombine.commands.console import Output
+from recombine.commands.output import Device
 from recombine.commands.probe import tables
 from recombine.integrations.huggingface_probe import probe_model
 
@@ -23,7 +24,7 @@ EXAMPLES = (
 class ProbeModelOptions(Output):
     """What to probe."""
 
-    folder: tyro.conf.Positional[Path]
+    folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FOLDER")]
     """Folder with a pretrained model and its tokenizer, as `save_pretrained` writes them."""
     prompts: Annotated[Path, tyro.conf.arg(metavar="FILE")]
     """JSON lines with `text` and `labels` (or `label`), and optionally `pair`, `split` and `answer`."""
@@ -39,7 +40,7 @@ class ProbeModelOptions(Output):
     """Longest prompt that is accepted, in tokens."""
     tsne: bool = True
     """Compute a t-SNE map of the codes."""
-    device: str = "auto"
+    device: Device = "auto"
     """Device to run on: auto, cpu, cuda, ..."""
 
 

@@ -22,7 +22,7 @@ EXAMPLES = (
 class ReportOptions(RunOutput):
     """Runs to report, and where to write the report."""
 
-    runs: tyro.conf.Positional[tuple[Path, ...]]
+    runs: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUN [RUN ...]")]
     """Run directories, or folders of them."""
     out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("report.html")
     """File to write."""

@@ -15,6 +15,7 @@ from recombine.commands.console import Output, Starting, progress_bar
 from recombine.commands.costs import show_costs
 from recombine.commands.experiments import list_experiments
 from recombine.commands.live import SweepDisplay
+from recombine.commands.output import Device
 from recombine.diagnose import diagnose_run
 from recombine.engines import EngineFlags, LocalEngine, Outcome, raise_failure
 from recombine.errors import InputError, check_choice, check_positive
@@ -57,7 +58,7 @@ class ReproduceOptions(EngineFlags, Output):
     """Random seeds for every setting, e.g. --seeds 0 1 2 (default: as the experiment says)."""
     out: Path = Path("runs")
     """Folder for run directories."""
-    device: str = "auto"
+    device: Device = "auto"
     """Device to train on: auto, cpu, cuda, ..."""
     report: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """Write an HTML report to this file."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
@@ -22,7 +23,7 @@ EXAMPLES = (
 class RunsOptions(Output):
     """Where to look."""
 
-    folder: tyro.conf.Positional[Path] = Path("runs")
+    folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="[DIR]")] = Path("runs")
     """Folder with run directories."""
 
 

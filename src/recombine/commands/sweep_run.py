@@ -12,7 +12,7 @@ import tyro
 from recombine.cli import parse
 from recombine.commands.costs import show_costs
 from recombine.commands.live import SweepDisplay
-from recombine.commands.output import Output
+from recombine.commands.output import Device, Output
 from recombine.commands.sweep_status import show_status
 from recombine.engines import EngineFlags
 from recombine.sweep.execute import Work, find_work, run_sweep
@@ -34,7 +34,7 @@ class SweepOptions(EngineFlags, Output):
     """Python file with a function that returns run configurations (default function: runs). Runs this code."""
     out: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
     """Folder of the sweep: run directories, results.parquet, results.csv (default: runs/NAME of the file)."""
-    device: str = "auto"
+    device: Device = "auto"
     """Device to train on: auto, cpu, cuda, ..."""
     retry: tyro.conf.FlagCreatePairsOff[bool] = False
     """Train failed runs again."""

@@ -11,6 +11,7 @@ import tyro
 
 from recombine.commands.console import Starting, score_table
 from recombine.commands.flags import ModelOptions, parse_run
+from recombine.commands.output import Device
 from recombine.evaluate import describe_splits
 from recombine.integrations.trackers import TrackerName, build_tracker
 from recombine.parallel import is_follower, leave_group
@@ -29,7 +30,7 @@ class TrainOptions(ModelOptions):
 
     out: Path = Path("runs")
     """Folder for run directories."""
-    device: str = "auto"
+    device: Device = "auto"
     """Device to train on: auto (CUDA if there is one, otherwise the CPU), cpu, cuda, mps (untested), ..."""
     evaluation_instances: int | None = None
     """Instances per split in the final evaluation (default: as in the paper)."""
