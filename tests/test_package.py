@@ -1,8 +1,10 @@
 """A built wheel works without the checkout: source, templates, C kernel, types."""
 
 import os
+import runpy
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -51,3 +53,15 @@ def test_the_wheel_works_elsewhere(wheel, tmp_path):
     assert (tmp_path / "report.html").stat().st_size > 1_000
     used = run("-c", "from recombine.kernels import cpu; print(cpu.is_available(), cpu.why_unavailable())")
     assert used.startswith("True") or "compiler" in used
+
+
+def test_every_dependency_has_a_lower_bound_that_can_be_tested():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    script = runpy.run_path(str(ROOT / "packaging" / "lowest_versions.py"))
+    lists = [project["dependencies"], *project["optional-dependencies"].values()]
+    for requirements in lists:
+        assert len(script["read_lowest"](requirements)) == len(requirements)
+    with pytest.raises(SystemExit, match="expected NAME>=VERSION"):
+        script["read_lowest"](["numpy"])
+    assert script["read_kept"](["torch", "unknown"]).keys() == {"torch"}
+    assert all((ROOT / "tests" / f"{name}.py").exists() for name in script["TESTS"].split())

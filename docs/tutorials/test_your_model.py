@@ -41,5 +41,5 @@ for split in ("test", "ood"):
 # model that recombines has a score on `ood` close to that on `test`. [Why does it not
 # generalise?](why_does_it_not_generalise.md) shows what to do if not.
 #
-# On the command line, a class in a file of your own works with every verb: `recombine train hyperteacher --model
-# my_model.py:MyModel --scale small`.
+# On the command line, a class in a file of your own works with every verb, for example
+# `recombine train fuzzy-logic --model examples/own_model.py:AveragingConfig --scale tiny`.
