@@ -75,12 +75,13 @@ def measure_paper(attention: str, rows: int, parts: int, precision: str) -> None
     model = LanguageModel(config, num_tokens=32_000, context_length=512)
     print(f"{count_parameters(model):,} parameters: {parameter_table(model)}", flush=True)
     take_step(model, 1, 64, 1, precision)
-    started = time.perf_counter()
+    started, processor = time.perf_counter(), time.process_time()
     take_step(model, rows, 512, parts, precision)
-    seconds = time.perf_counter() - started
+    seconds, processor = time.perf_counter() - started, time.process_time() - processor
     rate = rows * parts * 512 / seconds
     print(
-        f"{attention}, {precision}, {torch.get_num_threads()} threads: {parts} × {rows} rows of 512 tokens in {seconds:.1f} s"
+        f"{attention}, {precision}, {torch.get_num_threads()} threads: {parts} × {rows} rows of 512 tokens in {seconds:.1f} s, "
+        f"{processor:.1f} s of processor time"
     )
     print(
         f"{rate:,.0f} tokens/s, a step of {ROWS_OF_PAPER} rows {ROWS_OF_PAPER * 512 / rate:,.0f} s, peak {peak():,.0f} MB"

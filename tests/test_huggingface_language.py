@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +16,8 @@ from recombine.integrations.huggingface import register
 from recombine.integrations.huggingface_language import export_language_model, export_run, read_language_model
 from recombine.models.generate import generate
 from recombine.models.language_model import LanguageModel, LanguageModelConfig
-from recombine.run import default_run, train_run
+from recombine.run import default_run, load_run, train_run
+from recombine.tasks import Language
 
 register()
 SIZES = {"num_layers": 2, "embedding_dim": 16, "kqv_dim": 16, "mlp_dim": 24, "num_heads": 4}
@@ -65,7 +67,24 @@ def test_the_loss_is_that_of_the_next_token_and_ignores_padding(tmp_path):
         theirs(tokens, attention_mask=mask.flip(1))
 
 
-def test_a_run_is_exported_and_another_task_is_refused(tmp_path):
+def test_a_run_is_exported_without_its_text(tmp_path, monkeypatch):
+    tiny = default_run("language", "tiny")
+    task = replace(tiny.task, text=(str(Path(__file__).with_name("text")),), held_out_documents=0.3)
+    config = replace(tiny, task=task, training=replace(tiny.training, steps=1, batch_size=2))
+    run = train_run(config, out=tmp_path / "runs", evaluation_instances=4)
+    monkeypatch.setenv("RECOMBINE_CACHE", str(tmp_path / "elsewhere"))
+    monkeypatch.setattr(Language, "_find_corpus", lambda self: pytest.fail("the text was read"))
+    theirs = export_run(run.path, tmp_path / "folder")
+    tokens = torch.randint(200, (1, 9))
+    with torch.no_grad():
+        assert torch.equal(theirs(tokens).logits, load_run(run.path)[2](tokens))
+    assert {path.name for path in (tmp_path / "folder").glob("tokenizer*")} == set()  # bytes have no file
+    (run.path / "tokenizer").write_bytes(b'{"model": null}')
+    export_run(run.path, tmp_path / "folder")
+    assert (tmp_path / "folder" / "tokenizer.json").read_bytes() == b'{"model": null}'
+
+
+def test_a_run_of_another_task_is_refused(tmp_path):
     other = default_run("fuzzy-logic", "tiny")
     other = replace(other, training=replace(other.training, steps=1))
     run = train_run(other, out=tmp_path / "runs", evaluation_instances=20)

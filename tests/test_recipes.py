@@ -15,6 +15,8 @@ from recombine.recipes.comparison import compare_scores, list_references
 from recombine.run import default_run
 from recombine.seeds import SeedScore
 from recombine.store import RunDirectory, hash_config
+from recombine.tasks import FuzzyLogic
+from recombine.tasks.metrics import Metric
 
 OWN_EXPERIMENT = """
 from dataclasses import replace
@@ -238,6 +240,28 @@ def test_verdicts(claim, lead, verdict, tmp_path):
     (row,) = tabulate_claims([claim], Made(), made_runs(tmp_path, lead)).as_dicts()
     assert row["verdict"] == verdict
     assert (row["number"] is None) == (verdict == "not run")
+
+
+def test_a_lead_in_a_loss_is_a_lower_number(tmp_path, monkeypatch):
+    monkeypatch.setattr(FuzzyLogic, "metric_info", {"r2": Metric(title="loss", higher_is_better=False)})
+    runs = made_runs(tmp_path, -0.2)  # HYLA has the lower numbers
+    rows = [Lead(better=HYLA, worse=SOFTMAX, by=0.1, **WORDS), Lead(better=SOFTMAX, worse=HYLA, by=0.1, **WORDS)]
+    assert [row["verdict"] for row in tabulate_claims(rows, Made(), runs).as_dicts()] == ["seen", "refuted"]
+    assert rows[0].measure(Made(), runs).value == pytest.approx(0.2)
+
+
+def test_a_claim_may_have_a_metric_of_its_own(tmp_path):
+    class Other(Made):
+        metric = "unknown"
+
+    runs = made_runs(tmp_path, 0.2)
+    for claim in (
+        Lead(better=HYLA, worse=SOFTMAX, by=0.1, metric="r2", **WORDS),
+        Close(first=HYLA, second=SOFTMAX, within=0.3, metric="r2", **WORDS),
+        Level(of=HYLA, low=0.4, metric="r2", **WORDS),
+        Fall(higher=HYLA, lower=SOFTMAX, by=0.1, metric="r2", **WORDS),
+    ):
+        assert claim.measure(Other(), runs).value > 0.15
 
 
 def test_a_lead_whose_interval_includes_zero_is_seen_in_part():

@@ -26,8 +26,7 @@ from recombine.errors import InputError
 from recombine.files import write_whole
 from recombine.models.language_model import LanguageModel, LanguageModelConfig
 from recombine.run import load_run
-from recombine.tasks.language.task import Language
-from recombine.tasks.language.tokenizers import BYTES
+from recombine.tasks.language.tokenizers import ByteTokenizer
 
 MODEL_TYPE = "recombine"
 IGNORED = -100  # labels that do not count, as everywhere in transformers
@@ -126,12 +125,12 @@ def export_language_model(model: LanguageModel, folder: Path | str) -> Recombine
 
 def export_run(path: Path | str, folder: Path | str) -> RecombineForCausalLM:
     """Write the language model of a run, and its tokeniser's own file if it has one."""
-    _, config, model = load_run(path, "cpu")
+    run, _, model = load_run(path, "cpu")
     if not isinstance(model, LanguageModel):
         raise InputError(f"{path} holds a {type(model).__name__}: expected a run of `recombine train language`")
     exported = export_language_model(model, folder)
-    if isinstance(config.task, Language) and config.task.tokenizer != BYTES:
-        content = config.task.tokenizer_in_use.content
+    content = (run.path / "tokenizer").read_bytes()
+    if content != ByteTokenizer.content:
         write_whole(Path(folder) / ("tokenizer.json" if content[:1] == b"{" else "tokenizer.model"), content)
     return exported
 
