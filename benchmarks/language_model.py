@@ -80,8 +80,8 @@ def measure_paper(attention: str, rows: int, parts: int, precision: str) -> None
     seconds, processor = time.perf_counter() - started, time.process_time() - processor
     rate = rows * parts * 512 / seconds
     print(
-        f"{attention}, {precision}, {torch.get_num_threads()} threads: {parts} × {rows} rows of 512 tokens in {seconds:.1f} s, "
-        f"{processor:.1f} s of processor time"
+        f"{attention}, {precision}, {torch.get_num_threads()} threads: {parts} × {rows} rows of 512 tokens "
+        f"in {seconds:.1f} s, {processor:.1f} s of processor time"
     )
     print(
         f"{rate:,.0f} tokens/s, a step of {ROWS_OF_PAPER} rows {ROWS_OF_PAPER * 512 / rate:,.0f} s, peak {peak():,.0f} MB"

@@ -4,6 +4,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
+    Gemma3TextConfig,
     GemmaConfig,
     GPT2Config,
     GPTNeoXConfig,
@@ -33,6 +34,9 @@ CONFIGS = {
     "llama": lambda **more: LlamaConfig(**{**GROUPED, **more}),
     "qwen3": lambda **more: Qwen3Config(**{**GROUPED, **more}),
     "gemma": lambda **more: GemmaConfig(**{**GROUPED, **more}),
+    "gemma3": lambda **more: Gemma3TextConfig(  # a layer with a sliding window, and one without
+        **{**GROUPED, "sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"], **more}
+    ),
     "mistral": lambda **more: MistralConfig(**{**GROUPED, "sliding_window": WINDOW, **more}),
     "gpt_neox": lambda **more: GPTNeoXConfig(**{**SIZES, **more}),
     "gpt2": lambda **more: GPT2Config(

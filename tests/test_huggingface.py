@@ -204,6 +204,18 @@ def test_compiled_as_one_graph(unchecked):
         torch.testing.assert_close(compiled(tokens).logits, model(tokens).logits, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.slow
+def test_compiled_by_the_default_compiler_and_trained(unchecked):
+    torch._dynamo.reset()
+    model, tokens = build_model("llama", num_hidden_layers=1), draw_tokens()
+    model(tokens, labels=tokens).loss.backward()
+    expected = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    torch.compile(model)(tokens, labels=tokens).loss.backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[name], atol=1e-4, rtol=1e-3)
+
+
 def test_codes_are_the_attentions():
     model, tokens = build_model("llama"), draw_tokens()
     with torch.no_grad():

@@ -18,7 +18,9 @@ output, _ = attention(x, x, x, need_weights=False)
 print(tuple(output.shape))
 
 # %% [markdown]
-# `convert` replaces every attention of an existing model in place and keeps its parameters.
+# `convert` replaces every attention of an existing model in place and keeps its parameters. Softmax attention averages
+# over keys; HYLA sums over them, so `convert` normalises the output (`output_scale="norm"`). `output_scale="none"` is the
+# attention of the paper. `HypernetworkAttention` has `none` by default. See [Hugging Face](../hugging_face.md).
 
 # %%
 layer = nn.TransformerEncoderLayer(64, 8, batch_first=True)

@@ -133,10 +133,12 @@ def find_answers(task: Prompts) -> Int[Tensor, " classes"]:
     """The first token of each answer; raises if two answers begin alike."""
     tokens = {answer: task.tokenizer(answer, add_special_tokens=False)["input_ids"][:1] for answer in task.classes}
     for answer, first in tokens.items():
+        if not first:
+            raise InputError(f"answer {answer!r} has no tokens: expected answers that the tokenizer knows")
         alike = [other for other in tokens if other != answer and tokens[other] == first]
-        if not first or alike:
+        if alike:
             raise InputError(
-                f"answers {answer!r} and {alike[0] if alike else ''!r} begin with the same token: expected answers that "
+                f"answers {answer!r} and {alike[0]!r} begin with the same token: expected answers that "
                 "differ in their first token"
             )
     return torch.tensor([first[0] for first in tokens.values()])

@@ -116,9 +116,9 @@ def load_model(folder: Path, *, with_head: bool) -> tuple[Any, nn.Module, nn.Mod
 
 
 def hash_folder(folder: Path) -> str:
-    """SHA-256 of the configuration and the weights."""
+    """SHA-256 of all files in a folder: configuration, weights in any format, and the tokenizer's files."""
     digest = hashlib.sha256()
-    files = sorted([*folder.glob("*.safetensors"), *folder.glob("*.json")])
+    files = sorted(path for path in folder.glob("*") if path.is_file())
     if not (folder / "config.json").exists():
         raise InputError(f"{folder} has no config.json: expected a folder that save_pretrained wrote")
     for path in files:
