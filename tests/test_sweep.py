@@ -80,8 +80,11 @@ def check_files(out: Path) -> None:
     result = json.loads((out / run.run / "result.json").read_text())
     assert result["scores"]["ood"]["r2"]["value"] == run.ood_r2
     polars, duckdb = pytest.importorskip("polars"), pytest.importorskip("duckdb")
-    assert polars.read_parquet(out / "results.parquet")["test_r2"].to_list() == frames[0].test_r2.tolist()
-    assert duckdb.sql(f"select count(*) from '{out}/results.parquet'").fetchall() == [(12,)]
+    for frame in (polars.read_parquet(out / "results.parquet"), polars.read_csv(out / "results.csv")):
+        assert frame["test_r2"].to_list() == frames[0].test_r2.tolist()
+    for name in ("results.parquet", "results.csv"):
+        rows = duckdb.sql(f"select run, seed, test_r2 from '{out}/{name}'").fetchall()
+        assert rows == list(frames[0][["run", "seed", "test_r2"]].itertuples(index=False, name=None))
 
 
 def test_failures_are_kept_and_retried(tmp_path, here, capsys):

@@ -9,6 +9,7 @@ from recombine import grid, over_seeds, search, table_a3
 from recombine.cli import run as run_verb
 from recombine.errors import InputError
 from recombine.models import MLPConfig
+from recombine.recipes.record import Record
 from recombine.sweep.plan import load_plan, make_plan
 from sweep_cases import BASE, write_sweep
 
@@ -50,6 +51,27 @@ def test_plain_configurations_are_named_by_what_differs():
         "num layers 1, seed 0",
         "num layers 2, seed 0",
         "num layers 1, seed 1",
+    ]
+
+
+def test_unlike_runs_with_the_same_settings_are_told_apart():
+    """Otherwise the scores of two tasks would be averaged as if they were seeds."""
+    both = make_plan([*table_a3("fuzzy-logic", "tiny"), *table_a3("sraven", "tiny")], "here")
+    assert len(both.records) == 12 + 24
+    assert {record.settings["task"] for record in both.records} == {"fuzzy_logic", "sraven"}
+    wider = [
+        Record(settings={"attention": "hyla"}, config=replace(BASE, model=MLPConfig(num_layers=1, hidden_dim=width)))
+        for width in (4, 8)
+    ]
+    plan = make_plan([record.with_seed(seed) for seed, record in enumerate(wider)], "here")
+    assert [record.text for record in plan.records] == [
+        "attention hyla, hidden dim 4, seed 0",
+        "attention hyla, hidden dim 8, seed 1",
+    ]
+    seeds = [replace(BASE, training=replace(BASE.training, model_seed=seed)) for seed in range(2)]
+    assert [record.text for record in make_plan(seeds, "here").records] == [
+        "model seed 0, seed 0",
+        "model seed 1, seed 0",
     ]
 
 

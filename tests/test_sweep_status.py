@@ -50,6 +50,10 @@ def test_the_best_is_chosen_on_test_never_on_ood():
     lucky = scored(0.99, 0.0, 0, attention="hyla", rate=3)  # one of its two seeds: it does not compete yet
     rows = choose_best(SweepStatus(source="here", runs=(*runs, lucky, waiting))).as_dicts()
     assert [row["rate"] for row in rows] == [2, 1]
+    two = [*runs, replace(scored(3.0, 4.0, 0, attention="hyla", rate=1, task="text"), metric="loss")]
+    table = choose_best(SweepStatus(source="here", runs=tuple(two)))
+    assert "main metric, test" in table.as_dicts()[0]
+    assert [row["task"] for row in table.as_dicts()] == [None, None, "text"]  # metrics are not ranked among each other
     lower = [replace(run, higher_is_better=False) for run in runs]
     rows = choose_best(SweepStatus(source="here", runs=tuple(lower))).as_dicts()
     assert [(row["attention"], row["rate"]) for row in rows] == [("hyla", 2), ("softmax", 2)]

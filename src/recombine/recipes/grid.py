@@ -39,7 +39,7 @@ def change_setting(record: Record, name: str, value: Any) -> Record:
         raise InputError(f"unknown setting {name!r}: expected one of {', '.join(known)}")
     role = owners[0]
     changed = replace(config, **{role: replace(getattr(config, role), **{name: value})})
-    return replace(record, settings={**record.settings, name: _as_setting(value)}, config=changed)
+    return replace(record, settings={**record.settings, name: as_setting(value)}, config=changed)
 
 
 def _list_values(name: str, values: Any) -> tuple[Any, ...]:
@@ -49,5 +49,6 @@ def _list_values(name: str, values: Any) -> tuple[Any, ...]:
     return listed
 
 
-def _as_setting(value: Any) -> Setting:
+def as_setting(value: Any) -> Setting:
+    """A value as a setting of a record: a number or text."""
     return value if isinstance(value, str | int | float) and not isinstance(value, bool) else str(value)

@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from typing import Any
 from recombine.errors import InputError
 from recombine.files import replace_file
 from recombine.outside_code import describe_error, load_object
-from recombine.recipes.grid import ROLES, change_setting
+from recombine.recipes.grid import ROLES, as_setting
 from recombine.recipes.record import Record, as_records
 from recombine.run import RunConfig
 from recombine.store import Json
@@ -83,28 +83,49 @@ def make_plan(runs: Iterable[Any], source: str) -> Plan:
 
 
 def name_settings(records: Sequence[Record]) -> list[Record]:
-    """Give plain configurations settings: the fields in which they differ from each other."""
-    plain = [record for record in records if not record.settings]
-    values = [_flatten(record.config) for record in plain]
-    names = list(dict.fromkeys(name for row in values for name in row if name != "seed"))
-    varied = [name for name in names if len({repr(row.get(name)) for row in values}) > 1]
-    named = []
-    for record in records:
-        if not record.settings:
-            row = _flatten(record.config)
-            for name in varied:
-                if name in row:
-                    record = change_setting(record, name, row[name])
-        named.append(record)
-    return named
+    """Give records settings that tell them apart, so that scores of unlike runs are never compared or averaged as one.
+
+    Plain configurations get the fields in which they differ from each other. Records with the same settings, such as the
+    same grid for two tasks, get the first of task, model and their fields that differs, apart from seeds.
+    """
+    rows = [_flatten(record.config) for record in records]
+    varied = _find_varied([row for record, row in zip(records, rows, strict=True) if not record.settings])
+    named = [
+        record if record.settings else _add_settings(record, row, varied)
+        for record, row in zip(records, rows, strict=True)
+    ]
+    while True:
+        groups: dict[Any, list[int]] = {}
+        for number, record in enumerate(named):
+            compared = tuple(item for item in record.settings.items() if item[0] not in record.searched)
+            groups.setdefault(compared, []).append(number)
+        changed = False
+        for members in groups.values():
+            known = {"model_seed", *(name for number in members for name in named[number].settings)}
+            added = [name for name in _find_varied([rows[number] for number in members]) if name not in known][:1]
+            for number in members:
+                named[number] = _add_settings(named[number], rows[number], added)
+            changed = changed or bool(added)
+        if not changed:
+            return named
+
+
+def _find_varied(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The names, other than the seed, whose values differ between rows."""
+    names = dict.fromkeys(name for row in rows for name in row if name != "seed")
+    return [name for name in names if len({repr(row.get(name)) for row in rows}) > 1]
+
+
+def _add_settings(record: Record, row: Mapping[str, Any], names: Sequence[str]) -> Record:
+    added = {name: as_setting(row[name]) for name in names if name in row}
+    return replace(record, settings={**record.settings, **added})
 
 
 def _flatten(config: RunConfig) -> dict[str, Any]:
-    return {field.name: getattr(owner, field.name) for owner in _owners(config) for field in fields(owner)}
-
-
-def _owners(config: RunConfig) -> list[Any]:
-    return [getattr(config, role) for role in reversed(ROLES)]
+    """The kinds of task and model and all fields, with those of the training first, because they are most often varied."""
+    owners = [getattr(config, role) for role in reversed(ROLES)]
+    kinds = {"task": config.task.name, "model": config.model.kind}
+    return kinds | {field.name: getattr(owner, field.name) for owner in owners for field in fields(owner)}
 
 
 def describe_plan(plan: Plan) -> Json:

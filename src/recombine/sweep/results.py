@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from recombine.files import replace_file
 from recombine.sweep.status import RunStatus, SweepStatus
@@ -76,37 +77,51 @@ def choose_best(status: SweepStatus) -> Table:
     groups = _group(runs, searched=False)
     compared = list(dict.fromkeys(name for key in groups for name, _ in key))
     searched = list(dict.fromkeys(name for run in runs for name in run.searched))
-    metric = status.runs[0].metric
-    rows = [_best_row(members, compared, searched, status) for members in groups.values()]
+    names = list(dict.fromkeys((*compared, *searched)))
+    metrics = list(dict.fromkeys(run.metric for run in status.runs))
+    planned = Counter(_key(run, True) for run in status.runs)
+    best = [_choose_point(members, planned) for members in groups.values()]
+    best.sort(key=lambda point: (metrics.index(point.runs[0].metric), -point.merit))
+    title = _title(runs, metrics[0]) if len(metrics) == 1 else "main metric"
     chosen = "hyperparameters and order: chosen on test" if searched else "in order of test"
     return Table(
         title="Best of the grid" if searched else "Results",
         columns=(
-            *(Column(name=name.replace("_", " "), format="plain") for name in (*compared, *searched)),
+            *(Column(name=name.replace("_", " "), format="plain") for name in names),
             "seeds",
             *(["points"] if searched else []),
-            f"{_title(runs, metric)}, test",
+            f"{title}, test",
             "ood",
         ),
-        rows=tuple(sorted(rows, key=lambda row: _order(row, status))),
+        rows=tuple(_describe_point(point, names, bool(searched)) for point in best),
         note=f"{chosen}, the trained compositions; ood has held-out compositions and is only shown. Means over seeds",
     )
 
 
-def _best_row(
-    members: Sequence[RunStatus], compared: Sequence[str], searched: Sequence[str], status: SweepStatus
-) -> tuple[Value, ...]:
-    points = list(_group(members, searched=True).values())
-    planned: dict[Key, int] = {}
-    for run in status.runs:
-        planned[_key(run, True)] = planned.get(_key(run, True), 0) + 1
-    complete = [point for point in points if len(point) == planned[_key(point[0], True)]]
-    sign = 1 if members[0].higher_is_better else -1
-    best = max(complete or points, key=lambda point: sign * _mean(point, "test"))
-    settings = {**best[0].settings}
-    numbers: tuple[Value, ...] = (len(best), *([len(points)] if searched else []))
-    shown = [settings.get(name) for name in (*compared, *searched)]
-    return (*shown, *numbers, _cell(best, "test"), _cell(best, "ood"))
+class Point(NamedTuple):
+    """Runs that differ in their seed only, chosen among `num_points` values of the hyperparameters."""
+
+    runs: Sequence[RunStatus]
+    num_points: int
+
+    @property
+    def merit(self) -> float:
+        """The mean score on `test`, so that higher is better."""
+        mean = _mean(self.runs, "test")
+        return float("-inf") if mean is None else mean if self.runs[0].higher_is_better else -mean
+
+
+def _choose_point(members: Sequence[RunStatus], planned: Mapping[Key, int]) -> Point:
+    """The best hyperparameters of runs that otherwise differ in their seed only; first among those with all their seeds."""
+    points = [Point(runs, 0) for runs in _group(members, searched=True).values()]
+    complete = [point for point in points if len(point.runs) == planned[_key(point.runs[0], True)]]
+    return max(complete or points, key=lambda point: point.merit)._replace(num_points=len(points))
+
+
+def _describe_point(point: Point, names: Sequence[str], searched: bool) -> tuple[Value, ...]:
+    settings = [point.runs[0].settings.get(name) for name in names]
+    counts = [len(point.runs), *([point.num_points] if searched else [])]
+    return (*settings, *counts, _cell(point.runs, "test"), _cell(point.runs, "ood"))
 
 
 def _group(runs: Sequence[RunStatus], *, searched: bool) -> dict[Key, list[RunStatus]]:
@@ -121,20 +136,14 @@ def _key(run: RunStatus, searched: bool) -> Key:
     return tuple((name, value) for name, value in run.settings.items() if searched or name not in run.searched)
 
 
-def _mean(runs: Sequence[RunStatus], split: str) -> float:
+def _mean(runs: Sequence[RunStatus], split: str) -> float | None:
     values = [value for run in runs if (value := run.score(split)) is not None]
-    return fmean(values) if values else float("-inf")
+    return fmean(values) if values else None
 
 
 def _cell(runs: Sequence[RunStatus], split: str) -> Cell | None:
     values = [value for run in runs if (value := run.score(split)) is not None]
     return Cell(value=fmean(values), values=tuple(values) if len(values) > 1 else ()) if values else None
-
-
-def _order(row: Sequence[Value], status: SweepStatus) -> float:
-    cell = row[-2]
-    value = cell.value if isinstance(cell, Cell) else float("-inf")
-    return -value if status.runs[0].higher_is_better else value
 
 
 def _title(runs: Sequence[RunStatus], metric: str) -> str:
