@@ -19,7 +19,10 @@ from recombine.engines.worker import train_job
 from recombine.errors import InputError, check_positive, require
 
 LOST_RETRIES_OF_RAY = 3
-DEFAULT_PORT = 6379
+CLUSTER_PORT, CLIENT_PORT = 6379, 10001  # of HOST and of ray://HOST
+HTTP2_SETTINGS = b"\x04"  # type of the frame that opens a connection
+HTTP2_HEADER = 9  # bytes of a frame's header: length, type, flags, stream
+HTTP2_OPENING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0" + HTTP2_SETTINGS + b"\0\0\0\0\0"
 
 
 class RayEngine(Engine):
@@ -34,7 +37,8 @@ class RayEngine(Engine):
         require(gpus >= 0, "gpus", gpus, "0 or a positive number")
         self.ray = import_extra("ray", "ray")
         self.jobs, self.threads, self.gpus, self.address = jobs, threads, gpus, address
-        self.answer_within = answer_within
+        if address is not None and not self.ray.is_initialized():
+            check_answers(address, answer_within)
 
     def describe(self) -> str:
         where = f"the cluster at {self.address}" if self.address else "this machine"
@@ -86,7 +90,6 @@ class RayEngine(Engine):
         if self.address is None:
             options |= {"address": "local", "num_cpus": (self.jobs or 1) * self.threads}
         else:
-            check_answers(self.address, self.answer_within)
             options |= {"address": self.address}
             del options["include_dashboard"]
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # without a GPU, leave the variables alone
@@ -111,15 +114,28 @@ class RayEngine(Engine):
 
 
 def check_answers(address: str, seconds: float) -> None:
-    """Require that something listens at an address within a time limit; `auto` is left to Ray."""
-    if address == "auto":
+    """Require a Ray that answers at an address within a time limit; `ray.init` would try for minutes.
+
+    Ray speaks gRPC, so a server's first frame follows the first bytes of HTTP/2. `auto` without RAY_ADDRESS is left to Ray,
+    which looks for a cluster on this machine; so is what comes after the connection if Ray uses TLS.
+    """
+    if address == "auto" and (address := os.environ.get("RAY_ADDRESS", "auto")) == "auto":
         return
     host, _, port = address.removeprefix("ray://").partition(":")
     require(not port or port.isdigit(), "address", address, "auto, HOST:PORT or ray://HOST:PORT")
+    default = CLIENT_PORT if address.startswith("ray://") else CLUSTER_PORT
     try:
-        socket.create_connection((host, int(port or DEFAULT_PORT)), timeout=seconds).close()
+        with socket.create_connection((host, int(port or default)), timeout=seconds) as connection:
+            if os.environ.get("RAY_USE_TLS", "0") != "0":
+                return
+            connection.sendall(HTTP2_OPENING)
+            answer = connection.recv(HTTP2_HEADER)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise InputError(
-            f"the cluster at {address} does not answer ({reason}): expected an answer within {seconds:g} seconds"
-        ) from None
+    else:
+        if answer[3:4] == HTTP2_SETTINGS:
+            return
+        reason = "something else than Ray is there"
+    raise InputError(
+        f"the cluster at {address} does not answer ({reason}): expected an answer within {seconds:g} seconds"
+    )
