@@ -4,10 +4,14 @@ import io
 import sys
 
 import pytest
+import torch
 
+import recombine
 from recombine import progress
 from recombine.cli import run as run_verb
 from recombine.progress import Display, format_seconds, measure_progress, show_progress, track
+from recombine.tasks import Hyperteacher
+from recombine.train import TrainingConfig
 
 
 class FakeTime:
@@ -56,6 +60,27 @@ def test_work_that_is_resumed_is_timed_from_where_it_began(capsys):
         now.time += 10
         meter.update(600, 1000, "loss 0.5")
     assert capsys.readouterr().err == "steps: 600/1000 (60 %)  loss 0.5  0:00:40 left\n"
+
+
+def test_slow_steps_are_shown_before_the_next_row_of_metrics(tmp_path, capsys, monkeypatch):
+    """A row comes after ten steps of a minute each; lines come sooner."""
+    now = FakeTime()
+    monkeypatch.setattr("recombine.run.progress.time.monotonic", now)
+    monkeypatch.setattr(progress, "_display", Display(now))
+
+    class Slow(torch.nn.Linear):
+        def forward(self, inputs):
+            now.time += 60 * self.training
+            return super().forward(inputs)
+
+    task = Hyperteacher(num_modules=4, num_active=2, support="random")
+    module = Slow(task.input_dim, task.output_dim)
+    recombine.benchmark(module, task, training=TrainingConfig(steps=20, batch_size=4), evaluation_instances=20)
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("Slow: ")]
+    assert lines[0] == "Slow: 1/20 (5 %)  0:19:00 left"
+    assert lines[9].startswith("Slow: 10/20 (50 %)  loss ")
+    assert "steps/s" not in lines[9]  # the first steps are not timed
+    assert len(lines) == 20
 
 
 def test_a_terminal_gets_bars(monkeypatch):

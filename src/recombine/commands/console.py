@@ -36,6 +36,7 @@ class Starting:
     def __init__(self, watch: Watcher | None) -> None:
         self.watch = watch
         self.started = False
+        self.pulse = getattr(watch, "pulse", None)
 
     def __call__(self, progress: Progress) -> None:
         self.started = True

@@ -41,6 +41,7 @@ class Intervals(TypedDict):
     evaluate_every: int
 
 
+# called at every row of metrics; one with a method `pulse` has that called before every step, with the step and their number
 Watcher = Callable[[Progress], None]
 RowWatcher = Callable[[MetricsRow], None]
 
@@ -62,6 +63,7 @@ def fit(
     config, group = trainer.config, trainer.group
     request = StopRequest() if request is None else request
     started = trainer.step
+    is_asked = _watch_steps(trainer, watch, request)
     clock.skip()
     while trainer.step < config.steps or interval is not None:
         first = trainer.step if interval is None else interval["first_step"]
@@ -69,7 +71,7 @@ def fit(
         begun = trainer.step
         total = _restore_sum(trainer, interval)
         interval = None
-        total = trainer.advance_to(last, total, lambda: request.is_made)
+        total = trainer.advance_to(last, total, is_asked)
         clock.add(trainer.step - begun, warm=begun - started >= WARMUP_STEPS_OF_CLOCK)
         loss = group.sum(total).item() / max(1, trainer.step - first)
         trainer.require_finite(loss)
@@ -85,6 +87,19 @@ def fit(
         if group.is_leader and watch is not None:
             watch(Progress(last, config.steps, loss, clock.steps_per_second, scores))
         clock.skip()
+
+
+def _watch_steps(trainer: Trainer, watch: Watcher | None, request: StopRequest) -> Callable[[], bool]:
+    """What is called before every step: it tells the watcher, and whether this process was asked to stop."""
+    pulse = getattr(watch, "pulse", None) if trainer.group.is_leader else None
+    if pulse is None:
+        return lambda: request.is_made
+
+    def tell() -> bool:
+        pulse(trainer.step, trainer.config.steps)
+        return request.is_made
+
+    return tell
 
 
 def evaluate(trainer: Trainer) -> Scores | None:
