@@ -1,12 +1,16 @@
-"""Whole sweeps that are killed in the middle, through every engine. Slow."""
+"""Whole sweeps through every engine, killed in the middle: nothing is lost, nothing is trained twice, the bits are the same.
+
+`pytest -m slow tests/test_engines_killed.py` takes some minutes. Engines that are not installed here are skipped.
+"""
 
 import json
-import os
+import re
 import signal
 import subprocess
 import sys
-import threading
+import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,113 +18,211 @@ import torch
 from safetensors.torch import load_file
 
 from recombine.engines import EngineFlags, train_all
-from recombine.models import MLPConfig
-from recombine.run import RunConfig, train_run
+from recombine.engines.ray import check_answers
+from recombine.errors import InputError
+from recombine.recipes.record import Record
+from recombine.run import train_run
 from recombine.sweep.plan import load_plan
-from recombine.train import TrainingConfig
-from slurm_node import slurm_node, why_not
-from sweep_cases import BASE, FILE, wait_until
+from slurm_node import free_port, slurm_node, why_not
 
-TWELVE = FILE.replace("steps=10", "steps=300")
+pytestmark = pytest.mark.slow
+
+STEPS, DIES_AT, CHECKPOINT = 300, 120, 100  # a checkpoint is written every 50 steps
+
+# A process that trains a seed with a file `death-SEED` removes the file and kills itself after some steps. Every process
+# leaves a file that says how many steps it has begun. Steps with a file `pause` beside them take some time.
+FILE = f"""
+import os, pathlib, signal, time
+from dataclasses import replace
+from torch import nn
+from recombine import Hyperteacher, TrainingConfig, default_run, grid, over_seeds
+
+HERE = pathlib.Path(__file__).parent
+
+class Mortal(nn.Module):
+    def __init__(self, task):
+        super().__init__()
+        self.layer = nn.Linear(task.input_dim, task.output_dim)
+        self.death, self.steps = HERE / f"death-{{task.seed}}", 0
+        self.begun = HERE / f"begun-{{task.seed}}-{{os.getpid()}}"
+        self.pause = float((HERE / "pause").read_text()) if (HERE / "pause").exists() else 0
+
+    def forward(self, inputs):
+        if self.training:
+            self.steps += 1
+            self.begun.write_text(str(self.steps))
+            time.sleep(self.pause)
+            if self.steps == {DIES_AT} and self.death.exists():
+                self.death.unlink()
+                os.kill(os.getpid(), signal.SIGKILL)
+        return self.layer(inputs)
+
+def runs(steps={STEPS}, seeds=range(6)):
+    base = default_run("hyperteacher", "tiny", f"{{__file__}}:Mortal")
+    task = Hyperteacher(num_modules=4, num_active=2, support="random")
+    base = replace(base, task=task, training=TrainingConfig(steps=steps, batch_size=4))
+    return over_seeds(grid(base, learning_rate=(1e-3, 3e-3)), seeds=seeds)
+
+def long():
+    return list(runs(steps=3000, seeds=range(1)))[:1]
+"""
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
-    """Twelve runs, trained one after the other in this process with one thread."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    (folder / "many.py").write_text(TWELVE)
+def folder(tmp_path_factory):
+    """The file of the sweep. All tests share it, because its path and contents are part of what is trained."""
+    folder = tmp_path_factory.mktemp("killed")
+    (folder / "killed.py").write_text(FILE)
+    return folder
+
+
+def train_undisturbed(folder: Path, records: Sequence[Record]) -> Path:
+    """Train runs one after the other in this process with one thread; those of another test are there already."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        for record in load_plan(str(folder / "many.py")).records:
-            train_run(record.config, out=folder / "out")
+        for record in records:
+            train_run(record.config, out=folder / "undisturbed")
     finally:
         torch.set_num_threads(before)
-    return folder / "out"
+    return folder / "undisturbed"
 
 
-def results_of(folder):
-    return {path.parent.name: path for path in folder.glob("*/result.json")}
+@pytest.fixture(params=["local", "ray", "submitit", "slurm"])
+def engine(request, monkeypatch) -> Iterator[str]:
+    """The name of an engine that works here."""
+    package = {"local": "torch", "ray": "ray"}.get(request.param, "submitit")
+    pytest.importorskip(package)
+    monkeypatch.setenv("RAY_worker_niceness", "0")  # else Ray's workers starve where other work goes on
+    if request.param != "slurm":
+        yield request.param
+        return
+    if reason := why_not():
+        pytest.skip(reason)
+    with slurm_node() as config:
+        monkeypatch.setenv("SLURM_CONF", config)
+        yield request.param
 
 
-def assert_equal(folder, other):
-    """The same runs, with the same scores and the same bits."""
-    assert set(results_of(folder)) == set(results_of(other))
-    assert len(results_of(folder)) == 12
-    for key, path in results_of(folder).items():
-        one, two = (json.loads((each / key / "result.json").read_text()) for each in (folder, other))
+def results_of(out: Path) -> dict[str, int]:
+    """When the result of each finished run was written."""
+    return {path.parent.name: path.stat().st_mtime_ns for path in out.glob("*/result.json")}
+
+
+def assert_equal(out: Path, other: Path, num_runs: int = 12) -> None:
+    """Runs with the same scores, the same losses and the same bits as other ones."""
+    assert len(results_of(out)) == num_runs
+    assert set(results_of(out)) <= set(results_of(other))
+    for key in results_of(out):
+        one, two = (json.loads((each / key / "result.json").read_text()) for each in (out, other))
         assert one["scores"] == two["scores"]
         assert one["composition_sums"] == two["composition_sums"]
-        ours, theirs = (load_file(each / key / "checkpoint.safetensors") for each in (folder, other))
-        assert all(torch.equal(ours[name], theirs[name]) for name in theirs), path
+        assert read_losses(out / key) == read_losses(other / key)
+        ours, theirs = (load_file(each / key / "checkpoint.safetensors") for each in (out, other))
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs), key
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("engine", ["local", "ray", "submitit", "slurm"])
-def test_a_sweep_killed_in_the_middle_ends_as_if_undisturbed(engine, undisturbed, tmp_path):
-    if engine == "slurm" and (reason := why_not()):
-        pytest.skip(reason)
-    pytest.importorskip({"ray": "ray", "slurm": "submitit", "submitit": "submitit"}.get(engine, "torch"))
-    if engine == "slurm":
-        with slurm_node() as config:
-            kill_and_restart(engine, undisturbed, tmp_path, {"SLURM_CONF": config})
-    else:
-        kill_and_restart(engine, undisturbed, tmp_path, {})
+def read_losses(run: Path) -> list[tuple[int, float]]:
+    rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [(row["step"], row["loss"]) for row in rows]
 
 
-def kill_and_restart(engine, undisturbed, tmp_path, variables):
-    (tmp_path / "many.py").write_text(TWELVE)
+def forget_processes(folder: Path) -> None:
+    for path in folder.glob("begun-*"):
+        path.unlink()
+
+
+def steps_of_processes(folder: Path, seed: int) -> list[int]:
+    """How many steps each process has begun that trained a seed; a process may train both of its learning rates."""
+    return sorted(int(path.read_text()) for path in folder.glob(f"begun-{seed}-*"))
+
+
+def test_a_killed_sweep_and_a_killed_worker_change_nothing(engine, folder, tmp_path):
+    """SIGKILL to the sweep after four runs; started again, SIGKILL to a worker in the middle of a run."""
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "recombine", "sweep", str(tmp_path / "many.py"), "--out", str(out)]
+    command = [sys.executable, "-m", "recombine", "sweep", str(folder / "killed.py"), "--out", str(out)]
     command += ["--engine", engine, "--jobs", "2", "--threads", "1"]
-    environment = {**os.environ, **variables}
-    sweep = subprocess.Popen(command, env=environment)
+    sweep = subprocess.Popen(command)
     try:
-        wait_until(lambda: len(results_of(out)) >= 4, 600)
+        while len(results_of(out)) < 4:
+            assert sweep.poll() is None, "the sweep ended by itself"
+            time.sleep(0.01)
     finally:
         sweep.send_signal(signal.SIGKILL)
         sweep.wait()
-    before = {key: path.stat().st_mtime_ns for key, path in results_of(out).items()}
+    before = results_of(out)
     assert 4 <= len(before) < 12
-    sweep = subprocess.Popen(command, env=environment)
-    wait_until(lambda: len(results_of(out)) > len(before), 600)
-    kill_a_worker(out)
-    assert sweep.wait(900) == 0
-    after = {key: path.stat().st_mtime_ns for key, path in results_of(out).items()}
-    assert {key: after[key] for key in before} == before  # no finished run is repeated
-    assert_equal(out, undisturbed)
+    forget_processes(folder)
+    dying = 5  # the last run has this seed
+    (folder / f"death-{dying}").touch()
+    assert subprocess.run(command, check=False).returncode == 0
+    assert not (folder / f"death-{dying}").exists(), "no process was killed"
+    after = results_of(out)
+    assert {key: after[key] for key in before} == before  # no finished run is trained again
+    assert DIES_AT in steps_of_processes(folder, dying)
+    forget_processes(folder)
+    assert_equal(out, train_undisturbed(folder, load_plan(str(folder / "killed.py")).records))
 
 
-def kill_a_worker(out):
-    """Kill the process that trains a run, if one is training at this moment."""
-    for path in (out / ".running").glob("*.json"):
+def test_a_lost_task_resumes_from_its_checkpoint(engine, folder, tmp_path):
+    """A process killed in the middle of a run; the next one trains only what the checkpoint does not hold."""
+    forget_processes(folder)
+    (record, *_) = load_plan(str(folder / "killed.py")).records
+    (folder / f"death-{record.seed}").touch()
+    trained = EngineFlags(engine=engine, jobs=1, threads=1).open_engine(1)
+    (outcome,) = train_all([record.config], trained, out=tmp_path / "out")
+    assert (outcome.kind, outcome.error) == (None, "")
+    assert steps_of_processes(folder, record.seed) == [DIES_AT, STEPS - CHECKPOINT]
+    assert_equal(tmp_path / "out", train_undisturbed(folder, [record]), 1)
+
+
+@pytest.mark.parametrize("engine", ["slurm"], indirect=True)
+def test_slurm_requeues_a_run_at_its_time_limit(engine, folder, tmp_path):
+    """Time limit of four minutes: submitit is told 90 seconds before, or more. The run takes longer than what is left."""
+    forget_processes(folder)
+    (record,) = load_plan(f"{folder / 'killed.py'}:long").records
+    (folder / "pause").write_text("0.06")  # three minutes in all
+    limited = EngineFlags(engine=engine, threads=1, time_limit=4).open_engine(1)
+    (outcome,) = train_all([record.config], limited, out=tmp_path / "out")
+    (folder / "pause").unlink()
+    assert (outcome.kind, outcome.error) == (None, "")
+    steps = [path.read_text() for path in folder.glob("begun-0-*")]
+    assert len(steps) > 1, "it was never put back into the queue"
+    assert all(int(each) < 3000 for each in steps)  # no process trained the whole run
+    logs = "".join(path.read_text() for path in (tmp_path / "out" / ".submitit").glob("*_log.*"))
+    assert re.search("requeue", logs, re.IGNORECASE)
+    assert_equal(tmp_path / "out", train_undisturbed(tmp_path, [record]), 1)
+
+
+def test_ray_without_the_resources():
+    pytest.importorskip("ray")
+    engine = EngineFlags(engine="ray", gpus=1, threads=1).open_engine(2)
+    with pytest.raises(InputError, match="each run needs 1 GPU, the cluster has 0"):
+        list(engine.train([]))
+
+
+def test_a_cluster_of_ray_that_runs_already(folder, tmp_path):
+    pytest.importorskip("ray")
+    port = free_port()
+    command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--port", str(port)]
+    command += ["--num-cpus", "1", "--include-dashboard", "false", "--temp-dir", tempfile.mkdtemp(prefix="ray-")]
+    (record, *_) = load_plan(str(folder / "killed.py")).records
+    with open(tmp_path / "log", "w") as log:
+        cluster = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        wait_for_ray(f"127.0.0.1:{port}", cluster)
+        engine = EngineFlags(engine="ray", address=f"127.0.0.1:{port}", threads=1).open_engine(1)
+        assert [outcome.kind for outcome in train_all([record.config], engine, out=tmp_path / "out")] == [None]
+    finally:
+        cluster.terminate()
+        cluster.wait()
+
+
+def wait_for_ray(address: str, cluster: subprocess.Popen) -> None:
+    while cluster.poll() is None:
         try:
-            process = json.loads(path.read_text())["process"]
-            if time.time() - path.stat().st_mtime < 10 and b"recombine" in Path(f"/proc/{process}/maps").read_bytes():
-                os.kill(process, signal.SIGKILL)
-                return
-        except (OSError, ValueError):
-            continue
-
-
-@pytest.mark.slow
-def test_slurm_requeues_at_the_time_limit(tmp_path):
-    """A job that is told that its time is over goes back into the queue and continues from its checkpoint."""
-    if reason := why_not():
-        pytest.skip(reason)
-    pytest.importorskip("submitit")
-    long = RunConfig(task=BASE.task, model=MLPConfig(num_layers=1, hidden_dim=4), training=TrainingConfig(steps=20_000))
-    with slurm_node() as config, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SLURM_CONF", config)
-        engine = EngineFlags(engine="slurm", threads=1, time_limit=60).open_engine(1)
-        outcomes = train_all([long], engine, out=tmp_path)
-        thread_result = []
-        thread = threading.Thread(target=lambda: thread_result.extend(outcomes))
-        thread.start()
-        checkpoint = tmp_path / long.directory_name / "checkpoint.json"
-        wait_until(checkpoint.exists, 300)
-        subprocess.run(["scancel", "--signal", "USR2", "--user", "root"], check=True)
-        thread.join(900)
-        assert [outcome.kind for outcome in thread_result] == [None]
-        logs = "".join(path.read_text() for path in (tmp_path / ".submitit").glob("*_log.*"))
-        assert "Requeued job" in logs or "requeue" in logs.lower()
+            return check_answers(address, 60.0)
+        except InputError:
+            time.sleep(1)
+    raise AssertionError("Ray did not start")

@@ -1,6 +1,7 @@
 """Trackers are given the rows of metrics.jsonl, resume with their run, and can fail without harm."""
 
 import importlib.util
+import json
 from dataclasses import replace
 
 import pytest
@@ -82,8 +83,12 @@ def test_weights_and_biases_offline(tmp_path, monkeypatch, caplog):
     run = train(SHORT, tmp_path, trackers=[build_tracker("wandb")])
     wandb.teardown()  # its own process writes the record
     assert "left out" not in caplog.text
-    (record,) = run.path.glob("wandb/offline-run-*/run-*.wandb")
-    assert record.stat().st_size > 1_000
+    (path,) = run.path.glob("wandb/offline-run-*/run-*.wandb")
+    record = path.read_bytes()  # numbers are kept as JSON
+    assert all(json.dumps(row["loss"]).encode() in record for row in run.read_metrics())
+    score = run.read_json("result.json")["scores"]["ood"]["r2"]["value"]
+    assert b"final/ood/r2" in record
+    assert json.dumps(score).encode() in record
 
 
 @pytest.mark.slow
