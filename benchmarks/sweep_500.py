@@ -1,6 +1,8 @@
 """A sweep of 500 tiny runs: overhead per run, memory and open files of all its processes, time of `recombine sweep status`.
 
-python benchmarks/sweep_500.py
+The runs are evaluated on few instances, so that most of their time is what a sweep and a run directory take.
+
+    python benchmarks/sweep_500.py
 """
 
 from __future__ import annotations
@@ -16,12 +18,18 @@ from pathlib import Path
 from statistics import median
 
 FILE = """
+from dataclasses import dataclass
 from recombine import Hyperteacher, RunConfig, TrainingConfig, over_seeds
 from recombine.models import MLPConfig
 
+@dataclass(frozen=True, kw_only=True)
+class Small(Hyperteacher):
+    name = "small"
+    evaluation_instances = training_evaluation_instances = 50
+
 def runs():
     return over_seeds(RunConfig(
-        task=Hyperteacher(num_modules=4, num_active=2, support="random"),
+        task=Small(num_modules=4, num_active=2, support="random"),
         model=MLPConfig(num_layers=1, hidden_dim=8),
         training=TrainingConfig(steps=20, batch_size=8),
     ), seeds=range({num_runs}))
@@ -80,7 +88,7 @@ def time_workers(path: Path, folder: Path, num_runs: int) -> tuple[float, float]
         job = Job(
             key=config.directory_name,
             config=config.as_dict(),
-            code=(),
+            code=tuple(config.origins.values()),
             out=str(folder),
             device="cpu",
             threads=1,
