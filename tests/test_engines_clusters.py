@@ -8,7 +8,7 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType
 
 import pytest
 import torch
@@ -196,8 +196,10 @@ def test_a_slurm_that_does_not_answer(tmp_path, monkeypatch):
 @pytest.mark.parametrize("engine", ["ray", "slurm"])
 def test_a_sweep_on_a_cluster_that_does_not_answer(engine, tmp_path, monkeypatch, capsys):
     """One line and exit code 2, before anything is written."""
-    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False))
-    monkeypatch.setitem(sys.modules, "submitit", SimpleNamespace())
+    packages = {name: ModuleType(name) for name in ("ray", "submitit")}  # they need not be installed
+    packages["ray"].is_initialized = lambda: False
+    for name, package in packages.items():
+        monkeypatch.setitem(sys.modules, name, package)
     for name in ("sbatch", "scontrol"):
         (tmp_path / name).write_text("#!/bin/sh\nexec /bin/sleep 30\n")
         (tmp_path / name).chmod(0o755)

@@ -100,7 +100,7 @@ def name_settings(records: Sequence[Record]) -> list[Record]:
             compared = tuple(item for item in record.settings.items() if item[0] not in record.searched)
             groups.setdefault(compared, []).append(number)
         changed = False
-        for members in groups.values():
+        for members in (members for members in groups.values() if len(members) > 1):
             known = {"model_seed", *(name for number in members for name in named[number].settings)}
             added = [name for name in _find_varied([rows[number] for number in members]) if name not in known][:1]
             for number in members:
