@@ -1,35 +1,164 @@
-"""Load: a report over many runs takes time in proportion to them, and leaves no file open."""
+"""Load: many runs, and a corpus larger than memory. Time grows in proportion, memory and open files stay flat."""
 
 import gc
+import json
 import os
 import resource
 import time
+from collections.abc import Callable
+from pathlib import Path
 
+import numpy as np
 import pytest
 
+from recombine.cli import run as run_verb
+from recombine.errors import InputError
+from recombine.files import data_folder
 from recombine.report.page import write_report
+from recombine.tasks import Language
+from recombine.tasks.language.tokenizers import ByteTokenizer
 from report_cases import make_run, make_score
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="no /proc")
+COUNTS = (50, 100, 200)
 
 
 def count_open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="no /proc")
-def test_a_report_over_two_hundred_runs(tmp_path):
-    runs = [make_run(tmp_path / "runs", f"attention {number}", make_score(0.5), num_rows=50) for number in range(200)]
-    write_report(runs[:2], tmp_path / "first.html", title="warm", gallery=False)
-    before = count_open_files()
-    seconds = {}
-    for count in (50, 100, 200):
+def read_memory(field: str) -> int:
+    """Megabytes of this process: `RssAnon` is its own memory, `RssFile` what it has mapped and the system may take back."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field)) // 1024
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> dict[int, Path]:
+    """Folders with so many runs."""
+    folders = {count: tmp_path_factory.mktemp(f"runs-{count}") for count in COUNTS}
+    for count, folder in folders.items():
+        for number in range(count):
+            make_run(folder, f"attention {number}", make_score(0.5), num_rows=50)
+    return folders
+
+
+def measure(what: str, work: Callable[[int], None]) -> dict[int, float]:
+    """Seconds of the processor for each number of runs. No file stays open."""
+    work(COUNTS[0])  # imports and caches
+    before, seconds = count_open_files(), {}
+    for count in COUNTS:
         gc.collect()
         started = time.process_time()
-        write_report(runs[:count], tmp_path / f"{count}.html", title="load", gallery=False)
+        work(count)
         seconds[count] = time.process_time() - started
-        size = (tmp_path / f"{count}.html").stat().st_size
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-        print(f"report over {count} runs: {seconds[count]:.2f} s of CPU, {size / 1e6:.1f} MB, peak {peak} MB in memory")
+        print(f"{what} over {count} runs: {seconds[count]:.2f} s of CPU, peak {peak} MB in memory")
     assert count_open_files() == before
+    return seconds
+
+
+@pytest.mark.slow
+def test_a_report_over_two_hundred_runs(runs, tmp_path):
+    def write(count: int) -> None:
+        paths = sorted(runs[count].iterdir())
+        write_report(paths, tmp_path / "report.html", title="load", gallery=False)
+
+    seconds = measure("report", write)
+    print(f"the page of 200 runs has {(tmp_path / 'report.html').stat().st_size / 1e6:.1f} MB")
     assert seconds[200] < 3 * seconds[100] + 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", ["runs", "leaderboard"])
+def test_lists_of_two_hundred_runs(verb, runs, tmp_path, capsys):
+    def show(count: int) -> None:
+        out = ["-o", str(tmp_path / "board.html")] if verb == "leaderboard" else []
+        assert run_verb([verb, str(runs[count]), *out]) == 0
+        assert len(capsys.readouterr().out.splitlines()) > 3
+
+    seconds = measure(verb, show)
+    with capsys.disabled():
+        print({count: round(value, 2) for count, value in seconds.items()})
+    assert seconds[200] < 3 * seconds[100] + 0.5
+
+
+def make_corpus(num_bytes: int, num_shards: int = 1) -> str:
+    """A corpus whose training tokens have so many bytes but take none of the disk; a shard holds two documents out."""
+    name = f"{num_bytes:016x}"
+    folder = data_folder("language", "corpora") / name
+    folder.mkdir()
+    shards = []
+    for number in range(num_shards):
+        with open(folder / f"{number:05d}.train.bin", "wb") as file:
+            file.truncate(num_bytes // num_shards)
+        (folder / f"{number:05d}.held_out.bin").write_bytes(np.full(2_000, 97, np.uint16).tobytes())
+        lengths = {"train": [num_bytes // num_shards // 2], "held_out": [1_000, 1_000]}
+        shards.append({"number": number, "dtype": "uint16", **lengths})
+    (folder / "tokenizer").write_bytes(ByteTokenizer.content)
+    manifest = {"corpus": name, "vocabulary": 4096, "problems": [], "shards": shards}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return name
+
+
+def read_corpus(num_bytes: int, num_shards: int, num_batches: int) -> float:
+    """Milliseconds per batch of 32 rows of 256 tokens; memory and open files do not grow on the way."""
+    files = count_open_files()
+    task = Language(corpus=make_corpus(num_bytes, num_shards), grammar_fraction=0.0, recall_fraction=0.0)
+    task.sample("train", 0, batch_size=32)
+    gc.collect()
+    memory = read_memory("RssAnon")
+    started = time.process_time()
+    for index in range(num_batches):
+        assert task.sample("train", index, batch_size=32).inputs.shape == (32, 256)
+    milliseconds = (time.process_time() - started) / num_batches * 1e3
+    grown, mapped = read_memory("RssAnon") - memory, read_memory("RssFile")
+    print(
+        f"{num_bytes / 1e9:g} GB of tokens in {num_shards} files: {milliseconds:.1f} ms of CPU per batch of 32 x 256; "
+        f"memory of its own grew by {grown} MB, {mapped} MB mapped, {count_open_files() - files} more open files"
+    )
+    assert count_open_files() == files
+    assert grown < 30
+    return milliseconds
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("RECOMBINE_CACHE", str(tmp_path))
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_corpus_of_ten_gigabytes():
+    """In as many files as `prepare` makes of so much text, which a process may not keep open all at once."""
+    read_corpus(10 * 10**9, 2_500, 20)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cache")
+def test_a_batch_takes_as_long_from_ten_gigabytes_as_from_ten_megabytes():
+    small, large = read_corpus(10 * 10**6, 1, 1_000), read_corpus(10 * 10**9, 2_500, 1_000)
+    assert large < 3 * small + 5
+
+
+DAMAGES = [
+    ("manifest.json", b"{}", "KeyError"),
+    ("manifest.json", b"[" * 10**5, "RecursionError|JSONDecodeError"),
+    ("manifest.json", b'{"problems": [], "vocabulary": 1, "shards": [{"number": 0, "dtype": "O"}]}', "KeyError"),
+    ("00000.train.bin", b"abc", "00000.train.bin has 3 bytes instead of 4000"),
+    ("00000.held_out.bin", b"", "00000.held_out.bin has 0 bytes instead of 4000"),
+]
+
+
+@pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize(("name", "content", "message"), DAMAGES)
+def test_a_damaged_corpus_is_named(name, content, message):
+    corpus = make_corpus(4_000)
+    (data_folder("language", "corpora") / corpus / name).write_bytes(content)
+    with pytest.raises(InputError, match=f"cannot be read .*({message}).*: delete the folder to make it again"):
+        _ = Language(corpus=corpus).tokens
+
+
+@pytest.mark.parametrize("name", ["../../x", "/etc", "", "a/b", "x" * 5_000])
+def test_the_name_of_a_corpus_leads_nowhere_else(name):
+    with pytest.raises(InputError, match="expected a hash in hexadecimal digits"):
+        Language(corpus=name)

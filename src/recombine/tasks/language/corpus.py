@@ -1,20 +1,41 @@
 """A prepared corpus: tokens of the training documents one after the other, and held-out documents one by one.
 
-The tokens are memory-mapped, so a corpus may be larger than memory. The name of a corpus is a hash of its documents, its
-tokeniser and what is held out; see `prepare`.
+Windows are read from the files when they are needed, so a corpus may be larger than memory. The name of a corpus is a hash of
+its documents, its tokeniser and what is held out; see `prepare`.
 """
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from recombine.errors import InputError
 from recombine.tasks.language.prepare import corpus_folder
 from recombine.tasks.language.tokenizers import Tokenizer, load_tokenizer
+
+DTYPES = {"uint16": np.uint16, "uint32": np.uint32}  # of tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenFile:
+    """A file of tokens. It is opened for each window: a large corpus has more files than a process may keep open."""
+
+    path: Path
+    dtype: np.dtype
+    num_tokens: int
+
+    def read(self, first: int, stop: int) -> np.ndarray:
+        """The tokens between two positions, as far as there are any."""
+        count = min(stop, self.num_tokens) - first
+        tokens = np.fromfile(self.path, self.dtype, count, offset=first * self.dtype.itemsize)
+        if len(tokens) != count:
+            raise InputError(f"{self.path} has become shorter while it was read: expected {self.num_tokens:,} tokens")
+        return tokens
 
 
 class Corpus:
@@ -24,23 +45,30 @@ class Corpus:
         self.folder = folder
         try:
             manifest = json.loads((folder / "manifest.json").read_text())
-        except (OSError, ValueError) as error:
+            self.problems: list[str] = manifest["problems"]
+            self.vocabulary: int = manifest["vocabulary"]
+            shards = manifest["shards"]
+            self._train = self._find_files(shards, "train")
+            self._held_out = self._find_files(shards, "held_out")
+            self.num_documents = {side: sum(len(shard[side]) for shard in shards) for side in ("train", "held_out")}
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise InputError(
-                f"the corpus in {folder} cannot be read ({error}): delete the folder to make it again"
+                f"the corpus in {folder} cannot be read ({error!r:.200}): delete the folder to make it again"
             ) from None
-        self.problems: list[str] = manifest["problems"]
-        self.vocabulary: int = manifest["vocabulary"]
-        shards = manifest["shards"]
-        self._train = self._map(shards, "train")
-        self._held_out = self._map(shards, "held_out")
-        self.num_documents = {side: sum(len(shard[side]) for shard in shards) for side in ("train", "held_out")}
-        self._ends = np.cumsum([len(tokens) for tokens in self._train], dtype=np.int64)
+        self._ends = np.cumsum([file.num_tokens for file in self._train], dtype=np.int64)
         self._lengths = np.array([length for shard in shards for length in shard["held_out"]], dtype=np.int64)
 
-    def _map(self, shards: list[dict[str, object]], side: str) -> list[np.ndarray]:
-        """The non-empty files of a side."""
-        found = [(self.folder / f"{shard['number']:05d}.{side}.bin", str(shard["dtype"])) for shard in shards]
-        return [np.memmap(path, dtype, mode="r") for path, dtype in found if path.stat().st_size]
+    def _find_files(self, shards: list[dict[str, Any]], side: str) -> list[TokenFile]:
+        """The non-empty files of a side, each as long as its documents together."""
+        found = []
+        for shard in shards:
+            path, dtype = self.folder / f"{shard['number']:05d}.{side}.bin", np.dtype(DTYPES[shard["dtype"]])
+            size, expected = path.stat().st_size, sum(shard[side]) * dtype.itemsize
+            if size != expected:
+                raise ValueError(f"{path.name} has {size} bytes instead of {expected}")
+            if size:
+                found.append(TokenFile(path=path, dtype=dtype, num_tokens=size // dtype.itemsize))
+        return found
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -61,9 +89,9 @@ class Corpus:
         while length > 0:
             start %= self.num_tokens
             shard = int(np.searchsorted(self._ends, start, side="right"))
-            tokens = self._train[shard]
-            first = start - (int(self._ends[shard]) - len(tokens))
-            parts.append(tokens[first : first + length])
+            file = self._train[shard]
+            first = start - (int(self._ends[shard]) - file.num_tokens)
+            parts.append(file.read(first, first + length))
             length -= len(parts[-1])
             start += len(parts[-1])
         return np.concatenate(parts)
@@ -78,14 +106,14 @@ class Corpus:
 
     @cached_property
     def _held_out_ends(self) -> np.ndarray:
-        return np.cumsum([len(tokens) for tokens in self._held_out], dtype=np.int64)
+        return np.cumsum([file.num_tokens for file in self._held_out], dtype=np.int64)
 
     def held_out(self, start: int, stop: int) -> np.ndarray:
         """Held-out tokens between two positions of one document."""
         shard = int(np.searchsorted(self._held_out_ends, start, side="right"))
-        tokens = self._held_out[shard]
-        first = start - (int(self._held_out_ends[shard]) - len(tokens))
-        return tokens[first : first + stop - start]
+        file = self._held_out[shard]
+        first = start - (int(self._held_out_ends[shard]) - file.num_tokens)
+        return file.read(first, first + stop - start)
 
 
 @lru_cache(maxsize=4)

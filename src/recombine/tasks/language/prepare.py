@@ -1,4 +1,4 @@
-"""From files to memory-mapped tokens, once: survey, tokeniser, shards, manifest.
+"""From files of text to files of tokens, once: survey, tokeniser, shards, manifest.
 
     survey      the hash and size of every document, per group of files
     tokeniser   SentencePiece is trained on documents that are not held out; kept by the hash of what it was trained on
@@ -80,11 +80,12 @@ def prepare(request: Request) -> str:
 
 
 def _look_up(pointer: Path) -> str | None:
-    """The name of a corpus that has been prepared."""
-    if not pointer.exists():
+    """The name of a corpus that has been prepared; a damaged pointer is as good as none."""
+    try:
+        name = str(json.loads(pointer.read_text())["corpus"])
+        return name if (corpus_folder(name) / "manifest.json").exists() else None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
-    name = str(json.loads(pointer.read_text())["corpus"])
-    return name if (corpus_folder(name) / "manifest.json").exists() else None
 
 
 def corpus_folder(name: str) -> Path:

@@ -13,6 +13,7 @@ is part of the run. References: Attention as a Hypernetwork, section 5 (arXiv 24
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -114,6 +115,9 @@ class Language(Task):
             require(0 <= getattr(self, field) <= 1, field, getattr(self, field), "a number from 0 to 1")
         total = self.grammar_fraction + self.recall_fraction
         require(total <= 1, "grammar_fraction + recall_fraction", total, "at most 1")
+        # the name becomes part of a path, and may come from the configuration of a run that somebody else made
+        hexadecimal = self.corpus is None or re.fullmatch("[0-9a-f]{1,64}", self.corpus) is not None
+        require(hexadecimal, "corpus", self.corpus, "a hash in hexadecimal digits")
         if self.text and self.dataset is not None:
             raise InputError("text and dataset are both given: expected one of them")
 
