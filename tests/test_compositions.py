@@ -126,3 +126,25 @@ def test_hardly_coverable(monkeypatch):
     monkeypatch.setattr("recombine.compositions.MAX_REDRAWS", 3)
     with pytest.raises(InputError, match="in 3 draws none covered all 12 modules"):
         split_compositions(all_sets(12, 2), held_out=60 / 66, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("compositions", "message"),
+    [
+        ([(0, 1), (0, 1), (1, 2), (0, 2)], r"composition \(0, 1\) is listed twice: expected different ones"),
+        ([(0, 1), (1, 0), (1, 2), (0, 2)], r"composition \(1, 0\): expected a sorted tuple of module numbers"),
+        ([(0, 1), ()], r"composition \(\): expected a sorted tuple"),
+        ([(0, "x")], "expected a sorted tuple of module numbers"),
+        ([(True, 2)], "expected a sorted tuple of module numbers"),
+        ([], "there are no compositions: expected at least one"),
+    ],
+)
+def test_lists_that_could_train_what_they_hold_out(compositions, message, unchecked):
+    with pytest.raises(InputError, match=message):
+        split_compositions(compositions, held_out=0.25, seed=0)
+
+
+@pytest.mark.parametrize(("held_out", "seed"), [("x", 0), (None, 0), (float("nan"), 0), (0.5, "x"), (0.5, None)])
+def test_fractions_and_seeds_that_are_no_numbers(held_out, seed, unchecked):
+    with pytest.raises(InputError, match=r"expected a (number strictly between 0 and 1|whole number)"):
+        split_compositions([(0, 1), (0, 2), (1, 2), (0,)], held_out=held_out, seed=seed)

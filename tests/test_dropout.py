@@ -187,6 +187,11 @@ def test_the_rate_of_torch_layers_can_be_changed_and_survives_conversion():
         CodeDropout(0.5, "heads")
 
 
+def test_a_rate_that_is_no_number(unchecked):
+    with pytest.raises(InputError, match="dropout is 'x': expected a number from 0 to below 1"):
+        HypernetworkAttention(8, 2, dropout="x")
+
+
 def test_keys_differ_between_seeds_steps_and_layers_and_nothing_else():
     model = nn.ModuleList(Attention(8, num_heads=2, kqv_dim=8, dropout=0.5) for _ in range(2))
     keys = DropoutKeys(model)

@@ -184,6 +184,9 @@ def test_bad_configurations_are_named():
         HypernetworkAttention(8, 3)
     with pytest.raises(InputError, match="num_heads is 0: expected a whole number of at least 1"):
         HypernetworkAttention(8, 0)
+    with pytest.raises(InputError, match=r"attention of width 1,000,000,000 takes 16 EB of memory"):
+        HypernetworkAttention(10**9, 1)
+    assert HypernetworkAttention(10**5, 1, device="meta").in_proj_weight.is_meta
     with pytest.raises(InputError, match="unknown attention 'hylo'"):
         HypernetworkAttention(8, 2, attention="hylo")
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from recombine.errors import InputError
+from recombine.errors import InputError, require
 from recombine.memory import format_count
 
 Composition = tuple[int, ...]
@@ -143,8 +143,10 @@ def split_compositions(
     An order that leaves a module uncovered is redrawn, deterministically. With `connected`, so is an order whose graph of
     co-occurring modules is not connected. A fraction for which no order is found is an error.
     """
-    if not 0 < held_out < 1:
-        raise InputError(f"held-out fraction is {held_out}: expected a number strictly between 0 and 1")
+    if not isinstance(held_out, int | float) or not 0 < held_out < 1:
+        raise InputError(f"held-out fraction is {held_out!r}: expected a number strictly between 0 and 1")
+    require(isinstance(seed, int) and not isinstance(seed, bool), "seed", seed, "a whole number")
+    _check_compositions(compositions, unknown)
     num_held_out = int(held_out * len(compositions) + 1e-9)
     num_train = len(compositions) - num_held_out
     modules = sorted({module for composition in compositions for module in composition})
@@ -178,6 +180,20 @@ def split_compositions(
         f"held-out fraction is {held_out}, which leaves {num_train} training compositions: in {MAX_REDRAWS} draws none "
         f"{'covered and connected' if connected else 'covered'} all {len(modules)} modules; expected a smaller fraction"
     )
+
+
+def _check_compositions(compositions: Sequence[Composition], unknown: Sequence[Composition]) -> None:
+    """Require distinct sorted tuples of module numbers: the same modules twice could be both trained and held out."""
+    if not compositions:
+        raise InputError("there are no compositions: expected at least one")
+    seen: set[Composition] = set()
+    for composition in (*compositions, *unknown):
+        numbers = isinstance(composition, tuple) and all(type(module) is int for module in composition)
+        if not numbers or not composition or list(composition) != sorted(composition):
+            raise InputError(f"composition {composition!r}: expected a sorted tuple of module numbers")
+        if composition in seen:
+            raise InputError(f"composition {composition!r} is listed twice: expected different ones")
+        seen.add(composition)
 
 
 def order_by_hash(compositions: Iterable[Composition], *, seed: int, redraw: int = 0) -> list[Composition]:

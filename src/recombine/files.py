@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 
 from recombine.errors import InputError
@@ -70,6 +72,22 @@ def data_folder(*names: str) -> Path:
                 f"cannot write to {str(folder)!r} ({error.strerror}): expected a writable folder in RECOMBINE_CACHE"
             ) from None
     user = os.getuid() if hasattr(os, "getuid") else os.environ.get("USERNAME", "user")
-    folder = Path(tempfile.gettempdir(), f"recombine-data-{user}", *names)
+    private = Path(tempfile.gettempdir(), f"recombine-data-{user}")
+    private.mkdir(exist_ok=True, mode=0o700)
+    if not is_private(private):  # somebody else could put data there
+        raise InputError(
+            f"{str(private)!r} belongs to somebody else or others can write to it: expected a folder of your own in "
+            "RECOMBINE_CACHE"
+        )
+    folder = private.joinpath(*names)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     return folder
+
+
+def is_private(path: Path, owners: Collection[int] | None = None) -> bool:
+    """Whether a file or folder is the user's or root's (or that of `owners`), and nobody else may write to it."""
+    if not hasattr(os, "getuid"):
+        return True  # Windows: the user's profile is protected by other means
+    what = path.stat()
+    trusted = (os.getuid(), 0) if owners is None else owners
+    return what.st_uid in trusted and not what.st_mode & (stat.S_IWGRP | stat.S_IWOTH)

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from recombine.errors import InputError
+from recombine.files import is_private
 
 
 def cache_directory() -> Path:
@@ -39,7 +40,7 @@ def is_writable(directory: Path) -> bool:
 def load_if_intact(path: Path) -> ctypes.CDLL | None:
     """The library, if it is ours and whole; a damaged one is removed."""
     try:
-        if not path.is_symlink() and path.is_file() and _is_private(path):
+        if not path.is_symlink() and path.is_file() and is_private(path, _trusted_users()):
             if path.stem.rsplit("-", 1)[-1] == digest([path.read_bytes()]):
                 return ctypes.CDLL(str(path))
             path.unlink()
@@ -58,7 +59,7 @@ def digest(parts: Iterable[bytes]) -> str:
 def _open_directory(directory: Path) -> Path:
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        private = _is_private(directory)
+        private = is_private(directory, _trusted_users())
         readable = os.access(directory, os.R_OK | os.X_OK)
     except OSError as error:
         raise InputError(
@@ -74,16 +75,8 @@ def _open_directory(directory: Path) -> Path:
     return directory
 
 
-def _is_private(path: Path) -> bool:
-    """Whether a file or folder is the user's or root's, and neither group nor others may write to it."""
-    if not hasattr(os, "getuid"):
-        return True  # Windows: the user's profile is protected by other means
-    what = path.stat()
-    return what.st_uid in _trusted_users() and not what.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-
-
 def _trusted_users() -> set[int]:
-    return {os.getuid(), 0}
+    return {os.getuid(), 0} if hasattr(os, "getuid") else set()
 
 
 def _user() -> str:

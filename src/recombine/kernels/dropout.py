@@ -68,8 +68,8 @@ def find_scale(rate: float) -> float:
 
 def check_dropout(rate: float, form: str = "elements") -> None:
     """Require a rate that leaves something, and a form that exists."""
-    if not 0 <= rate < 1:
-        raise InputError(f"dropout is {rate}: expected a number from 0 to below 1")
+    if not isinstance(rate, int | float) or not 0 <= rate < 1:
+        raise InputError(f"dropout is {rate!r}: expected a number from 0 to below 1")
     check_choice("form of dropout", form, get_args(DropoutForm))
 
 

@@ -28,6 +28,7 @@ from recombine.layers.initialise import lecun_normal_
 from recombine.layers.masks import arrange_masks, merge_masks, pad_keys
 from recombine.layers.output_scale import OutputScale, choose_output_scale, scale_output
 from recombine.layers.watch import CodeWatch
+from recombine.memory import require_memory
 
 
 class HypernetworkAttention(nn.MultiheadAttention):
@@ -52,6 +53,8 @@ class HypernetworkAttention(nn.MultiheadAttention):
             raise InputError(
                 f"embed_dim {embed_dim} is not divisible by num_heads {num_heads}: expected a multiple of it"
             )
+        if str(options.get("device")) != "meta":
+            require_memory(16 * embed_dim**2, f"attention of width {embed_dim:,}")  # four projections in float32
         super().__init__(embed_dim, num_heads, *args, **options)
         self.set_attention(attention, output_scale)
 
