@@ -29,10 +29,11 @@ test: lint
 test-slow: $(VENV)/dev
 	$(PYTEST) -m slow
 
-# faults, abuse and load for about an hour: kills, full disks, damaged files, then random damage until the time is over
+# faults, abuse and load for about an hour: kills, full disks, damaged files, then random damage for SOAK_SECONDS
+SOAK_SECONDS ?= 1800
 soak: $(VENV)/dev
 	$(PYTEST) -m 'slow or not slow' tests/faults
-	OMP_NUM_THREADS=1 $(BIN)/python tests/faults/fuzz.py --seconds 1800 --log fuzz.jsonl
+	OMP_NUM_THREADS=1 $(BIN)/python tests/faults/fuzz.py --seconds $(SOAK_SECONDS) --log fuzz.jsonl
 
 lint: $(VENV)/dev
 	$(BIN)/ruff check .

@@ -1,0 +1,278 @@
+"""Any arguments, any JSON in a configuration, any bytes in a file: exit code 0 or 2, one line, no traceback, in limits."""
+
+import json
+import math
+import shutil
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from command_lines import command_lines, find_trouble, in_limits
+from fuzz import TASK, call, verbs
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from mutations import NASTY
+
+import recombine
+from recombine.errors import InputError
+from recombine.run import default_run, load_config
+from recombine.store import RunDirectory
+from recombine.tasks import TASKS
+
+SHARED = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]}
+FEW, SOME, MANY = (settings(max_examples=number, **SHARED) for number in (30, 60, 1_500))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    """A finished run."""
+    code, out, err, trace = call(["train", *TASK, "--out", str(tmp_path_factory.mktemp("runs"))])
+    assert code == 0, err + trace
+    return Path(out.strip())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Where the calls work."""
+    return tmp_path_factory.mktemp("work")
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory, finished) -> list[str]:
+    """All kinds of files and folders."""
+    place = tmp_path_factory.mktemp("files")
+    (place / "text.txt").write_text("some text\n" * 50)
+    (place / "table.csv").write_text("instance,prediction\na,0.5\n")
+    (place / "empty.jsonl").write_bytes(b"")
+    (place / "plan.py").write_text("def runs():\n    return []\n")
+    named = [str(place / name) for name in ("text.txt", "table.csv", "empty.jsonl", "plan.py", "none", "none/deeper")]
+    return [*named, str(place), str(finished), "/dev/null", ".", "", "x" * 5_000]
+
+
+@FEW
+@given(data=st.data())
+def test_any_command_line(data, paths, finished, folder):
+    argv = data.draw(command_lines(paths, [str(finished)]))
+    assert find_trouble(argv, folder) is None
+
+
+@pytest.mark.slow
+@MANY
+@given(data=st.data())
+def test_many_command_lines(data, paths, finished, folder):
+    argv = data.draw(command_lines(paths, [str(finished)]))
+    assert find_trouble(argv, folder) is None
+
+
+# what JSON can say, and what Python's reader takes besides: NaN, infinity, numbers of any length
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.sampled_from(NASTY),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+PLACES = [(role, None) for role in ("task", "model", "training")]
+PLACES += [
+    (role, field.name)
+    for role in ("task", "model", "training")
+    for field in fields(getattr(default_run("sraven"), role))
+]
+PLACES += [
+    ("format", None),
+    ("format_version", None),
+    ("origins", None),
+    ("task", "name"),
+    ("model", "kind"),
+    ("x", None),
+]
+
+
+def load(run: Path) -> None:
+    message = ""
+    try:
+        assert load_config(RunDirectory.open(run)).directory_name
+    except InputError as error:
+        message = str(error)
+    assert "\n" not in message
+
+
+@pytest.fixture
+def copied(finished, tmp_path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / finished.name))
+
+
+@settings(max_examples=200, **SHARED)
+@given(value=JSON)
+@pytest.mark.usefixtures("unchecked")
+def test_any_json_as_a_configuration(value, copied):
+    (copied / "config.json").write_text(json.dumps(value))
+    load(copied)
+
+
+@settings(max_examples=300, **SHARED)
+@given(place=st.sampled_from(PLACES), value=JSON, task=st.sampled_from(sorted(TASKS)))
+@pytest.mark.usefixtures("unchecked")
+def test_any_json_in_a_configuration(place, value, task, copied):
+    config: dict[str, Any] = {"format": "recombine-run", "format_version": 2, **default_run(task, "tiny").as_dict()}
+    (config if place[1] is None else config[place[0]])[place[1] or place[0]] = value
+    (copied / "config.json").write_text(json.dumps(config))
+    load(copied)
+
+
+FILES = ["result.json", "split.json", "environment.json", "metrics.jsonl", "checkpoint.json", "checkpoint.safetensors"]
+
+
+def check_bytes(name: str, content: bytes, verb: str, copied: Path, finished: Path, folder: Path) -> None:
+    for path in finished.iterdir():
+        (copied / path.name).write_bytes(path.read_bytes())
+    (copied / name).write_bytes(content)
+    code, _, err, trace = call(verbs(copied, folder)[verb])
+    assert not trace, trace
+    assert code in (0, 2), err
+    assert len([line for line in err.splitlines() if line.startswith("recombine: ")]) == (1 if code == 2 else 0), err
+
+
+CONTENT = st.binary(max_size=200) | JSON.map(lambda value: json.dumps(value).encode())
+
+
+@FEW
+@given(name=st.sampled_from(FILES), content=CONTENT)
+@pytest.mark.usefixtures("unchecked")
+def test_any_bytes_in_a_file(name, content, copied, finished, folder):
+    check_bytes(name, content, "evaluate", copied, finished, folder)
+
+
+@pytest.mark.slow
+@settings(max_examples=400, **SHARED)
+@given(
+    name=st.sampled_from([*FILES, "config.json"]),
+    content=CONTENT,
+    verb=st.sampled_from(["evaluate", "report", "diagnose"]),
+)
+@pytest.mark.usefixtures("unchecked")
+def test_many_bytes_in_a_file(name, content, verb, copied, finished, folder):
+    check_bytes(name, content, verb, copied, finished, folder)
+
+
+def refuse_or_return(work: Any) -> Any:
+    """A call of the public API: what it returns does not matter here, and an InputError is an answer."""
+
+    def attempt() -> int:
+        try:
+            work()
+        except InputError as error:
+            return 2 if "\n" not in str(error) else 3
+        return 0
+
+    return attempt
+
+
+VALUES = st.one_of(st.integers(0, 4), st.sampled_from(NASTY), st.floats(0, 1), st.booleans(), st.text(max_size=5))
+
+
+@SOME
+@given(name=st.sampled_from([name for name in sorted(TASKS) if name != "language"]), data=st.data())
+def test_any_settings_of_a_task(name, data, folder):
+    """Constructed, split and sampled, or refused."""
+    default = default_run(name, "tiny").task
+    chosen = data.draw(
+        st.dictionaries(st.sampled_from([field.name for field in fields(default)]), VALUES, min_size=1, max_size=2)
+    )
+    split = data.draw(st.sampled_from(["train", "ood", "x", 3]))
+    index, rows = data.draw(st.sampled_from([(0, 2), (-1, 1), (10**30, 1), (0, 0), (0, 10**12), (0.5, 1), ("x", 1)]))
+
+    def work() -> None:
+        replace(default, **chosen).sample(split, index, batch_size=rows)
+
+    code, said = in_limits(refuse_or_return(work), folder)
+    assert code in (0, 2), said
+
+
+PREDICTIONS = [
+    lambda x: x * math.nan,
+    lambda x: (x, x),
+    lambda x: None,
+    lambda x: x[:1],
+    lambda x: x.sum(),
+    lambda x: "text",
+    lambda x: x.to(torch.complex64),
+    lambda x: x.bool(),
+    lambda x: x.detach().numpy(),
+    lambda x: {"logits": x},
+    lambda x: torch.zeros(len(x), 10**6),
+    lambda x: torch.full((len(x), 1, 1), torch.inf),
+    lambda x: torch.zeros(len(x), 1, 1, requires_grad=True),
+]
+
+
+@SOME
+@given(
+    predict=st.sampled_from(PREDICTIONS),
+    splits=st.sampled_from([("ood",), (), ("x",), "ood", None, (1,)]),
+    num_instances=st.sampled_from([4, 0, -1, 10**12, 1.5, "x", None]),
+)
+def test_any_predictions_and_sizes_of_a_score(predict, splits, num_instances, folder):
+    task = recombine.FuzzyLogic(num_examples=4)
+
+    def work() -> None:
+        chosen = {} if splits is None else {"splits": splits}
+        recombine.score(predict, task, num_instances=num_instances, **chosen)
+
+    code, said = in_limits(refuse_or_return(work), folder)
+    assert code in (0, 2), said
+
+
+ARRAYS = st.sampled_from(
+    [
+        np.ones((8, 3)),
+        np.zeros((0, 3)),
+        np.ones(8),
+        np.full((8, 3), np.nan),
+        np.array(["fit"] * 8),
+        np.array(["fit", "id", "ood", "x"] * 2),
+        np.arange(8),
+        np.ones((8, 2, 2)),
+        np.array(1.0),
+    ]
+)
+
+
+@SOME
+@given(activations=ARRAYS, labels=ARRAYS, split=ARRAYS)
+def test_any_activations(activations, labels, split, folder):
+    np.savez(folder / "activations.npz", activations=activations, labels=labels, split=split)
+
+    def work() -> None:
+        recombine.examine_activations(folder / "activations.npz", tsne=False)
+
+    code, said = in_limits(refuse_or_return(work), folder)
+    assert code in (0, 2), said
+
+
+NUMBERS = st.sampled_from([0, 1, 2, 3, 8, -1, 10**9, 10**30, 1.5, "x", None, True])
+
+
+@SOME
+@given(embed=NUMBERS, heads=NUMBERS, dropout=st.sampled_from([0.0, 0.5, 1.0, -1, "x", math.nan]), data=st.data())
+def test_any_sizes_of_a_layer(embed, heads, dropout, data, folder):
+    shape = data.draw(st.lists(st.integers(0, 3), max_size=4))
+
+    def work() -> None:
+        layer = recombine.HypernetworkAttention(embed, heads, dropout=dropout)
+        x = torch.zeros(*shape, embed)
+        layer(x, x, x)
+
+    code, said = in_limits(refuse_or_return(work), folder)
+    assert code in (0, 2), said
+
+
+@SOME
+@given(compositions=st.lists(st.lists(NUMBERS, max_size=3).map(tuple), max_size=4), held_out=NUMBERS, seed=NUMBERS)
+def test_any_compositions(compositions, held_out, seed, folder):
+    def work() -> None:
+        recombine.split_compositions(compositions, held_out=held_out, seed=seed)
+
+    code, said = in_limits(refuse_or_return(work), folder)
+    assert code in (0, 2), said

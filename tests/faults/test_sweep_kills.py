@@ -1,0 +1,59 @@
+"""SIGKILL at any moment of a sweep loses nothing: its runs end with the bits of runs that were trained one by one."""
+
+import os
+import random
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from forked import in_fork
+from small_runs import FAMILIES, final_state
+
+from recombine.engines import LocalEngine
+from recombine.run import train_run
+from recombine.store import RunDirectory
+from recombine.sweep.execute import run_sweep
+from recombine.sweep.plan import make_plan
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")]
+STEPS, NUM_KILLS = 400, 12
+CONFIGS = [replace(config, training=replace(config.training, steps=STEPS)) for config in FAMILIES.values()]
+
+
+def sweep(out: Path) -> Any:
+    plan = make_plan(CONFIGS, "killed")
+    return run_sweep(plan, LocalEngine(jobs=2, threads=1), out=out, device="cpu")
+
+
+def states(out: Path) -> dict[str, Any]:
+    return {config.directory_name: final_state(RunDirectory(out / config.directory_name)) for config in CONFIGS}
+
+
+def test_kills_of_a_sweep(tmp_path):
+    for config in CONFIGS:
+        train_run(config, out=tmp_path / "undisturbed", device="cpu")
+    undisturbed = states(tmp_path / "undisturbed")
+    started = time.monotonic()
+    assert in_fork(lambda: sweep(tmp_path / "timed") and None) == 0
+    seconds = time.monotonic() - started
+    draw = random.Random(0)
+    killed, tries, ended, out = 0, 0, 0, tmp_path / "disturbed-0"
+    while killed < NUM_KILLS:
+        tries += 1
+        assert tries < 10 * NUM_KILLS, "too fast to be killed"
+        code = in_fork(lambda out=out: sweep(out) and None, kill_after=draw.uniform(0, seconds))
+        assert code in (0, -9)
+        killed += code == -9
+        if code == 0:
+            ended += 1
+            assert states(out) == undisturbed
+            out = tmp_path / f"disturbed-{tries}"
+    started = time.monotonic()
+    status = sweep(out)
+    print(
+        f"{killed} kills in {tries} processes, {ended} sweeps ended; recovery took {time.monotonic() - started:.1f} s"
+    )
+    assert status.count("finished") == len(CONFIGS)
+    assert states(out) == undisturbed
