@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from recombine.drawing.canvas import canvas
-from recombine.drawing.palette import ATTENTION_COLOURS
+from recombine.drawing.palette import ATTENTION_COLOURS, QUIET
 from recombine.recipes.attention_as_hypernetwork.runs import ATTENTIONS, change_model
 from recombine.recipes.claims import Close, Lead
 from recombine.recipes.comparison import cell, difference_to_baseline, score_group, spread
@@ -26,6 +26,7 @@ from recombine.recipes.experiment import Experiment, Finished, Group, Record, ov
 from recombine.run import RunConfig, default_run
 from recombine.seeds import score_seeds
 from recombine.tables import Cell, Table, Value
+from recombine.tasks import Language
 from recombine.tasks.base import Scale
 
 SMALL_TASK: dict[str, Any] = {
@@ -182,7 +183,7 @@ def tabulate_probes(finished: Finished) -> Table:
 
 
 PANELS = {
-    ("text", "loss"): "cross-entropy, held-out documents",
+    ("text", "bits_per_byte"): "bits per byte, held-out text",
     ("recall", "accuracy"): "in-context recall",
     ("test", "accuracy"): "grammar, trained pairs",
     ("ood", "accuracy"): "grammar, held-out pairs",
@@ -190,7 +191,7 @@ PANELS = {
 
 
 def draw_curves(finished: Finished, path: Path) -> Path:
-    """Scores over training steps, one line per seed."""
+    """Scores over training steps, one line per seed; for recall also the score of a guess among the values of the row."""
     with canvas(path, 11, 3) as figure:
         panels = figure.subplots(1, len(PANELS))
         for axes, ((split, metric), title) in zip(panels, PANELS.items(), strict=True):
@@ -199,6 +200,10 @@ def draw_curves(finished: Finished, path: Path) -> Path:
             axes.set(title=title, xlabel="step")
             if metric == "accuracy":
                 axes.set_ylim(-0.03, 1.03)
+            if split == "recall":
+                task = finished.runs[0].record.config.task
+                assert isinstance(task, Language)
+                axes.axhline(1 / task.num_pairs, color=QUIET, linestyle=":")
         panels[0].legend()
     return path
 
@@ -214,5 +219,5 @@ def _draw_group(axes: Any, group: Group, split: str, metric: str) -> None:
             linestyle="-" if number == 0 else "--",
             marker="o",
             markersize=3,
-            label=attention if number == 0 else None,
+            label={"hyla": "HYLA"}.get(attention, attention) if number == 0 else None,
         )
