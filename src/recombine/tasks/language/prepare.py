@@ -44,6 +44,7 @@ SAMPLE_SIZE = 20_000_000  # bytes that a SentencePiece model is trained on
 
 Item = TypeVar("Item")
 _log = logging.getLogger(__name__)
+_said: set[str] = set()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +76,9 @@ def prepare(request: Request) -> str:
             replace_file(pointer, json.dumps({"corpus": name}).encode())
             shutil.rmtree(work, ignore_errors=True)
     for line in problems.lines:
-        _log.warning("%s", line)
+        if line not in _said:  # a command may ask for the same corpus several times
+            _said.add(line)
+            _log.warning("%s", line)
     return name
 
 

@@ -209,10 +209,8 @@ def _read_lines(source: Source, problems: Problems) -> Iterator[str]:
             except (ValueError, KeyError, TypeError, RecursionError):
                 bad.append(number)
     if bad:
-        problems.add(
-            source,
-            f"{len(bad)} lines are not JSON objects with a field {TEXT_FIELD!r}, the first is line {bad[0]}; left out",
-        )
+        are = "line is not a JSON object" if len(bad) == 1 else "lines are not JSON objects"
+        problems.add(source, f"{len(bad)} {are} with a field {TEXT_FIELD!r}, the first is line {bad[0]}; left out")
 
 
 def _read_parquet(source: Source, problems: Problems) -> Iterator[str]:
