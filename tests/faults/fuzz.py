@@ -91,6 +91,9 @@ def verbs(run: Path, scratch: Path) -> dict[str, list[str]]:
         "diagnose": ["diagnose", str(run), "--num-instances", "30", "-q"],
         "probe": ["probe", str(run), "--num-instances", "30", "--no-tsne", "-q"],
         "train": ["train", *TASK, "--out", str(run.parent)],
+        "runs": ["runs", str(run.parent)],
+        "compare": ["compare", str(run), str(run)],
+        "leaderboard": ["leaderboard", str(run.parent), "-o", str(scratch / "leaderboard.html")],
         "activations": ["probe", "--activations", str(run / "probe.npz"), "--no-tsne", "-q"],
     }
 
@@ -143,7 +146,7 @@ def fuzz(root: Path, arguments: argparse.Namespace, log: Any) -> None:
             not trace
             and code == 2
             and len(err.strip().splitlines()) != 1
-            and verb not in ("train", "probe", "diagnose")
+            and verb not in ("train", "probe", "diagnose", "runs", "leaderboard")
         ):
             trouble = f"{len(err.strip().splitlines())} lines of error: {err[:500]}"
         elif code == 0 and verb == "evaluate":

@@ -101,6 +101,30 @@ def test_many_foreign_files_end_in_one_line(name, run, tmp_path):
         end_in_one_line(run, name, content, tmp_path)
 
 
+LISTS = [
+    ("result.json", "{}"),
+    ("result.json", '{"scores": {"test": {"r2": {"value": 1}}, "ood": {"r2": {"value": 1}}}}'),
+    ("result.json", "[]"),
+    ("config.json", '{"format": "recombine-run", "format_version": 2}'),
+    ("config.json", '{"format": "recombine-run", "format_version": 2, "task": {}, "model": {}, "training": {}}'),
+    ("config.json", '{"format": "recombine-run", "format_version": 2, "task": 1, "model": [], "training": ""}'),
+    ("split.json", "{}"),
+    ("environment.json", "{}"),
+    ("checkpoint.json", '{"step": "x"}'),
+]
+
+
+@pytest.mark.parametrize(("name", "content"), LISTS)
+def test_lists_of_runs_with_a_damaged_one(name, content, run, pristine, tmp_path):
+    """`runs` and `leaderboard` leave it out with a warning and list the others; `compare` ends in one line."""
+    shutil.copytree(pristine, run.parent / "intact")
+    (run / name).write_text(content)
+    for verb in ("runs", "compare", "leaderboard"):
+        code, _, err, trace = call(verbs(run, tmp_path)[verb])
+        assert not trace, trace
+        assert code == 0 or (verb == "compare" and len(err.strip().splitlines()) == 1), err
+
+
 def test_a_loss_that_is_text(run, tmp_path):
     (run / "metrics.jsonl").write_text('{"step": 10, "loss": "low"}\n')
     assert "metrics.jsonl line 1 is damaged: loss is 'low'" in refuse(verbs(run, tmp_path)["report"])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from recombine.cli import parse
 from recombine.commands.console import Output, split_legend, title_of
 from recombine.commands.output import RunPath
-from recombine.errors import InputError
+from recombine.errors import InputError, require
 from recombine.evaluate import compare
 from recombine.report.runs import differing_settings
 from recombine.store import Json, RunDirectory
@@ -54,11 +54,16 @@ def read_result(run: RunDirectory) -> Json:
     """The result of a finished run."""
     if not run.finished:
         raise InputError(f"{run.path} has no result.json: expected a finished run")
-    return run.read_json("result.json")
+    return run.read_json("result.json", complete=True)
 
 
 def compare_results(first: Json, second: Json) -> list[Json]:
     """The paired difference of every metric and split that both results have."""
+    for result in (first, second):
+        for split, metrics in result["composition_sums"].items():
+            for metric in metrics:
+                known = metric in result["metrics"] and metric in result["scores"].get(split, {})
+                require(known, f"composition_sums.{split}", metric, "a metric that has a score and a description")
     for name in ("task", "split_sha256", "evaluation_instances"):
         if first[name] != second[name]:
             raise InputError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +11,7 @@ import tyro
 
 from recombine.cli import parse
 from recombine.commands.console import Output, split_legend, title_of
+from recombine.errors import InputError
 from recombine.store import Json, RunDirectory, find_runs
 from recombine.tables import Column, Table
 
@@ -17,6 +19,8 @@ EXAMPLES = (
     "recombine runs",
     "recombine runs runs/fuzzy --json",
 )
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +33,12 @@ class RunsOptions(Output):
 
 def run(argv: list[str]) -> None:
     options = parse(RunsOptions, argv, prog="runs")
-    rows = [describe_run(each, options.folder) for each in find_runs(options.folder)]
+    rows = []
+    for each in find_runs(options.folder):
+        try:
+            rows.append(describe_run(each, options.folder))
+        except InputError as error:
+            _log.warning("left out: %s", error)
     if not rows:
         options.show({"runs": []}, f"{options.folder} holds no runs. `recombine train TASK` makes one.")
         return

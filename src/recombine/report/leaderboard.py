@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import logging
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields
 from importlib import metadata
 from pathlib import Path
+from typing import TypedDict
 
 from markupsafe import Markup
 
@@ -25,8 +27,18 @@ from recombine.report.runs import differing_settings, label_settings
 from recombine.run import default_run
 from recombine.settings import settings_as_dict
 from recombine.store import Json, RunDirectory, find_runs, hash_config
+from recombine.store.conform import find_fault
 from recombine.tasks import TASKS
 from recombine.tasks.base import SCALES as BUDGETS
+
+_log = logging.getLogger(__name__)
+
+
+class Budget(TypedDict):
+    """What a board needs to know of a training."""
+
+    steps: int
+    batch_size: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,13 +109,30 @@ def make_boards(runs: Sequence[RunDirectory]) -> list[Board]:
     groups: dict[str, list[Entry]] = {}
     seen = {run.path.resolve(): run for run in runs}
     for run in seen.values():
-        result = run.read_json("result.json") if run.finished else {}
-        if all(result.get("scores", {}).get(split) for split in ("test", "ood")):
-            version = run.read_json("environment.json").get("recombine", "unknown")
-            entry = Entry(run=run, result=result, version=version)
-            groups.setdefault(hash_board(entry), []).append(entry)
+        try:
+            entry = read_entry(run)
+            if entry is not None:
+                groups.setdefault(hash_board(entry), []).append(entry)
+        except InputError as error:
+            _log.warning("left out: %s", error)
+        except LookupError as error:
+            _log.warning("left out: %s lacks %s", run.path, error)
     boards = [_make_board(key, entries) for key, entries in groups.items()]
     return sorted(boards, key=lambda board: (board.task, board.first["steps"], board.first["seed"], board.key))
+
+
+def read_entry(run: RunDirectory) -> Entry | None:
+    """A run that is finished and has scores on seen and held-out compositions. Damage is an error."""
+    result = run.read_json("result.json", complete=True) if run.finished else {}
+    if not all(result.get("scores", {}).get(split) for split in ("test", "ood")):
+        return None
+    fault = find_fault(run.config["training"], Budget)
+    if fault is not None:
+        raise InputError(f"{run.path / 'config.json'} is damaged: training.{fault}")
+    headline = next(iter(result["scores"]["ood"]))
+    compare(*[result["composition_sums"]["ood"][headline]] * 2)  # sums that fit together
+    _ = result["metrics"][headline], run.read_json("split.json", complete=True)
+    return Entry(run=run, result=result, version=run.read_json("environment.json").get("recombine", "unknown"))
 
 
 def hash_board(entry: Entry) -> str:

@@ -5,9 +5,21 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
+from typing import TypedDict
 
 from recombine.errors import InputError
+from recombine.store.conform import find_fault
 from recombine.store.directory import FORMAT, RunDirectory
+from recombine.store.schema import Json
+
+
+class Parts(TypedDict):
+    """What every list of runs relies on."""
+
+    task: Json
+    model: Json
+    training: Json
+
 
 _log = logging.getLogger(__name__)
 
@@ -25,7 +37,11 @@ def find_runs(folder: Path | str) -> list[RunDirectory]:
         if not _is_run(path):
             continue
         try:
-            runs.append(RunDirectory.open(path.parent))
+            run = RunDirectory.open(path.parent)
+            fault = find_fault(run.config, Parts)
+            if fault is not None:
+                raise InputError(f"{path} is damaged: {fault}")
+            runs.append(run)
         except InputError as error:
             _log.warning("left out: %s", error)
     return runs
