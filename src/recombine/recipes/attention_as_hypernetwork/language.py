@@ -33,7 +33,7 @@ SMALL_TASK: dict[str, Any] = {
     "tokenizer": "sentencepiece",
     "vocabulary": 2048,
     "context_length": 256,
-    "recall_fraction": 0.2,  # recall is learned late: with 16 pairs and a tenth of the rows, not in a thousand steps
+    "recall_fraction": 0.2,  # recall is learned late: with 16 pairs and two such rows per step, not in 1,200 steps
     "num_pairs": 8,
 }
 SMALL_MODEL: dict[str, Any] = {
