@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from recombine.recipes.claims import Fall
 from recombine.recipes.experiment import Experiment, Record, over_seeds
@@ -73,5 +74,6 @@ class Grids(Experiment):
             base = default_run(task, scale)
             training = replace(base.training, steps=STEPS[scale])
             for value in values:
-                config = replace(base, task=replace(base.task, **{field: value}), training=training)
+                change: dict[str, Any] = {field: value}
+                config = replace(base, task=replace(base.task, **change), training=training)
                 yield Record(settings={"task": task, "variant": value}, config=config)
