@@ -180,7 +180,7 @@ def test_slurm_requeues_a_run_at_its_time_limit(engine, folder, tmp_path):
     forget_processes(folder)
     (record, *_) = load_plan(str(folder / "killed.py")).records
     (folder / f"death-{record.seed}").write_text("hang")
-    limited = EngineFlags(engine=engine, threads=1, time_limit=3).open_engine(1)  # submitit is told 90 seconds before
+    limited = EngineFlags(engine=engine, threads=1, time_limit=5).open_engine(1)  # submitit is told 90 s before
     (outcome,) = train_all([record.config], limited, out=tmp_path / "out")
     assert (outcome.kind, outcome.error) == (None, "")
     assert {DIES_AT, STEPS - CHECKPOINT} <= set(steps_of_processes(folder, record.seed))

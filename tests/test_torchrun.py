@@ -42,7 +42,7 @@ def describe_run(folder: Path) -> list[str]:
 
 def launch(folder: Path, out: str, size: int, *flags: str) -> subprocess.CompletedProcess[str]:
     """Train the run in several processes."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(size), "--master-port", "0"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size)]
     command += ["-m", "recombine", *describe_run(folder), "--out", str(folder / out), *flags]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
