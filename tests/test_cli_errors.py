@@ -1,5 +1,6 @@
 """What goes wrong outside the program ends in one line and exit code 2: full disks, read-only folders, narrow encodings."""
 
+import io
 import os
 import subprocess
 import sys
@@ -27,6 +28,42 @@ TRAIN = ["train", "fuzzy-logic", *SIZES, "--steps", "10", "--batch-size", "4", "
 def test_a_mistyped_flag_gets_a_suggestion(flags, message, capsys):
     assert run_verb(["train", "fuzzy-logic", *flags]) == 2
     assert message in capsys.readouterr().err
+
+
+class Terminal(io.StringIO):
+    """Standard output that is a terminal, for which tyro colours its messages."""
+
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (
+            ["train", "fuzzy-logic", "--batchsize", "10"],
+            "(did you mean --batch-size?); see recombine train fuzzy-logic",
+        ),
+        (
+            ["report", "runs", "--otu", "x"],
+            "Unrecognized options: --otu, x (did you mean --out?); see recombine report",
+        ),
+        (["compare", "a"], "RUN is missing: expected Run directory of a finished run on the same task and seed; see"),
+        (["check", "fuzzy-logic", "--scale", "big"], "Expected one of ('tiny', 'small', 'paper'); see recombine check"),
+        (["chekc", "sraven"], "report, bench; did you mean check?"),
+        (["train", "fuzy-logic"], "FILE.py:CLASS; did you mean fuzzy-logic?"),
+    ],
+)
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_mistake_is_answered_in_one_plain_line(command, message, terminal, capsys, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    if terminal:
+        monkeypatch.setattr(sys, "stdout", Terminal())
+    assert run_verb(command) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.splitlines()) == 1
+    assert not any(trace in error for trace in ("\x1b", "─", "--- ", "  "))
 
 
 @pytest.mark.parametrize("flags", [["--scale", "tiny"], ["--scale=tiny"]])

@@ -78,3 +78,16 @@ def test_narrow_terminals_get_a_block_per_row():
     assert "attention  softmax" in lines[1]
     assert sum("attention" in line for line in lines) == 2
     assert sum("attention" in line for line in printed(70, terminal=False).splitlines()) == 1
+
+
+@pytest.mark.parametrize(("width", "terminal", "shown"), [(100, True, True), (40, True, False), (40, False, True)])
+def test_optional_columns_are_left_out_of_narrow_terminals(width, terminal, shown):
+    columns = ("run", Column(name="what was trained", optional=True), "score")
+    table = Table(title="runs", columns=columns, rows=(("a", "a network with a long name", 0.5),), note="a note")
+    stream = io.StringIO()
+    print_table(Console(file=stream, width=width, force_terminal=terminal, color_system=None), table)
+    text = " ".join(stream.getvalue().split())
+    assert ("a network with a long name" in text) is shown
+    assert ("A wider terminal also shows: what was trained" in text) is not shown
+    assert "0.500" in text
+    assert "run: a" not in text  # not stacked

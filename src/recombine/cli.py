@@ -225,15 +225,17 @@ def parse_known(owner: type[Flags], argv: Sequence[str], *, prog: str) -> Flags:
 def _first_message(box: str) -> str:
     """The first message in the frame that tyro draws around its errors, and its suggestion if there is one."""
     paragraphs: list[list[str]] = [[]]
-    for line in box.splitlines()[1:]:
+    for line in re.sub(r"\x1b\[[\d;]*m", "", box).splitlines()[1:]:  # in a terminal, the frame is coloured
         text = line.strip("│|+╭╰╮╯ ")
         if text.strip("─-"):
             paragraphs[-1].append(text)
         elif paragraphs[-1]:
             paragraphs.append([])
-    message = re.sub(r"^Error parsing (?!--)[\w.-]+: ", "", " ".join(paragraphs[0]))
+    message = re.sub(r"^Error parsing (?!--)[\w.-]+: ", "", " ".join(paragraphs[0])).removesuffix(".")
+    message = re.sub(r"^Missing from [\w -]+: (\S+) (.*?)\.? \(required\)$", r"\1 is missing: expected \2", message)
     suggestions = [paragraph for paragraph in paragraphs if paragraph and paragraph[0].startswith("Perhaps you meant")]
-    flags = [line.split()[0] for paragraph in suggestions for line in paragraph if line.startswith("--")]
+    lines = [line for paragraph in suggestions for line in paragraph]
+    flags = [found[1] for line in lines if (found := re.match(r"(?:-\w, )?(--[\w-]+)", line))]
     return f"{message} (did you mean {' or '.join(flags)}?)" if flags else message
 
 

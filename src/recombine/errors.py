@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable
 
 
@@ -10,10 +11,12 @@ class InputError(ValueError):
 
 
 def check_choice(kind: str, value: str, choices: Iterable[str]) -> str:
-    """Return `value` if it is one of `choices`; otherwise raise an error that lists them."""
-    choices = tuple(choices)
+    """Return `value` if it is one of `choices`; otherwise raise an error that lists them and names the nearest."""
+    choices = tuple(map(str, choices))
     if value not in choices:
-        raise InputError(f"unknown {kind} {value!r}: expected one of {', '.join(map(str, choices))}")
+        close = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.75)
+        nearest = f"; did you mean {close[0]}?" if close else ""
+        raise InputError(f"unknown {kind} {value!r}: expected one of {', '.join(choices)}{nearest}")
     return value
 
 

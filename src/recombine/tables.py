@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 Number = int | float
@@ -41,6 +41,7 @@ class Column:
     format: Format = "number"
     digits: int = 3
     wrap: bool = False  # for sentences: names and numbers are never broken
+    optional: bool = False  # left out where a terminal is too narrow for all columns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +60,17 @@ class Table:
     @property
     def formats(self) -> tuple[Column, ...]:
         return tuple(Column(name=column) if isinstance(column, str) else column for column in self.columns)
+
+    def without_optional(self) -> Table:
+        """The table without its optional columns; the note names them."""
+        kept = [number for number, column in enumerate(self.formats) if not column.optional]
+        left = ", ".join(column.name for column in self.formats if column.optional)
+        return replace(
+            self,
+            columns=tuple(self.columns[number] for number in kept),
+            rows=tuple(tuple(row[number] for number in kept) for row in self.rows),
+            note=f"{self.note}\nA wider terminal also shows: {left}" if left else self.note,
+        )
 
     def as_dicts(self) -> list[dict[str, Any]]:
         """One dictionary per row, ready for JSON."""

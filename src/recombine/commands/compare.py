@@ -64,11 +64,16 @@ def compare_results(first: Json, second: Json) -> list[Json]:
             for metric in metrics:
                 known = metric in result["metrics"] and metric in result["scores"].get(split, {})
                 require(known, f"composition_sums.{split}", metric, "a metric that has a score and a description")
-    for name in ("task", "split_sha256", "evaluation_instances"):
+    for name, words in (
+        ("task", "tasks"),
+        ("split_sha256", "splits"),
+        ("evaluation_instances", "numbers of instances"),
+    ):
         if first[name] != second[name]:
+            shown = " and ".join(str(result[name])[:12] for result in (first, second))
             raise InputError(
-                f"the runs have {name} {first[name]!r} and {second[name]!r}: expected two runs that were scored on the "
-                "same instances"
+                f"the runs have different {words} ({shown}): expected two runs that were scored on the same instances, "
+                "with the same task, settings and seed"
             )
     rows = []
     for split, metrics in first["composition_sums"].items():

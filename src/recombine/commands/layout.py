@@ -1,7 +1,7 @@
 """Print tables without ever truncating or breaking a number or a name.
 
-A table that is too wide for the terminal is stacked, one block of lines per row. Output to a file or a pipe has the full
-width of the table.
+A table that is too wide for the terminal is shown without its optional columns. If that is not enough, it is stacked, one
+block of lines per row. Output to a file or a pipe has the full width of the table.
 """
 
 from __future__ import annotations
@@ -21,10 +21,13 @@ SENTENCE = 32  # minimum width of a column of sentences, in characters
 
 
 def print_table(console: Console, table: Table | RichTable) -> None:
-    """Print a table at the width it needs, or stacked."""
-    drawn = draw(table) if isinstance(table, Table) else table
-    needed = Measurement.get(console, console.options.update(width=WIDE), drawn)
-    width = needed.minimum if isinstance(table, Table) else needed.maximum
+    """Print a table at the width it needs, without optional columns, or stacked."""
+    drawn, width = _measure(console, table)
+    if width > console.width and console.is_terminal and isinstance(table, Table):
+        shorter = table.without_optional()
+        drawn_shorter, width_shorter = _measure(console, shorter)
+        if width_shorter <= console.width:
+            table, drawn, width = shorter, drawn_shorter, width_shorter
     if width > console.width and not console.is_terminal:
         console = Console(file=console.file, width=width)
     elif width > console.width:
@@ -35,6 +38,13 @@ def print_table(console: Console, table: Table | RichTable) -> None:
     console.print(drawn, highlight=False)
     if isinstance(table, Table) and table.note:
         console.print(Text(f"{table.note}\n", style="dim italic"), highlight=False)
+
+
+def _measure(console: Console, table: Table | RichTable) -> tuple[RichTable, int]:
+    """The table as it is drawn, and the width that it needs."""
+    drawn = draw(table) if isinstance(table, Table) else table
+    needed = Measurement.get(console, console.options.update(width=WIDE), drawn)
+    return drawn, needed.minimum if isinstance(table, Table) else needed.maximum
 
 
 def draw(table: Table) -> RichTable:

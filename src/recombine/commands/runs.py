@@ -69,8 +69,9 @@ def describe_run(run: RunDirectory, folder: Path) -> Json:
 def tabulate_runs(rows: list[Json]) -> Table:
     names = ("run", "task", "model", "seed", "steps", "state", "metric", "test", "ood", "num_parameters", "seconds")
     own = {
-        "num_parameters": Column(name="parameters"),
-        "seconds": Column(name="seconds", format="fixed", digits=0),
+        **{name: Column(name=name, optional=True) for name in ("task", "model", "seed", "steps")},
+        "num_parameters": Column(name="parameters", optional=True),
+        "seconds": Column(name="seconds", format="fixed", digits=0, optional=True),
     }
     return Table(
         title=f"{len(rows)} run{'s' if len(rows) != 1 else ''}",
