@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from recombine.errors import InputError
 from recombine.evaluate import Score
-from recombine.report.runs import ReportRun, differing_settings, falls, label_settings
+from recombine.report.runs import SEEDS, ReportRun, differing_settings, falls, label_settings
 from recombine.seeds import SeedScore, compare_seeds, score_seeds
 from recombine.store import Json, hash_config
 
@@ -62,7 +62,8 @@ def group_seeds(runs: Sequence[ReportRun], metric: str) -> list[RunGroup]:
     if all(len(group) < 2 for group in members.values()):
         return []
     firsts = [group[0].directory for group in members.values()]
-    labels = label_settings(differing_settings(firsts)) if len(firsts) > 1 else [""]
+    settings = [{key: row[key] for key in row if key not in SEEDS} for row in differing_settings(firsts)]
+    labels = label_settings(settings) if len(firsts) > 1 else [""]
     groups = [
         RunGroup(
             label=label or group[0].result["label"].replace("_", " "),
@@ -77,9 +78,8 @@ def group_seeds(runs: Sequence[ReportRun], metric: str) -> list[RunGroup]:
 
 
 def _without_seeds(config: Json) -> Json:
-    seeds = {"task": "seed", "training": "model_seed"}
     return {
-        part: {key: value for key, value in settings.items() if key != seeds.get(part)}
+        part: {key: value for key, value in settings.items() if f"{part}.{key}" not in SEEDS}
         for part, settings in config.items()
         if isinstance(settings, dict)
     }

@@ -129,8 +129,11 @@ def open_runs(path: Path) -> list[RunDirectory]:
     return runs or [RunDirectory.open(path)]
 
 
+SEEDS = ("task.seed", "training.model_seed")
+
+
 def differing_settings(runs: Sequence[RunDirectory]) -> list[Json]:
-    """The settings of each run that are not the same in all runs: names first, then numbers."""
+    """The settings of each run that are not the same in all runs: names first, then numbers, then seeds."""
     flat: list[Json] = []
     for run in runs:
         parts = {part: each if isinstance(each, dict) else {"value": each} for part, each in run.config.items()}
@@ -140,7 +143,7 @@ def differing_settings(runs: Sequence[RunDirectory]) -> list[Json]:
         for key in dict.fromkeys(key for each in flat for key in each)
         if len({str(each.get(key)) for each in flat}) > 1
     ]
-    keys.sort(key=lambda key: not isinstance(flat[0].get(key), str))
+    keys.sort(key=lambda key: (key in SEEDS, not isinstance(flat[0].get(key), str)))
     return [{key: each.get(key) for key in keys} for each in flat]
 
 

@@ -1,0 +1,55 @@
+"""Runs of several seeds in the report: grouped by what they are, never named by a seed."""
+
+import json
+
+import pytest
+
+from recombine.report.groups import group_seeds, seed_lead
+from recombine.report.page import render
+from recombine.report.runs import read_runs
+from recombine.store import RunDirectory
+from report_cases import make_score, words
+
+
+def make_seed(root, width, seed, value):
+    """A finished run of a network of this width."""
+    config = {"task": {"name": "hyperteacher", "seed": seed}, "model": {"kind": "mlp", "hidden_dim": width}}
+    run = RunDirectory.create(root, "run", config)
+    sha256 = str(seed) * 64
+    facts = {"num_train": 20, "num_ood": 3, "num_unknown": 0, "overlap": 0, "num_components": 1, "sha256": sha256}
+    certificate = facts | {"covered": True, "connected": True, "coverage": {"0": 3, "1": 2}}
+    run.write_json("split.json", {"certificate": certificate})
+    run.write_json("environment.json", {"torch": "2.13.0", "source_sha256": "a" * 64})
+    (run.path / "metrics.jsonl").write_text("")
+    sums = {
+        split: {"r2": [[10 * value, 10 * value + 0.1, 10 * value], [10.0, 10.0, 10.0]]} for split in ("test", "ood")
+    }
+    result = {"task": "hyperteacher", "label": f"mlp-{width}", "num_parameters": 9, "seed": seed, "steps": 5}
+    result |= {"seconds": 1.0, "steps_per_second": 5.0, "split_sha256": sha256, "composition_sums": sums}
+    result["scores"] = {split: {"r2": make_score(value)} for split in ("test", "ood")}
+    (run.path / "result.json").write_text(json.dumps(result))
+    return run.path
+
+
+@pytest.fixture
+def runs(tmp_path):
+    # the first run of one group has another seed than the first of the other
+    rows = [(512, 2, 0.98), (16, 1, 0.5), (16, 2, 0.55), (512, 1, 0.97)]
+    return read_runs([make_seed(tmp_path, *row) for row in rows])
+
+
+def test_groups_are_named_by_what_differs_and_runs_end_with_their_seed(runs):
+    groups = group_seeds(runs, "r2")
+    assert [(group.label, len(group.runs)) for group in groups] == [("hidden dim 512", 2), ("hidden dim 16", 2)]
+    assert {run.label for run in runs} == {
+        f"hidden dim {width} · seed {seed}" for width in (16, 512) for seed in (1, 2)
+    }
+    lead = seed_lead(groups, "r2")
+    assert lead is not None
+    assert lead.value == pytest.approx(0.45)
+
+
+def test_the_headline_is_about_networks(runs):
+    answer = words(render(runs, "t", gallery=False), '<p class="answer">', "</p>")
+    assert answer.startswith("On compositions never seen in training, hidden dim 512 has R² +0.450")
+    assert "compared with hidden dim 16, paired by seed" in answer
