@@ -43,6 +43,7 @@ class SeedScore:
     low: float
     high: float
     values: tuple[float, ...]
+    num_compositions: int | None = None  # per run, at least; None for numbers that are not scores of compositions
 
     @property
     def num_seeds(self) -> int:
@@ -90,7 +91,10 @@ def subtract(first: SeedScore, second: SeedScore) -> SeedScore:
     value = first.value - second.value
     fewest = min(first.num_seeds, second.num_seeds)
     values = tuple(a - b for a, b in zip(first.values[:fewest], second.values[:fewest], strict=True))
-    return SeedScore(value=value, low=value - below, high=value + above, values=values)
+    counts = [score.num_compositions for score in (first, second) if score.num_compositions is not None]
+    return SeedScore(
+        value=value, low=value - below, high=value + above, values=values, num_compositions=min(counts, default=None)
+    )
 
 
 class _SumTable:
@@ -127,7 +131,10 @@ def _summarise(runs: Sequence[tuple[_SumTable, ...]]) -> SeedScore:
     resamples = redrawn[0, 0] if len(runs) == 1 else _resample_two_levels(values, redrawn)
     tail = (1 - CONFIDENCE) / 2
     low, high = torch.quantile(resamples, torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()
-    return SeedScore(value=float(values.mean()), low=low, high=high, values=tuple(values.tolist()))
+    fewest = min(run[0].totals.shape[1] for run in runs)
+    return SeedScore(
+        value=float(values.mean()), low=low, high=high, values=tuple(values.tolist()), num_compositions=fewest
+    )
 
 
 def _resample_two_levels(

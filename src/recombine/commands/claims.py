@@ -1,33 +1,59 @@
 """recombine reproduce claims: the card of claims, from the finished runs of all experiments.
 
-Finished runs below `--out` are added to the files in `--results` first. The card is made of these files alone.
+Finished runs below `--out` are added to the files in `--results` first. The card, its figures and the tables in pages of the
+documentation are made of these files alone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from recombine.commands.console import Output
 from recombine.files import replace_file
 from recombine.recipes import EXPERIMENTS
-from recombine.recipes.card import CardRow, build_card, count_verdicts, tabulate_card
+from recombine.recipes.card import CardRow, build_card, count_verdicts, is_concerned, tabulate_card
 from recombine.recipes.card_page import BEGIN, format_page, summarise_card, update_block
+from recombine.recipes.result_tables import fill_blocks, has_blocks
 from recombine.recipes.results_index import format_index
-from recombine.recipes.stored import collect, results_path, write_results
+from recombine.recipes.stored import collect, read_results, results_path, write_results
 from recombine.store import Json
+from recombine.sweep.kept_costs import estimate_hours, measure_costs
 from recombine.tasks.base import SCALES
 
 
-def show_claims(options: Output, *, runs: Path, results: Path, page: Path | None) -> None:
-    """Collect finished runs, then print the card and write its page."""
+def show_claims(
+    options: Output, *, runs: Path, results: Path, pages: Sequence[Path], figures: Path | None, estimate: bool
+) -> None:
+    """Collect finished runs, then print the card, and write pages and figures."""
     changed = collect_all(options, runs, results)
-    rows = build_card(EXPERIMENTS.values(), results)
+    rows = read_card(results)
+    if estimate:
+        missing = [row for row in rows if row.missing]
+        configs = [
+            record.config
+            for row in missing
+            for record in row.experiment.records(row.scale)
+            if is_concerned(row.claim, record)
+        ]
+        measure_costs(configs, results, options.say)
+        rows = read_card(results)
     closing = [f"results: {path}" for path in changed]
-    if page is not None:
-        write_card(rows, page)
+    for page in pages:
+        replace_file(page, update_page(page.read_text() if page.exists() else "", rows, results, page).encode())
         closing.append(f"page: {page}")
-    value: Json = {"summary": count_verdicts(rows), "claims": tabulate_card(rows).as_dicts()}
-    options.show(value, tabulate_card(rows), *closing)
+    drawn = draw_figures(results, figures) if figures is not None else []
+    value: Json = {
+        "summary": count_verdicts(rows),
+        "claims": tabulate_card(rows).as_dicts(),
+        "figures": [str(path) for path in drawn],
+    }
+    options.show(value, tabulate_card(rows), *closing, *(f"figure: {path}" for path in drawn))
+
+
+def read_card(results: Path) -> list[CardRow]:
+    """The card that the files in a folder give."""
+    return build_card(EXPERIMENTS.values(), results, estimate_hours(results))
 
 
 def collect_all(options: Output, runs: Path, results: Path) -> list[Path]:
@@ -40,13 +66,27 @@ def collect_all(options: Output, runs: Path, results: Path) -> list[Path]:
                 options.say(f"{experiment.name} ({scale}): {len(found)} finished runs")
             if write_results(results, experiment, scale, found):
                 changed.append(results_path(results, experiment, scale))
-    if changed:
+    if results.is_dir():
         replace_file(results / "README.md", format_index(EXPERIMENTS.values(), results).encode())
     return changed
 
 
-def write_card(rows: list[CardRow], page: Path) -> None:
-    """Write the whole page, or the short form between the markers of a file that has them."""
-    text = page.read_text() if page.exists() else ""
-    content = update_block(text, summarise_card(rows), page) if BEGIN in text else format_page(rows)
-    replace_file(page, content.encode())
+def update_page(text: str, rows: Sequence[CardRow], results: Path, page: Path) -> str:
+    """The short form and tables between the markers of a page that has some; otherwise the whole card."""
+    if BEGIN not in text and not has_blocks(text):
+        return format_page(rows)
+    text = update_block(text, summarise_card(rows), page) if BEGIN in text else text
+    return fill_blocks(text, results, EXPERIMENTS)
+
+
+def draw_figures(results: Path, folder: Path) -> list[Path]:
+    """The figures that stored results are enough for, each at the largest scale with results."""
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = []
+    for experiment in EXPERIMENTS.values():
+        if not experiment.has_figures or experiment.figures_need_runs:
+            continue
+        stored = (read_results(results, experiment, scale) for scale in SCALES[::-1])
+        finished = next((finished for finished in stored if finished.runs), None)
+        drawn += experiment.figures(finished, folder) if finished is not None else []
+    return drawn

@@ -65,15 +65,15 @@ class ReproduceOptions(EngineFlags, Output):
     probe: bool = True
     """For the report, probe and diagnose each run."""
     figures: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
-    """Write the figures of the experiment to this folder, if it has any."""
+    """Write the figures of the experiment to this folder, if it has any; with `claims`, those that stored results give."""
     dry_run: tyro.conf.FlagCreatePairsOff[bool] = False
     """List the runs and their estimated cost on this machine, measured by a few steps of each size; train nothing."""
     estimate: tyro.conf.FlagCreatePairsOff[bool] = False
-    """With `list`: measure the cost of experiments that have not been measured on this machine. Takes many minutes."""
+    """With `list` or `claims`: measure the cost of runs that have not been measured on this machine. Takes many minutes."""
     results: Annotated[Path, tyro.conf.arg(metavar="FOLDER")] = Path("results")
     """For `claims`: folder of the small files with the results of finished runs."""
-    page: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """For `claims`: write the card of claims to this Markdown file. A README with markers gets the short form."""
+    page: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="FILE")] = ()
+    """For `claims`: write the card to this Markdown file. A page with markers gets what belongs between them."""
 
 
 def run(argv: list[str]) -> None:
@@ -82,7 +82,14 @@ def run(argv: list[str]) -> None:
         list_experiments(options, measure=options.estimate, jobs=options.jobs, threads=options.threads)
         return
     if options.name == "claims":
-        show_claims(options, runs=options.out, results=options.results, page=options.page)
+        show_claims(
+            options,
+            runs=options.out,
+            results=options.results,
+            pages=options.page,
+            figures=options.figures,
+            estimate=options.estimate,
+        )
         return
     experiment = find_experiment(options.name)
     if options.figures is not None and not experiment.has_figures:
@@ -113,6 +120,9 @@ def run(argv: list[str]) -> None:
         figures = experiment.figures(finished, options.figures)
         value["figures"] = [str(path) for path in figures]
         closing += [f"figure: {path}" for path in figures]
+    answer = experiment.answer(finished)
+    value["answer"] = answer
+    closing += [answer] if answer else []
     options.show(value, experiment.question, *tables, *closing)
 
 

@@ -1,15 +1,17 @@
-"""The card of claims as a page of the documentation, and in short for the README."""
+"""The card of claims as a page of the documentation, and in short for the README.
+
+A statement that is judged in several settings has one row, of the setting that decides; the others are folded away below.
+"""
 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
 from recombine.errors import InputError
-from recombine.recipes.card import VERDICTS, CardRow, count_verdicts, show_number
+from recombine.recipes.card import CardRow, Statement, count_verdicts, list_statements, show_number
 from recombine.recipes.experiment import Experiment
 from recombine.tables import format_number
 
@@ -19,38 +21,50 @@ INTRODUCTION = """# Claims
 Every claim of the four papers that the experiments of this package decide on, with our number next to the paper's. This page
 is written by `recombine reproduce claims` from the files in `results/`; nothing on it is filled in by hand.
 
-- *ours*: the number that decides, with its 95 % interval. With one seed the interval is over compositions; with several it is
-  over seeds and compositions (`recombine.seeds`). A number that is read from a single network has none.
-- *bound*: what the number must be. Bounds are in the code before the runs that they judge, but those for scale, in-context
-  and length generalisation were chosen with earlier runs of the same experiments known, so they are not blind.
+- *ours*: the number that decides, with its 95 % interval, and what the interval is over. With several seeds it is over seeds
+  and compositions together (`recombine.seeds`); with one seed over compositions; for numbers that are read from the networks,
+  over seeds. A number that is read from a single network has none.
+- *bound*: what the number must be. Bounds are in the code before the runs that they judge. Where earlier runs were known by
+  then, the experiment says so: those bounds are not blind.
 - *seen*: the number reaches its bound and the interval agrees. *Seen in part*: one of the two. *Not seen*: neither.
   *Refuted*: the interval lies on the other side. *Not run*: runs are missing.
-- *core-hours*: time of the runs that the claim is about, as clocked, often with other work on the machine.
+- *core-hours*: time of the runs that the claim is about, as clocked, with much other work on the machine. After ≈, what runs
+  that are missing would take on one idle core, from measured times (`results/costs.json`).
 """
 HEADER = (
-    "| claim | ours | paper | bound | seeds | verdict | core-hours |",
-    "| --- | ---: | ---: | --- | ---: | --- | ---: |",
+    "| claim | setting | ours | over | paper | bound | verdict | core-hours |",
+    "| --- | --- | ---: | --- | ---: | --- | --- | ---: |",
 )
+SHORT_HEADER = ("| claim | setting | paper | ours | verdict |", "| --- | --- | ---: | ---: | --- |")
 
 
 def format_page(rows: Sequence[CardRow]) -> str:
     """The whole page as Markdown."""
-    lines = [INTRODUCTION, f"In all: {count_verdicts(rows)}.", ""]
+    lines = [INTRODUCTION, "## In short", "", summarise_card(rows), ""]
     for paper, of_paper in groupby(sorted(rows, key=lambda row: row.paper), key=lambda row: row.paper):
         lines += [f"## {paper}", ""]
         for experiment, claims in groupby(of_paper, key=lambda row: row.experiment):
-            lines += describe_experiment(experiment, list(claims))
+            lines += describe_experiment(experiment, list_statements(claims))
     return "\n".join(lines).rstrip() + "\n"
 
 
-def describe_experiment(experiment: Experiment, rows: Sequence[CardRow]) -> list[str]:
+def describe_experiment(experiment: Experiment, statements: Sequence[Statement]) -> list[str]:
     """The claims of one experiment, with the command that repeats them."""
+    rows = [row for statement in statements for row in (statement.decisive, *statement.further)]
     lines = [f"### {experiment.question}", ""]
-    commands = dict.fromkeys(row.command for row in rows)
-    lines += [*(f"`{command}`" for command in commands), ""]
+    answers = dict.fromkeys(row.answer for row in rows if row.answer)
+    lines += [line for answer in answers for line in (f"**{answer}**", "")]
+    lines += [*(f"`{command}`" for command in dict.fromkeys(row.command for row in rows)), ""]
     if experiment.differs:
         lines += [f"Differs from the paper: {experiment.differs}", ""]
-    return [*lines, *HEADER, *map(_line, rows), ""]
+    if experiment.known_before:
+        lines += [f"The bounds are not blind. Known when they were set: {experiment.known_before}", ""]
+    lines += [*HEADER, *(_line(statement.decisive) for statement in statements), ""]
+    further = [row for statement in statements for row in statement.further]
+    if further:
+        summary = f"<summary>Further settings: {count_verdicts(further)}</summary>"
+        lines += ["<details markdown>", summary, "", *HEADER, *map(_line, further), "", "</details>", ""]
+    return lines
 
 
 def _line(row: CardRow) -> str:
@@ -58,24 +72,61 @@ def _line(row: CardRow) -> str:
     verdict = row.verdict if not row.missing or number is None else f"{row.verdict} ({row.missing} runs missing)"
     cells = (
         f"{row.claim.text} ({row.claim.source})",
+        row.claim.where or "–",
         show_number(number) or "–",
+        describe_interval(row),
         "–" if published is None else format_number(published),
         row.claim.bound,
-        "–" if number is None else str(number.num_seeds),
         f"**{verdict}**" if row.verdict == "seen" else verdict,
-        f"{row.core_hours:.2f}" if row.core_hours else "–",
+        describe_cost(row),
     )
     return f"| {' | '.join(cells)} |"
 
 
+def describe_interval(row: CardRow) -> str:
+    """What the interval is over."""
+    if row.number is None:
+        return "–"
+    seeds = f"{row.number.num_seeds} seed{'s' * (row.number.num_seeds > 1)}"
+    count = row.number.num_compositions
+    return seeds if count is None else f"{seeds}, {count} compositions"
+
+
+def describe_cost(row: CardRow) -> str:
+    """Core-hours spent, and those that runs which are missing would take."""
+    spent = f"{row.core_hours:.2f}" if row.core_hours else ""
+    wanted = f"≈ {_show_hours(row.missing_hours)}" if row.missing and row.missing_hours is not None else ""
+    return " + ".join(part for part in (spent, wanted) if part) or "–"
+
+
+def _show_hours(hours: float) -> str:
+    return f"{hours:.2f}" if hours < 10 else f"{hours:,.0f}"
+
+
 def summarise_card(rows: Sequence[CardRow]) -> str:
-    """How many claims of each paper were seen, for the README."""
-    own = [row for row in rows if not row.claim.ours]
-    lines = [f"| paper | {' | '.join(VERDICTS)} |", f"| --- |{' ---: |' * len(VERDICTS)}"]
-    for paper, of_paper in groupby(sorted(own, key=lambda row: row.paper), key=lambda row: row.paper):
-        counts = Counter(row.verdict for row in of_paper)
-        lines.append(f"| {paper} | {' | '.join(str(counts[verdict] or '–') for verdict in VERDICTS)} |")
+    """The headline claims of each paper, and how many have each verdict."""
+    statements = [statement for statement in list_statements(rows) if not statement.decisive.claim.ours]
+    decisive = sorted((statement.decisive for statement in statements), key=lambda row: row.paper)
+    lines = [*SHORT_HEADER]
+    for paper, of_paper in groupby((row for row in decisive if row.claim.headline), key=lambda row: row.paper):
+        lines.append(f"| **{paper}** | | | | |")
+        lines += map(_short_line, of_paper)
+    settings = sum(1 + len(statement.further) for statement in statements)
+    lines += ["", f"Of {len(statements)} claims of the papers in {settings} settings, by the decisive setting: "]
+    lines[-1] += f"{count_verdicts(decisive)}."
     return "\n".join(lines)
+
+
+def _short_line(row: CardRow) -> str:
+    published = row.claim.published
+    cells = (
+        row.claim.text,
+        row.claim.where or "–",
+        "–" if published is None else format_number(published),
+        show_number(row.number) or "–",
+        f"**{row.verdict}**" if row.verdict == "seen" else row.verdict,
+    )
+    return f"| {' | '.join(cells)} |"
 
 
 def update_block(text: str, block: str, path: Path) -> str:

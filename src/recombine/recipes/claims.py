@@ -26,14 +26,24 @@ Verdict = Literal["seen", "seen in part", "not seen", "refuted", "not run"]
 
 @dataclass(frozen=True, kw_only=True)
 class Claim(ABC):
-    """A statement, where it is printed, and how a number decides on it."""
+    """A statement, where it is printed, and how a number decides on it.
+
+    Claims of an experiment with the same text are one statement in several settings (`where`), the decisive one first.
+    """
 
     text: str
     source: str
+    where: str = ""  # the setting, where the statement is judged in several
+    headline: bool = False  # part of the short form of the card
     split: str | None = None  # if not the experiment's
     metric: str | None = None  # if not the experiment's
     published: float | None = None
     ours: bool = False  # a question of our own rather than a claim of the paper
+
+    @property
+    def title(self) -> str:
+        """The statement with its setting."""
+        return f"{self.text} ({self.where})" if self.where else self.text
 
     @abstractmethod
     def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:
@@ -147,7 +157,7 @@ def tabulate_claims(claims: Sequence[Claim], experiment: Experiment, finished: F
     for claim in claims:
         verdict, number = decide(claim, experiment, finished)
         seeds = None if number is None else number.num_seeds
-        rows.append((claim.text, verdict, cell(number), seeds, claim.bound, claim.published, claim.source))
+        rows.append((claim.title, verdict, cell(number), seeds, claim.bound, claim.published, claim.source))
     return Table(
         title="Claims",
         columns=(

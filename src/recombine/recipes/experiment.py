@@ -58,6 +58,8 @@ class Experiment(ABC):
     """The claims of the paper that the runs decide on, with bounds that are written down before the runs are made."""
     differs: ClassVar[str] = ""
     """How the setting differs from the paper's."""
+    known_before: ClassVar[str] = ""
+    """What was known of these runs when the bounds of the claims were set; empty if nothing was."""
 
     @abstractmethod
     def records(self, scale: Scale) -> Iterable[Record]:
@@ -81,14 +83,27 @@ class Experiment(ABC):
 
     def measure_runs(self, finished: Finished, device: str) -> Finished:
         """The finished runs with the numbers that `measures` reads from them."""
-        if type(self).measures is Experiment.measures:
+        if type(self).measures is Experiment.measures or all(run.measured for run in finished.runs):
             return finished
         values = finished.measure(lambda run: self.measures(run, device))
         return replace(finished, runs=tuple(replace(run, measured=values[run.run.path]) for run in finished.runs))
 
+    def answer(self, finished: Finished) -> str:
+        """A sentence that answers the question, made of the numbers; empty while they do not answer it."""
+        return ""
+
+    def summarise(self, finished: Finished) -> Table:
+        """One table for the documentation, made of scores and measured numbers alone, so that stored results give it."""
+        from recombine.recipes.comparison import compare_scores
+
+        return compare_scores(self, finished)
+
     def figures(self, finished: Finished, folder: Path) -> list[Path]:
         """Write the experiment's figures into a folder; returns their paths."""
         return []
+
+    figures_need_runs: ClassVar[bool] = False
+    """Whether figures read the networks themselves; otherwise stored results are enough."""
 
     @property
     def has_figures(self) -> bool:

@@ -32,6 +32,11 @@ class FinishedRun:
     def certificate(self) -> Json:
         return dict(self.run.read_json("split.json", complete=True)["certificate"])
 
+    @property
+    def curve(self) -> list[Json]:
+        """The points of the learning curve that have scores."""
+        return [row for row in self.run.read_metrics() if "scores" in row]
+
     def score(self, split: str, metric: str) -> float | None:
         """A score, or None where the run has no such split or metric."""
         value = self.result["scores"].get(split, {}).get(metric, {}).get("value")

@@ -127,7 +127,7 @@ class Higher(Claim):
         values = [
             {}
             if group is None
-            else {run.record.seed: run.measured[self.quantity] for run in group.runs if run.measured}
+            else {run.record.seed: run.measured[self.quantity] for run in group.runs if self.quantity in run.measured}
             for group in groups
         ]
         seeds = sorted(values[0].keys() & values[1].keys())

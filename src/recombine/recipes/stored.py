@@ -59,6 +59,10 @@ class StoredRun(FinishedRun):
         return dict((self.stored or {})["certificate"])
 
     @property
+    def curve(self) -> list[Json]:
+        return [row for row in (self.stored or {}).get("curve", []) if "scores" in row]
+
+    @property
     def core_hours(self) -> float:
         threads = (self.stored or {})["environment"]["num_threads"]
         return float(self.result["seconds"]) * threads / 3600

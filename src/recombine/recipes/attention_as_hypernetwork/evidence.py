@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 from recombine.precision import Precision
 from recombine.recipes.attention_as_hypernetwork import published
 from recombine.recipes.attention_as_hypernetwork.runs import ATTENTIONS, change_model
 from recombine.recipes.claims import Close, Lead, Level
-from recombine.recipes.experiment import Experiment, Published, Record
+from recombine.recipes.comparison import difference_between, score_group
+from recombine.recipes.experiment import Experiment, Finished, Published, Record, Setting
+from recombine.recipes.learning_curves import NAMES, draw_learning_curves
 from recombine.run import default_run
 from recombine.tasks.base import Scale
 
@@ -33,7 +36,9 @@ FUZZY_SOURCE, SRAVEN_SOURCE = "table A1, fuzzy logic", "table A1, SRAVEN (20M in
 def claim_lead(source: str, numbers: dict[str, Published], **rest: float | int) -> Lead:
     """HYLA scores higher than softmax attention, all other settings equal."""
     return Lead(
-        text=f"HYLA recombines better than softmax attention ({_describe(rest)})",
+        text="HYLA recombines better than softmax attention",
+        where=_describe(rest),
+        headline=True,
         source=source,
         better={"attention": "hyla", **rest},
         worse={"attention": "softmax", **rest},
@@ -45,7 +50,8 @@ def claim_lead(source: str, numbers: dict[str, Published], **rest: float | int) 
 def claim_close(source: str, numbers: dict[str, Published], **rest: float | int) -> Close:
     """Linear and softmax attention score about the same, all other settings equal."""
     return Close(
-        text=f"linear and softmax attention are about equal ({_describe(rest)})",
+        text="linear and softmax attention are about equal",
+        where=_describe(rest),
         source=source,
         first={"attention": "linear", **rest},
         second={"attention": "softmax", **rest},
@@ -59,7 +65,9 @@ def claim_level(attention: str, steps: int) -> Level:
     number = published.FUZZY_LOGIC[attention]
     margin = NEAR * (number.error or 0)
     return Level(
-        text=f"with the release's dropout, {attention} attention scores as published ({steps} steps)",
+        text="with the release's dropout, attention scores as published",
+        where=f"{NAMES[attention]}, {steps:,} steps",
+        headline=True,
         source=FUZZY_SOURCE,
         of={"attention": attention, "dropout": RELEASE_DROPOUT, "steps": steps},
         low=round(number.value - margin, 4),
@@ -71,7 +79,8 @@ def claim_level(attention: str, steps: int) -> Level:
 def claim_dropout_matters(attention: str, steps: int) -> Close:
     """Our question: the dropout changes the score by at most CLOSE."""
     return Close(
-        text=f"the dropout changes the score of {attention} attention little ({steps} steps)",
+        text="the dropout changes the score little",
+        where=f"{NAMES[attention]}, {steps:,} steps",
         source="our question",
         first={"attention": attention, "dropout": RELEASE_DROPOUT, "steps": steps},
         second={"attention": attention, "dropout": 0.0, "steps": steps},
@@ -83,7 +92,8 @@ def claim_dropout_matters(attention: str, steps: int) -> Close:
 def claim_unknown_fails(attention: str, steps: int) -> Level:
     """Terms that were never trained cannot be used."""
     return Level(
-        text=f"{attention} attention fails on terms that were never trained ({steps} steps)",
+        text="attention fails on terms that were never trained",
+        where=f"{NAMES[attention]}, {steps:,} steps",
         source="section 3, figure A3C",
         of={"attention": attention, "dropout": RELEASE_DROPOUT, "steps": steps},
         high=0.2,
@@ -92,7 +102,37 @@ def claim_unknown_fails(attention: str, steps: int) -> Level:
 
 
 def _describe(settings: dict[str, float | int]) -> str:
-    return ", ".join(f"{name} {value:g}" if name != "steps" else f"{value} steps" for name, value in settings.items())
+    words = {name: f"{name} {value:g}" for name, value in settings.items()}
+    if "steps" in settings:
+        words["steps"] = f"{settings['steps']:,} steps"
+    if settings.get("dropout") == 0:
+        words["dropout"] = "no dropout"
+    return ", ".join(words.values())
+
+
+def compare_leads(experiment: Experiment, finished: Finished, **rest: Setting) -> str:
+    """HYLA's lead over softmax attention with and without the dropout, in a sentence; empty if runs are missing."""
+    parts, leads = [], []
+    for rate in DROPOUTS[::-1]:
+        hyla, softmax = (finished.find(attention=name, dropout=rate, **rest) for name in ("hyla", "softmax"))
+        lead = None if hyla is None or softmax is None else difference_between(experiment, hyla, softmax)
+        if lead is None or hyla is None or softmax is None:
+            return ""
+        scores = [score_group(experiment, group).value for group in (hyla, softmax)]
+        word = f"With the release's dropout of {rate:g}" if rate else "without dropout"
+        over = f"{lead.num_seeds} seed{'s' * (lead.num_seeds > 1)}"
+        parts.append(
+            f"{word} HYLA scores {scores[0]:.2f} and softmax attention {scores[1]:.2f} on held-out compositions "
+            f"(lead {lead.value:+.2f}, {lead.low:+.2f} to {lead.high:+.2f}, {over})"
+        )
+        leads.append(lead.value >= LEAD and lead.low > 0)
+    verdict = {
+        (True, True): "HYLA's lead does not need the dropout",
+        (True, False): "HYLA leads only with the dropout",
+        (False, True): "HYLA leads only without the dropout",
+        (False, False): "HYLA does not lead here",
+    }[leads[0], leads[1]]
+    return f"{'; '.join(parts)}: {verdict}."
 
 
 class Dropout(Experiment):
@@ -107,14 +147,26 @@ class Dropout(Experiment):
         *(claim_lead(FUZZY_SOURCE, published.FUZZY_LOGIC, dropout=rate, steps=SHORT_STEPS) for rate in DROPOUTS[::-1]),
         *(claim_lead(FUZZY_SOURCE, published.FUZZY_LOGIC, dropout=rate, steps=PAPER_STEPS) for rate in DROPOUTS[::-1]),
         claim_close(FUZZY_SOURCE, published.FUZZY_LOGIC, dropout=RELEASE_DROPOUT, steps=SHORT_STEPS),
-        *(claim_level(attention, SHORT_STEPS) for attention in ATTENTIONS),
-        *(claim_level(attention, PAPER_STEPS) for attention in ATTENTIONS),
-        *(claim_dropout_matters(attention, SHORT_STEPS) for attention in ATTENTIONS),
-        *(claim_unknown_fails(attention, SHORT_STEPS) for attention in ATTENTIONS),
+        *(claim_level(attention, SHORT_STEPS) for attention in ATTENTIONS[::-1]),
+        *(claim_level(attention, PAPER_STEPS) for attention in ATTENTIONS[::-1]),
+        *(claim_dropout_matters(attention, SHORT_STEPS) for attention in ATTENTIONS[::-1]),
+        *(claim_unknown_fails(attention, SHORT_STEPS) for attention in ATTENTIONS[::-1]),
     )
     differs = (
         "20,000 steps instead of 50,000 where it says so; rate 1e-3 and decay 0.1 instead of the best of a grid; bf16."
     )
+
+    known_before = "softmax and HYLA with one seed at 10,000 steps, with and without dropout."
+
+    def answer(self, finished: Finished) -> str:
+        return compare_leads(self, finished, steps=SHORT_STEPS)
+
+    def figures(self, finished: Finished, folder: Path) -> list[Path]:
+        panels = {
+            f"dropout {rate:g}" if rate else "no dropout": {"dropout": rate, "steps": SHORT_STEPS}
+            for rate in DROPOUTS[::-1]
+        }
+        return [draw_learning_curves(self, finished, folder / "dropout_curves.png", panels)]
 
     def records(self, scale: Scale) -> Iterator[Record]:
         base = default_run("fuzzy_logic", scale)
@@ -145,12 +197,13 @@ class SRavenPaper(Experiment):
         *(claim_close(SRAVEN_SOURCE, published.SRAVEN, dropout=rate) for rate in DROPOUTS),
         *(
             Level(
-                text=f"{attention} attention recombines rules with accuracy far above chance (dropout {rate:g})",
+                text="attention recombines rules with accuracy far above chance",
+                where=f"{NAMES[attention]}, {_describe({'dropout': rate})}",
                 source="figure 4",
                 of={"attention": attention, "dropout": rate},
                 low=0.4,
             )
-            for attention in ATTENTIONS
+            for attention in ATTENTIONS[::-1]
             for rate in DROPOUTS
         ),
     )
@@ -159,6 +212,15 @@ class SRavenPaper(Experiment):
         "10 million instances instead of 20; bf16; "
         "at `tiny` two features and 6,000 steps of a narrow model, three seeds."
     )
+
+    def answer(self, finished: Finished) -> str:
+        return compare_leads(self, finished)
+
+    def figures(self, finished: Finished, folder: Path) -> list[Path]:
+        panels = {f"dropout {rate:g}" if rate else "no dropout": {"dropout": rate} for rate in DROPOUTS}
+        batch = finished.runs[0].record.config.training.batch_size
+        path = folder / "sraven_curves.png"
+        return [draw_learning_curves(self, finished, path, panels, x="training instances", per_step=batch)]
 
     def records(self, scale: Scale) -> Iterator[Record]:
         base = default_run("sraven", scale)

@@ -36,10 +36,23 @@ def list_claims(vanilla: Variant, bottleneck: Variant, control: Mapping[str, Set
         Level(
             text="the vanilla transformer fits trained combinations", source=SOURCE, of=vanilla, split="test", low=GOOD
         ),
-        Gap(text="the vanilla transformer fails on held-out combinations", source=SOURCE, of=vanilla, by=GAP),
-        Level(text="the bottleneck succeeds on held-out combinations", source=SOURCE, of=bottleneck, low=GOOD),
+        Gap(
+            text="the vanilla transformer fails on held-out combinations",
+            source=SOURCE,
+            headline=True,
+            of=vanilla,
+            by=GAP,
+        ),
+        Level(
+            text="the bottleneck succeeds on held-out combinations",
+            source=SOURCE,
+            headline=True,
+            of=bottleneck,
+            low=GOOD,
+        ),
         Lead(
-            text="and is ahead of the vanilla transformer",
+            text="the bottleneck is ahead of the vanilla transformer on held-out combinations",
+            headline=True,
             source=SOURCE,
             better=bottleneck,
             worse=vanilla,

@@ -21,7 +21,15 @@ from typing import Any
 
 from recombine.layers.attention import AttentionName
 from recombine.recipes.experiment import Experiment, Finished, Record, over_seeds
-from recombine.recipes.in_context.claims import BOTTLENECK, METRIC, VANILLA, conclude, list_claims, read_latents
+from recombine.recipes.in_context.claims import (
+    BOTTLENECK,
+    METRIC,
+    VANILLA,
+    conclude,
+    list_claims,
+    read_latents,
+    tabulate_variants,
+)
 from recombine.recipes.in_context.figures import draw_in_context
 from recombine.run import RunConfig, default_run
 from recombine.store import RunDirectory
@@ -69,7 +77,9 @@ class InContextExperiment(Experiment):
     name = "in-context"
     question = "Do transformers recombine modules that they infer in context, with and without a bottleneck?"
     metric = METRIC
+    figures_need_runs = True
     claims = list_claims(VANILLA, BOTTLENECK, {"setting": "control"})
+    known_before = "earlier runs of the same experiment."
     differs = "8 inputs and 32 examples, a trunk of 2 layers, 6,000 steps; no code of the paper is public."
 
     def records(self, scale: Scale) -> Iterator[Record]:
@@ -87,6 +97,9 @@ class InContextExperiment(Experiment):
     def tables(self, finished: Finished, device: str) -> list[Table]:
         measured = self.measure_runs(finished, device)
         return [*self.claim_tables(finished, device), *conclude(measured, device)]
+
+    def summarise(self, finished: Finished) -> Table:
+        return tabulate_variants(finished)
 
     def figures(self, finished: Finished, folder: Path) -> list[Path]:
         return draw_in_context(finished, folder)

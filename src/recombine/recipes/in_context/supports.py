@@ -13,7 +13,7 @@ from typing import Any
 
 from recombine.recipes.claims import Fall
 from recombine.recipes.experiment import Experiment, Finished, Record, over_seeds
-from recombine.recipes.in_context.claims import GAP, METRIC, conclude, list_claims, read_latents
+from recombine.recipes.in_context.claims import GAP, METRIC, conclude, list_claims, read_latents, tabulate_variants
 from recombine.recipes.in_context.figures import draw_supports
 from recombine.recipes.in_context.runs import NUM_SEEDS, build_run
 from recombine.store import RunDirectory
@@ -48,6 +48,7 @@ class InContextSupports(Experiment):
             ours=True,
         ),
     )
+    known_before = "one seed of both models with 12 pairs, and of the bottleneck with 6."
     differs = "12 of the 15 pairs are trained instead of the 6 of the ring; sizes as in `in-context`, 8,000 steps."
 
     def records(self, scale: Scale) -> Iterator[Record]:
@@ -66,6 +67,9 @@ class InContextSupports(Experiment):
     def tables(self, finished: Finished, device: str) -> list[Table]:
         measured = self.measure_runs(finished, device)
         return [*self.claim_tables(finished, device), *conclude(measured, device)]
+
+    def summarise(self, finished: Finished) -> Table:
+        return tabulate_variants(finished)
 
     def figures(self, finished: Finished, folder: Path) -> list[Path]:
         return draw_supports(self.measure_runs(finished, "auto"), folder)

@@ -11,15 +11,12 @@ import numpy as np
 from recombine.drawing.canvas import canvas
 from recombine.drawing.palette import LIGHT_PALETTE
 from recombine.recipes.experiment import Finished, Group, show_setting
-from recombine.recipes.length_generalization.tables import read_identification
-from recombine.store import Json
+from recombine.recipes.length_generalization.tables import DRAWN_LENGTHS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-TICKS = (1, 2, 5, 10, 20, 50, 100)
 SMALLEST = 1e-8  # below that, 1 - R² is rounding
-LAST = 99  # position of the hundredth token
 
 
 def draw_lengths(finished: Finished, folder: Path) -> list[Path]:
@@ -28,12 +25,10 @@ def draw_lengths(finished: Finished, folder: Path) -> list[Path]:
     with canvas(path, 10.5, 3.2) as figure:
         error, ratio, identified = figure.subplots(1, 3)
         for colour, group in zip(LIGHT_PALETTE, finished.groups, strict=False):
-            seeds = _identify(group)
-            _draw_seeds(error, _read_errors(seeds), colour, group.text)
-            _draw_seeds(ratio, _read_ratios(seeds), colour)
-            for state, style in (("trained", "-"), ("untrained", ":")):
-                missed = 1 - np.array([seed[state]["r2"]["transfer"] for seed in seeds])
-                _draw_seeds(identified, np.maximum(missed, SMALLEST), colour, style=style)
+            _draw_seeds(error, _read(group, "error"), colour, group.text)
+            _draw_seeds(ratio, _read(group, "ratio"), colour)
+            for name, style in (("missed", "-"), ("missed_before", ":")):
+                _draw_seeds(identified, np.maximum(_read(group, name), SMALLEST), colour, style=style)
         _finish(error, "squared error at the last token")
         _finish(ratio, "as a ratio to the best constant")
         _finish(identified, "1 − R² of the teacher's hidden states\n(dotted: before training)")
@@ -68,7 +63,7 @@ def _draw_panels(groups: Sequence[Group], panel: str, line: str, path: Path) -> 
         for axes, (value, lines) in zip(every, panels.items(), strict=True):
             for group in lines:
                 name = group.settings[line]
-                _draw_seeds(axes, _read_ratios(_identify(group)), colours[name], show_setting(name))
+                _draw_seeds(axes, _read(group, "ratio"), colours[name], show_setting(name))
             _finish(axes, f"{panel}: {show_setting(value)}")
             axes.axhline(1, color="0.6", linewidth=0.8)
         every[0].set(ylabel="squared error / best constant", ylim=(None, 1e3))
@@ -86,7 +81,7 @@ def draw_diversity(finished: Finished, folder: Path) -> list[Path]:
         for column, (name, title) in enumerate(sweeps.items()):
             for colour, student in zip(LIGHT_PALETTE, students, strict=False):
                 chosen = {
-                    float(group.settings[name]): _identify(group)
+                    float(group.settings[name]): group
                     for group in finished.groups
                     if name in group.settings and group.settings["student"] == student
                 }
@@ -99,38 +94,31 @@ def draw_diversity(finished: Finished, folder: Path) -> list[Path]:
     return [path]
 
 
-def _draw_diversity_of(axes: Any, chosen: Mapping[float, Sequence[Json]], colour: str, label: str) -> None:
+def _draw_diversity_of(axes: Any, chosen: Mapping[float, Group], colour: str, label: str) -> None:
     """Ratio above, what identification misses below; means over seeds."""
     style: dict[str, Any] = {"color": colour, "marker": "o", "markersize": 4}
-    ratios = [_read_ratios(seeds)[:, LAST].mean() for seeds in chosen.values()]
-    axes[0].plot(list(chosen), ratios, label=label, **style)
-    missed = [np.mean([1 - seed["trained"]["r2"]["transfer"][LAST] for seed in seeds]) for seeds in chosen.values()]
+    last = DRAWN_LENGTHS[-1]
+    axes[0].plot(
+        list(chosen), [np.mean(group.measured(f"ratio_{last}")) for group in chosen.values()], label=label, **style
+    )
+    missed = [np.mean(group.measured(f"missed_{last}")) for group in chosen.values()]
     axes[1].plot(list(chosen), np.maximum(missed, SMALLEST), **style)
 
 
-def _identify(group: Group) -> list[Json]:
-    return [read_identification(run.run) for run in group.runs]
-
-
-def _read_errors(seeds: Sequence[Json]) -> np.ndarray:
-    """Seeds × lengths."""
-    return np.array([seed["trained"]["loss"] for seed in seeds])
-
-
-def _read_ratios(seeds: Sequence[Json]) -> np.ndarray:
-    return _read_errors(seeds) / np.array([seed["trained"]["constant_loss"] for seed in seeds])
+def _read(group: Group, name: str) -> np.ndarray:
+    """A measured number at each length: seeds × lengths."""
+    return np.array([[run.measured[f"{name}_{length}"] for length in DRAWN_LENGTHS] for run in group.runs])
 
 
 def _draw_seeds(axes: Axes, values: np.ndarray, colour: str, label: str | None = None, style: str = "-") -> None:
     """One line per seed: their mean would hide that some succeed and some fail."""
     axes.set(xscale="log", yscale="log")
-    lengths = np.arange(1, values.shape[1] + 1)
     for number, seed in enumerate(values):
-        axes.plot(lengths, seed, style, color=colour, label=None if number else label, linewidth=1.1, alpha=0.85)
+        axes.plot(DRAWN_LENGTHS, seed, style, color=colour, label=None if number else label, linewidth=1.1, alpha=0.85)
 
 
 def _finish(axes: Axes, title: str) -> None:
     axes.axvline(10, color="0.6", linewidth=0.8, linestyle=":")
     axes.set(title=title, xlabel="tokens T")
-    axes.set_xticks(TICKS, map(str, TICKS))
+    axes.set_xticks(DRAWN_LENGTHS, map(str, DRAWN_LENGTHS))
     axes.minorticks_off()

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from recombine.recipes.claims import Level
-from recombine.recipes.experiment import Experiment, Finished, Record, over_seeds
+from recombine.recipes.experiment import Experiment, Finished, Record, over_seeds, show_setting
 from recombine.recipes.length_generalization import figures, published, tables
 from recombine.recipes.measured_claims import Higher, Reads
 from recombine.run import RunConfig, default_run
@@ -51,6 +51,7 @@ class LengthExperiment(Experiment):
     """Three seeds (one at `tiny`), and tables of the error at each length and of linear identification."""
 
     metric = "r2"
+    known_before = "earlier runs of the same experiment, one seed and 3,000 steps for diversity and realisability."
     num_seeds: int = 3
     default_scale = "paper"
     differs = (
@@ -70,6 +71,9 @@ class LengthExperiment(Experiment):
     def tables(self, finished: Finished, device: str) -> list[Table]:
         return [*self.claim_tables(finished, device), *tables.tabulate_lengths(finished, device)]
 
+    def summarise(self, finished: Finished) -> Table:
+        return tables.tabulate_measured(finished)
+
 
 class LimitedCapacity(LengthExperiment):
     """The paper's main experiment; also softmax attention, and a higher rate where students converge slowly."""
@@ -81,7 +85,9 @@ class LimitedCapacity(LengthExperiment):
         for student in (*STUDENTS, "softmax_attention")
         for claim in (
             Reads(
-                text=f"{student.replace('_', ' ')}: the squared error at 100 tokens is small (log10)",
+                text="students follow their teacher: the squared error at 100 tokens is small (log10)",
+                where=show_setting(student),
+                headline=True,
                 source=published.SOURCE,
                 of={"student": student, "rate": 1e-3},
                 quantity="log10_error",
@@ -89,7 +95,9 @@ class LimitedCapacity(LengthExperiment):
                 published=-4.0,
             ),
             Reads(
-                text=f"{student.replace('_', ' ')}: hidden states are a linear map of the teacher's (R² at 100 tokens)",
+                text="hidden states are a linear map of the teacher's (R² at 100 tokens)",
+                where=show_setting(student),
+                headline=True,
                 source=published.SOURCE,
                 of={"student": student, "rate": 1e-3},
                 quantity="identified",
@@ -117,7 +125,7 @@ class LimitedCapacity(LengthExperiment):
         ]
 
     def figures(self, finished: Finished, folder: Path) -> list[Path]:
-        return figures.draw_lengths(finished, folder)
+        return figures.draw_lengths(self.measure_runs(finished, "auto"), folder)
 
 
 class HigherCapacity(LengthExperiment):
@@ -130,14 +138,18 @@ class HigherCapacity(LengthExperiment):
         for student in STUDENTS
         for claim in (
             Reads(
-                text=f"{student.replace('_', ' ')} with an MLP readout fails at 100 tokens (log10 ratio to a constant)",
+                text="students of higher capacity fail at 100 tokens (log10 of the ratio to a constant)",
+                where=f"{show_setting(student)} with an MLP as readout",
+                headline=True,
                 source="arXiv 2402.04875",
                 of={"student": student, "supervision": "outputs only", "rate": 1e-3},
                 quantity="log10_ratio",
                 low=-1.0,
             ),
             Higher(
-                text=f"and chain of thought repairs the {student.replace('_', ' ')} (orders of magnitude)",
+                text="and chain of thought repairs them (orders of magnitude)",
+                where=f"{show_setting(student)} with an MLP as readout",
+                headline=True,
                 source="arXiv 2402.04875",
                 of={"student": student, "supervision": "outputs only", "rate": 1e-3},
                 than={"student": student, "supervision": "chain of thought", "rate": 1e-3},
@@ -165,7 +177,7 @@ class HigherCapacity(LengthExperiment):
         return Record(settings={"student": student, "supervision": supervision, "rate": 1e-3}, config=config)
 
     def figures(self, finished: Finished, folder: Path) -> list[Path]:
-        return figures.draw_capacity(finished, folder)
+        return figures.draw_capacity(self.measure_runs(finished, "auto"), folder)
 
 
 class Corners(LengthExperiment):
@@ -175,7 +187,9 @@ class Corners(LengthExperiment):
     question = "Do students follow their teacher to corners of the cube that are left out of training?"
     claims = tuple(
         Level(
-            text=f"{student.replace('_', ' ')}: new combinations of ranges are predicted",
+            text="students predict new combinations of ranges",
+            where=show_setting(student),
+            headline=True,
             source="arXiv 2402.04875",
             of={"student": student},
             low=0.9,
@@ -195,6 +209,9 @@ class Corners(LengthExperiment):
     def tables(self, finished: Finished, device: str) -> list[Table]:
         return [*self.claim_tables(finished, device), *tables.tabulate_corners(finished)]
 
+    def summarise(self, finished: Finished) -> Table:
+        return tables.tabulate_corners(finished)[0]
+
 
 class Diversity(LengthExperiment):
     """Training tokens from narrower intervals, or from few distinct sequences; held-out sequences stay the same."""
@@ -203,7 +220,8 @@ class Diversity(LengthExperiment):
     question = "How diverse must training sequences be for students to follow their teacher to 100 tokens?"
     claims = tuple(
         Higher(
-            text=f"{student.replace('_', ' ')}: {text} (orders of magnitude at 100 tokens)",
+            text=f"{text} (orders of magnitude at 100 tokens)",
+            where=show_setting(student),
             source="arXiv 2402.04875, assumption of diversity",
             of={"student": student, name: few},
             than={"student": student, name: many},
@@ -227,7 +245,7 @@ class Diversity(LengthExperiment):
                 yield Record(settings={"student": student, "sequences": size}, config=config)
 
     def figures(self, finished: Finished, folder: Path) -> list[Path]:
-        return figures.draw_diversity(finished, folder)
+        return figures.draw_diversity(self.measure_runs(finished, "auto"), folder)
 
 
 class Realisability(LengthExperiment):
@@ -237,8 +255,8 @@ class Realisability(LengthExperiment):
     question = "What breaks when the teacher is not of the student's class?"
     claims = tuple(
         Higher(
-            text=f"{student.replace('_', ' ')}: fails with a {teacher.replace('_', ' ')} as teacher "
-            "(orders of magnitude at 100 tokens)",
+            text="a student fails with a teacher of another class (orders of magnitude at 100 tokens)",
+            where=f"student {show_setting(student)}, teacher {show_setting(teacher)}",
             source="arXiv 2402.04875, assumption of realisability",
             of={"student": student, "teacher": teacher},
             than={"student": student, "teacher": student},
@@ -257,4 +275,4 @@ class Realisability(LengthExperiment):
                 yield Record(settings={"student": student, "teacher": teacher}, config=config)
 
     def figures(self, finished: Finished, folder: Path) -> list[Path]:
-        return figures.draw_realisability(finished, folder)
+        return figures.draw_realisability(self.measure_runs(finished, "auto"), folder)

@@ -18,6 +18,7 @@ from recombine.store import Json, RunDirectory
 from recombine.tables import Cell, Column, Format, Table, Value
 
 LENGTHS = (10, 20, 50, 100)
+DRAWN_LENGTHS = (1, 2, 5, 10, 20, 50, 100)
 KINDS = ("transfer", "refit", "permutation")
 NUM_SEQUENCES = 2_000  # to fit a map, and as many to score it
 SEED_NOTE = "median over seeds, in brackets the lowest and the highest"
@@ -63,7 +64,10 @@ def read_identification(run: RunDirectory, device: str = "auto") -> Json:
 
 
 def read_lengths(run: RunDirectory, device: str) -> dict[str, float]:
-    """Error, its ratio to the best constant, and R² of the linear map, all at the longest length."""
+    """Error, its ratio to the best constant, and R² of the linear map: at the longest length, and for figures at some others.
+
+    `missed` is 1 − R².
+    """
     found, last = read_identification(run, device), LENGTHS[-1] - 1
     trained, untrained = found["trained"], found["untrained"]
     numbers = {
@@ -75,7 +79,38 @@ def read_lengths(run: RunDirectory, device: str) -> dict[str, float]:
             "identified": trained["r2"]["transfer"][last],
             "identified_before": untrained["r2"]["transfer"][last],
         }
+    for length in DRAWN_LENGTHS:
+        error = trained["loss"][length - 1]
+        numbers |= {f"error_{length}": error, f"ratio_{length}": error / trained["constant_loss"][length - 1]}
+        if "transfer" in trained["r2"]:
+            numbers[f"missed_{length}"] = 1 - trained["r2"]["transfer"][length - 1]
+            numbers[f"missed_before_{length}"] = 1 - untrained["r2"]["transfer"][length - 1]
     return numbers
+
+
+def tabulate_measured(finished: Finished) -> Table:
+    """Error and ratio at 10 and 100 tokens, and R² of the hidden states before and after training, medians over seeds."""
+    rows: list[tuple[Value, ...]] = []
+    for group in finished.groups:
+        errors = [
+            spread(group.measured(f"{name}_{length}"), "median") for name in ("error", "ratio") for length in (10, 100)
+        ]
+        identified = [spread(group.measured(name), "median") for name in ("identified_before", "identified")]
+        rows.append((*finished.show_settings(group.settings), len(group.runs), *errors, *identified))
+    scientific: Format = "scientific"
+    names = ("error, T = 10", "error, T = 100", "ratio, T = 10", "ratio, T = 100")
+    return Table(
+        title="Squared error, its ratio to the best constant, and R² of the teacher's hidden states at 100 tokens",
+        columns=(
+            *finished.setting_columns,
+            "seeds",
+            *(Column(name=name, format=scientific) for name in names),
+            "R² before",
+            "R² after",
+        ),
+        rows=tuple(rows),
+        note=f"{SEED_NOTE}\n{RATIO_NOTE}",
+    )
 
 
 def identify_groups(finished: Finished, device: str = "auto") -> Identified:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 from recombine.drawing.canvas import canvas
 from recombine.drawing.palette import LIGHT_PALETTE
-from recombine.probe.sites import last_site
 from recombine.recipes.experiment import Finished, Group, show_setting
-from recombine.recipes.scale.tables import METRIC, read_decodability
+from recombine.recipes.scale.tables import METRIC
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -68,8 +67,7 @@ def _draw_decodability(axes: Axes, finished: Finished) -> None:
     names = {True: "covered and connected", False: "not covered or not connected"}
     for run in {run.run.path: run for run in finished.runs}.values():
         fair = bool(run.certificate["connected"] and run.certificate["covered"])
-        sites = read_decodability(run.run)["sites"]
-        decodable = sites[last_site(sites)]["ood"]  # hidden.0, hidden.1, ...
+        decodable = run.measured["z_held_out"]
         colour, marker = (BLUE, "o") if fair else (ORANGE, "x")
         axes.plot(
             decodable, run.score("ood", METRIC) or 0.0, marker, color=colour, markersize=5, label=names.pop(fair, None)

@@ -43,7 +43,8 @@ class Grids(Experiment):
         ),
         *(
             NoGap(
-                text=f"a network acts on new mixtures as on trained ones: {task.replace('_', ' ')}",
+                text="a network acts on new mixtures as on trained ones",
+                where=task.replace("_", " "),
                 source=SOURCE,
                 of={"task": task, "variant": variant},
                 by=LOWER,

@@ -32,8 +32,15 @@ class Surface(ScaleExperiment):
 
     name = "scale-surface"
     question = "Do width and training compositions together lead to recombination?"
+    known_before = "one row and one column of the surface."
     claims = (
-        Level(text="with width and data, a network recombines modules", source=SOURCE, of=MOST, low=SUCCESS),
+        Level(
+            text="with width and data, a network recombines modules",
+            source=SOURCE,
+            headline=True,
+            of=MOST,
+            low=SUCCESS,
+        ),
         Fall(
             text="data alone is not enough: width 16 against 512, both with 81 compositions",
             source=SOURCE,
