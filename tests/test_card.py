@@ -7,16 +7,19 @@ from pathlib import Path
 import pytest
 
 from recombine.cli import run as run_verb
+from recombine.commands.claims import draw_figures, read_card, update_page
 from recombine.errors import InputError
 from recombine.recipes import EXPERIMENTS, Experiment, Finished, Record
-from recombine.recipes.card import build_card, paper_of, tabulate_card
+from recombine.recipes.card import build_card, list_statements, paper_of, tabulate_card
 from recombine.recipes.card_page import BEGIN, END, format_page, summarise_card, update_block
 from recombine.recipes.claims import Lead, decide
 from recombine.recipes.measured_claims import Bounded, Correlates, Exceeds, Gap, Higher, Reads
+from recombine.recipes.result_tables import fill_blocks, has_blocks
 from recombine.recipes.results_index import format_index
 from recombine.recipes.stored import collect, read_lines, read_results, shorten_numbers, write_results
 from recombine.run import default_run, train_run
 from recombine.seeds import score_values
+from recombine.sweep.kept_costs import costs_path, estimate_hours, measure_costs
 from stored_runs import stored_line, stored_run
 
 ROOT = Path(__file__).parent.parent
@@ -149,8 +152,9 @@ def test_the_page_and_the_short_form(tmp_path):
     assert paper_of(experiment) == "Scaling can lead to compositional generalization (arXiv 2507.07207)"
     assert f"## {paper_of(experiment)}" in page
     assert "`recombine reproduce scale-width --scale small`" in page
-    assert page.count("| not run |") == 2
-    assert "| – | – | – | – | 2 |" in summarise_card(rows)
+    assert page.count("| not run | – |") == 2  # one row per statement
+    assert "| wider networks recombine better | width 512 against 16 | – | – | not run |" in summarise_card(rows)
+    assert summarise_card(rows).endswith("Of 2 claims of the papers in 2 settings, by the decisive setting: 2 not run.")
     text = update_block(f"before\n{BEGIN}\nold\n{END}\nafter", "new", Path("README.md"))
     assert text == f"before\n{BEGIN}\nnew\n{END}\nafter"
     with pytest.raises(InputError, match="has no place for the claims"):
@@ -165,6 +169,132 @@ def test_the_command(tmp_path, capsys):
     assert (tmp_path / "claims.md").read_text().startswith("# Claims")
 
 
-def test_the_page_in_the_documentation_is_the_one_that_the_results_give():
-    rows = build_card(EXPERIMENTS.values(), ROOT / "results")
+def test_pages_of_the_documentation_are_those_that_the_results_give():
+    rows = read_card(ROOT / "results")
     assert (ROOT / "docs" / "claims.md").read_text() == format_page(rows)
+    pages = [page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if page.name != "claims.md"]
+    marked = [page for page in pages if BEGIN in page.read_text() or has_blocks(page.read_text())]
+    assert ROOT / "README.md" in marked
+    for page in marked:
+        assert update_page(page.read_text(), rows, ROOT / "results", page) == page.read_text(), page
+
+
+class Settings(Widths):
+    """One statement in two settings; the first has not been run."""
+
+    claims = tuple(
+        replace(Widths.claims[0], text="wide beats narrow", where=where, better={"width": width}, headline=True)
+        for where, width in (("never run", 99), ("run", 512))
+    )
+
+
+def test_a_statement_is_decided_by_the_first_setting_that_was_run(tmp_path):
+    write_world(tmp_path)
+    rows = build_card([Settings()], tmp_path, lambda config: 0.25)
+    (statement,) = list_statements(rows)
+    assert (statement.decisive.claim.where, [row.claim.where for row in statement.further]) == ("run", ["never run"])
+    page = format_page(rows)
+    assert "| wide beats narrow | run | 0.300 | 0.400" in page
+    assert "2 seeds, 4 compositions" in page
+    assert "<summary>Further settings: 1 not run</summary>" in page
+    assert "| wide beats narrow (us) | never run |" in page.partition("<summary>")[2]
+
+
+def test_the_cost_of_runs_that_were_not_made_is_measured_and_kept(tmp_path):
+    (record, *_) = Widths().records("tiny")
+    assert estimate_hours(tmp_path)(record.config) is None
+    measure_costs([record.config], tmp_path, say=lambda text: None)
+    hours = estimate_hours(tmp_path)(record.config)
+    assert 0 < hours < 1
+    kept = costs_path(tmp_path).read_bytes()
+    measure_costs([record.config], tmp_path, say=lambda text: None)
+    assert costs_path(tmp_path).read_bytes() == kept  # measured once
+    more_steps = replace(record.config, training=replace(record.config.training, steps=100_000))
+    assert estimate_hours(tmp_path)(more_steps) > hours
+    (row,) = build_card([Widths()], tmp_path, lambda config: hours)
+    assert row.missing_hours == pytest.approx(4 * hours)
+    costs_path(tmp_path).write_text('{"sizes": {"x": {}}}')
+    with pytest.raises(InputError, match=r"costs.json cannot be read"):
+        estimate_hours(tmp_path)
+
+
+def test_tables_between_markers(tmp_path):
+    write_world(tmp_path)
+    text = "above\n<!-- results: miniature tiny -->\nold\n<!-- results: end -->\nbelow\n"
+    filled = fill_blocks(text, tmp_path, {"miniature": Widths()})
+    assert filled.startswith("above\n<!-- results: miniature tiny -->\n**R²")
+    assert "| 512 | 2 | 0.900" in filled
+    assert filled.endswith("<!-- results: end -->\nbelow\n")
+    assert fill_blocks(filled, tmp_path, {"miniature": Widths()}) == filled
+    assert "has not been run" in fill_blocks(text, tmp_path / "none", {"miniature": Widths()})
+    with pytest.raises(InputError, match="unknown experiment 'miniature'"):
+        fill_blocks(text, tmp_path, EXPERIMENTS)
+
+
+def write_dropout(folder, leads):
+    """Stored runs of `dropout` with these leads of HYLA, with and without dropout."""
+    experiment = EXPERIMENTS["dropout"]
+    lines = []
+    for record in experiment.records("paper"):
+        settings = record.settings
+        if settings["steps"] == 20_000 and settings["attention"] != "linear":
+            score = 0.6 + (leads[settings["dropout"]] if settings["attention"] == "hyla" else 0.0)
+            line = stored_line(record, {"test": 0.95, "ood": score, "unknown": 0.0}, metric="r2")
+            line["result"]["scores"]["ood"]["r2"]["ceiling"] = 0.99
+            points = (10_000, 20_000)
+            line["curve"] = [{"step": step, "scores": {"test": {"r2": 0.9}, "ood": {"r2": 0.5}}} for step in points]
+            lines.append(line)
+    write_results(folder, experiment, "paper", lines)
+
+
+@pytest.mark.parametrize(
+    ("leads", "answer"),
+    [
+        ({0.1: 0.2, 0.0: 0.2}, "HYLA's lead does not need the dropout."),
+        ({0.1: 0.2, 0.0: 0.0}, "HYLA leads only with the dropout."),
+        ({0.1: 0.0, 0.0: 0.2}, "HYLA leads only without the dropout."),
+        ({0.1: 0.0, 0.0: 0.0}, "HYLA does not lead here."),
+    ],
+)
+def test_the_question_on_dropout_is_answered_from_the_numbers(tmp_path, leads, answer):
+    write_dropout(tmp_path, leads)
+    experiment = EXPERIMENTS["dropout"]
+    sentence = experiment.answer(read_results(tmp_path, experiment, "paper"))
+    assert sentence.endswith(answer)
+    assert f"scores {0.6 + leads[0.1]:.2f} and softmax attention 0.60" in sentence
+    assert f"**{sentence}**" in format_page(build_card([experiment], tmp_path))
+    assert experiment.answer(Finished(())) == ""
+
+
+def test_figures_are_drawn_from_stored_results_alone(tmp_path):
+    write_dropout(tmp_path, {0.1: 0.2, 0.0: 0.2})
+    (path,) = draw_figures(tmp_path, tmp_path / "figures")
+    assert path.name == "dropout_curves.png"
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_row_of_the_page_follows_from_the_stored_scores():
+    """One cheap row by hand: the mean over seeds of the difference between two widths."""
+    experiment = EXPERIMENTS["scale-width"]
+    scores = {}
+    for run in read_results(ROOT / "results", experiment, "small").runs:
+        scores.setdefault(run.record.settings["width"], []).append(run.score("ood", "r2_pooled"))
+    difference = sum(scores[512]) / len(scores[512]) - sum(scores[16]) / len(scores[16])
+    (line,) = [
+        line
+        for line in (ROOT / "docs" / "claims.md").read_text().splitlines()
+        if line.startswith("| wider networks recombine better (")
+    ]
+    assert line.split(" | ")[2].startswith(f"{difference:.3f} (")
+    assert f"{len(scores[512])} seeds" in line
+
+
+@pytest.mark.slow
+def test_a_row_of_the_card_is_repeated_from_scratch(tmp_path, capsys):
+    """`recombine reproduce scale-width`, the two widths of the claim: the same verdict and number as stored."""
+    command = ["reproduce", "scale-width", "--scale", "small", "--only", "width=16,512", "--out", str(tmp_path)]
+    assert run_verb([*command, "--jobs", "1", "--json"]) == 0
+    (first, _) = json.loads(capsys.readouterr().out)["tables"]["Claims"]
+    stored = next(row for row in read_card(ROOT / "results") if row.claim.text == first["claim"].partition(" (")[0])
+    assert first["verdict"] == stored.verdict
+    assert first["number"]["value"] == pytest.approx(stored.number.value, abs=0.01)

@@ -2,15 +2,12 @@
 
 import json
 from dataclasses import replace
-from types import SimpleNamespace
-from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 
 from recombine.cli import run as run_verb
 from recombine.recipes import EXPERIMENTS, Finished, FinishedRun, Record
-from recombine.recipes.scale import figures as scale_figures
 from recombine.recipes.scale.figures import draw_scale
 from recombine.recipes.scale.runs import change
 from recombine.recipes.scale.tables import correlate_decodability, tabulate_seeds
@@ -100,23 +97,16 @@ def test_the_figure_of_all_runs(runs, tmp_path):
     others = [
         FinishedRun(replace(run.record, settings=names[run.record.settings["width"]]), run.run) for run in runs.runs
     ]
-    (path,) = draw_scale(Finished((*runs.runs, *others)), tmp_path)
+    finished = EXPERIMENTS["scale-decodability"].measure_runs(Finished((*runs.runs, *others)), "cpu")
+    (path,) = draw_scale(finished, tmp_path)
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.usefixtures("unchecked")
-def test_the_figure_takes_the_last_layer(monkeypatch):
+def test_decodability_is_that_of_the_last_layer(monkeypatch):
     """Layer 10 comes after layer 9, although its name does not."""
     sites = {f"hidden.{layer}": {"ood": layer / 10} for layer in range(11)}
-    run = SimpleNamespace(
-        run=SimpleNamespace(path="run"),
-        certificate={"connected": True, "covered": True},
-        score=lambda split, metric: 0.5,
-    )
-    monkeypatch.setattr(scale_figures, "read_decodability", lambda _: {"sites": sites})
-    axes = MagicMock()
-    scale_figures._draw_decodability(axes, SimpleNamespace(runs=[run]))
-    assert axes.plot.call_args.args[:2] == (1.0, 0.5)
+    monkeypatch.setattr("recombine.recipes.scale.runs.read_decodability", lambda run, device: {"sites": sites})
+    assert EXPERIMENTS["scale-decodability"].measures(None, "cpu") == {"z_held_out": 1.0}
 
 
 def test_reproduce_prints_the_tables(tmp_path, capsys):

@@ -106,9 +106,10 @@ def _show_hours(hours: float) -> str:
 def summarise_card(rows: Sequence[CardRow]) -> str:
     """The headline claims of each paper, and how many have each verdict."""
     statements = [statement for statement in list_statements(rows) if not statement.decisive.claim.ours]
-    decisive = sorted((statement.decisive for statement in statements), key=lambda row: row.paper)
+    decisive = [statement.decisive for statement in statements]
     lines = [*SHORT_HEADER]
-    for paper, of_paper in groupby((row for row in decisive if row.claim.headline), key=lambda row: row.paper):
+    headlines = sorted(choose_headlines(statements), key=lambda statement: statement.decisive.paper)
+    for paper, of_paper in groupby(headlines, key=lambda statement: statement.decisive.paper):
         lines.append(f"| **{paper}** | | | | |")
         lines += map(_short_line, of_paper)
     settings = sum(1 + len(statement.further) for statement in statements)
@@ -117,14 +118,29 @@ def summarise_card(rows: Sequence[CardRow]) -> str:
     return "\n".join(lines)
 
 
-def _short_line(row: CardRow) -> str:
+def choose_headlines(statements: Sequence[Statement]) -> list[Statement]:
+    """The statements of the short form; of those that two experiments judge, the first that has been run."""
+    chosen: dict[tuple[str, str], Statement] = {}
+    for statement in statements:
+        row = statement.decisive
+        key = (row.paper, row.claim.text)
+        if row.claim.headline and (
+            key not in chosen or (chosen[key].decisive.number is None and row.number is not None)
+        ):
+            chosen[key] = statement
+    return list(chosen.values())
+
+
+def _short_line(statement: Statement) -> str:
+    row, further = statement.decisive, [other for other in statement.further if other.number is not None]
     published = row.claim.published
+    verdict = f"**{row.verdict}**" if row.verdict == "seen" else row.verdict
     cells = (
         row.claim.text,
         row.claim.where or "–",
         "–" if published is None else format_number(published),
         show_number(row.number) or "–",
-        f"**{row.verdict}**" if row.verdict == "seen" else row.verdict,
+        f"{verdict}; further settings: {count_verdicts(further)}" if further else verdict,
     )
     return f"| {' | '.join(cells)} |"
 

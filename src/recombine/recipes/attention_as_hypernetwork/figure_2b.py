@@ -3,7 +3,7 @@
 Two decoders are applied. Ours is that of `recombine probe`: logistic regression of each layer, with both classes weighed
 alike, scored by F1 on held-out functions, next to the untrained network and the majority. That of the authors' release is
 ridge regression (penalty 1) from the codes of all layers to the bits of the terms, scored by R²; it is fitted on half of the
-instances. Both read instances that share their query.
+instances. Both read instances that share their query. (The probe also reads instances that share their examples.)
 
 The release trains with 96 tokens and 50 % held out for this figure; the caption of figure A2 says 32 and 70 %. Runs of the
 latter setting are those of `dropout`.
@@ -11,17 +11,18 @@ latter setting are those of `dropout`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 from torch import nn
 
-from recombine.probe import is_probed, probe_run
 from recombine.probe.cache import Measurement
 from recombine.probe.collect import collect
+from recombine.probe.decode import decode
 from recombine.probe.linear import decide, fit_ridge
+from recombine.probe.observations import Observations
+from recombine.probe.schema import SPLITS
 from recombine.probe.scores import score_values
 from recombine.recipes.attention_as_hypernetwork.evidence import (
     DROPOUTS,
@@ -31,6 +32,7 @@ from recombine.recipes.attention_as_hypernetwork.evidence import (
     SHORT_STEPS,
 )
 from recombine.recipes.attention_as_hypernetwork.runs import ATTENTIONS, change_model, change_task
+from recombine.recipes.comparison import mean_cell
 from recombine.recipes.experiment import Experiment, Finished, Record, Setting
 from recombine.recipes.measured_claims import Exceeds, Reads
 from recombine.run import default_run, load_run
@@ -41,7 +43,7 @@ from recombine.tasks.base import Scale
 
 MARGIN = 0.1  # above the untrained network and the majority
 NUM_INSTANCES = 2_000
-TERM_BITS = Measurement(name="term_bits", version=1)
+TERM_CODES = Measurement(name="term_codes", version=1)
 TOKENS_AND_HELD_OUT = ((96, 0.5), (32, 0.7))
 
 
@@ -96,84 +98,91 @@ class Figure2B(Experiment):
                         yield Record(settings=settings, config=config).with_seed(seed)
 
     def tables(self, finished: Finished, device: str) -> list[Table]:
-        probes = finished.measure(lambda run: read_probe(run, device))
-        return [tabulate_decoders(finished, probes), *super().tables(finished, device)]
+        return [tabulate_decoders(self.measure_runs(finished, device)), *super().tables(finished, device)]
+
+    def summarise(self, finished: Finished) -> Table:
+        return tabulate_decoders(finished)
 
     def measures(self, run: RunDirectory, device: str) -> dict[str, float]:
         """F1 of the best layer above the better of untrained network and majority, and R² of the bits of the terms."""
-        decoders = [d for instances, _, d in list_code_decoders(read_probe(run, device)) if instances == "same query"]
+        found = read_term_codes(run, device)
         leads = [
-            decoder["ood"]["f1"]
-            - max(decoder["ood"].get(name, {}).get("f1", 0.0) for name in ("untrained", "majority"))
-            for decoder in decoders
+            found["trained"]["f1"][site] - max(f1, found["majority"]) for site, f1 in found["untrained"]["f1"].items()
         ]
-        return ({"f1_lead": max(leads)} if leads else {}) | read_term_bits(run, device)
+        return {
+            "f1_lead": max(leads),
+            "f1": max(found["trained"]["f1"].values()),
+            "f1_untrained": max(found["untrained"]["f1"].values()),
+            "f1_majority": found["majority"],
+            "bits_trained": found["trained"]["bits"]["id"],
+            "bits_held_out": found["trained"]["bits"]["ood"],
+            "bits_untrained": found["untrained"]["bits"]["ood"],
+        }
 
 
-def read_probe(run: RunDirectory, device: str) -> Json:
-    """What the probe found in a run, without pictures; probed once."""
-    if not is_probed(run):
-        probe_run(run.path, tsne=False, device=device)
-    return run.read_json("probe.json")
-
-
-def list_code_decoders(probe: Json) -> Iterator[tuple[str, str, Json]]:
-    """Kind of instances, layer and scores of every decoder of latent codes in `probe.json`."""
-    for key, decoders in probe.items():
-        if not key.startswith("decoders"):
-            continue
-        instances = key.removeprefix("decoders").lstrip("_").replace("_", " ") or "all"
-        for site, decoder in decoders.items():
-            if site.startswith("codes."):
-                yield instances, site, decoder
-
-
-def tabulate_decoders(finished: Finished, probes: Mapping[Path, Json]) -> Table:
-    """F1 on held-out functions, for every kind of instances and every layer that has codes."""
-    rows: list[tuple[Value, ...]] = []
-    for run in finished.runs:
-        settings = (*finished.show_settings(run.record.settings), run.record.seed)
-        for instances, site, decoder in list_code_decoders(probes[run.run.path]):
-            trained = decoder["ood"].get("f1")
-            references = [decoder["ood"].get(name, {}).get("f1") for name in ("untrained", "majority")]
-            known = [value for value in references if value is not None]
-            seen = bool(known) and trained is not None and trained >= max(known) + MARGIN
-            rows.append((*settings, instances, site, trained, *references, "seen" if seen else "not seen"))
+def tabulate_decoders(finished: Finished) -> Table:
+    """Both decoders on held-out functions that share their query, means over seeds."""
+    quantities = {
+        "F1": "f1",
+        "untrained": "f1_untrained",
+        "majority": "f1_majority",
+        "R² of bits": "bits_held_out",
+        "trained functions": "bits_trained",
+        "bits untrained": "bits_untrained",
+    }
+    rows: list[tuple[Value, ...]] = [
+        (
+            *finished.show_settings(group.settings),
+            len(group.runs),
+            *(mean_cell(group.measured(quantity)) for quantity in quantities.values()),
+        )
+        for group in finished.groups
+    ]
     return Table(
-        title="F1 of the terms, decoded from the query's code of itself, on held-out functions",
-        columns=(*finished.setting_columns, "seed", "instances", "layer", "F1", "untrained", "majority", "verdict"),
+        title="Terms decoded from the query's code of itself, on held-out functions with the same query",
+        columns=(*finished.setting_columns, "seeds", *quantities),
         rows=tuple(rows),
-        note=f"seen: F1 at least {MARGIN} above the untrained network and the majority",
+        note="F1: best layer; R² of bits: the release's decoder, all layers; means over seeds",
     )
 
 
-def read_term_bits(run: RunDirectory, device: str) -> dict[str, float]:
-    """The release's decoder: R² of the bits of the terms, before and after training; measured once."""
+def read_term_codes(run: RunDirectory, device: str) -> Json:
+    """What both decoders read of the codes, before and after training; measured once."""
 
-    def measure() -> dict[str, float]:
+    def measure() -> Json:
         _, config, model = load_run(run.path, device)
         untrained = config.build_model().to(next(model.parameters()).device)
-        before, after = (decode_bits(network, config.task) for network in (untrained, model))
-        return {"bits_trained": after[0], "bits_held_out": after[1], "bits_untrained": before[1]}
+        found: Json = {
+            name: decode_terms(network, config.task) for name, network in (("trained", model), ("untrained", untrained))
+        }
+        return {**found, "majority": found["trained"]["majority"]}
 
-    kept = TERM_BITS.keep(run.path, {"num_instances": NUM_INSTANCES}, measure)
-    return {name: float(kept[name]) for name in ("bits_trained", "bits_held_out", "bits_untrained")}
+    return TERM_CODES.keep(run.path, {"num_instances": NUM_INSTANCES}, measure)
 
 
-def decode_bits(model: nn.Module, task: Task) -> tuple[float, float]:
-    """R² on the other half of the training functions' instances, and on held-out functions."""
+def decode_terms(model: nn.Module, task: Task) -> Json:
+    """F1 of each layer's decoder of terms on held-out functions, and R² of the bits of the terms from all layers."""
     assert isinstance(task, FuzzyLogic)
-    reading = task.reading().variants["same_query"]
     device = next(model.parameters()).device
+    reading = task.reading().variants["same_query"]
     observations = collect(model, reading, num_instances=NUM_INSTANCES, sites=(), device=device)
+    decoders = decode(observations, seed=task.seed, controlled=False)
+    return {
+        "f1": {site: decoder["ood"]["f1"] for site, decoder in decoders.items()},
+        "majority": next(iter(decoders.values()))["ood"]["majority"]["f1"],
+        "bits": decode_bits(observations, task),
+    }
+
+
+def decode_bits(observations: Observations, task: FuzzyLogic) -> dict[str, float]:
+    """R² on the other half of the instances of training functions (`id`), and on held-out functions."""
     codes = np.concatenate(list(observations.activations.values()), axis=1)
-    compositions = np.array([*task.split.train, *task.split.ood])[observations.composition]
-    bits = (compositions[:, :, None] >> np.arange(task.num_variables)) & 1
-    labels = bits.reshape(len(bits), -1).astype(np.float32)
+    terms = np.array([*task.split.train, *task.split.ood])[observations.composition]
+    labels = ((terms[:, :, None] >> np.arange(task.num_variables)) & 1).reshape(len(terms), -1).astype(np.float32)
     fit = observations.rows("fit")
     weights = fit_ridge(codes[fit], labels[fit], strength=1.0)
-    scores = [
-        score_values(decide(codes[rows], weights), labels[rows])["r2"]
-        for rows in (observations.rows("id"), observations.rows("ood"))
-    ]
-    return scores[0], scores[1]
+    return {
+        split: score_values(decide(codes[rows], weights), labels[rows])["r2"]
+        for split in SPLITS
+        if len(rows := observations.rows(split))
+    }

@@ -8,6 +8,7 @@ decodable   R² of ridge regression to z of at least 0.5 on held-out combination
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from recombine.models import HypernetworkTransformerConfig
 from recombine.probe.measures.decodability import measure_decodability
@@ -30,9 +31,9 @@ VANILLA: Variant = {"setting": "connected", "model": "vanilla", "trunk": "softma
 BOTTLENECK: Variant = {**VANILLA, "model": "bottleneck"}
 
 
-def list_claims(vanilla: Variant, bottleneck: Variant, control: Mapping[str, Setting]) -> tuple[Claim, ...]:
+def list_claims(vanilla: Variant, bottleneck: Variant, control: Mapping[str, Setting], where: str) -> tuple[Claim, ...]:
     """The six claims about two models; `control` are the settings that turn shared modules into separate ones."""
-    return (
+    claims: tuple[Claim, ...] = (
         Level(
             text="the vanilla transformer fits trained combinations", source=SOURCE, of=vanilla, split="test", low=GOOD
         ),
@@ -68,6 +69,7 @@ def list_claims(vanilla: Variant, bottleneck: Variant, control: Mapping[str, Set
             high=GAP / 2,
         ),
     )
+    return tuple(replace(claim, where=where) for claim in claims)
 
 
 def claim_decodable(name: str, variant: Variant) -> tuple[Claim, ...]:

@@ -78,7 +78,7 @@ class InContextExperiment(Experiment):
     question = "Do transformers recombine modules that they infer in context, with and without a bottleneck?"
     metric = METRIC
     figures_need_runs = True
-    claims = list_claims(VANILLA, BOTTLENECK, {"setting": "control"})
+    claims = list_claims(VANILLA, BOTTLENECK, {"setting": "control"}, "6 of 15 pairs trained")
     known_before = "earlier runs of the same experiment."
     differs = "8 inputs and 32 examples, a trunk of 2 layers, 6,000 steps; no code of the paper is public."
 

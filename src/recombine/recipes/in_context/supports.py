@@ -38,6 +38,7 @@ class InContextSupports(Experiment):
             {"trained": MOST, "model": "vanilla", "modules": "shared"},
             {"trained": MOST, "model": "bottleneck", "modules": "shared"},
             {"modules": "own"},
+            "12 of 15 pairs trained",
         ),
         Fall(
             text="the bottleneck needs more than a ring of trained pairs: 12 of 15 against 6",
