@@ -120,7 +120,7 @@ def _decide(
         number=number,
         core_hours=sum((done[name].core_hours for name in concerned.keys() & done.keys()), 0.0),
         missing=len(hours),
-        missing_hours=None if None in hours else sum(hour for hour in hours if hour is not None),
+        missing_hours=None if None in hours else sum((hour for hour in hours if hour is not None), 0.0),
     )
 
 

@@ -63,15 +63,16 @@ def describe_experiment(experiment: Experiment, statements: Sequence[Statement])
     further = [row for statement in statements for row in statement.further]
     if further:
         summary = f"<summary>Further settings: {count_verdicts(further)}</summary>"
-        lines += ["<details markdown>", summary, "", *HEADER, *map(_line, further), "", "</details>", ""]
+        folded = (_line(row, with_source=False) for row in further)
+        lines += ["<details markdown>", summary, "", *HEADER, *folded, "", "</details>", ""]
     return lines
 
 
-def _line(row: CardRow) -> str:
+def _line(row: CardRow, *, with_source: bool = True) -> str:
     number, published = row.number, row.claim.published
     verdict = row.verdict if not row.missing or number is None else f"{row.verdict} ({row.missing} runs missing)"
     cells = (
-        f"{row.claim.text} ({row.claim.source})",
+        f"{row.claim.text} ({row.claim.source})" if with_source else row.claim.text,
         row.claim.where or "–",
         show_number(number) or "–",
         describe_interval(row),

@@ -28,7 +28,12 @@ def draw_learning_curves(
     x: str = "step",
     per_step: int = 1,
 ) -> Path:
-    """Held-out scores solid, trained ones dotted, the ceiling dashed, the published number as a mark on the right."""
+    """Held-out scores solid, trained ones dotted, the ceiling dashed, the published number as a mark on the right.
+
+    The lines are evaluations on a few instances during training; the dots at the end are the final one, on many.
+    """
+    from matplotlib.ticker import MaxNLocator
+
     with canvas(path, 3.6 * len(panels), 3.2) as figure:
         every = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
         for axes, (title, settings) in zip(every, panels.items(), strict=True):
@@ -36,10 +41,11 @@ def draw_learning_curves(
             for group in groups:
                 _draw_group(axes, experiment, group, per_step)
             _draw_ceiling(axes, experiment, groups)
-            axes.set(title=title, xlabel=x)
+            axes.set(title=title, xlabel=x, xlim=(0, None))
+            axes.xaxis.set_major_locator(MaxNLocator(4))
             axes.grid(alpha=0.25)
         every[0].set(ylabel=f"{experiment.metric.replace('_', ' ').replace('r2', 'R²')}", ylim=(0, 1.02))
-        every[0].legend(loc="lower right")
+        every[-1].legend(loc="lower right")
     return path
 
 
@@ -51,6 +57,8 @@ def _draw_group(axes: Axes, experiment: Experiment, group: Group, per_step: int)
         steps, values = read_curves(group, split, experiment.metric)
         label = f"{NAMES[attention]} ({len(values)} seed{'s' * (len(values) > 1)})" if style == "-" else None
         axes.plot(steps * per_step, values.mean(axis=0), style, color=colour, label=label, linewidth=1.3)
+        end = group.runs[0].result["steps"] * per_step
+        axes.plot([end], [np.mean(group.scores(split, experiment.metric))], "o", color=colour, markersize=4)
         if style == "-" and len(values) > 1:
             low, high = values.min(axis=0), values.max(axis=0)
             axes.fill_between(steps * per_step, low, high, color=colour, alpha=0.15, linewidth=0)
@@ -60,12 +68,11 @@ def _draw_group(axes: Axes, experiment: Experiment, group: Group, per_step: int)
 
 
 def read_curves(group: Group, split: str, metric: str) -> tuple[np.ndarray, np.ndarray]:
-    """Steps, and scores (seeds × steps) at the steps that all seeds have; the last point is the final evaluation."""
+    """Steps, and scores (seeds × steps) at the steps that all seeds have."""
     curves: list[dict[int, float]] = []
     for run in group.runs:
         points: dict[int, Any] = {row["step"]: row["scores"].get(split, {}).get(metric) for row in run.curve}
         curves.append({step: value for step, value in points.items() if value is not None})
-        curves[-1][run.result["steps"]] = run.score(split, metric) or 0.0
     steps = sorted(set.intersection(*(set(curve) for curve in curves)))
     return np.array(steps), np.array([[curve[step] for step in steps] for curve in curves])
 

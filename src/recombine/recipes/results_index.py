@@ -16,6 +16,7 @@ The numbers behind [the card of claims](../docs/claims.md): scores, learning cur
 run, without its parameters. One line per run. `recombine reproduce claims --out RUNS` adds the finished runs of a folder and
 writes this page. A line is used only while the code would make the same run: its hash covers names, versions and settings.
 
+- A run that serves several experiments is in the file of each.
 - *core-hours*: as clocked; other work on the machine makes them longer.
 - *interrupted*: how often runs were stopped and resumed in another environment (code, machine or number of threads).
 """
@@ -29,9 +30,15 @@ def format_index(experiments: Iterable[Experiment], folder: Path) -> str:
     """The page as Markdown."""
     paths = [results_path(folder, experiment, scale) for experiment in experiments for scale in SCALES]
     stored = {path.name: lines for path in paths if (lines := read_lines(path))}
-    total = sum(count_core_hours(lines) for lines in stored.values())
+    distinct = {line["hash"]: line for lines in stored.values() for line in lines}
+    total = count_core_hours(list(distinct.values()))
     rows = [describe_file(name, lines) for name, lines in stored.items()]
-    return "\n".join([INTRODUCTION, f"In all: {total:.1f} core-hours.", "", *HEADER, *rows]) + "\n"
+    return (
+        "\n".join(
+            [INTRODUCTION, f"In all: {len(distinct)} different runs, {total:.1f} core-hours.", "", *HEADER, *rows]
+        )
+        + "\n"
+    )
 
 
 def describe_file(name: str, lines: Sequence[Json]) -> str:

@@ -24,6 +24,7 @@ SURFACE_WIDTHS: dict[Scale, tuple[int, ...]] = {
     "small": (16, 64, 128, 512),
     "paper": (128, 512, 2048),
 }
+DARK = 0.8  # numbers on a darker ground are white
 LEAST, MOST = {"width": 16, "compositions": 14}, {"width": 512, "compositions": 81}  # the corners at `small`
 
 
@@ -89,9 +90,10 @@ def draw_surface(finished: Finished, folder: Path) -> list[Path]:
                 row = axis["compositions"].index(int(group.settings["compositions"]))
                 column = axis["width"].index(int(group.settings["width"]))
                 rows[row][column] = fmean(group.scores(split, METRIC))
-                axes.text(column, row, f"{rows[row][column]:.2f}", ha="center", va="center", fontsize=8)
+                colour = "white" if rows[row][column] > DARK else "black"
+                axes.text(column, row, f"{rows[row][column]:.2f}", ha="center", va="center", fontsize=8, color=colour)
             image = axes.imshow(rows, origin="lower", aspect="auto", cmap="YlGnBu")
-            image.set_clim(0.4, 1.25)  # light enough for the numbers to be read
+            image.set_clim(0.4, 1.0)
             axes.set_xticks(range(len(axis["width"])), map(str, axis["width"]))
             axes.set_yticks(range(len(axis["compositions"])), map(str, axis["compositions"]))
             axes.set(xlabel="width", title=f"R² of {title}")
