@@ -4,7 +4,7 @@
     recombine probe-model FOLDER --prompts prompts.jsonl
 
 The labels of a prompt are its animal and its place. The probe holds out a quarter of the pairs, so that decoders are scored
-on combinations that they have not seen, of labels that they have.
+on compositions that they have not seen, of labels that they have.
 """
 
 import json

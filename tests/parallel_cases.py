@@ -10,6 +10,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from recombine.cli import run as run_verb
 from recombine.commands import train as train_command
@@ -19,7 +20,7 @@ from recombine.tasks import FuzzyLogic, Hyperteacher, SequenceTeacher
 from recombine.train import TrainingConfig
 
 TRAINING = TrainingConfig(steps=30, batch_size=7, warmup_steps=5, learning_rate=3e-3, gradient_clip=1.0)
-SIZES = {"embedding_dim": 16, "kqv_dim": 8, "mlp_dim": 16, "num_heads": 4}
+SIZES: dict[str, Any] = {"embedding_dim": 16, "kqv_dim": 8, "mlp_dim": 16, "num_heads": 4}
 CONFIGS = {
     # masks of attention dropout that differ by row, and rows that two processes cannot share evenly
     "fuzzy_logic": RunConfig(

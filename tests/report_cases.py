@@ -158,7 +158,7 @@ def make_diagnosis(verdict: str = "inferred but unused") -> dict[str, Any]:
 def make_probed(root: Path, name: str, ood: float = 0.75, num_rows: int = 60) -> Path:
     run = make_run(root, name, make_score(0.5))
     (run / "probe.json").write_text(json.dumps(make_probe(ood)))
-    np.savez(run / "probe.npz", **make_arrays(num_rows))  # type: ignore[arg-type]
+    np.savez(run / "probe.npz", **make_arrays(num_rows))
     (run / "diagnosis.json").write_text(json.dumps(make_diagnosis()))
     return run
 

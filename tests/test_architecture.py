@@ -14,6 +14,7 @@ SOURCE = Path(recombine.__file__).parent
 # Each room may import from itself and from the rooms before it.
 ROOMS = (
     "errors",
+    "extras",
     "memory",
     "archives",
     "progress",

@@ -31,7 +31,7 @@ def build(source) -> Path:
 
 
 def refuse_to_load(monkeypatch):
-    monkeypatch.setattr(build_cache.ctypes, "CDLL", lambda path: pytest.fail(f"loaded {path}"))
+    monkeypatch.setattr("ctypes.CDLL", lambda path: pytest.fail(f"loaded {path}"))
 
 
 def test_folder_and_builds_are_private_whatever_the_umask(source):

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,7 +36,7 @@ class Widths(Experiment):
     def records(self, scale):
         for seed in (0, 1):
             for width in (16, 512):
-                run = default_run("hyperteacher", scale)
+                run: Any = default_run("hyperteacher", scale)
                 config = replace(run, model=replace(run.model, hidden_dim=width))
                 yield Record(settings={"width": width}, config=config).with_seed(seed)
 
@@ -117,14 +118,15 @@ def test_nothing_stale_is_used(tmp_path):
 
 
 def test_a_finished_run_is_collected_as_it_is(tmp_path):
-    experiment = Widths()
-    run = default_run("hyperteacher", "tiny")
+    experiment: Any = Widths()
+    run: Any = default_run("hyperteacher", "tiny")
     tiny = replace(run, training=replace(run.training, steps=20, batch_size=8), model=replace(run.model, hidden_dim=4))
     record = Record(settings={"width": 512}, config=tiny)
     experiment.records = lambda scale: [record] if scale == "tiny" else []
     directory = train_run(tiny, out=tmp_path / "runs", evaluation_instances=100)
     assert write_results(tmp_path / "results", experiment, "tiny", collect(experiment, "tiny", tmp_path / "runs"))
     assert not write_results(tmp_path / "results", experiment, "tiny", collect(experiment, "tiny", tmp_path / "runs"))
+    stored: Any
     (stored,) = read_results(tmp_path / "results", experiment, "tiny").runs
     result = directory.read_json("result.json")
     assert stored.score("ood", "r2_pooled") == pytest.approx(result["scores"]["ood"]["r2_pooled"]["value"], rel=1e-6)

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -110,7 +111,7 @@ def test_check_says_what_its_splits_are(arguments, caption, row, capsys, monkeyp
 
 
 def test_a_table_claims_of_held_out_compositions_only_what_is_known():
-    scores = {split: {} for split in ("test", "ood")}
+    scores: dict[str, dict[str, Any]] = {split: {} for split in ("test", "ood")}
     tasks = (FuzzyLogic(), Hyperteacher(support="non_compositional"), SequenceTeacher())
     known = [*map(describe_splits, tasks), None]
     legends = [split_legend(scores, splits) for splits in known]

@@ -35,13 +35,14 @@ def test_reproduce_compares_and_reports(tmp_path, capsys, monkeypatch):
     """A real experiment, as small as can be: two attentions, a table with paired differences, a report."""
 
     def records(scale):
+        model = TransformerConfig(embedding_dim=16, kqv_dim=8, mlp_dim=16, num_heads=4, num_layers=1)
         run = RunConfig(
             task=SRaven(num_features=2),
-            model=TransformerConfig(embedding_dim=16, kqv_dim=8, mlp_dim=16, num_heads=4, num_layers=1),
+            model=model,
             training=TrainingConfig(steps=20, batch_size=8),
         )
         for name in ("softmax", "hyla"):
-            config = replace(run, model=replace(run.model, attention=name))
+            config = replace(run, model=replace(model, attention=name))
             yield Record(settings={"attention": name}, config=config, published=SRAVEN[name])
 
     monkeypatch.setattr(EXPERIMENTS["sraven"], "records", records)

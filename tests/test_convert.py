@@ -43,7 +43,7 @@ def test_encoder_with_padding_gives_the_same_in_training_and_evaluation(when, at
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch announces that it will not use nested tensors: just what we want
         layer = build_encoder_layer(attention if when == "before" else None)
-        encoder = nn.TransformerEncoder(layer, 2)
+        encoder: nn.Module = nn.TransformerEncoder(layer, 2)
     if when == "after":
         encoder = convert(encoder, attention)
     trained = encoder(x, src_key_padding_mask=padding)
@@ -74,8 +74,8 @@ def test_decoder_layer_equals_torch_for_softmax_and_differs_for_hyla():
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
 def test_a_traced_model_is_saved_and_takes_other_lengths(tmp_path, unchecked):
-    encoder = nn.TransformerEncoder(build_encoder_layer(norm_first=True), 1, enable_nested_tensor=False)
-    encoder = convert(encoder).float().eval()
+    plain = nn.TransformerEncoder(build_encoder_layer(norm_first=True), 1, enable_nested_tensor=False)
+    encoder = convert(plain).float().eval()
     with torch.no_grad():
         torch.jit.trace(encoder, draw(N, S, E).float()).save(tmp_path / "traced.pt")
         loaded = torch.jit.load(tmp_path / "traced.pt")

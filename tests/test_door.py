@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -28,8 +29,8 @@ def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torc
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape))).to(dtype)
 
 
-def differentiate(function, *leaves, **options):
-    leaves = [leaf.clone().requires_grad_() for leaf in leaves]
+def differentiate(function, *tensors, **options):
+    leaves = [tensor.clone().requires_grad_() for tensor in tensors]
     out = function(*leaves, **options)
     return out, *torch.autograd.grad(out, leaves, draw(*out.shape).to(out.dtype))
 
@@ -91,10 +92,10 @@ Q, K, V = draw(2, 3, 4, 6), draw(2, 5, 4, 6), draw(2, 5, 4, 2)
     ],
 )
 def test_what_the_definition_refuses_every_kernel_refuses(kernel, choice, changes, message):
-    arguments = {"q": Q, "k": K, "v": V} | changes
+    arguments: dict[str, Any] = {"q": Q, "k": K, "v": V} | changes
     qkv = [arguments.pop(name) for name in "qkv"]
     with pytest.raises(InputError, match=message):
-        KERNELS[kernel](*qkv, **choice, **arguments)
+        KERNELS[kernel](qkv[0], qkv[1], qkv[2], **choice, **arguments)
 
 
 def test_a_deep_weight_of_another_size():

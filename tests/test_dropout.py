@@ -1,5 +1,7 @@
 """Dropout of codes: the same bits everywhere, the same numbers in every kernel, and a key for every step and layer."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,7 +12,7 @@ from attention_cases import CHOICES, MASKS, by_definition, by_kernel, check, dra
 from recombine import convert
 from recombine.errors import InputError
 from recombine.kernels import Dropout, attend, chunked, cpu, reference
-from recombine.kernels.dropout import find_kept
+from recombine.kernels.dropout import Rows, drop, find_kept
 from recombine.layers import Attention, HypernetworkAttention
 from recombine.layers.dropout import CodeDropout, DropoutKeys
 from recombine.layers.isolated import attend_isolated, isolation_mask
@@ -18,7 +20,7 @@ from recombine.splitmix import hash_key, mix
 from recombine.tasks.stream import Stream
 
 FORMS = ["pairs", "elements"]
-HYLA = {"normalisation": "rms_head", "value_network": "hyper_relu"}
+HYLA: dict[str, Any] = {"normalisation": "rms_head", "value_network": "hyper_relu"}
 
 
 def draw_dropout(form="pairs", rate=0.3, key=-123456789):
@@ -53,7 +55,7 @@ def test_which_codes_are_kept_by_hand(form):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
 def test_the_fraction_dropped_and_the_scale(form, rate):
-    codes = reference.drop(torch.ones(4, 8, 64, 65), draw_dropout(form, rate))
+    codes = drop(torch.ones(4, 8, 64, 65), draw_dropout(form, rate))
     number = 64 * 65 * (1 if form == "pairs" else 32)
     assert (codes == 0).double().mean().item() == pytest.approx(rate, abs=4 * (rate * (1 - rate) / number) ** 0.5)
     assert codes[codes != 0].unique().item() == pytest.approx(1 / (1 - rate))
@@ -231,6 +233,4 @@ def test_a_forced_kernel_that_has_no_dropout_gives_way():
     options = {**HYLA, "dropout": draw_dropout()}
     got = attend(q, k, v, return_codes=False, kernel="triton", **options)[0]
     torch.testing.assert_close(got, reference.attend(q, k, v, **options)[0])
-    assert not cpu.supports(
-        q, k, v, **HYLA, dropout=chunked.Dropout(0.1, "pairs", torch.tensor(1), chunked.Rows(1, 9, 9))
-    )
+    assert not cpu.supports(q, k, v, **HYLA, dropout=Dropout(0.1, "pairs", torch.tensor(1), Rows(1, 9, 9)))

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from recombine.store import RunDirectory
 from recombine.tasks import FuzzyLogic, InContext
 from recombine.train import Trainer, TrainingConfig
 
-SIZES = {"embedding_dim": 16, "kqv_dim": 8, "mlp_dim": 16, "num_heads": 4}
+SIZES: dict[str, Any] = {"embedding_dim": 16, "kqv_dim": 8, "mlp_dim": 16, "num_heads": 4}
 TASK = FuzzyLogic(num_examples=8)
 
 
@@ -44,7 +45,7 @@ def test_the_same_bits_whatever_torch_draws_meanwhile(form):
 @pytest.mark.parametrize("form", ["pairs", "elements"])
 @pytest.mark.parametrize("attention", ["softmax", "linear", "hyla"])
 def test_the_same_losses_by_kernel_and_by_definition(attention, form, monkeypatch):
-    choices = {"attention": attention, "attention_dropout": 0.2, "attention_dropout_form": form}
+    choices: dict[str, Any] = {"attention": attention, "attention_dropout": 0.2, "attention_dropout_form": form}
     with use_kernel("reference"):
         expected = train(build_trainer(**choices), 20)
     monkeypatch.setattr(reference, "attend", None)  # training keeps the fused path

@@ -17,9 +17,10 @@ from recombine.cli import run as run_verb
 from recombine.engines import EngineFlags, LocalEngine, split_cores, train_all
 from recombine.engines import ray as ray_engine
 from recombine.engines import slurm as slurm_engine
-from recombine.engines.base import Job, import_extra
+from recombine.engines.base import Job
 from recombine.engines.worker import train_job
 from recombine.errors import InputError
+from recombine.extras import import_extra
 from recombine.run import default_run
 from recombine.run.execute import open_directory
 from recombine.tasks import Hyperteacher
@@ -132,9 +133,9 @@ def test_an_engine_that_is_not_installed_names_its_extra(tmp_path, capsys, monke
         monkeypatch.setitem(sys.modules, package, None)
         assert run_verb(["sweep", str(tmp_path / "many.py"), "--engine", engine, "--out", str(tmp_path / "out")]) == 2
         error = capsys.readouterr().err
-        assert f"needs the package {package}: expected it installed, pip install 'recombine[{extra}]'" in error
+        assert f"needs the package {package}: expected it to be installed (pip install 'recombine[{extra}]')" in error
     assert not (tmp_path / "out").exists()
-    assert import_extra("json", "json") is json
+    assert import_extra("json", extra="json", user="a test") is json
 
 
 @contextlib.contextmanager

@@ -1,5 +1,7 @@
 """Scores: right values, intervals that cover, references beside them."""
 
+from typing import Any, cast
+
 import pytest
 import torch
 from torch import nn
@@ -16,6 +18,7 @@ from recombine.evaluate import (
     score_references,
 )
 from recombine.tasks import Batch, FuzzyLogic, Ratio, SequenceTeacher, SRaven
+from spies import record_calls
 
 TASK = FuzzyLogic(num_examples=8)
 
@@ -63,9 +66,9 @@ def test_every_batch_is_sampled_once(monkeypatch):
     """Model, references and baselines share it."""
     task, sampled = SRaven(num_features=2, num_values=5), []
     plain = SRaven.sample
-    monkeypatch.setattr(SRaven, "sample", lambda *a, **k: sampled.append(a[1:3]) or plain(*a, **k))
+    monkeypatch.setattr(SRaven, "sample", record_calls(plain, sampled))
     evaluation = evaluate_predictor(lambda x: x[:, -4:-2], task, num_instances=1_200)
-    assert sampled == [("test", 0), ("test", 1), ("ood", 0), ("ood", 1)]
+    assert [call[1:3] for call in sampled] == [("test", 0), ("test", 1), ("ood", 0), ("ood", 1)]
     rows = [plain(task, "ood", index, batch_size=1_000, rows=range(n)) for index, n in ((0, 1_000), (1, 200))]
     right = [task.metrics(task.baselines(batch)["panel to the left"], batch)["accuracy"].numerator for batch in rows]
     assert evaluation.baselines["panel to the left"]["ood"]["accuracy"] == torch.cat(right).mean()
@@ -173,9 +176,9 @@ def test_bad_requests(unchecked):
     with pytest.raises(
         InputError, match=r"the model returned a tuple of 2 \(Tensor, dict\): .* returns its predictions"
     ):
-        score(lambda x: (x, {}), TASK, num_instances=10)
+        score(cast(Any, lambda x: (x, {})), TASK, num_instances=10)
     with pytest.raises(InputError, match="the model returned dict: expected a tensor"):
-        score(lambda x: {}, TASK, num_instances=10)
+        score(cast(Any, lambda x: {}), TASK, num_instances=10)
     with pytest.raises(InputError, match=r"the model returned torch.bool: expected floating-point"):
         score(lambda x: x[:, 0, 0] > 0, TASK, num_instances=10)
 

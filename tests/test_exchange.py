@@ -208,7 +208,7 @@ def test_columns_are_alike_and_documented_in_every_task(name):
     assert all(describe_columns(task).values()), "every column is described"
     assert all(field.metadata[b"description"] for field in table.schema)
     assert "double" not in str(table.schema.field("inputs").type)
-    numbers = {split: set() for split in set(table["split"].to_pylist())}
+    numbers: dict[str, set[int]] = {split: set() for split in set(table["split"].to_pylist())}
     for split, number in zip(table["split"].to_pylist(), table["composition"].to_pylist(), strict=True):
         numbers[split].add(number)
     assert not numbers["train"] & numbers["ood"]

@@ -1,6 +1,7 @@
 """Fuzzy logic: the definition, the splits, the scores."""
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -76,7 +77,7 @@ def test_a_batch_is_a_pure_function(split):
 
 
 def test_no_instance_is_shared_between_splits():
-    seen = {}
+    seen: dict[Any, Any] = {}
     for split in TASK.splits:
         for index in range(20):
             for row in TASK.sample(split, index).inputs[:, 0, :4].tolist():

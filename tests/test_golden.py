@@ -13,7 +13,9 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,7 +30,10 @@ from recombine.train import TRAINING_VERSION, Trainer
 FILE = Path(__file__).with_name("golden.json")
 TEXT = Path(__file__).with_name("text")
 TOLERANCE = 1e-5  # of the root mean square, for means over a tensor
-LOSS_TOLERANCE = 5e-4  # of losses after a few steps, which add up differences, and of ratios to a tiny variance
+LOSS_TOLERANCE = 1e-4  # of losses after a few steps, which add up differences
+# sums of ratios to the variance of 16 samples, some of them tiny: 1.1e-4 between two processors
+RATIO_TOLERANCE = 5e-4
+RATIOS = {"task hyperteacher": "train r2 of chance"}
 BATCH_SIZE, TRAINING_BATCH_SIZE, NUM_STEPS = 16, 4, 3
 TASKS_OF_MODELS = dict.fromkeys(("mlp", "hypernetwork", "task_transformer"), "hyperteacher") | {
     "transformer": "fuzzy_logic",
@@ -51,7 +56,8 @@ def summarise(tensor: Tensor) -> dict[str, float]:
 
 def fix_text(task: Task) -> Task:
     """A task whose text depends on the machine, with the text in `tests/text` instead."""
-    return replace(task, text=(str(TEXT),)) if hasattr(task, "text") else task
+    changes: dict[str, Any] = {"text": (str(TEXT),)}
+    return replace(task, **changes) if hasattr(task, "text") else task
 
 
 def describe_task(task: Task) -> Numbers:
@@ -66,6 +72,10 @@ def describe_task(task: Task) -> Numbers:
         for name, ratio in task.metrics(chance, batch).items():
             numbers[f"{split} {name} of chance"] = [each.sum().item() for each in ratio]
     return numbers
+
+
+def describe_preset(task: type[Task]) -> Numbers:
+    return describe_task(fix_text(task.preset("tiny").task))
 
 
 def choose_run(kind: str) -> RunConfig:
@@ -99,20 +109,20 @@ def list_entries() -> dict[str, tuple[dict[str, int], Callable[[], Numbers]]]:
     entries: dict[str, tuple[dict[str, int], Callable[[], Numbers]]] = {}
     for name, task in TASKS.items():
         versions = {f"{task.__name__}.version": task.version}
-        entries[f"task {name}"] = (versions, lambda task=task: describe_task(fix_text(task.preset("tiny").task)))
+        entries[f"task {name}"] = (versions, partial(describe_preset, task))
         model = MODELS[task.models[0]]
         versions = {**versions, f"{model.__name__}.version": model.version, "TRAINING_VERSION": TRAINING_VERSION}
-        entries[f"training {name}"] = (versions, lambda name=name: describe_training(name))
+        entries[f"training {name}"] = (versions, partial(describe_training, name))
     for kind, config in MODELS.items():
         entries[f"model {kind}"] = (
             {f"{config.__name__}.version": config.version},
-            lambda kind=kind: describe_model(kind),
+            partial(describe_model, kind),
         )
     return entries
 
 
-def compare(found: Numbers, expected: Numbers) -> str | None:
-    """The first number that differs, in words."""
+def compare(found: Numbers, expected: Numbers, ratio: str | None = None) -> str | None:
+    """The first number that differs, in words. `ratio` names one that may differ more."""
     if found.keys() != expected.keys():
         return f"{sorted(found.keys() ^ expected.keys())[0]!r} is new or gone"
     for name, value in found.items():
@@ -122,8 +132,9 @@ def compare(found: Numbers, expected: Numbers) -> str | None:
             limit = TOLERANCE * value["root_mean_square"]
             same = all(abs(value[key] - other[key]) <= limit for key in value)
         else:
+            limit = RATIO_TOLERANCE if name == ratio else LOSS_TOLERANCE
             pairs = zip(value, other, strict=True)
-            same = all(math.isclose(one, two, rel_tol=LOSS_TOLERANCE, abs_tol=LOSS_TOLERANCE) for one, two in pairs)
+            same = all(math.isclose(one, two, rel_tol=limit, abs_tol=limit) for one, two in pairs)
         if not same:
             return f"{name!r} is {value}, was {other}"
     return None
@@ -136,7 +147,7 @@ def check(entry: str, versions: dict[str, int], found: Numbers, recorded: dict) 
         pytest.fail(f"{entry} has no golden numbers: {record}")
     if recorded[entry]["versions"] != versions:
         pytest.fail(f"the versions of {entry} are {versions}, recorded {recorded[entry]['versions']}: {record}")
-    if difference := compare(found, recorded[entry]["numbers"]):
+    if difference := compare(found, recorded[entry]["numbers"], RATIOS.get(entry)):
         pytest.fail(f"numbers of {entry} changed: raise {' or '.join(versions)} and {record} ({difference})")
 
 
@@ -176,6 +187,8 @@ def test_the_summary_notices_order_and_single_entries():
     changed[500] += 0.1
     assert compare({"x": summarise(changed)}, {"x": summarise(torch.ones(1000))})
     assert compare({"x": summarise(x * (1 + 1e-7))}, {"x": summarise(x)}) is None
+    assert compare({"loss": [1.0002]}, {"loss": [1.0]})
+    assert compare({"loss": [1.0002]}, {"loss": [1.0]}, ratio="loss") is None
 
 
 def main() -> None:

@@ -1,5 +1,7 @@
 """HYLA by name in models of `transformers`: masks, caches, gradients, saving, training."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -276,7 +278,13 @@ def test_deep_weights_are_added_trained_and_saved(tmp_path):
 
 
 def test_a_soft_cap_is_refused():
-    sizes = {"vocab_size": 29, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "head_dim": 4}
+    sizes: dict[str, Any] = {
+        "vocab_size": 29,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 1,
+        "head_dim": 4,
+    }
     config = Gemma2Config(**sizes, num_attention_heads=4, num_key_value_heads=2)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="hyla")
     with pytest.raises(InputError, match="has a soft cap on scores"):

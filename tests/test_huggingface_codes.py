@@ -1,5 +1,7 @@
 """Latent codes of `transformers` models: chosen pairs, files, and the matrices that they generate."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -24,7 +26,12 @@ def draw_inputs():
 
 def build_bert():
     torch.manual_seed(0)
-    sizes = {"vocab_size": 29, "hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS}
+    sizes: dict[str, Any] = {
+        "vocab_size": 29,
+        "hidden_size": WIDTH,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+    }
     return BertModel(BertConfig(**sizes, intermediate_size=24, max_position_embeddings=64)).eval()
 
 

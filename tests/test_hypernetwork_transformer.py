@@ -1,7 +1,7 @@
 """The bottleneck: all that a prediction knows of the examples is the code, and x meets only the generated network."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -16,7 +16,14 @@ from recombine.tasks import FuzzyLogic, InContext
 from recombine.train import TrainingConfig
 
 TASK = InContext(input_size=4, hidden_size=8, num_examples=7, num_queries=3)
-SIZES = {"num_layers": 2, "embedding_dim": 16, "kqv_dim": 8, "mlp_dim": 16, "num_heads": 2, "execution_dim": 12}
+SIZES: dict[str, Any] = {
+    "num_layers": 2,
+    "embedding_dim": 16,
+    "kqv_dim": 8,
+    "mlp_dim": 16,
+    "num_heads": 2,
+    "execution_dim": 12,
+}
 
 
 def build(execution="hypernetwork", attention="softmax"):

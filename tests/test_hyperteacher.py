@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -154,7 +155,7 @@ def test_training_batches_have_inputs_of_their_own_number():
 
 
 def test_no_instance_is_shared_between_splits_or_batches():
-    seen = {}
+    seen: dict[Any, Any] = {}
     for split in TASK.splits:
         for index in range(18):
             for row in TASK.sample(split, index, batch_size=32).inputs[:, 0, 16:18].tolist():

@@ -1,6 +1,7 @@
 """Linear identification: what it finds in students that are the teacher up to a known map, and what it refuses."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from recombine.run import RunConfig, train_run
 from recombine.tasks import FuzzyLogic, SequenceTeacher
 from recombine.train import TrainingConfig
 
-SIZES = {"token_dim": 3, "teacher_dim": 4, "target_dim": 2, "longest": 30}
+SIZES: dict[str, Any] = {"token_dim": 3, "teacher_dim": 4, "target_dim": 2, "longest": 30}
 
 
 def student_of(config, task, change=lambda weights: None) -> SequenceModel:
@@ -93,7 +94,8 @@ def test_by_position_is_by_length():
 
 def test_a_stuck_output_is_seen():
     task = SequenceTeacher(teacher="deep_set", token_dim=3, teacher_dim=4, target_dim=10, longest=30)
-    stuck, fair = student_of(DeepSetConfig(hidden_dim=4), task), student_of(DeepSetConfig(hidden_dim=4), task)
+    stuck: Any = student_of(DeepSetConfig(hidden_dim=4), task)
+    fair: Any = student_of(DeepSetConfig(hidden_dim=4), task)
     with torch.no_grad():
         stuck.readout[0].bias[3] = 100
         fair.readout[0].bias += 0.01
@@ -118,7 +120,9 @@ def test_a_run_without_a_teacher(tmp_path):
     training = TrainingConfig(steps=10, batch_size=4)
     config = RunConfig(task=FuzzyLogic(num_examples=4), model=RecurrentConfig(), training=training)
     run = train_run(config, out=tmp_path, device="cpu", evaluation_instances=100)
-    with pytest.raises(InputError, match="has no teacher to compare with: expected a run of sequence-teacher"):
+    with pytest.raises(
+        InputError, match="has no teacher to compare with: expected a run of a task such as sequence-teacher"
+    ):
         identify_run(run.path)
 
 

@@ -86,11 +86,11 @@ def test_certificates(given_settings, num_components, min_coverage):
     assert certificate.overlap == 0
 
 
-def test_combinations_of_the_control_share_no_module():
-    """Each combination has its own weights, and the certificate says that held-out ones are made of untrained modules."""
+def test_compositions_of_the_control_share_no_module():
+    """Each composition has its own weights, and the certificate says that held-out ones are made of untrained modules."""
     assert CONTROL.latent_size == 2 * 15
     assert len(CONTROL.split.train) == len(TASK.split.train)
-    used = [module for combination in CONTROL.all_combinations for module in combination]
+    used = [module for composition in CONTROL.all_compositions for module in composition]
     assert sorted(used) == list(range(30))
     certificate = CONTROL.split.certificate
     assert certificate.min_coverage == 0
@@ -179,18 +179,18 @@ def test_the_agnostic_optimum_looks_at_the_context():
         ({"num_active": 7}, "num_active is 7: expected at most num_modules = 6"),
         ({"num_active": 0}, "num_active is 0"),
         ({"num_active": 1}, "does not close: expected at least 2 modules"),
-        ({"num_modules": 7, "num_active": 3}, "a ring of 7 modules in combinations of 3 does not close"),
+        ({"num_modules": 7, "num_active": 3}, "a ring of 7 modules in compositions of 3 does not close"),
         ({"num_modules": 3}, "holds nothing out: expected more modules"),
         ({"num_modules": 5, "support": "disconnected"}, "num_modules is 5: expected an even number of at least 4"),
         ({"num_active": 4, "support": "disconnected"}, "num_modules is 6: expected an even number of at least 8"),
-        ({"num_modules": 40, "num_active": 3}, "make 9880 combinations: expected at most 1000"),
+        ({"num_modules": 40, "num_active": 3}, "make 9880 compositions: expected at most 1000"),
         ({"support": "custom"}, "expected combinations for 'custom' and for no other support"),
         ({"combinations": "0-1"}, "expected combinations for 'custom' and for no other support"),
-        ({"support": "custom", "combinations": "0-6"}, "combination '0-6': expected 2 different modules of 0 to 5"),
-        ({"support": "custom", "combinations": "0-1-2"}, "combination '0-1-2': expected 2 different modules"),
-        ({"support": "custom", "combinations": "1-1"}, "combination '1-1': expected 2 different modules"),
-        ({"support": "custom", "combinations": "0-a"}, "combination '0-a': expected 2 different modules"),
-        ({"support": "custom", "combinations": "0-1 1-0"}, "combination '1-0' occurs twice"),
+        ({"support": "custom", "combinations": "0-6"}, "composition '0-6': expected 2 different modules of 0 to 5"),
+        ({"support": "custom", "combinations": "0-1-2"}, "composition '0-1-2': expected 2 different modules"),
+        ({"support": "custom", "combinations": "1-1"}, "composition '1-1': expected 2 different modules"),
+        ({"support": "custom", "combinations": "0-a"}, "composition '0-a': expected 2 different modules"),
+        ({"support": "custom", "combinations": "0-1 1-0"}, "composition '1-0' occurs twice"),
         ({"support": "custom", "combinations": "0-1 2-3"}, "leave out module 4"),
         ({"num_examples": 0}, "num_examples is 0"),
         ({"hidden_size": 0}, "hidden_size is 0"),

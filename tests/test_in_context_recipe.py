@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,14 @@ from recombine.train import TrainingConfig
 from stored_runs import stored_run
 
 TASK = InContext(input_size=3, hidden_size=4, num_examples=6, num_queries=2, output_size=2)
-SIZES = {"attention": "softmax", "num_layers": 1, "embedding_dim": 8, "kqv_dim": 8, "mlp_dim": 8, "num_heads": 2}
+SIZES: dict[str, Any] = {
+    "attention": "softmax",
+    "num_layers": 1,
+    "embedding_dim": 8,
+    "kqv_dim": 8,
+    "mlp_dim": 8,
+    "num_heads": 2,
+}
 SMALL = TransformerConfig(**SIZES, position="none")
 
 
@@ -99,7 +107,7 @@ def test_the_curve_over_supports_has_a_line_per_model(tmp_path, monkeypatch):
         stored_run(record, {"test": 1.0, "ood": record.settings["trained"] / 20}, {"fitted_code": 0.9})
         for record in records
     ]
-    drawn = {}
+    drawn: dict[str, Any] = {}
     monkeypatch.setattr("matplotlib.axes.Axes.legend", lambda axes, **_: drawn.update(axes=axes))
     (path,) = draw_supports(Finished(tuple(runs)), tmp_path)
     lines = {line.get_label(): line for line in drawn["axes"].lines if not line.get_label().startswith("_")}
@@ -134,6 +142,7 @@ def test_the_experiment_from_the_command_line(tmp_path, capsys, monkeypatch):
     miniature = [replace(record, config=shrink(record.config)) for record in records]
     monkeypatch.setattr(experiment, "records", lambda scale: miniature)
     monkeypatch.setattr(InContext, "evaluation_instances", 50)
+    monkeypatch.setattr("recombine.progress.SILENT_SECONDS", 0)
     quick = {
         "measure_decodability": {"num_instances": 100},
         "measure_fitted_code": {"num_instances": 50},
@@ -145,7 +154,7 @@ def test_the_experiment_from_the_command_line(tmp_path, capsys, monkeypatch):
     assert run_verb([*flags, "--figures", str(tmp_path / "figures")]) == 0
     printed = capsys.readouterr()
     assert "Claims" in printed.out
-    assert "Traceback" not in printed.err
+    assert f"reading runs: 1/{len(miniature)} " in printed.err
     assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == [
         "in_context_gradients.png",
         "in_context_scores.png",
@@ -154,7 +163,7 @@ def test_the_experiment_from_the_command_line(tmp_path, capsys, monkeypatch):
     value = json.loads(capsys.readouterr().out)
     assert len(value["tables"]["Claims"]) == 9
     assert isinstance(value["tables"]["Claims"][4]["number"]["value"], float)
-    assert len(value["tables"]["Gradients between combinations"]) > 4
+    assert len(value["tables"]["Gradients between compositions"]) > 4
 
 
 def test_figures_of_an_experiment_without_any(capsys):

@@ -1,5 +1,7 @@
 """Isolated queries: every fast way gives what the mask defines, and no query sees another."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -9,7 +11,7 @@ from recombine.layers.isolated import attend_isolated, isolation_mask
 from recombine.models import TransformerConfig, build_model
 from recombine.tasks import InContext
 
-CHOICES = {"causal": False, "code_map": None, "return_codes": False, "deep_weight": None}
+CHOICES: dict[str, Any] = {"causal": False, "code_map": None, "return_codes": False, "deep_weight": None}
 TASK = InContext(input_size=4, hidden_size=8, num_examples=7, num_queries=4)
 
 
@@ -27,7 +29,7 @@ def test_fast_ways_agree_with_the_mask_in_values_and_gradients(name, num_queries
     normalisation, value_network = ATTENTIONS[name]
     q, k, v = (torch.randn(3, length, 4, 5, requires_grad=True) for length in (num_queries, 9, 9))
     bias = torch.randn(4, num_queries, 9) if with_bias else None
-    given = {"normalisation": normalisation, "value_network": value_network}
+    given: dict[str, Any] = {"normalisation": normalisation, "value_network": value_network}
     out, codes = attend_isolated(q, k, v, num_isolated=4, bias=bias, **given, **CHOICES)
     expected, _ = attend(q, k, v, bias=bias, mask=isolation_mask(num_queries, 9, 4), kernel="reference", **given)
     assert codes is None

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -202,7 +203,7 @@ def test_memory_is_linear_in_length(choice):
 
 def test_what_it_does_not_support():
     q, k, v = (tensor.float() for tensor in draw_case().qkv)
-    plain = {"normalisation": "rms_head", "value_network": "hyper_relu"}
+    plain: dict[str, Any] = {"normalisation": "rms_head", "value_network": "hyper_relu"}
     assert cpu.supports(q, k, v, **plain)
     assert not cpu.supports(q, k, v, normalisation="rms_head", value_network="hyper_deep")
     assert not cpu.supports(q.double(), k.double(), v.double(), **plain)

@@ -2,6 +2,7 @@
 
 import platform
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch.nn import functional
 from recombine.errors import InputError
 from recombine.kernels import dense, onednn, processor, use_kernel, weight_gradient
 from recombine.layers.initialise import lecun_linear
+from spies import record_calls
 
 needs_onednn = pytest.mark.skipif(onednn.find_operator() is None, reason="this build of torch has no oneDNN")
 needs_kernel = pytest.mark.skipif(isinstance(weight_gradient.open_library(), str), reason="no C compiler")
@@ -43,7 +45,7 @@ def test_the_gradient_of_a_weight_is_the_product(rows, inputs, outputs, strided)
     x, grad_out = torch.randn(rows, inputs + 3)[:, : inputs if strided else None], torch.randn(rows, outputs + 1)
     grad_out = grad_out[:, 1:] if strided else grad_out
     grad_weight, grad_bias = weight_gradient.differentiate(x, grad_out, needs_bias=True)
-    tolerance = {"rtol": 1e-5, "atol": 1e-4}
+    tolerance: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-4}
     torch.testing.assert_close(grad_weight.double(), grad_out.double().t() @ x.double(), **tolerance)
     torch.testing.assert_close(grad_bias.double(), grad_out.double().sum(dim=0), **tolerance)
     assert weight_gradient.differentiate(x, grad_out, needs_bias=False)[1] is None
@@ -103,7 +105,7 @@ def test_second_derivatives():
 def test_the_door_takes_onednn_where_it_pays(monkeypatch, unchecked):
     calls = []
     real = onednn.dense
-    monkeypatch.setattr(onednn, "dense", lambda *layer: calls.append(1) or real(*layer))
+    monkeypatch.setattr(onednn, "dense", record_calls(real, calls))
     monkeypatch.setattr(onednn, "ENOUGH", 5 * 6 * 4)
     monkeypatch.setattr(onednn, "is_amd_with_avx512", lambda: True)
     x, weight, bias = (leaf.detach() for leaf in draw_layer(5, 6, width=4))

@@ -1,5 +1,7 @@
 """Linear attention in linear time is the definition without normalisation, in values and in gradients."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 from recombine.errors import InputError
 from recombine.kernels import attend, linear, reference
 from recombine.kernels.linear import LinearState
+from spies import record_calls
 
 
 def draw_qkv(batch, num_queries, num_keys, heads, width, value_width, dtype=torch.float64, seed=0):
@@ -89,10 +92,10 @@ def test_memory_is_linear_in_the_length():
     saved = {}
     for length in (1000, 2000):
         tensors = draw_qkv(1, length, length, 1, 4, 4, torch.float32)
-        sizes = []
-        with torch.autograd.graph.saved_tensors_hooks(lambda x, sizes=sizes: sizes.append(x.numel()) or x, lambda x: x):
+        packed: list[Any] = []
+        with torch.autograd.graph.saved_tensors_hooks(record_calls(lambda x: x, packed), lambda x: x):
             linear.attend(*tensors, causal=True)
-        saved[length] = sum(sizes)
+        saved[length] = sum(x.numel() for (x,) in packed)
     assert saved[2000] == 2 * saved[1000] == 2 * 3 * 1000 * 4
 
 
@@ -155,7 +158,7 @@ def test_the_door_takes_it_where_it_pays(monkeypatch, amd_with_avx512, length, c
     calls = []
     monkeypatch.setattr(linear, "is_amd_with_avx512", lambda: amd_with_avx512)
     real = linear.attend
-    monkeypatch.setattr(linear, "attend", lambda *x, **choices: calls.append(1) or real(*x, **choices))
+    monkeypatch.setattr(linear, "attend", record_calls(real, calls))
     tensors = draw_qkv(1, length, length, 1, 16, 16, torch.float32)
     out, _ = attend(*tensors, normalisation="none", value_network="linear", causal=causal, return_codes=False)
     assert bool(calls) == taken

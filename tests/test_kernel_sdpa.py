@@ -1,12 +1,15 @@
 """Softmax by torch's own function is the definition wherever the door takes it, and only there."""
 
+from typing import Any
+
 import pytest
 import torch
 
 from recombine.errors import InputError
 from recombine.kernels import attend, cpu, reference, sdpa
+from spies import record_calls
 
-SOFTMAX = {"normalisation": "softmax", "value_network": "linear"}
+SOFTMAX: dict[str, Any] = {"normalisation": "softmax", "value_network": "linear"}
 
 
 def draw_qkv(batch, num_queries, num_keys, heads, width, dtype=torch.float32):
@@ -79,7 +82,7 @@ def test_the_door_takes_it_where_it_pays(monkeypatch, amd_with_avx512, length, w
     calls = []
     monkeypatch.setattr(sdpa, "is_amd_with_avx512", lambda: amd_with_avx512)
     real = sdpa.attend
-    monkeypatch.setattr(sdpa, "attend", lambda *x, **choices: calls.append(1) or real(*x, **choices))
+    monkeypatch.setattr(sdpa, "attend", record_calls(real, calls))
     tensors = draw_qkv(1, length, length, 1, width)
     out, _ = attend(*tensors, causal=causal, return_codes=False, **SOFTMAX)
     assert bool(calls) == taken

@@ -4,6 +4,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from recombine.errors import InputError
 from recombine.kernels import reference
 from recombine.kernels import triton as kernel
 
-HYLA = {"normalisation": "rms_head", "value_network": "hyper_relu"}
+HYLA: dict[str, Any] = {"normalisation": "rms_head", "value_network": "hyper_relu"}
 TRITON = importlib.util.find_spec("triton") is not None
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from recombine.models import TransformerConfig, build_model
 from recombine.tasks import FuzzyLogic
 from recombine.train import Trainer, TrainingConfig
 
-HYLA = {"normalisation": "rms_head", "value_network": "hyper_relu"}
+HYLA: dict[str, Any] = {"normalisation": "rms_head", "value_network": "hyper_relu"}
 
 
 def draw(*shape: int) -> torch.Tensor:
@@ -89,7 +90,7 @@ def test_triton_on_a_machine_without_it_is_refused_or_left_aside():
 
 def test_float64_and_hyper_deep_take_the_definition(calls):
     attend(Q.double(), K.double(), V.double(), **HYLA, return_codes=False)
-    deep = {"normalisation": "rms_head", "value_network": "hyper_deep", "deep_weight": draw(4, 2, 2)}
+    deep: dict[str, Any] = {"normalisation": "rms_head", "value_network": "hyper_deep", "deep_weight": draw(4, 2, 2)}
     attend(Q, K, V, **deep, return_codes=False)
     assert calls == ["reference", "reference"]
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from recombine.report.leaderboard import make_boards, name_budget, write_leaderb
 from recombine.run import default_run, train_run
 from recombine.store import find_runs
 
-BASE = default_run("hyperteacher", "tiny")
+BASE: Any = default_run("hyperteacher", "tiny")
 
 
 def train(folder, *, width=16, steps=2, seed=0):

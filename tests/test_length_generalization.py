@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ TRAIN = ["--steps", "20", "--batch-size", "16", "--evaluation-instances", "200",
 
 def test_defaults_are_the_papers():
     for student in ("deep_set", "attention", "ssm", "rnn"):
-        run = default_run("sequence_teacher", "paper", student)
+        run: Any = default_run("sequence_teacher", "paper", student)
         assert isinstance(run.task, SequenceTeacher)
         assert (run.task.teacher, run.model.kind) == (student, student)
         assert (run.task.token_dim, run.task.teacher_dim, run.task.target_dim, run.model.hidden_dim) == (20,) * 4
@@ -43,7 +44,9 @@ def test_every_run_of_an_experiment_is_another(name):
 
 
 def test_chain_of_thought_is_the_only_difference_between_pairs():
-    configs = {(record.key, record.seed): record.config for record in EXPERIMENTS["length-capacity"].records("paper")}
+    configs: dict[Any, Any] = {
+        (record.key, record.seed): record.config for record in EXPERIMENTS["length-capacity"].records("paper")
+    }
     for (key, seed), config in configs.items():
         settings = dict(key)
         if settings["supervision"] == "outputs only":

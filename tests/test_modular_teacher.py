@@ -1,6 +1,7 @@
 """The linear hypernetwork over shared modules."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ import torch
 from recombine.errors import InputError
 from recombine.tasks.modular.teacher import apply_teacher, draw_teacher
 
-SIZES = {"num_modules": 5, "input_dim": 6, "hidden_dim": 7, "output_dim": 3}
+SIZES: dict[str, Any] = {"num_modules": 5, "input_dim": 6, "hidden_dim": 7, "output_dim": 3}
 
 
 @pytest.mark.parametrize("num_layers", [1, 2])

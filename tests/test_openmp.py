@@ -71,10 +71,10 @@ def test_clang_looks_where_homebrew_and_llvm_put_it(monkeypatch, tmp_path):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / "libgomp.so.1").touch()
         (tmp_path / folder / "libomp.so").touch()
-    monkeypatch.setattr(openmp.platform, "system", lambda: "Linux")
+    monkeypatch.setattr("platform.system", lambda: "Linux")
     newest = str(tmp_path / "llvm-15/lib/libomp.so")
     assert openmp.find_openmp(is_clang=True) == [("-Xclang", "-fopenmp", newest), ("-fopenmp",)]
-    monkeypatch.setattr(openmp.platform, "system", lambda: "Darwin")
+    monkeypatch.setattr("platform.system", lambda: "Darwin")
     (tmp_path / "lib/libomp.dylib").touch()
     assert openmp.find_openmp(is_clang=True)[0] == ("-Xclang", "-fopenmp", str(tmp_path / "lib/libomp.dylib"))
 

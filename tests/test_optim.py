@@ -1,12 +1,14 @@
 """The schedule at its corners, and who is spared from decay."""
 
+from typing import Any
+
 import pytest
 from torch import nn
 
 from recombine.layers import RelativeBias
 from recombine.optim import build_optimizer, learning_rate
 
-COSINE = {"peak": 2.0, "steps": 1_000, "warmup_steps": 100, "final_fraction": 0.1, "schedule": "cosine"}
+COSINE: dict[str, Any] = {"peak": 2.0, "steps": 1_000, "warmup_steps": 100, "final_fraction": 0.1, "schedule": "cosine"}
 
 
 @pytest.mark.parametrize(("step", "rate"), [(0, 0.0), (50, 1.0), (100, 2.0), (550, 1.1), (1_000, 0.2), (2_000, 0.2)])

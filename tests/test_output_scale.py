@@ -1,5 +1,7 @@
 """Output scales: what each computes, which keys count, and that the default of the papers' models changes nothing."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -59,7 +61,7 @@ def test_defaults(unchecked):
     assert convert(nn.MultiheadAttention(8, 2), output_scale="none").output_scale == "none"
     assert choose_output_scale(None, "softmax_rms_head") == "norm"
     for build in (Attention, HypernetworkAttention):
-        sizes = {"num_heads": 2, "kqv_dim": 4} if build is Attention else {"num_heads": 2}
+        sizes: dict[str, Any] = {"num_heads": 2, "kqv_dim": 4} if build is Attention else {"num_heads": 2}
         with pytest.raises(InputError, match=r"output_scale 'big'.*none, sqrt_keys, keys, norm"):
             build(8, **sizes, output_scale="big")
     with pytest.raises(InputError, match="output_scale 'big'"):

@@ -4,7 +4,9 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -119,10 +121,13 @@ def test_a_file_alone_never_makes_code_run(tmp_path):
     assert mark.exists()
 
 
+WAVES: dict[str, Any] = {"num_waves": 4, "num_examples": 4}
+
+
 def small_run() -> RunConfig:
     run = default_run(find_task(TASK), "tiny", find_model(MODEL))
     return RunConfig(
-        task=type(run.task)(num_waves=4, num_examples=4),
+        task=replace(run.task, **WAVES),
         model=run.model,
         training=recombine.TrainingConfig(steps=20, batch_size=8),
     )
@@ -153,14 +158,12 @@ def test_an_edited_file_makes_another_run_and_is_mentioned(tmp_path, caplog):
     first, second = tmp_path / "first.py", tmp_path / "second.py"
     first.write_text(file.read_text())
     second.write_text(file.read_text() + "\n# edited\n")
-    hashes = [
-        recombine.RunConfig.identity.fget(default_run(f"{path}:Waves"))["task"]["version"] for path in (first, second)
-    ]
+    hashes = [default_run(f"{path}:Waves").identity["task"]["version"] for path in (first, second)]
     assert hashes[0] != hashes[1]
     assert hashes[0].startswith("1-")
     run = train_run(
         RunConfig(
-            task=find_task(f"{first}:Waves")(num_waves=4, num_examples=4),
+            task=find_task(f"{first}:Waves")(**WAVES),
             model=recombine.TransformerConfig(num_layers=1, embedding_dim=8, kqv_dim=8, mlp_dim=8, num_heads=2),
             training=recombine.TrainingConfig(steps=10, batch_size=8),
         ),
@@ -228,9 +231,9 @@ def test_settings_need_defaults_on_the_command_line(verb, tmp_path):
 
 
 def test_a_class_inside_a_function_cannot_be_sent_to_workers(tmp_path):
-    task = find_task(TASK)
+    task: Any = find_task(TASK)
 
-    class Local(task):
+    class Local(task):  # type: ignore[misc] # a class that is found while the test runs
         pass
 
     config = small_run()

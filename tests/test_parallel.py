@@ -2,12 +2,12 @@
 
 import signal
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from parallel_cases import CONFIGS, start_processes, train
-from recombine import parallel
 from recombine.cli import run as run_verb
 from recombine.errors import InputError
 from recombine.kernels import Dropout, attend
@@ -111,10 +111,10 @@ def test_dropout_of_some_rows_is_that_of_the_batch(form, kernel):
 
 
 def test_rows_are_shared_out(monkeypatch, unchecked):
-    monkeypatch.setattr(parallel.group.dist, "get_world_size", lambda: 3)
-    parts = []
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 3)
+    parts: list[Any] = []
     for rank in range(3):
-        monkeypatch.setattr(parallel.group.dist, "get_rank", lambda rank=rank: rank)
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
         group = ProcessGroup(SimpleNamespace())
         parts += group.rows(8)
         assert group.is_leader == (rank == 0)

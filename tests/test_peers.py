@@ -1,5 +1,6 @@
 """The models in examples/peers: short, and trained and scored like any other."""
 
+import importlib
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -51,9 +52,7 @@ def test_peers_do_not_look_ahead_where_that_would_reveal_answers(name):
 
 def test_the_package_has_models_of_its_own_to_compare(monkeypatch):
     monkeypatch.syspath_prepend(FOLDER)
-    import package_models
-
-    configs = package_models.configure("tiny")
+    configs = importlib.import_module("package_models").configure("tiny")
     sys.modules.pop("package_models")
     assert [config.model.label for config in configs][:3] == ["softmax", "linear", "hyla"]
     assert len({config.name for config in configs}) == 4

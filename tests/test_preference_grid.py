@@ -3,6 +3,7 @@
 import itertools
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -40,7 +41,9 @@ def test_tokens_of_an_episode(task):
                     planes[batch.info["kinds"][row, number], batch.info["objects"][row, number]] = 1
             planes[-2, batch.info["cells"][row, step]] = 1
             planes[-1] = walls
-            clock = one_hot(torch.tensor(task.horizon - 1 - step), task.horizon) if task.expert != "published" else []
+            clock: Any = (
+                one_hot(torch.tensor(task.horizon - 1 - step), task.horizon) if task.expert != "published" else []
+            )
             expected = torch.cat([planes.flatten(), torch.as_tensor(clock).float()])
             seen = token[task.encoding_dim :]
             assert torch.allclose(seen, expected / expected.square().mean().sqrt(), atol=1e-4)

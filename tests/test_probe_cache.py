@@ -25,7 +25,14 @@ from recombine.run import RunConfig, train_run
 from recombine.tasks import FuzzyLogic, InContext, SequenceTeacher
 from recombine.train import TrainingConfig
 
-SIZES = {"attention": "softmax", "embedding_dim": 8, "kqv_dim": 8, "mlp_dim": 8, "num_heads": 2, "num_layers": 1}
+SIZES: dict[str, Any] = {
+    "attention": "softmax",
+    "embedding_dim": 8,
+    "kqv_dim": 8,
+    "mlp_dim": 8,
+    "num_heads": 2,
+    "num_layers": 1,
+}
 CONFIG = RunConfig(
     task=InContext(input_size=3, hidden_size=4, num_examples=6, num_queries=2, output_size=2),
     model=HypernetworkTransformerConfig(**SIZES, execution_dim=8),
@@ -78,7 +85,7 @@ class Case:
     uses_checkpoint: bool = True
 
 
-PROBE_ARGUMENTS = {"num_instances": 60, "num_pictured": 20, "tsne": False}
+PROBE_ARGUMENTS: dict[str, Any] = {"num_instances": 60, "num_pictured": 20, "tsne": False}
 CASES = {
     "decodability": Case(
         config=CONFIG,
@@ -212,7 +219,7 @@ def test_the_two_files_of_a_probe_belong_together(tmp_path, planted):
     numbers = probe_run(run.path, **PROBE_ARGUMENTS)
     assert numbers["key"]["arguments"] == {**PROBE_ARGUMENTS, "save_activations": False}
     first = (run.path / "probe.npz").read_bytes()
-    more = {**PROBE_ARGUMENTS, "num_instances": 80}
+    more: dict[str, Any] = {**PROBE_ARGUMENTS, "num_instances": 80}
     probe_run(run.path, **more)
     assert is_probed(run)
     (run.path / "probe.npz").write_bytes(first)  # as after a kill between the two
@@ -242,7 +249,7 @@ class OutsideTask(FuzzyLogic):
 
 def test_classes_from_outside_are_named_again(tmp_path):
     run = train(replace(PROBED, task=OutsideTask(num_examples=4), training=SHORT), tmp_path)
-    arguments = {"num_instances": 40, "num_pictured": 20, "tsne": False}
+    arguments: dict[str, Any] = {"num_instances": 40, "num_pictured": 20, "tsne": False}
     with pytest.raises(InputError, match="'outside_task' is not part of this package"):
         probe_run(run.path, **arguments)
     numbers = probe_run(run.path, **arguments, code=[OutsideTask])

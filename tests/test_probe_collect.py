@@ -1,5 +1,7 @@
 """What is collected is what the model computed, at the places a task's reading names."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -43,7 +45,7 @@ def test_fitting_rows_share_no_composition_with_held_out_rows():
 
 
 def test_sraven_is_read_without_permutations_at_its_own_row():
-    reading = PUZZLES.reading()
+    reading: Any = PUZZLES.reading()
     assert not reading.task.permuted
     assert reading.keys == (-5, -3, -1)
     model = build_model(SMALL, PUZZLES, seed=0)

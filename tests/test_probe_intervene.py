@@ -1,6 +1,7 @@
 """Interventions on constructed models: what is not used changes nothing, and an answer driven by the code follows it."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -106,7 +107,7 @@ class RuleByCode(nn.Module):
 
 
 def test_an_answer_driven_by_the_code_follows_the_swapped_in_rule():
-    found = measure_swaps(RuleByCode(), PUZZLES.reading(), num_instances=400)
+    found: Any = measure_swaps(RuleByCode(), PUZZLES.reading(), num_instances=400)
     for split in ("test", "ood"):
         each = found["splits"][split]
         assert each["base"]["own"] > 0.95
@@ -125,7 +126,7 @@ def test_an_answer_driven_by_the_code_follows_the_swapped_in_rule():
 
 
 def test_an_answer_that_ignores_the_code_stays_with_its_own_rule():
-    found = measure_swaps(RuleByCode(driven=False), PUZZLES.reading(), num_instances=400)
+    found: Any = measure_swaps(RuleByCode(driven=False), PUZZLES.reading(), num_instances=400)
     for each in found["splits"].values():
         for arm in each["arms"]:
             assert {name: arm[name] for name in each["base"]} == each["base"]
@@ -133,7 +134,7 @@ def test_an_answer_that_ignores_the_code_stays_with_its_own_rule():
 
 def test_in_the_first_layer_the_query_knows_nothing_of_its_examples():
     model = build_model(replace(SOFTMAX, attention="hyla"), FUZZY, seed=0)
-    found = measure_swaps(model, FUZZY.reading(), num_instances=100)
+    found: Any = measure_swaps(model, FUZZY.reading(), num_instances=100)
     for each in found["splits"].values():
         follows = {(tuple(arm["layers"]), arm["keys"]): arm["follows"] for arm in each["arms"]}
         assert set(follows) == {(layers, keys) for layers in ((0,), (1,), (0, 1)) for keys in ("probed", "all")}

@@ -1,6 +1,7 @@
-"""Measurements of a run beyond its probe: gradients between combinations, decodability of layers, fitted codes."""
+"""Measurements of a run beyond its probe: gradients between compositions, decodability of layers, fitted codes."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,18 +11,25 @@ from recombine.errors import InputError
 from recombine.models import HypernetworkTransformerConfig, TransformerConfig, build_model
 from recombine.probe.measures.decodability import measure_decodability
 from recombine.probe.measures.fitted_code import fit_code, measure_fitted_code
-from recombine.probe.measures.gradients import combination_gradients, measure_gradients, track_gradients
+from recombine.probe.measures.gradients import composition_gradients, measure_gradients, track_gradients
 from recombine.run import RunConfig, load_run, train_run
 from recombine.tasks import InContext
 from recombine.train import TrainingConfig
 
 TASK = InContext(input_size=3, hidden_size=4, num_examples=6, num_queries=2, output_size=2)
-SIZES = {"attention": "softmax", "num_layers": 1, "embedding_dim": 8, "kqv_dim": 8, "mlp_dim": 8, "num_heads": 2}
+SIZES: dict[str, Any] = {
+    "attention": "softmax",
+    "num_layers": 1,
+    "embedding_dim": 8,
+    "kqv_dim": 8,
+    "mlp_dim": 8,
+    "num_heads": 2,
+}
 SMALL = TransformerConfig(**SIZES, position="none")
 
 
 class Shift(nn.Module):
-    """Predicts a constant: its gradient is twice the error, the same for all combinations whose means agree."""
+    """Predicts a constant: its gradient is twice the error, the same for all compositions whose means agree."""
 
     def __init__(self, task):
         super().__init__()
@@ -33,14 +41,14 @@ class Shift(nn.Module):
 
 
 def test_gradients_that_agree_have_no_variance():
-    """Far from every target, all combinations pull a constant the same way."""
+    """Far from every target, all compositions pull a constant the same way."""
     found = measure_gradients(Shift(TASK), TASK, num_instances=600)
     assert found["variance_share"] == pytest.approx(0, abs=1e-3)
     assert found["transfer"] == pytest.approx(1, abs=1e-2)
 
 
 class Table(nn.Module):
-    """One constant for each training combination, which it knows from the strengths hidden in the first example."""
+    """One constant for each training composition, which it knows from the strengths hidden in the first example."""
 
     def __init__(self, task):
         super().__init__()
@@ -64,9 +72,9 @@ def test_gradients_that_have_nothing_in_common_are_all_variance(monkeypatch):
     assert measure_gradients(Table(TASK), TASK, num_instances=600)["variance_share"] == pytest.approx(1, abs=1e-6)
 
 
-def test_a_combinations_gradient_is_that_of_its_rows():
+def test_a_compositions_gradient_is_that_of_its_rows():
     model = build_model(SMALL, TASK, seed=0)
-    gradients = combination_gradients(model, TASK, "test", 60, 0)
+    gradients = composition_gradients(model, TASK, "test", 60, 0)
     batch = TASK.sample("test", 10**6, batch_size=60)
     rows = batch.composition == 2
     loss = (model(batch.inputs[rows]) - batch.targets[rows]).square().mean()
@@ -82,7 +90,7 @@ def small_run(**training):
 def test_the_twin_of_a_run_is_the_run(tmp_path):
     """What is measured at the last step is what the saved run has there."""
     config = small_run()
-    rows = track_gradients(config, num_points=3)
+    rows: list[Any] = track_gradients(config, num_points=3)
     assert [row["step"] for row in rows] == [1, 4, 20]
     run = train_run(config, out=tmp_path, device="cpu", evaluation_instances=50)
     model = build_model(config.model, config.task, seed=0)

@@ -1,7 +1,7 @@
 """The files that probes write have exactly the keys that are documented, and every documented key is written somewhere."""
 
 import json
-from typing import NotRequired, TypedDict, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Any, NotRequired, TypedDict, get_args, get_origin, get_type_hints, is_typeddict
 
 import pytest
 
@@ -17,7 +17,7 @@ from recombine.run import RunConfig, train_run
 from recombine.tasks import FuzzyLogic, InContext, SequenceTeacher, SRaven
 from recombine.train import TrainingConfig
 
-SIZES = {"embedding_dim": 16, "kqv_dim": 8, "mlp_dim": 16, "num_heads": 2, "num_layers": 1}
+SIZES: dict[str, Any] = {"embedding_dim": 16, "kqv_dim": 8, "mlp_dim": 16, "num_heads": 2, "num_layers": 1}
 IN_CONTEXT = InContext(input_size=3, hidden_size=4, num_examples=6, num_queries=2, output_size=2)
 BOTTLENECK = HypernetworkTransformerConfig(**SIZES, attention="softmax", execution_dim=8)
 TEACHER = SequenceTeacher(teacher="deep_set", token_dim=3, teacher_dim=4, target_dim=4, longest=20)

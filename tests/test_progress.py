@@ -2,6 +2,7 @@
 
 import io
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -84,7 +85,7 @@ def test_slow_steps_are_shown_before_the_next_row_of_metrics(tmp_path, capsys, m
 
 
 def test_a_terminal_gets_bars(monkeypatch):
-    terminal = io.StringIO()
+    terminal: Any = io.StringIO()
     terminal.isatty = lambda: True
     monkeypatch.setattr(sys, "stderr", terminal)
     now = FakeTime()

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -48,7 +49,7 @@ def test_no_two_records_have_the_same_settings_and_seed(name, scale):
 
 
 def test_the_records_of_dropout_are_the_runs_that_are_being_trained():
-    base = default_run("fuzzy_logic", "paper")
+    base: Any = default_run("fuzzy_logic", "paper")
     expected = set()
     for steps, seeds in ((20_000, range(3)), (50_000, [0])):
         for seed in seeds:
@@ -65,7 +66,7 @@ def test_the_records_of_dropout_are_the_runs_that_are_being_trained():
 
 
 def test_sraven_at_the_papers_size():
-    records = list(EXPERIMENTS["sraven-paper"].records("paper"))
+    records: list[Any] = list(EXPERIMENTS["sraven-paper"].records("paper"))
     assert {record.config.training.steps for record in records} == {78_125}
     assert {record.config.task.num_features for record in records} == {4}
     assert {record.config.model.attention_dropout for record in records} == {0.0, 0.1}
@@ -217,7 +218,7 @@ def test_the_comparison_pairs_seeds(tmp_path):
 
 
 HYLA, SOFTMAX = {"attention": "hyla"}, {"attention": "softmax"}
-WORDS = {"text": "?", "source": "?"}
+WORDS: dict[str, Any] = {"text": "?", "source": "?"}
 
 
 @pytest.mark.parametrize(

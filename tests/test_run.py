@@ -168,7 +168,9 @@ def test_not_a_number_stops_with_the_last_good_checkpoint(tmp_path):
         DivergedError, match=r"training diverged before step 80: .* is not finite; try a lower learning rate"
     ):
         fit(trainer, run=run, clock=Clock(), **intervals(200))
-    tensors, info = run.load_checkpoint()
+    checkpoint = run.load_checkpoint()
+    assert checkpoint is not None
+    tensors, info = checkpoint
     assert info["step"] == 50
     assert all(torch.isfinite(tensor).all() for tensor in tensors.values())
 
@@ -210,7 +212,8 @@ def test_a_run_without_a_checkpoint(tmp_path):
 
 
 def test_a_checkpoint_of_another_model(finished, tmp_path):
-    run = RunDirectory.create(tmp_path, "x", replace(CONFIG, model=replace(CONFIG.model, mlp_dim=8)).as_dict())
+    narrower = replace(CONFIG, model=TransformerConfig(embedding_dim=16, kqv_dim=8, mlp_dim=8, num_heads=4))
+    run = RunDirectory.create(tmp_path, "x", narrower.as_dict())
     run.save_checkpoint(*finished.load_checkpoint())
     with pytest.raises(InputError, match="does not fit the model: size mismatch"):
         load_run(run.path)

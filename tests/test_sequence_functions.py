@@ -1,6 +1,7 @@
 """Teachers of sequences against their definitions, token by token in plain Python."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from recombine.tasks.stream import Stream
 CLASSES = ("deep_set", "attention", "ssm", "rnn", "product")
 
 
-SMALL = {"token_dim": 3, "teacher_dim": 4, "target_dim": 2, "longest": 14}
+SMALL: dict[str, Any] = {"token_dim": 3, "teacher_dim": 4, "target_dim": 2, "longest": 14}
 
 
 TASK = SequenceTeacher(**SMALL)

@@ -1,16 +1,18 @@
 """Signals during training: a checkpoint at the next step, a line that says how to go on, and the same bits at the end."""
 
+import json
 import os
 import signal
 import threading
+from typing import get_type_hints
 
 import pytest
 import torch
 
 from recombine.cli import run as run_verb
 from recombine.commands import train as train_command
-from recombine.train import StoppedError, heed_signals
-from recombine.train import loop as training_loop
+from recombine.store import schema
+from recombine.train import StoppedError, Trainer, heed_signals
 from test_run import CONFIG, checkpoint_bytes, train
 
 
@@ -53,6 +55,9 @@ def test_a_stopped_run_ends_with_the_same_bits_and_rows(finished, tmp_path):
         assert stop.value.exit_code == code
     (path,) = tmp_path.iterdir()
     assert str(path) in str(stop.value)
+    stopped = json.loads((path / "checkpoint.json").read_text())
+    assert set(stopped) == set(get_type_hints(schema.CheckpointInfo))
+    assert set(stopped["interval"]) == set(get_type_hints(schema.Interval))
     resumed = train(CONFIG, tmp_path)
     ours, theirs = checkpoint_bytes(resumed), checkpoint_bytes(finished)
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
@@ -62,13 +67,13 @@ def test_a_stopped_run_ends_with_the_same_bits_and_rows(finished, tmp_path):
 
 def test_a_stop_on_the_last_step_of_an_interval_leaves_its_row_to_the_resumed_run(finished, tmp_path, monkeypatch):
     """And a second, hard end after that row was written does not write it twice."""
-    advance = training_loop.Trainer.advance
+    advance = Trainer.advance
 
     def stop_at_seventy(trainer, *, stop):
         return advance(trainer, stop=trainer.step == 69)
 
     with monkeypatch.context() as patched:
-        patched.setattr(training_loop.Trainer, "advance", stop_at_seventy)
+        patched.setattr(Trainer, "advance", stop_at_seventy)
         with pytest.raises(StoppedError, match="at step 70"):
             train(CONFIG, tmp_path)
 

@@ -2,6 +2,8 @@
 
 import json
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -75,7 +77,7 @@ def test_the_limit_is_made_of_every_dense_product():
     run = steps.collect_products(workload)
     with steps._Products() as seen:
         run()
-    config = default_run("fuzzy_logic")
+    config: Any = default_run("fuzzy_logic")
     layers = 4 * config.model.num_layers + 2  # qkv, output, two of the MLP; embedding and readout
     assert len(seen.operands) == 3 * layers - 1  # forward, gradient of weights and of inputs, but not of the tokens
     tokens = 128 * config.task.sequence_length
@@ -83,8 +85,8 @@ def test_the_limit_is_made_of_every_dense_product():
 
 
 def test_rounds_are_interleaved():
-    order = []
-    times = machine.time_interleaved({name: lambda name=name: order.append(name) for name in "ab"}, 0.0, warm_up=1)
+    order: list[str] = []
+    times = machine.time_interleaved({name: partial(order.append, name) for name in "ab"}, 0.0, warm_up=1)
     assert order == ["a", "b", *"ab" * machine.MIN_ROUNDS]
     assert [len(each) for each in times.values()] == [machine.MIN_ROUNDS] * 2
 

@@ -104,7 +104,11 @@ def test_likelihoods_are_those_of_all_possible_draws(rule, grid_size):
             rows for values in sets for rows in itertools.product(itertools.permutations(values), repeat=grid_size)
         ]
     else:
-        rows = [row for row in itertools.product(range(num_values), repeat=grid_size) if obeys(rule, [row], num_values)]
+        rows = [
+            row
+            for row in itertools.product(range(num_values), repeat=grid_size)
+            if obeys(rule, [list(row)], num_values)
+        ]
         draws = list(itertools.product(rows, repeat=grid_size))
     visible = Counter((*draw[:-1], draw[-1][:-1]) for draw in draws)
     expected = math.exp(log_likelihoods(num_values=num_values, grid_size=grid_size)[rule])

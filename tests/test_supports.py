@@ -1,6 +1,7 @@
 """The six supports: their counts, what they promise, and what cannot exist."""
 
 from math import comb
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +11,7 @@ from recombine.compositions import all_sets, order_by_hash
 from recombine.errors import InputError
 from recombine.tasks.modular.supports import split_support
 
-PAPER = {"num_modules": 16, "num_active": 3, "held_out": 0.25, "seed": 0}
+PAPER: dict[str, Any] = {"num_modules": 16, "num_active": 3, "held_out": 0.25, "seed": 0}
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Models that are told their task: the perceptron, the hypernetwork, and the transformer with the task as first token."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -69,7 +70,7 @@ def test_the_papers_perceptron():
 
 
 def test_the_perceptron_is_the_plain_definition():
-    model = build_model(CONFIGS["mlp"], TASK, seed=0)
+    model: Any = build_model(CONFIGS["mlp"], TASK, seed=0)
     x = TASK.sample("test", 0, batch_size=3).inputs
     first, second, output = model.dense_layers
     expected = output((second((first(x)).relu())).relu())
@@ -109,7 +110,7 @@ def test_a_matrix_with_one_row_is_no_bias(x_dim, hidden_dim):
 
 
 def test_queries_are_normalised_only_if_asked_for():
-    config = CONFIGS["task_transformer"]
+    config: Any = CONFIGS["task_transformer"]
     plain = replace(config, normalise_queries=False)
     x = TASK.sample("test", 0, batch_size=3).inputs
     normalised, other = (build_model(each, TASK, seed=0) for each in (config, plain))

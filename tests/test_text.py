@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from recombine.tasks.fuzzy_logic.task import evaluate_function
 from recombine.tasks.grids.imitation import ENDED
 
 RAVEN = recombine.SRaven(num_features=2, num_values=4)
-GRID = recombine.GoalGrid.preset("tiny").task
+GRID: Any = recombine.GoalGrid.preset("tiny").task
 TASKS = {
     "sraven": RAVEN,
     "fuzzy_logic": recombine.FuzzyLogic(num_variables=3, num_examples=6, held_out=0.4),
@@ -119,10 +120,10 @@ def test_the_ceiling_of_rounded_answers_is_exact():
         for row in range(100):
             values = []
             for composition in compositions:
-                found = evaluate_function(batch.inputs[row : row + 1, :, :-1], torch.tensor([composition]))[0]
-                found = (10 * found).round().int().tolist()
-                if found[0] == round(10 * batch.inputs[row, 0, -1].item()):
-                    values.append(found[1])
+                exact = evaluate_function(batch.inputs[row : row + 1, :, :-1], torch.tensor([composition]))[0]
+                rounded = (10 * exact).round().int().tolist()
+                if rounded[0] == round(10 * batch.inputs[row, 0, -1].item()):
+                    values.append(rounded[1])
             count = max(values.count(value) for value in values)
             assert values.count(round(10 * best[row].item())) == count
     references = score_references(task, num_instances=300)["ood"]["accuracy"]
@@ -139,7 +140,8 @@ def test_rounding_is_checked_and_optional():
         "r2",
         "r2_pooled",
     ]
-    assert recombine.FuzzyLogic(decimals=3).text_form().task.decimals == 3
+    form: Any = recombine.FuzzyLogic(decimals=3).text_form()
+    assert form.task.decimals == 3
 
 
 def test_plans_count_up_to_their_first_mistake():

@@ -1,6 +1,7 @@
 """Prompts as files: exports for lm-evaluation-harness, responses and logged samples scored, models behind an API."""
 
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -117,7 +118,7 @@ def make_language_model(path):
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]", eos_token="<eos>", pad_token="<eos>")
-    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 512, "initializer_range": 0.5}
+    sizes: dict[str, Any] = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 512, "initializer_range": 0.5}
     config = GPT2Config(vocab_size=len(words), bos_token_id=1, eos_token_id=1, tie_word_embeddings=False, **sizes)
     model = GPT2LMHeadModel(config)
     with torch.no_grad():

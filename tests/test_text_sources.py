@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+from typing import Any
 
 import pyarrow
 import pyarrow.parquet
@@ -11,6 +12,7 @@ import pytest
 from recombine.errors import InputError
 from recombine.tasks.language import hub, prepare, sources
 from recombine.tasks.language.corpus import load_corpus
+from recombine.tasks.language.groups import tokenise_group
 from recombine.tasks.language.hub import download_dataset
 from recombine.tasks.language.prepare import Request
 from recombine.tasks.language.sources import Problems, find_sources, read_documents
@@ -40,7 +42,7 @@ def read_all(*paths) -> tuple[list[str], list[str]]:
 
 
 def request(folder, **changes) -> Request:
-    settings = {"paths": (str(folder),), "tokenizer": "bytes", "vocabulary": 512, "held_out": 0.2}
+    settings: dict[str, Any] = {"paths": (str(folder),), "tokenizer": "bytes", "vocabulary": 512, "held_out": 0.2}
     return Request(**(settings | changes))
 
 
@@ -169,7 +171,7 @@ def test_preparation_goes_on_where_it_was_killed(folder, monkeypatch):
             raise KeyboardInterrupt
         tokenise(group, *rest)
 
-    tokenise = prepare.tokenise_group
+    tokenise = tokenise_group
     monkeypatch.setattr(prepare, "tokenise_group", die)
     with pytest.raises(KeyboardInterrupt):
         prepare.prepare(request(folder))

@@ -1,5 +1,7 @@
 """The model: the published number of parameters, the same numbers for less work, codes on request."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -9,7 +11,7 @@ from recombine.models import Transformer, TransformerConfig, build_model, count_
 from recombine.tasks import FuzzyLogic
 
 TASK = FuzzyLogic()
-SMALL = {"embedding_dim": 16, "kqv_dim": 8, "mlp_dim": 32, "num_heads": 4}
+SMALL: dict[str, Any] = {"embedding_dim": 16, "kqv_dim": 8, "mlp_dim": 32, "num_heads": 4}
 
 
 def small_model(num_read: int = 1, **changes) -> Transformer:

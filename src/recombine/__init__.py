@@ -1,4 +1,4 @@
-"""Recombine: does a network recombine what it learned into combinations it has never seen, and if not, why not?"""
+"""Recombine: does a network recombine what it learned into compositions it has never seen, and if not, why not?"""
 
 from __future__ import annotations
 

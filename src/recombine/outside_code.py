@@ -22,15 +22,15 @@ def load_object(specification: str) -> Any:
     if not source or not name:
         raise InputError(f"code {specification!r}: expected FILE.py:NAME or package.module:NAME")
     module = _load_file(Path(source)) if source.endswith(".py") else _import_module(source, specification)
-    found: Any = module
+    value: Any = module
     for part in name.split("."):
-        found = getattr(found, part, None)
-    if found is None:
+        value = getattr(value, part, None)
+    if value is None:
         choices = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
         raise InputError(
             f"{source} has no {name!r}: expected one of {', '.join(choices) or 'its classes, but it has none'}"
         )
-    return found
+    return value
 
 
 def is_loaded_file(module_name: str) -> bool:

@@ -18,12 +18,11 @@ from report_cases import HOSTILE, make_probed, make_run, make_score
 
 SOURCE = Path(recombine.__file__).parent
 FORBIDDEN = {"eval", "exec", "compile", "__import__"}
-# where a name becomes a module: verbs, classes and engines of this package, and code that the user names
+# where a name becomes a module: verbs and classes of this package, packages of its extras, and code that the user names
 IMPORTERS = {
     "cli.py",
     "discovery.py",
-    "engines/base.py",
-    "integrations/trackers/__init__.py",
+    "extras.py",
     "__init__.py",
     "outside_code.py",
     "recipes/card.py",
@@ -41,10 +40,9 @@ def test_no_file_of_the_package_evaluates_or_unpickles():
     for path in SOURCE.rglob("*.py"):
         calls = calls_in(path)
         assert not calls & FORBIDDEN, path
-        called = {call for call in calls if not call.endswith(".exists")}  # submitit names a file after it
-        assert not {call for call in called if "pickle" in call or call in ("torch.load", "yaml.load", "os.system")}, (
-            path
-        )
+        called = calls - {"element.paths.result_pickle.exists"}  # whether submitit has written its file
+        unsafe = {call for call in called if "pickle" in call or call in ("torch.load", "yaml.load", "os.system")}
+        assert not unsafe, path
         assert "allow_pickle=True" not in path.read_text(), path
         assert "shell=True" not in path.read_text(), path
         if any(call.endswith(("import_module", "exec_module")) for call in calls):

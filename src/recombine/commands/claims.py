@@ -61,10 +61,10 @@ def collect_all(options: Output, runs: Path, results: Path) -> list[Path]:
     changed = []
     for experiment in EXPERIMENTS.values() if runs.is_dir() else ():
         for scale in SCALES:
-            found = collect(experiment, scale, runs)
-            if found and not options.json:
-                options.say(f"{experiment.name} ({scale}): {len(found)} finished runs")
-            if write_results(results, experiment, scale, found):
+            finished = collect(experiment, scale, runs)
+            if finished and not options.json:
+                options.say(f"{experiment.name} ({scale}): {len(finished)} finished runs")
+            if write_results(results, experiment, scale, finished):
                 changed.append(results_path(results, experiment, scale))
     if results.is_dir():
         replace_file(results / "README.md", format_index(EXPERIMENTS.values(), results).encode())

@@ -78,18 +78,18 @@ def compare_results(first: Json, second: Json) -> list[Json]:
     rows = []
     for split, metrics in first["composition_sums"].items():
         for metric in (name for name in metrics if name in second["composition_sums"].get(split, {})):
-            found = compare(metrics[metric], second["composition_sums"][split][metric])
+            difference = compare(metrics[metric], second["composition_sums"][split][metric])
             scores = [result["scores"][split][metric]["value"] for result in (first, second)]
             upward = first["metrics"][metric]["higher_is_better"]
-            winner = "first" if (found.value > 0) == upward else "second"
+            winner = "first" if (difference.value > 0) == upward else "second"
             rows.append(
                 {
                     "split": split,
                     "metric": metric,
                     "first": scores[0],
                     "second": scores[1],
-                    "difference": {"value": found.value, "low": found.low, "high": found.high},
-                    "better": winner if found.real else None,
+                    "difference": {"value": difference.value, "low": difference.low, "high": difference.high},
+                    "better": winner if difference.real else None,
                 }
             )
     return rows

@@ -33,7 +33,7 @@ class ProbeModelOptions(Output):
     num_instances: int = 4_000
     """Prompts per split, at most."""
     held_out: float = 0.25
-    """Fraction of combinations of labels that decoders are not fitted on. Ignored if the prompts have splits."""
+    """Fraction of compositions of labels that decoders are not fitted on. Ignored if the prompts have splits."""
     seed: int = 0
     """Random seed for the split and the decoders."""
     max_tokens: int = 64

@@ -26,7 +26,7 @@ class ScoreOptions(TaskOptions):
 
 
 def run(argv: list[str]) -> None:
-    first_flag = next((place for place, argument in enumerate(argv) if argument.startswith("-")), len(argv))
+    first_flag = next((index for index, argument in enumerate(argv) if argument.startswith("-")), len(argv))
     files = argv[1:first_flag]
     if first_flag == 1 and not {"-h", "--help"} & set(argv):
         raise InputError(
@@ -51,11 +51,11 @@ def describe_answers(scored: ScoredPredictions) -> list[str]:
 def describe_verdict(scored: ScoredPredictions) -> list[str]:
     """The verdict in words."""
     if scored.verdict is None:
-        found = ", ".join(scored.scores)
-        return [f"No verdict: it needs predictions for test and ood, and the file has {found}."]
+        splits = ", ".join(scored.scores)
+        return [f"No verdict: it needs predictions for test and ood, and the file has {splits}."]
     verdict = scored.verdict
     words = [f"{verdict.verdict.upper()}\n{verdict.sentence}"]
-    others = [each for each in verdict.possible if each != verdict.verdict]
+    others = [name for name in verdict.possible if name != verdict.verdict]
     if others:
         words.append(f"It could also be: {', '.join(others)}.")
     return words

@@ -41,17 +41,17 @@ def show_status(status: SweepStatus, options: Output, *closing: str) -> None:
         "best": best.as_dicts(),
         "runs": [
             {
-                "run": each.run,
-                "settings": dict(each.settings),
-                "seed": each.seed,
-                "state": each.state,
-                "step": each.step,
-                "steps": each.steps,
-                "error": each.error or None,
-                "test": each.score("test"),
-                "ood": each.score("ood"),
+                "run": run.run,
+                "settings": dict(run.settings),
+                "seed": run.seed,
+                "state": run.state,
+                "step": run.step,
+                "steps": run.steps,
+                "error": run.error or None,
+                "test": run.score("test"),
+                "ood": run.score("ood"),
             }
-            for each in status.runs
+            for run in status.runs
         ],
     }
     tables = [*list_running(status), *([best] if best.rows else []), *list_failed(status)]

@@ -45,11 +45,13 @@ def judge_scores(
 ) -> ScoreVerdict:
     """The verdict on the headline metric of `test` and `ood`."""
     try:
-        found = diagnose(scores, certificate, None, title=title, higher_is_better=higher_is_better)
+        diagnosis = diagnose(scores, certificate, None, title=title, higher_is_better=higher_is_better)
     except UndecidedError as error:
         sentence = (
             f"It does not recombine: {error.comparison}. Whether it infers the modules cannot be told from scores alone; "
             "it takes a network to probe."
         )
         return ScoreVerdict(verdict="not recombined", possible=NEEDS_PROBE, sentence=sentence)
-    return ScoreVerdict(verdict=found.verdict, possible=(found.verdict, *found.alternatives), sentence=found.sentence)
+    return ScoreVerdict(
+        verdict=diagnosis.verdict, possible=(diagnosis.verdict, *diagnosis.alternatives), sentence=diagnosis.sentence
+    )

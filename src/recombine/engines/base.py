@@ -7,12 +7,10 @@ worker was lost or the whole sweep was killed, therefore continues from its last
 
 from __future__ import annotations
 
-import importlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from types import ModuleType
 from typing import ClassVar, Literal
 
 from recombine.errors import InputError
@@ -88,13 +86,3 @@ def count_cores() -> int:
 def count_threads(count: int) -> str:
     """A number of threads in words."""
     return "1 thread" if count == 1 else f"{count} threads"
-
-
-def import_extra(package: str, engine: str) -> ModuleType:
-    """The package of an engine; if it is not installed, the error names the extra."""
-    try:
-        return importlib.import_module(package)
-    except ImportError:
-        raise InputError(
-            f"engine {engine!r} needs the package {package}: expected it installed, pip install 'recombine[{engine}]'"
-        ) from None

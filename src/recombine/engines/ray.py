@@ -14,9 +14,10 @@ import socket
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from recombine.engines.base import Engine, Job, Outcome, count_threads, import_extra
+from recombine.engines.base import Engine, Job, Outcome, count_threads
 from recombine.engines.worker import train_job
 from recombine.errors import InputError, check_positive, require
+from recombine.extras import import_extra
 
 LOST_RETRIES_OF_RAY = 3
 CLUSTER_PORT, CLIENT_PORT = 6379, 10001  # of HOST and of ray://HOST
@@ -35,7 +36,7 @@ class RayEngine(Engine):
     ) -> None:
         check_positive(threads=threads, **({} if jobs is None else {"jobs": jobs}))
         require(gpus >= 0, "gpus", gpus, "0 or a positive number")
-        self.ray = import_extra("ray", "ray")
+        self.ray = import_extra("ray", extra="ray", user="engine 'ray'")
         self.jobs, self.threads, self.gpus, self.address = jobs, threads, gpus, address
         if address is not None and not self.ray.is_initialized():
             check_answers(address, answer_within)

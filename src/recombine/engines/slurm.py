@@ -19,9 +19,10 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from recombine.engines.base import LOST_RETRIES, Engine, Job, Outcome, count_threads, import_extra, lost_outcome
+from recombine.engines.base import LOST_RETRIES, Engine, Job, Outcome, count_threads, lost_outcome
 from recombine.engines.worker import train_job
 from recombine.errors import InputError, check_positive
+from recombine.extras import import_extra
 
 FOLDER = ".submitit"  # in the sweep's folder: what submitit sends, receives and logs
 POLL_SECONDS = 0.5
@@ -60,7 +61,7 @@ class SlurmEngine(Engine):
         answer_within: float = 30.0,
     ) -> None:
         check_positive(threads=threads, time_limit=time_limit, **({} if jobs is None else {"jobs": jobs}))
-        self.submitit = import_extra("submitit", "slurm")
+        self.submitit = import_extra("submitit", extra="slurm", user="engine 'slurm'")
         self.jobs, self.threads, self.gpus, self.cluster = jobs, threads, gpus, cluster
         self.partition, self.time_limit, self.answer_within = partition, time_limit, answer_within
         if cluster == "slurm":

@@ -96,7 +96,7 @@ class Evaluation:
 
 
 def scores_as_dict(scores: Scores) -> dict[str, dict[str, ScoreDict]]:
-    return {split: {name: each.as_dict() for name, each in metrics.items()} for split, metrics in scores.items()}
+    return {split: {name: score.as_dict() for name, score in metrics.items()} for split, metrics in scores.items()}
 
 
 def describe_metrics(task: Task, scores: Iterable[Mapping[str, object]]) -> dict[str, MetricDict]:
@@ -147,8 +147,8 @@ def evaluate_predictor(
     for split in splits:
         sums = _measure(predict, task, split, num_instances, references, device)
         scores[split] = {metric: sums.score(metric) for metric in sums.model.totals}
-        for name, each in sums.baselines.items():
-            baselines.setdefault(name, {})[split] = {metric: each.value(metric) for metric in each.totals}
+        for name, baseline in sums.baselines.items():
+            baselines.setdefault(name, {})[split] = {metric: baseline.value(metric) for metric in baseline.totals}
     return Evaluation(scores=scores, baselines=baselines)
 
 

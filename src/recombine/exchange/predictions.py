@@ -49,13 +49,16 @@ def read_predictions(*paths: Path | str, parser: Parser = "lenient") -> Predicti
     if len(kinds) > 1:
         raise InputError(f"the files hold {' and '.join(sorted(kinds))} columns: expected one kind")
     kind = files[0][0]
-    values: Any = [each for _, _, found in files for each in found] if kind == "response" else _join(files, kind)
-    identities = [each for _, found, _ in files for each in found]
+    responses = [response for _, _, column in files for response in column]
+    values: Any = responses if kind == "response" else _join(files, kind)
+    identities = [identity for _, column, _ in files for identity in column]
     _check_one_export(identities)
-    order = {split: _order_rows(identities, split) for split in dict.fromkeys(each.split for each in identities)}
+    order = {
+        split: _order_rows(identities, split) for split in dict.fromkeys(identity.split for identity in identities)
+    }
     by_split = {
-        split: [values[place] for place in places] if kind == "response" else values[places]
-        for split, places in order.items()
+        split: [values[index] for index in indices] if kind == "response" else values[indices]
+        for split, indices in order.items()
     }
     return Predictions(kind=kind, export=identities[0].export, values=by_split)
 
@@ -96,11 +99,11 @@ def _unwrap_log(columns: Mapping[str, Any], parser: str) -> Mapping[str, Any]:
     if "doc" not in columns or "resps" not in columns:
         return columns
     chosen = columns.get("filter", [parser] * len(columns["doc"]))
-    kept = [place for place, name in enumerate(chosen) if name == parser]
+    kept = [index for index, name in enumerate(chosen) if name == parser]
     try:
         return {
-            "row_id": [columns["doc"][place]["row_id"] for place in kept],
-            "response": [columns["resps"][place][0][0] for place in kept],
+            "row_id": [columns["doc"][index]["row_id"] for index in kept],
+            "response": [columns["resps"][index][0][0] for index in kept],
         }
     except (KeyError, IndexError, TypeError):
         raise InputError(
@@ -111,11 +114,11 @@ def _unwrap_log(columns: Mapping[str, Any], parser: str) -> Mapping[str, Any]:
 def _check_one_export(identities: Sequence[RowId]) -> None:
     """Require rows of one export, with one number of rows, each at most once and within its range."""
     first = identities[0]
-    for each in identities:
-        if (each.export, each.num_rows) != (first.export, first.num_rows):
-            raise InputError(f"rows {first} and {each} are of different exports: expected those of one export")
-        if each.row >= each.num_rows:
-            raise InputError(f"row {each} does not exist: expected a row below {each.num_rows}")
+    for identity in identities:
+        if (identity.export, identity.num_rows) != (first.export, first.num_rows):
+            raise InputError(f"rows {first} and {identity} are of different exports: expected those of one export")
+        if identity.row >= identity.num_rows:
+            raise InputError(f"row {identity} does not exist: expected a row below {identity.num_rows}")
     twice, count = Counter(identities).most_common(1)[0]
     if count > 1:
         raise InputError(f"row {twice} occurs {count} times: expected every row once")
@@ -123,15 +126,15 @@ def _check_one_export(identities: Sequence[RowId]) -> None:
 
 def _order_rows(identities: Sequence[RowId], split: str) -> list[int]:
     """Where the rows of a split are in the file, in the order of the split; a missing one is an error."""
-    places = {each.row: place for place, each in enumerate(identities) if each.split == split}
-    example = identities[next(iter(places.values()))]
-    missing = [row for row in range(example.num_rows) if row not in places]
+    indices = {identity.row: index for index, identity in enumerate(identities) if identity.split == split}
+    example = identities[next(iter(indices.values()))]
+    missing = [row for row in range(example.num_rows) if row not in indices]
     if missing:
         raise InputError(
             f"{len(missing)} of {example.num_rows} rows of split {split!r} are missing, the first is "
             f"{example._replace(row=missing[0])}: expected a prediction for every exported row"
         )
-    return [places[row] for row in range(example.num_rows)]
+    return [indices[row] for row in range(example.num_rows)]
 
 
 def _as_text(value: Any, identity: RowId) -> str:

@@ -100,10 +100,13 @@ def _name_modules(task: Task, split: SplitName) -> tuple[pa.Array, pa.Array]:
     """Numbers and names of the modules of each composition of a split."""
     compositions = task.split.compositions(split)
     known = {
-        module: task.describe((module,)) for module in sorted({module for each in compositions for module in each})
+        module: task.describe((module,))
+        for module in sorted({module for composition in compositions for module in composition})
     }
     names = [[known[module] for module in composition] for composition in compositions]
-    return pa.array([list(each) for each in compositions], pa.list_(pa.int32())), pa.array(names, pa.list_(pa.string()))
+    return pa.array([list(composition) for composition in compositions], pa.list_(pa.int32())), pa.array(
+        names, pa.list_(pa.string())
+    )
 
 
 def _first_number(task: Task, split: SplitName) -> int:

@@ -64,7 +64,7 @@ def score_predictions(task: Task, predictions: Predictions, *, parser: Parser = 
             raise InputError(f"the predictions are for split {split!r}: expected one of {', '.join(task.splits)}")
     scores: Scores = {}
     unparsed: dict[str, int] = {}
-    for split in (each for each in task.splits if each in predictions.values):
+    for split in (name for name in task.splits if name in predictions.values):
         if form is None:
             scores[split] = _score_split(task, split, as_predictions(task, split, predictions))
         else:

@@ -140,7 +140,7 @@ Score the answers with `recombine score {task.name.replace("_", "-")} FILE` and 
 
 def _write_yaml(value: dict[str, Any]) -> str:
     """One key per line; JSON is YAML."""
-    return "".join(f"{key}: {json.dumps(each, ensure_ascii=False)}\n" for key, each in value.items())
+    return "".join(f"{key}: {json.dumps(item, ensure_ascii=False)}\n" for key, item in value.items())
 
 
 def _encode_lines(rows: Sequence[dict[str, Any]]) -> bytes:

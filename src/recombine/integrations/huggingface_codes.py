@@ -88,17 +88,17 @@ def observe_pairs(
     """Codes (rows, pairs, heads) and residual stream (rows, pairs, width) of one batch, on the CPU."""
     device = next(model.parameters()).device
     pairs = pairs.to(device)
-    found: list[Tensor] = []
+    codes: list[Tensor] = []
 
     def handle(_: nn.Module, call: Call) -> Tensor:
-        found.append(read_codes(call, pairs))
+        codes.append(read_codes(call, pairs))
         return attend(call.q, call.k, call.v, return_codes=False, **call.options)[0]
 
     with evaluating(model), watching(model, handle):
         outputs = model(**{name: value.to(device) for name, value in inputs.items()}, output_hidden_states=True)
-    if not found:
+    if not codes:
         raise InputError(f"{type(model).__name__} called no attention: expected a transformer")
-    sites = {f"codes.{layer}": values for layer, values in enumerate(found)}
+    sites = {f"codes.{layer}": values for layer, values in enumerate(codes)}
     for layer, state in enumerate(outputs.hidden_states[1:]):
         sites[f"residual.{layer}"] = take_tokens(state, pairs[..., 0])
     return {name: values.float().cpu() for name, values in sites.items()}

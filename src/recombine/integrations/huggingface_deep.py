@@ -46,17 +46,17 @@ def add_deep_weights(model: nn.Module, folder: Path | str | None = None) -> None
 
 def find_attention_modules(model: nn.Module) -> dict[nn.Module, tuple[int, int]]:
     """The modules of a model that call the attention interface, each with its heads and their width."""
-    found: dict[nn.Module, tuple[int, int]] = {}
+    sizes: dict[nn.Module, tuple[int, int]] = {}
 
     def handle(module: nn.Module, call: Call) -> Tensor:
-        found[module] = (call.q.shape[2], call.v.shape[3])
+        sizes[module] = (call.q.shape[2], call.v.shape[3])
         return torch.zeros(*call.q.shape[:3], call.v.shape[3], dtype=call.v.dtype, device=call.v.device)
 
     device = next(model.parameters()).device
     token = torch.zeros(1, 2, dtype=torch.long, device=device)
     with evaluating(model), watching(model, handle, "softmax"):
         model(input_ids=token)
-    return found
+    return sizes
 
 
 def _read_saved(folder: Path) -> dict[str, Tensor]:

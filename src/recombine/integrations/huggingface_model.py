@@ -59,7 +59,9 @@ class PretrainedModel(nn.Module):
         call: dict[str, Any] = {"input_ids": tokens.clamp(min=0), "attention_mask": (tokens >= 0).long()}
         if not return_codes and code_maps is None:
             return self._predict(self.model(**call, output_hidden_states=True), pairs)
-        maps = None if code_maps is None else [None if each is None else turn.wrap(each) for each in code_maps]
+        maps = (
+            None if code_maps is None else [None if code_map is None else turn.wrap(code_map) for code_map in code_maps]
+        )
         recorder = CodeRecorder(maps)
         with watching(self.model, recorder):
             outputs = self.model(**call, output_hidden_states=True)

@@ -43,7 +43,7 @@ def probe_model(
     say: Say = say_nothing,
 ) -> tuple[RunDirectory, Json]:
     """Probe the model that `save_pretrained` left in a folder. Returns the run directory and the contents of `probe.json`."""
-    folder, file, place = Path(folder), read_prompts(prompts), resolve_device(device)
+    folder, file, torch_device = Path(folder), read_prompts(prompts), resolve_device(device)
     import_interfaces()
     about = {"file": Path(prompts).name, "sha256": file.sha256}
     settings = {"held_out": held_out, "seed": seed, "max_tokens": max_tokens}
@@ -57,14 +57,14 @@ def probe_model(
     key: Any = {"name": PROBE.name, "version": PROBE.version, "arguments": arguments, "checkpoint": None, "code": code}
     tokenizer, model, untrained = load_model(folder, with_head=file.has_answers)
     task = Prompts(file=file, tokenizer=tokenizer, max_tokens=max_tokens, held_out=held_out, seed=seed)
-    pretrained = PretrainedModel(model, task).to(place)
+    pretrained = PretrainedModel(model, task).to(torch_device)
     _ = task.token_rows  # what is wrong with the prompts is said before anything is written
     run = RunDirectory.create(Path(out), f"prompts-{folder.name}", config)
     kept = PROBE.read(run, key)
     if kept is not None and is_of(run, kept["key"]):
         return run, kept
     say("fit the readout")
-    pretrained.fit_readout(task, place)
+    pretrained.fit_readout(task, torch_device)
     examination = examine(
         pretrained,
         task,

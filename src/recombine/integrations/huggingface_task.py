@@ -117,7 +117,11 @@ class Prompts(Task):
             self.token_rows[split][numbers].to(device),
             torch.tensor([self.classes.index(self._class_of(prompt)) for prompt in prompts], device=device),
             torch.tensor(latents, device=device),
-            {"composition": torch.tensor([compositions.index(each.composition) for each in prompts], device=device)},
+            {
+                "composition": torch.tensor(
+                    [compositions.index(prompt.composition) for prompt in prompts], device=device
+                )
+            },
         )
 
     def _class_of(self, prompt: Prompt) -> str:

@@ -78,7 +78,7 @@ def _keep_output(seen: dict[nn.Module, Tensor]) -> Callable[..., None]:
 
 def find_projections(model: nn.Module, module: nn.Module) -> tuple[nn.Module, nn.Module]:
     """The value projection of an attention module and the output projection behind it, in it or next to it."""
-    path = next(name for name, each in model.named_modules() if each is module)
+    path = next(name for name, submodule in model.named_modules() if submodule is module)
     value = next((getattr(module, name) for name in VALUE_NAMES if hasattr(module, name)), None)
     output = next((getattr(module, name) for name in OUTPUT_NAMES if hasattr(module, name)), None)
     if output is None:  # BERT has attention.self and attention.output.dense

@@ -23,21 +23,21 @@ def convert(model: nn.Module, attention: str = "hyla", *, output_scale: OutputSc
     (docs/hugging_face.md), or `none` where a softmax over keys averages already. The papers' models have `none`.
     """
     choose_output_scale(output_scale, ATTENTIONS[check_choice("attention", attention, ATTENTIONS)][0])
-    found = {
+    layers = {
         path: module
         for path, module in model.named_modules(remove_duplicate=False)
         if isinstance(module, nn.MultiheadAttention)
     }
-    if not found:
+    if not layers:
         raise InputError(f"nothing to convert in {type(model).__name__}: expected at least one nn.MultiheadAttention")
-    for path, layer in found.items():
+    for path, layer in layers.items():
         if type(layer) not in (nn.MultiheadAttention, HypernetworkAttention):
             raise InputError(
                 f"cannot convert {path or 'the model'} of type {type(layer).__name__}: expected nn.MultiheadAttention "
                 "itself, as what a subclass or a parametrisation adds would be lost"
             )
-    converted = {layer: _convert_layer(layer, attention, output_scale) for layer in dict.fromkeys(found.values())}
-    for path, layer in found.items():
+    converted = {layer: _convert_layer(layer, attention, output_scale) for layer in dict.fromkeys(layers.values())}
+    for path, layer in layers.items():
         parent, _, name = path.rpartition(".")
         if name:
             setattr(model.get_submodule(parent), name, converted[layer])
@@ -45,7 +45,7 @@ def convert(model: nn.Module, attention: str = "hyla", *, output_scale: OutputSc
         if isinstance(module, nn.TransformerEncoder):
             # set when the encoder was built with torch's layers: padded batches would arrive as nested tensors
             module.use_nested_tensor = False
-    return converted[found[""]] if "" in found else model
+    return converted[layers[""]] if "" in layers else model
 
 
 def _convert_layer(

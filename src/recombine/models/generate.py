@@ -73,5 +73,5 @@ def choose_token(logits: Float[Tensor, " tokens"], draw: float, *, temperature: 
     probabilities, order = (logits.double() / temperature).softmax(dim=0).sort(descending=True, stable=True)
     total = probabilities.cumsum(dim=0)
     num_kept = int((total - probabilities < top_p).sum())
-    place = int(torch.searchsorted(total[:num_kept], draw * total[num_kept - 1], right=True))
-    return int(order[min(place, num_kept - 1)])
+    index = int(torch.searchsorted(total[:num_kept], draw * total[num_kept - 1], right=True))
+    return int(order[min(index, num_kept - 1)])

@@ -40,8 +40,8 @@ def spread(
 ) -> Spread:
     """Put a model on this process's device, as a copy or as a part. `example` is an input of one row."""
     if shard and (compile or group.size == 1):
-        found = "with compile" if compile else "with one process"
-        raise InputError(f"shard is set {found}: expected several processes (torchrun) and no compile")
+        actual = "with compile" if compile else "with one process"
+        raise InputError(f"shard is set {actual}: expected several processes (torchrun) and no compile")
     if shard:
         return Spread(shard_model(model, device), model)
     model = model.to(device)

@@ -70,8 +70,8 @@ def measure_ablations(
         single = [
             (layer, kind, head) for layer, mean in enumerate(means) for head in range(len(mean)) for kind in kinds[:2]
         ]
-        layers = [measure(*each) for each in track(whole, "ablating layers")]
-        heads = [measure(*each) for each in track(single, "ablating heads")]
+        layers = [measure(*ablation) for ablation in track(whole, "ablating layers")]
+        heads = [measure(*ablation) for ablation in track(single, "ablating heads")]
     return {
         "metric": metric,
         "num_instances": num_instances,

@@ -38,7 +38,7 @@ class ConvertedModel(nn.Module):
         finally:
             for layer in self.layers:
                 layer.watch = None
-        return (predictions, [each for each in codes if each is not None]) if return_codes else predictions
+        return (predictions, [code for code in codes if code is not None]) if return_codes else predictions
 
     def find_site(self, site: Site) -> Site:
         """A site of the model itself, as a site of this one."""

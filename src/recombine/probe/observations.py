@@ -7,7 +7,7 @@ instances of the same compositions, `ood` compositions that were never trained. 
     activations   (rows, features), or several arrays activations.NAME, one per site
     labels        (rows,) class numbers; or (rows, modules), 0/1 for presence, or any real numbers
     split         (rows,) fit (or train), id (or test), ood; without id rows, every other fit row of a composition becomes one
-    composition   (rows,) optional: which combination made the row; by default, rows with equal labels belong together
+    composition   (rows,) optional: which composition made the row; by default, rows with equal labels belong together
     target        (rows,) optional: the answer, for structure
     modules       (modules,) optional: names
 """

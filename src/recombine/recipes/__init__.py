@@ -26,19 +26,19 @@ def find_experiment(name: str) -> Experiment:
     return EXPERIMENTS[name] if name in EXPERIMENTS else check_experiment(installed[name].load(), name)
 
 
-def check_experiment(found: Any, name: str) -> Experiment:
+def check_experiment(experiment: Any, name: str) -> Experiment:
     """Accept an experiment or its class; refuse everything else."""
-    if isinstance(found, type) and issubclass(found, Experiment):
+    if isinstance(experiment, type) and issubclass(experiment, Experiment):
         try:
-            found = found()
+            experiment = experiment()
         except TypeError as error:
             raise InputError(f"experiment {name!r} cannot be created ({error}): expected all its methods") from None
-    if not isinstance(found, Experiment):
+    if not isinstance(experiment, Experiment):
         raise InputError(f"{name!r} is not an experiment: expected a subclass of recombine.recipes.Experiment")
-    missing = [attribute for attribute in ("name", "question", "metric") if not hasattr(found, attribute)]
+    missing = [attribute for attribute in ("name", "question", "metric") if not hasattr(experiment, attribute)]
     if missing:
         raise InputError(f"experiment {name!r} lacks {', '.join(missing)}: expected class attributes with these names")
-    return found
+    return experiment
 
 
 __all__ = [

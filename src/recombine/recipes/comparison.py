@@ -50,7 +50,7 @@ def compare_scores(experiment: Experiment, finished: Finished) -> Table:
 
 def list_references(experiment: Experiment, finished: Finished) -> Table:
     """Scores that need no training, such as chance and the ceiling, averaged over runs."""
-    found: dict[str, list[float]] = {}
+    values_of: dict[str, list[float]] = {}
     for run in finished.runs:
         score = run.result["scores"].get(experiment.split, {}).get(experiment.metric, {})
         references = {name: value for name, value in score.items() if name not in BOUNDS}
@@ -58,14 +58,14 @@ def list_references(experiment: Experiment, finished: Finished) -> Table:
             references[name] = splits.get(experiment.split, {}).get(experiment.metric)
         for name, value in references.items():
             if isinstance(value, int | float):
-                found.setdefault(name, []).append(float(value))
-    rows = tuple((show_setting(name), spread(values)) for name, values in found.items())
+                values_of.setdefault(name, []).append(float(value))
+    rows = tuple((show_setting(name), spread(values)) for name, values in values_of.items())
     return Table(
         title="Without training, on the same instances",
         columns=("strategy", metric_title(experiment, finished)),
         rows=rows,
         note="in brackets: the lowest and the highest of all runs"
-        if any(len(set(v)) > 1 for v in found.values())
+        if any(len(set(v)) > 1 for v in values_of.values())
         else "",
     )
 

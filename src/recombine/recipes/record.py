@@ -71,8 +71,8 @@ def matches(settings: Mapping[str, Setting], wanted: Mapping[str, Setting]) -> b
 
 def as_records(runs: RunConfig | Record | Iterable[RunConfig | Record]) -> list[Record]:
     """One or several runs as records; a plain configuration has no named settings."""
-    found = [runs] if isinstance(runs, RunConfig | Record) else list(runs)
-    return [Record(settings={}, config=run) if isinstance(run, RunConfig) else run for run in found]
+    listed = [runs] if isinstance(runs, RunConfig | Record) else list(runs)
+    return [Record(settings={}, config=run) if isinstance(run, RunConfig) else run for run in listed]
 
 
 def over_seeds(runs: RunConfig | Record | Iterable[RunConfig | Record], seeds: Iterable[int]) -> Iterator[Record]:

@@ -76,8 +76,8 @@ def locate(record: Record, out: Path) -> Path:
 def collect(experiment: Experiment, scale: Scale, out: Path, device: str = "auto") -> list[Json]:
     """The stored form of every finished run of an experiment below a folder of runs."""
     records = list(experiment.records(scale))
-    found = [(record, locate(record, out)) for record in records]
-    runs = tuple(FinishedRun(record, RunDirectory(path)) for record, path in found if (path / "result.json").exists())
+    located = [(record, locate(record, out)) for record in records]
+    runs = tuple(FinishedRun(record, RunDirectory(path)) for record, path in located if (path / "result.json").exists())
     return [summarise(run) for run in experiment.measure_runs(Finished(runs), device).runs]
 
 
@@ -135,7 +135,7 @@ def write_results(folder: Path, experiment: Experiment, scale: Scale, runs: Sequ
     if not runs or merged == known:
         return False
     folder.mkdir(parents=True, exist_ok=True)
-    order = {hash_config(record.config.identity): place for place, record in enumerate(experiment.records(scale))}
+    order = {hash_config(record.config.identity): position for position, record in enumerate(experiment.records(scale))}
     lines = sorted(merged.values(), key=lambda run: order.get(run["hash"], len(order)))
     replace_file(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode())
     return True

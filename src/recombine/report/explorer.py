@@ -96,10 +96,11 @@ def _read_arrays(arrays: dict[str, np.ndarray], probe: Json) -> EmbeddingMap:
 
 
 def _read_structure(probe: Json, site: str) -> dict[str, dict[str, float | None]]:
-    found = probe.get("structure", {}).get(site, {})
+    structure = probe.get("structure", {}).get(site, {})
     names = ("purity", "chance", "untrained")
     return {
-        colour: {name: as_number(found.get(colour, {}).get(name)) for name in names} for colour in ("target", "module")
+        colour: {name: as_number(structure.get(colour, {}).get(name)) for name in names}
+        for colour in ("target", "module")
     }
 
 

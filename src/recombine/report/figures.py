@@ -136,7 +136,7 @@ def score_range(runs: Sequence[ReportRun], metric: str) -> list[float] | None:
             curve = run.score_curve(split, metric)[1]
             values += curve[len(curve) // 2 :]
             if score := run.score(split, metric):
-                values += [each for each in (score.chance, score.ceiling) if each is not None]
+                values += [reference for reference in (score.chance, score.ceiling) if reference is not None]
     values = [value for value in values if math.isfinite(value)]
     if not values:
         return None

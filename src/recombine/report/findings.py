@@ -153,11 +153,11 @@ def read_similarity(run: ReportRun) -> dict[str, Json] | None:
     if part is None:
         return None
     sites: dict[str, Json] = {}
-    for site, each in part["similarity"].items():
-        modules = [str(name) for name in each["modules"]]
+    for site, similarity in part["similarity"].items():
+        modules = [str(name) for name in similarity["modules"]]
         sites[site] = {"modules": modules}
         for name in ("centred", "cosine"):
-            matrix = [[as_number(value) for value in row] for row in each[name]]
+            matrix = [[as_number(value) for value in row] for row in similarity[name]]
             if {len(matrix), *map(len, matrix)} - {len(modules)}:
                 raise InputError(f"the similarity of {site} is not square: expected {len(modules)} rows and columns")
             sites[site][name] = matrix

@@ -27,11 +27,11 @@ class RunGroup:
 
     def score(self, split: str, metric: str) -> Score | None:
         """The mean over seeds, with chance and ceiling of the first run."""
-        found = {"ood": self.held_out, "test": self.trained}.get(split)
+        spread = {"ood": self.held_out, "test": self.trained}.get(split)
         first = self.runs[0].score(split, metric)
-        if found is None or first is None:
+        if spread is None or first is None:
             return None
-        return Score(value=found.value, low=found.low, high=found.high, chance=first.chance, ceiling=first.ceiling)
+        return Score(value=spread.value, low=spread.low, high=spread.high, chance=first.chance, ceiling=first.ceiling)
 
 
 Shown = ReportRun | RunGroup  # what a figure of scores shows

@@ -188,8 +188,8 @@ def tabulate_models(boards: Sequence[Board]) -> list[tuple[str, list[Json | None
     labels = sorted({entry.label for board in boards for entry in board.entries})
     rows = []
     for label in labels:
-        found = [next((entry for entry in board.entries if entry.label == label), None) for board in boards]
-        rows.append((label, [None if entry is None else entry.score("ood") for entry in found]))
+        entries = [next((entry for entry in board.entries if entry.label == label), None) for board in boards]
+        rows.append((label, [None if entry is None else entry.score("ood") for entry in entries]))
     return rows
 
 

@@ -21,7 +21,7 @@ def rules_figure(rows: Sequence[Json]) -> Figure:
 
 def functions_figure(rows: Sequence[Json]) -> Figure:
     """How far the answer moves towards that of the function whose codes were swapped in."""
-    values = [each for row in rows for each in (row["follows"], *row["interval"]) if each is not None]
+    values = [value for row in rows for value in (row["follows"], *row["interval"]) if value is not None]
     reach: dict[str, Any] = {"range": [min([0.0, *values]) - 0.02, max([1.0, *values]) + 0.01]}
     bars = _bars(rows, "follows", "var(--follow-1)", "follows the donor")
     return _bars_figure([_mark_interval(bars, rows, "follows")], len(rows), reach)

@@ -50,20 +50,20 @@ def benchmark(
     """
     training = TrainingConfig() if training is None else training
     check_evaluation_instances(evaluation_instances)
-    place = resolve_device(device)
-    group = join_group(place)
+    torch_device = resolve_device(device)
+    group = join_group(torch_device)
     with progress_bar(type(model).__name__, quiet=not progress or watch is not None) as bar:
         if out is None:
-            trainer = Trainer(model, task, training, place, group=group)
+            trainer = Trainer(model, task, training, torch_device, group=group)
             every = intervals(training.steps, task.training_evaluations)
             fit(trainer, run=None, clock=Clock(), watch=watch or bar, **every)
-            return Benchmark(score(model, task, num_instances=evaluation_instances, device=place))
+            return Benchmark(score(model, task, num_instances=evaluation_instances, device=torch_device))
         config = RunConfig(task=task, model=describe_module(model), training=training)
         folder = Path(out)
         opened = group.lead(lambda: str(open_directory(config, folder, _origins(config, model)).path))
         run = RunDirectory(Path(opened))
-        finish_run(run, config, model, place, evaluation_instances=evaluation_instances, watch=watch or bar)
-    return Benchmark(_load_result(run, model, place), run)
+        finish_run(run, config, model, torch_device, evaluation_instances=evaluation_instances, watch=watch or bar)
+    return Benchmark(_load_result(run, model, torch_device), run)
 
 
 def describe_module(model: nn.Module) -> OutsideModule:

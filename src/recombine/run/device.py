@@ -26,14 +26,14 @@ def resolve_device(device: str) -> torch.device:
         device = f"cuda:{local_rank()}"
     try:
         torch.empty(0, device=device)
-        place = torch.device(device)
+        torch_device = torch.device(device)
     except (RuntimeError, AssertionError):
         raise InputError(
             f"device {device!r} is not available: expected auto, cpu, or an accelerator that torch finds"
         ) from None
-    if place.type == "mps":
+    if torch_device.type == "mps":
         _log.warning("device mps is untested: compare a short run with --device cpu before you rely on it")
-    return place
+    return torch_device
 
 
 @contextlib.contextmanager

@@ -74,19 +74,19 @@ def train_run(
     Under `torchrun`, all processes call this function and train one model together; the first one reads and writes files.
     """
     check_evaluation_instances(evaluation_instances)
-    place = resolve_device(device)
+    torch_device = resolve_device(device)
     config = replace(config, task=config.task.prepare())
     execution = Execution(compile=compile, compile_steps=compile_steps, shard=shard, deterministic=deterministic)
     config.task.check_batch_size(config.training.batch_size)
     check_size(config.model, config.task, copies=COPIES_IN_TRAINING)
     model = config.build_model()  # invalid sizes are errors before anything is written
-    group = join_group(place)
+    group = join_group(torch_device)
     run = RunDirectory(Path(group.lead(lambda: str(open_directory(config, Path(out)).path))))
     finish_run(
         run,
         config,
         model,
-        place,
+        torch_device,
         evaluation_instances=evaluation_instances,
         execution=execution,
         watch=watch,

@@ -32,12 +32,12 @@ def load_run(
     """
     run = RunDirectory.open(path)
     config = load_config(run, code)
-    place = resolve_device(device)
-    checkpoint = run.load_checkpoint(place)
+    torch_device = resolve_device(device)
+    checkpoint = run.load_checkpoint(torch_device)
     if checkpoint is None:
         raise InputError(f"{run.path} has no checkpoint yet: expected a run that has been trained")
     tensors, info = checkpoint
     check_step(run, info, config.training.steps)
-    model = config.build_model().to(place)
+    model = config.build_model().to(torch_device)
     load_model(model, tensors)
     return run, config, model.eval()

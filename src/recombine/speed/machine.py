@@ -66,8 +66,8 @@ def name_cpu() -> str:
     """Model of the CPU, and the widest vector instructions that torch uses on it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        found = {line.split(":", 1)[0].strip(): line.split(":", 1)[1].strip() for line in lines if ":" in line}
-        model = f"{found['model name']} (family {found.get('cpu family', '?')}, model {found.get('model', '?')})"
+        fields = {line.split(":", 1)[0].strip(): line.split(":", 1)[1].strip() for line in lines if ":" in line}
+        model = f"{fields['model name']} (family {fields.get('cpu family', '?')}, model {fields.get('model', '?')})"
     except (OSError, KeyError):
         model = platform.processor() or platform.machine()
     return f"{model}, {torch.backends.cpu.get_cpu_capability()}"

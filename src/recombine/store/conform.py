@@ -14,41 +14,41 @@ from typing import Any, Literal, NotRequired, Required, Union, get_args, get_ori
 from recombine.settings import PLAIN_TYPES
 
 
-def find_fault(value: Any, declared: Any, place: str = "", *, complete: bool = True) -> str | None:
+def find_fault(value: Any, declared: Any, location: str = "", *, complete: bool = True) -> str | None:
     """What does not fit, in words, or None. With `complete=False`, keys may be missing."""
     if declared is Any:
         return None
     if is_typeddict(declared):
-        return _find_in_object(value, declared, place, complete)
+        return _find_in_object(value, declared, location, complete)
     origin, arguments = get_origin(declared), get_args(declared)
     if origin in (NotRequired, Required):
-        return find_fault(value, arguments[0], place, complete=complete)
+        return find_fault(value, arguments[0], location, complete=complete)
     if origin in (Union, UnionType):
-        faults = [find_fault(value, choice, place, complete=complete) for choice in arguments]
+        faults = [find_fault(value, choice, location, complete=complete) for choice in arguments]
         return None if None in faults else faults[0]
     if origin is Literal:
-        return None if value in arguments else _say(place, value, f"one of {', '.join(map(repr, arguments))}")
+        return None if value in arguments else _say(location, value, f"one of {', '.join(map(repr, arguments))}")
     if origin is list:
         if not isinstance(value, list):
-            return _say(place, value, "a list")
-        places = ((item, arguments[0], f"{place}[{number}]") for number, item in enumerate(value))
-        return _first(places, complete)
+            return _say(location, value, "a list")
+        located = ((item, arguments[0], f"{location}[{number}]") for number, item in enumerate(value))
+        return _first(located, complete)
     if origin is dict:
         if not isinstance(value, dict):
-            return _say(place, value, "an object")
-        return _first(((item, arguments[1], _join(place, key)) for key, item in value.items()), complete)
-    return None if _is_plain(value, declared) else _say(place, value, PLAIN_TYPES.get(declared, str(declared)))
+            return _say(location, value, "an object")
+        return _first(((item, arguments[1], _join(location, key)) for key, item in value.items()), complete)
+    return None if _is_plain(value, declared) else _say(location, value, PLAIN_TYPES.get(declared, str(declared)))
 
 
-def _find_in_object(value: Any, declared: Any, place: str, complete: bool) -> str | None:
+def _find_in_object(value: Any, declared: Any, location: str, complete: bool) -> str | None:
     if not isinstance(value, dict):
-        return _say(place, value, "an object")
+        return _say(location, value, "an object")
     fields, required = _fields(declared)
     missing = next((key for key in fields if key in required and key not in value), None)
     if missing is not None and complete:
-        return f"{_join(place, missing)} is missing"
-    places = ((value[key], hint, _join(place, key)) for key, hint in fields.items() if key in value)
-    return _first(places, complete)
+        return f"{_join(location, missing)} is missing"
+    located = ((value[key], hint, _join(location, key)) for key, hint in fields.items() if key in value)
+    return _first(located, complete)
 
 
 @cache
@@ -71,16 +71,16 @@ def _is_float(value: int) -> bool:
     return abs(value) <= 10**300  # Python reads whole numbers of any length
 
 
-def _first(places: Iterable[tuple[Any, Any, str]], complete: bool) -> str | None:
-    faults = (find_fault(*place, complete=complete) for place in places)
+def _first(located: Iterable[tuple[Any, Any, str]], complete: bool) -> str | None:
+    faults = (find_fault(*location, complete=complete) for location in located)
     return next((fault for fault in faults if fault is not None), None)
 
 
-def _join(place: str, key: Any) -> str:
-    return f"{place}.{key}" if place else str(key)
+def _join(location: str, key: Any) -> str:
+    return f"{location}.{key}" if location else str(key)
 
 
-def _say(place: str, value: Any, expected: str) -> str:
+def _say(location: str, value: Any, expected: str) -> str:
     text = repr(value)
     shown = text if len(text) <= 40 else f"{text[:30]}…"
-    return f"{place or 'it'} is {shown}: expected {expected}"
+    return f"{location or 'it'} is {shown}: expected {expected}"

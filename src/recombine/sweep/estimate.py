@@ -110,11 +110,11 @@ def estimate_runs(
 
 def measure_cost(config: RunConfig, *, threads: int, device: str = "auto") -> Cost:
     """Time a few steps and two short evaluations."""
-    place, before = resolve_device(device), torch.get_num_threads()
+    torch_device, before = resolve_device(device), torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         model = config.build_model()
-        trainer = Trainer(model, config.task, config.training, place)
+        trainer = Trainer(model, config.task, config.training, torch_device)
         trainer.advance().item()
         group = trainer.batches.group_size
         generate = _time(lambda: trainer.batches.make_group(group)) / group
@@ -124,7 +124,7 @@ def measure_cost(config: RunConfig, *, threads: int, device: str = "auto") -> Co
             def once(num_instances: int) -> float:
                 return _time(
                     lambda: evaluate_predictor(
-                        model, config.task, num_instances=num_instances, references=references, device=place
+                        model, config.task, num_instances=num_instances, references=references, device=torch_device
                     )
                 )
 

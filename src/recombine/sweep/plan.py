@@ -58,8 +58,8 @@ def load_plan(specification: str) -> Plan:
 def _call(function: Any, source: str) -> list[Any]:
     path = Path(source.rpartition(":")[0]).resolve()
     try:
-        found = function()
-        return [found] if isinstance(found, RunConfig | Record) else list(found)
+        runs = function()
+        return [runs] if isinstance(runs, RunConfig | Record) else list(runs)
     except Exception as error:
         raise InputError(f"{source} failed at {describe_error(error, path)}") from error
 

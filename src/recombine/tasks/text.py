@@ -76,8 +76,8 @@ class TextForm(ABC):
 
     def parse(self, response: str, parser: Parser) -> str | None:
         """The answer in a response, in lower case and without commas; None if there is none."""
-        found = re.findall(self.expression(parser), response)
-        return found[-1].strip().replace(IGNORED, "").lower() if found else None
+        matches = re.findall(self.expression(parser), response)
+        return matches[-1].strip().replace(IGNORED, "").lower() if matches else None
 
     def write_prompt(self, batch: Batch, row: int, *, examples: Sequence[str] = (), reasoning: bool = False) -> str:
         """Instructions, worked examples and the question of a row."""

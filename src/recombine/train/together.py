@@ -48,15 +48,15 @@ class StepsTogether:
 
     def _open_state(self) -> dict[Any, tuple[Tensor, Tensor, float]]:
         """Moments and weight decay of each parameter; zeros before the first step, as in torch's optimizer."""
-        found = {}
+        moments = {}
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
                 state = self.optimizer.state[parameter]
                 if not state:
                     state["step"] = torch.zeros((), device=parameter.device)
                     state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
-                found[parameter] = (state["exp_avg"], state["exp_avg_sq"], group["weight_decay"])
-        return found
+                moments[parameter] = (state["exp_avg"], state["exp_avg_sq"], group["weight_decay"])
+        return moments
 
     def _find_factors(self, rates: Sequence[float], step: int) -> Tensor:
         """For each step its rate, its rate divided by the correction of the first moments, and that of the second ones."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any, Literal, get_args
 
-from recombine.errors import InputError, check_choice
+from recombine.errors import check_choice
+from recombine.extras import import_extra
 from recombine.run.tracking import Tracker
 from recombine.store import MetricsRow
 
@@ -17,9 +16,14 @@ TrackerName = Literal["tensorboard", "wandb", "mlflow"]
 def build_tracker(name: str) -> Tracker:
     """The adapter for a tracker; its package must be installed."""
     check_choice("tracker", name, get_args(TrackerName))
-    if find_spec(name) is None:
-        raise InputError(f"tracker {name!r} needs the package {name}: pip install 'recombine[{name}]'")
-    return import_module(f"recombine.integrations.trackers.{name}_tracker").build()
+    import_extra(name, extra=name, user=f"tracker {name!r}")
+    if name == "tensorboard":
+        from recombine.integrations.trackers.tensorboard_tracker import build
+    elif name == "wandb":
+        from recombine.integrations.trackers.wandb_tracker import build
+    else:
+        from recombine.integrations.trackers.mlflow_tracker import build
+    return build()
 
 
 def flatten_row(row: MetricsRow) -> dict[str, float]:

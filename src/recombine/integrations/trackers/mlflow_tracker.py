@@ -27,9 +27,9 @@ class MLflow(Tracker):
             self.client = _connect()
             experiment = self.client.get_experiment_by_name(name)
             number = self.client.create_experiment(name) if experiment is None else experiment.experiment_id
-            found = self.client.search_runs([number], f"tags.`{TAG}` = '{run.path.name}'", max_results=1)
-            if found:
-                self.id = found[0].info.run_id
+            records = self.client.search_runs([number], f"tags.`{TAG}` = '{run.path.name}'", max_results=1)
+            if records:
+                self.id = records[0].info.run_id
                 self.client.update_run(self.id, status="RUNNING")
                 return
             self.id = self.client.create_run(number, tags={TAG: run.path.name}, run_name=run.path.name).info.run_id

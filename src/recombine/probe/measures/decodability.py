@@ -1,7 +1,7 @@
-"""How well the strengths of modules can be decoded from each layer of a run: ridge regression on trained combinations.
+"""How well the strengths of modules can be decoded from each layer of a run: ridge regression on trained compositions.
 
-The fast part of `probe_run`, for many runs at once: no pictures, no interventions. A module that no training combination has
-cannot be learned by a decoder either and is left out. R² is 0 where held-out combinations have no other module.
+The fast part of `probe_run`, for many runs at once: no pictures, no interventions. A module that no training composition has
+cannot be learned by a decoder either and is left out. R² is 0 where held-out compositions have no other module.
 `decodability.json` has the keys of `Decodability`.
 """
 
@@ -43,7 +43,7 @@ class DecodabilityNumbers(TypedDict):
     """What is measured."""
 
     num_instances: int
-    best_site: str  # with the best score on training combinations left out of the fit: id and ood are not looked at
+    best_site: str  # with the best score on training compositions left out of the fit: id and ood are not looked at
     sites: dict[str, SiteR2]
 
 

@@ -3,7 +3,7 @@
     fitted code = argmin over codes of the mean over examples of |execution(code, x) - y|²
 
 by Adam, from the best of the codes that the model infers for this sequence and for others. Queries are then answered with
-that code. If held-out combinations fail with the inferred code and succeed with the fitted one, the model has learned
+that code. If held-out compositions fail with the inferred code and succeed with the fitted one, the model has learned
 modules that recombine, and what fails is the inference of the code from the examples. `fitted_code.json` has the keys of
 `FittedCode`.
 """

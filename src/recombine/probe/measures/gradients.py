@@ -1,15 +1,15 @@
-"""Do combinations agree on the gradient? The variance of gradients between combinations, along training.
+"""Do compositions agree on the gradient? The variance of gradients between compositions, along training.
 
-With g_c the gradient of the loss of combination c, estimated twice from independent instances (a, b), so that sampling noise
+With g_c the gradient of the loss of composition c, estimated twice from independent instances (a, b), so that sampling noise
 cancels in every product,
 
     signal    = mean over c of  g_c(a) . g_c(b)
     agreement = mean over pairs c != c' of  g_c(a) . g_c'(b)
     variance share = (signal - agreement) / signal
 
-The share is the part of the gradient's mean square that is variance between combinations: 0 if all agree, as when shared
-modules are learned; 1 if each has a direction of its own, as when every combination gets its own solution. `transfer` is the
-cosine between the mean gradients of training and of held-out combinations: how a training step acts on held-out ones.
+The share is the part of the gradient's mean square that is variance between compositions: 0 if all agree, as when shared
+modules are learned; 1 if each has a direction of its own, as when every composition gets its own solution. `transfer` is the
+cosine between the mean gradients of training and of held-out compositions: how a training step acts on held-out ones.
 
 Training is a pure function of its configuration, so `track_gradients` trains the same run again and measures on the way.
 `gradients.json` has the keys of `Gradients`. It depends on the configuration alone, not on the checkpoint.
@@ -67,9 +67,9 @@ class Gradients(GradientsNumbers):
 
 def measure_gradients(model: nn.Module, task: Task, *, num_instances: int = 512, index: int = 0) -> GradientVariance:
     """Variance share, transfer and signal of a model's gradients; `index` chooses the instances."""
-    first, second = (combination_gradients(model, task, "test", num_instances, 2 * index + i) for i in range(2))
+    first, second = (composition_gradients(model, task, "test", num_instances, 2 * index + i) for i in range(2))
     held_out, held_out_again = (
-        combination_gradients(model, task, "ood", num_instances, 2 * index + i).mean(dim=0) for i in range(2)
+        composition_gradients(model, task, "ood", num_instances, 2 * index + i).mean(dim=0) for i in range(2)
     )
     products = first @ second.T
     count = len(products)
@@ -84,10 +84,10 @@ def measure_gradients(model: nn.Module, task: Task, *, num_instances: int = 512,
     }
 
 
-def combination_gradients(
+def composition_gradients(
     model: nn.Module, task: Task, split: SplitName, num_instances: int, index: int
-) -> Float[Tensor, "combinations parameters"]:
-    """The gradient of the loss of each combination of a split, from its share of `num_instances` fresh instances."""
+) -> Float[Tensor, "compositions parameters"]:
+    """The gradient of the loss of each composition of a split, from its share of `num_instances` fresh instances."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     # a stream of its own: no batch here is one that training or scoring takes
     batch = task.sample(split, 10**6 + index, batch_size=num_instances, device=parameters[0].device)

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict
+from typing import Protocol, TypedDict, runtime_checkable
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ from recombine.probe.linear import decide, fit_ridge
 from recombine.registry import Code
 from recombine.run import load_run
 from recombine.store import Json
-from recombine.tasks import Batch, SequenceTeacher, SplitName
+from recombine.tasks import Batch, SplitName
 
 IDENTIFICATION = Measurement(name="identification", version=4)
 NUM_SEQUENCES = 2_000
@@ -44,6 +44,33 @@ FIRST_BATCH = 10_000  # of the streams, far behind the batches that scores are m
 BATCH_SIZE = 500
 
 Hidden = Float[np.ndarray, "rows t units"]
+
+
+@runtime_checkable
+class TaughtTask(Protocol):
+    """A task whose sequences are labelled by a teacher: `info["hidden"]` of a batch holds the teacher's hidden states."""
+
+    @property
+    def identified_up_to_order(self) -> bool:
+        """Whether equal functions of the teacher's class can differ in the order of their hidden units only."""
+
+    def lengths(self, split: SplitName) -> tuple[int, int]:
+        """The fewest and the most tokens of a sequence of a split."""
+
+    def sample_length(
+        self,
+        split: SplitName,
+        index: int,
+        length: int,
+        *,
+        batch_size: int = 128,
+        rows: range | None = None,
+        device: torch.device | str = "cpu",
+    ) -> Batch:
+        """Batch `index` of a split with sequences of one length."""
+
+    def read(self, predictions: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Outputs, and hidden states if the model returns them as well."""
 
 
 class IdentificationNumbers(TypedDict):
@@ -97,8 +124,10 @@ def identify_run(
     def measure() -> StudentNumbers:
         run, config, model = load_run(path, device, code=code)
         untrained = config.build_model().to(next(model.parameters()).device).eval()
-        if not isinstance(config.task, SequenceTeacher) or not isinstance(model, SequenceModel):
-            raise InputError(f"{run.path} has no teacher to compare with: expected a run of sequence-teacher")
+        if not isinstance(config.task, TaughtTask) or not isinstance(model, SequenceModel):
+            raise InputError(
+                f"{run.path} has no teacher to compare with: expected a run of a task such as sequence-teacher"
+            )
         assert isinstance(untrained, SequenceModel)
         return {
             "num_sequences": num_sequences,
@@ -109,7 +138,7 @@ def identify_run(
     return IDENTIFICATION.keep(path, {"num_sequences": num_sequences}, measure, code=code)
 
 
-def identify(model: SequenceModel, task: SequenceTeacher, *, num_sequences: int = NUM_SEQUENCES) -> Identification:
+def identify(model: SequenceModel, task: TaughtTask, *, num_sequences: int = NUM_SEQUENCES) -> Identification:
     """Compare a student with its teacher, at every length up to the longest."""
     check_positive(num_sequences=num_sequences)
     trained, longest = task.lengths("test")[1], task.lengths("ood")[1]
@@ -125,7 +154,7 @@ def identify(model: SequenceModel, task: SequenceTeacher, *, num_sequences: int 
         weights = fit_ridge(refitted_on["student"][:, t], refitted_on["teacher"][:, t], strength=RIDGE_STRENGTH)
         refitted[:, t] = decide(student[:, t], weights)
     r2["refit"] = _score(refitted, teacher)
-    if task.teacher == "rnn" and isinstance(model, RecurrentNetwork) and student.shape == teacher.shape:
+    if task.identified_up_to_order and isinstance(model, RecurrentNetwork) and student.shape == teacher.shape:
         r2["permutation"] = _score(student[:, :, match_units(flat["student"], flat["teacher"])], teacher)
     errors = scored_on["errors"].mean(axis=0)
     return Identification(
@@ -148,7 +177,7 @@ def match_units(
 
 
 def _collect(
-    model: SequenceModel, task: SequenceTeacher, split: SplitName, length: int, num_sequences: int, *, part: int
+    model: SequenceModel, task: TaughtTask, split: SplitName, length: int, num_sequences: int, *, part: int
 ) -> dict[str, np.ndarray]:
     """Hidden states and errors, (rows, t, units) in double precision, of sequences that only this part sees."""
     columns: dict[str, list[np.ndarray]] = {}
@@ -162,7 +191,7 @@ def _collect(
     return {name: np.concatenate(values) for name, values in columns.items()}
 
 
-def _observe(model: SequenceModel, task: SequenceTeacher, batch: Batch) -> dict[str, torch.Tensor]:
+def _observe(model: SequenceModel, task: TaughtTask, batch: Batch) -> dict[str, torch.Tensor]:
     model.check_inputs(batch.inputs)
     with evaluating(model):
         hidden = model.represent(batch.inputs)

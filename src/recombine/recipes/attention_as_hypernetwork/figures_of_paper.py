@@ -50,7 +50,7 @@ class Figure2C(Experiment):
     """Numbers of examples and fractions held out. Figure A3 has the other splits of the same runs."""
 
     name = "figure-2c"
-    question = "How do examples and held-out combinations change what attention recombines?"
+    question = "How do examples and held-out compositions change what attention recombines?"
     metric = "r2"
     compared = "attention"
     claims = (
@@ -77,7 +77,7 @@ class Figure2C(Experiment):
             for examples in (32, 16, 96)
         ),
         Close(
-            text="on trained combinations, HYLA and softmax attention differ little (32 examples, 70 % held out)",
+            text="on trained compositions, HYLA and softmax attention differ little (32 examples, 70 % held out)",
             source="section 3, figure A3B",
             first={"attention": "hyla", "examples": 32, "held_out": 0.7},
             second={"attention": "softmax", "examples": 32, "held_out": 0.7},
@@ -172,12 +172,12 @@ class Features(Experiment):
 
 
 class HeldOut(Experiment):
-    """Figure A5: the fraction of rule combinations held out."""
+    """Figure A5: the fraction of rule compositions held out."""
 
     name = "held-out"
     default_scale = "tiny"
     differs = SMALLEST
-    question = "How many combinations of rules can be held out from training?"
+    question = "How many compositions of rules can be held out from training?"
     metric = "accuracy"
     compared = "attention"
     claims = tuple(

@@ -1,7 +1,7 @@
 """Numbers printed in Attention as a Hypernetwork (arXiv 2406.05816).
 
 Table A1: mean and standard error over 3 seeds, with learning rate, weight decay and warm-up chosen per method from the grid
-of table A3. Fuzzy logic: OOD R² with sequences of 32 tokens and 70 % of the combinations held out. SRAVEN: OOD accuracy of 4
+of table A3. Fuzzy logic: OOD R² with sequences of 32 tokens and 70 % of the compositions held out. SRAVEN: OOD accuracy of 4
 layers trained on 20 million instances.
 """
 

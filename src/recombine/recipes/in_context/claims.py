@@ -1,8 +1,8 @@
 """The claims of "When can transformers compositionally generalize in-context?", with bounds set before the runs were made:
 
 good        R² of at least 0.9
-fails       R² on held-out combinations at least 0.1 below that on trained ones
-decodable   R² of ridge regression to z of at least 0.5 on held-out combinations, and 0.1 above the untrained network's
+fails       R² on held-out compositions at least 0.1 below that on trained ones
+decodable   R² of ridge regression to z of at least 0.5 on held-out compositions, and 0.1 above the untrained network's
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ def list_claims(vanilla: Variant, bottleneck: Variant, control: Mapping[str, Set
     """The six claims about two models; `control` are the settings that turn shared modules into separate ones."""
     claims: tuple[Claim, ...] = (
         Level(
-            text="the vanilla transformer fits trained combinations", source=SOURCE, of=vanilla, split="test", low=GOOD
+            text="the vanilla transformer fits trained compositions", source=SOURCE, of=vanilla, split="test", low=GOOD
         ),
         Gap(
-            text="the vanilla transformer fails on held-out combinations",
+            text="the vanilla transformer fails on held-out compositions",
             source=SOURCE,
             headline=True,
             of=vanilla,
             by=GAP,
         ),
         Level(
-            text="the bottleneck succeeds on held-out combinations",
+            text="the bottleneck succeeds on held-out compositions",
             source=SOURCE,
             headline=True,
             of=bottleneck,
             low=GOOD,
         ),
         Lead(
-            text="the bottleneck is ahead of the vanilla transformer on held-out combinations",
+            text="the bottleneck is ahead of the vanilla transformer on held-out compositions",
             headline=True,
             source=SOURCE,
             better=bottleneck,
@@ -73,10 +73,10 @@ def list_claims(vanilla: Variant, bottleneck: Variant, control: Mapping[str, Set
 
 
 def claim_decodable(name: str, variant: Variant) -> tuple[Claim, ...]:
-    """The latent can be decoded on held-out combinations, and better than before training."""
+    """The latent can be decoded on held-out compositions, and better than before training."""
     return (
         Reads(
-            text=f"the latent is decodable from {name} on held-out combinations",
+            text=f"the latent is decodable from {name} on held-out compositions",
             source=SOURCE,
             of=variant,
             quantity="z_held_out",
@@ -104,7 +104,7 @@ def read_decodability(run: RunDirectory, device: str = "auto") -> Json:
 
 
 def read_gradients(run: RunDirectory, device: str = "auto") -> list[Json]:
-    """Gradients between combinations along training; measured once."""
+    """Gradients between compositions along training; measured once."""
     return list(track_run(run.path, device=device))
 
 
@@ -123,7 +123,7 @@ def read_latents(run: RunDirectory, device: str) -> dict[str, float]:
 
 
 def score_splits(group: Group) -> tuple[Cell | None, Cell | None]:
-    """Scores on trained and held-out combinations, with their intervals over seeds."""
+    """Scores on trained and held-out compositions, with their intervals over seeds."""
     trained, held_out = (score_seeds([run.sums(split, METRIC) for run in group.runs]) for split in ("test", "ood"))
     return cell(trained), cell(held_out)
 
@@ -147,25 +147,25 @@ def tabulate_variants(finished: Finished) -> Table:
             Column(name="minutes", format="fixed", digits=1),
         ),
         rows=tuple(rows),
-        note="means over seeds; in brackets: 95 % intervals over seeds and combinations\n"
+        note="means over seeds; in brackets: 95 % intervals over seeds and compositions\n"
         "fitted code: R² held out with the code fitted to the examples instead of inferred\n"
         "z: R² of ridge regression to the latent, best layer",
     )
 
 
 def tabulate_gradients(finished: Finished, device: str) -> Table:
-    """Variance of gradients between combinations along the training of the first seed."""
+    """Variance of gradients between compositions along the training of the first seed."""
     rows: list[tuple[Value, ...]] = []
     for variant in (VANILLA, BOTTLENECK):
         group = finished.find(**variant)
         points: Sequence[Json] = [] if group is None else read_gradients(group.runs[0].run, device)
         rows += [(*_show(variant), point["step"], point["variance_share"], point["transfer"]) for point in points]
     return Table(
-        title="Gradients between combinations",
+        title="Gradients between compositions",
         columns=("setting", "model", "trunk", "step", "variance share", "transfer"),
         rows=tuple(rows),
-        note="share: 0 if all combinations agree, 1 if they have nothing in common\n"
-        "transfer: cosine with the gradient of held-out combinations",
+        note="share: 0 if all compositions agree, 1 if they have nothing in common\n"
+        "transfer: cosine with the gradient of held-out compositions",
     )
 
 

@@ -1,4 +1,4 @@
-"""Figures of the in-context experiment: learning curves, decodability by layer, and gradients between combinations."""
+"""Figures of the in-context experiment: learning curves, decodability by layer, and gradients between compositions."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def draw_in_context(finished: Finished, folder: Path) -> list[Path]:
     with canvas(paths[1], 7.5, 3) as figure:
         left, right = figure.subplots(1, 2)
         tracked = [curve for curve in curves if curve[0] in ("vanilla", "bottleneck")]
-        _draw_gradients(left, tracked, "variance_share", "variance between combinations\n/ mean squared gradient")
-        _draw_gradients(right, tracked, "transfer", "cosine with the gradient\nof held-out combinations")
+        _draw_gradients(left, tracked, "variance_share", "variance between compositions\n/ mean squared gradient")
+        _draw_gradients(right, tracked, "transfer", "cosine with the gradient\nof held-out compositions")
     return paths
 
 
@@ -58,7 +58,7 @@ def _draw_curves(axes: Axes, curves: Curves) -> None:
 
 
 def _draw_layers(axes: Axes, curves: Curves) -> None:
-    """Decodability of z on held-out combinations by layer; dashed, that of the untrained network."""
+    """Decodability of z on held-out compositions by layer; dashed, that of the untrained network."""
     for name, colour, group in curves:
         seeds = [read_decodability(run.run)["sites"] for run in group.runs]
         layers = [_layer_name(site) for site in seeds[0]]
@@ -88,7 +88,7 @@ def _draw_gradients(axes: Axes, curves: Curves, key: str, title: str) -> None:
 
 
 def draw_supports(finished: Finished, folder: Path) -> list[Path]:
-    """R² on held-out combinations against the number of trained ones: both models, and the bottleneck with a fitted code."""
+    """R² on held-out compositions against the number of trained ones: both models, and the bottleneck with a fitted code."""
     path = folder / "in_context_supports.png"
     with canvas(path, 4.5, 3.2) as figure:
         axes = figure.subplots()
@@ -104,7 +104,7 @@ def draw_supports(finished: Finished, folder: Path) -> list[Path]:
 
 
 def _read_supports(finished: Finished, name: str) -> list[tuple[int, list[float]]]:
-    """The number of trained combinations and one value per seed, sorted."""
+    """The number of trained compositions and one value per seed, sorted."""
     model = "bottleneck" if name == "fitted code" else name
     groups = [group for group in finished.groups if group.settings.get("model") == model]
     shared = [group for group in groups if group.settings.get("modules") == "shared"]

@@ -2,9 +2,9 @@
 
 A vanilla transformer is compared with one that has a bottleneck (it infers the task, then a generated network executes it) on
 
-    connected       shared modules, training combinations on a ring
+    connected       shared modules, training compositions on a ring
     disconnected    shared modules in two halves that never occur together in training
-    control         as many combinations, each with modules of its own
+    control         as many compositions, each with modules of its own
 
 and on the connected support also with a bottleneck without hypernetwork, and with linear and hypernetwork (HYLA) attention in
 the trunk. The paper prints no numbers that can be compared with ours, only claims: see `claims`. Sizes and steps of `tiny`

@@ -1,4 +1,4 @@
-"""How many combinations must be trained before a transformer infers the code of new ones?
+"""How many compositions must be trained before a transformer infers the code of new ones?
 
 Six modules have 15 pairs. The ring trains six of them. The richer supports add second neighbours on the ring, up to twelve.
 With the bare ring the bottleneck does not infer the code of a new pair, whatever the number of steps; with more it does.
@@ -31,7 +31,7 @@ class InContextSupports(Experiment):
     """Vanilla transformer and bottleneck on richer and richer supports, and the control on the richest."""
 
     name = "in-context-supports"
-    question = "How many combinations must be trained before a transformer recombines modules in context?"
+    question = "How many compositions must be trained before a transformer recombines modules in context?"
     metric = METRIC
     claims = (
         *list_claims(
@@ -77,7 +77,7 @@ class InContextSupports(Experiment):
 
 
 def build_record(scale: Scale, trained: int, model: str, modules: str) -> Record:
-    """A model on the ring with so many pairs in all; `modules` are shared by combinations, or each has its own."""
+    """A model on the ring with so many pairs in all; `modules` are shared by compositions, or each has its own."""
     run = build_run(scale, model)
     pairs = (*RING, *SECOND_NEIGHBOURS)[:trained]
     choices: dict[str, Any] = {"support": "custom", "combinations": " ".join(pairs), "modules": modules}

@@ -187,7 +187,7 @@ class Corners(LengthExperiment):
     question = "Do students follow their teacher to corners of the cube that are left out of training?"
     claims = tuple(
         Level(
-            text="students predict new combinations of ranges",
+            text="students predict new compositions of ranges",
             where=show_setting(student),
             headline=True,
             source="arXiv 2402.04875",

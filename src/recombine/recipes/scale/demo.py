@@ -28,7 +28,7 @@ class Demo(Experiment):
     """A network that fails on held-out compositions, and one that does not."""
 
     name = "demo"
-    question = "Two networks fit the combinations they were trained on. Do they recombine what they learned?"
+    question = "Two networks fit the compositions they were trained on. Do they recombine what they learned?"
     metric = "r2"
     compared = "model"
 
@@ -62,4 +62,4 @@ class Demo(Experiment):
         assert held_out is not None
         kept = held_out.value / trained.value
         ending = "so it recombines the modules" if kept >= LOST else "so it fits what it saw and fails on the rest"
-        return f"keeps {kept:.0%} of its R² on combinations it never saw, {ending}"
+        return f"keeps {kept:.0%} of its R² on compositions it never saw, {ending}"

@@ -95,15 +95,18 @@ def _draw_decoders(found: Found[list[Decoded]], metric: str, style: Style) -> Ca
 
 
 def _draw_ablations(ablations: Json, colour: str, label: str) -> Canvas:
-    heads = [each for each in ablations["heads"] if each.kind == "mean"] or ablations["heads"]
+    heads = [change for change in ablations["heads"] if change.kind == "mean"] or ablations["heads"]
     canvas = make_figure(7.0, 4.6)
     upper, lower = canvas.subplots(2, 1)
     ticks = [
-        f"{each.layer}.{number}" if number else "" for each, number in zip(heads, number_heads(heads), strict=True)
+        f"{change.layer}.{number}" if number else "" for change, number in zip(heads, number_heads(heads), strict=True)
     ]
     _draw_changes(upper, heads, ticks, colour)
     _draw_changes(
-        lower, ablations["layers"], [escape_text(f"{each.layer}\n{each.kind}") for each in ablations["layers"]], colour
+        lower,
+        ablations["layers"],
+        [escape_text(f"{change.layer}\n{change.kind}") for change in ablations["layers"]],
+        colour,
     )
     upper.set(
         title=f"{label}: one head, by layer.head", ylabel=f"change of {escape_text(metric_title(ablations['metric']))}"
@@ -114,9 +117,9 @@ def _draw_ablations(ablations: Json, colour: str, label: str) -> Canvas:
 
 def _draw_changes(axes: Axes, changes: Sequence[Change], ticks: Sequence[str], colour: str) -> None:
     for split, shift, face in (("test", -0.14, "white"), ("ood", 0.14, colour)):
-        for number, each in enumerate(changes):
-            if split in each.splits:
-                change, low, high = each.splits[split]
+        for number, ablation in enumerate(changes):
+            if split in ablation.splits:
+                change, low, high = ablation.splits[split]
                 axes.plot([number + shift] * 2, [low, high], color=colour, linewidth=1)
                 axes.plot(number + shift, change, marker="o", markersize=4, color=colour, markerfacecolor=face)
     axes.axhline(0, color=QUIET, linewidth=0.8)

@@ -4,7 +4,7 @@
 
 Every verb and every noun has a word of its own in the answer, and the modifier says in which order and how often they are
 repeated. The answer is therefore a function of the command, and a network that has learned verbs, nouns and modifiers can
-answer every combination. All commands with a held-out pair of verb and noun are held out, with every modifier.
+answer every command. All commands with a held-out pair of verb and noun are held out, with every modifier.
 
 The words are invented, so that text does not help. Modules are numbered: verbs first, then nouns, then modifiers.
 """
@@ -49,7 +49,7 @@ def write_command(composition: Composition) -> tuple[str, str]:
     verb, noun, modifier = composition
     words = {"a": ACTIONS[verb], "o": OBJECTS[noun - NUM_VERBS]}
     pattern = MODIFIERS[WORDS[modifier]]
-    return f"{' '.join(WORDS[module] for module in composition)}:", f" {' '.join(words[each] for each in pattern)}\n"
+    return f"{' '.join(WORDS[module] for module in composition)}:", f" {' '.join(words[word] for word in pattern)}\n"
 
 
 @dataclass(frozen=True)
@@ -95,4 +95,4 @@ class Sentences:
 
 def longest_sentence(tokenizer: Tokenizer, compositions: Sequence[Composition]) -> int:
     """The number of tokens of the longest command with its answer."""
-    return max(sum(len(tokenizer.encode(part)) for part in write_command(each)) for each in compositions)
+    return max(sum(len(tokenizer.encode(part)) for part in write_command(composition)) for composition in compositions)

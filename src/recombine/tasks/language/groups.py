@@ -60,7 +60,7 @@ def tokenise_group(group: Group, kept: Sequence[Sequence[bool]], threshold: int,
     for source, surveyed, chosen in zip(group.sources, files, kept, strict=True):
         texts = list(read_documents(source, Problems()))
         words = [hash_words(text) for text in texts]
-        if words != [each for each, _ in surveyed] or not source.is_unchanged():
+        if words != [word for word, _ in surveyed] or not source.is_unchanged():
             problems.add(source, "has changed while it was read; left out")
             continue
         for text, own in [(text, own) for text, own, keep in zip(texts, words, chosen, strict=True) if keep]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from recombine.errors import InputError
+from recombine.extras import import_extra
 from recombine.files import data_folder, replace_file
 from recombine.tasks.language.sources import TEXT_FIELD
 
@@ -53,12 +54,7 @@ def download_dataset(name: str, num_documents: int | None) -> Path:
 
 
 def _open(name: str) -> Any:
-    try:
-        import datasets
-    except ImportError:
-        raise InputError(
-            f"dataset {name!r} needs the package datasets: expected it to be installed (pip install 'recombine[language]')"
-        ) from None
+    datasets = import_extra("datasets", extra="language", user=f"dataset {name!r}")
     path, _, config = (name, "", "") if Path(name).is_dir() else name.partition(":")
     try:
         return datasets.load_dataset(path, config or None, split="train", streaming=True)
@@ -78,8 +74,8 @@ def _describe_files(name: str) -> str:
     folder = Path(name)
     if not folder.is_dir():
         return ""
-    found = sorted(path for path in folder.rglob("*") if path.is_file())
-    return json.dumps([[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in found])
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return json.dumps([[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in files])
 
 
 def _text_of(row: Any, name: str) -> str:

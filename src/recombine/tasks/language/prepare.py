@@ -63,7 +63,11 @@ def prepare(request: Request) -> str:
     sources = find_sources(request.paths, problems)
     content = _given_tokenizer(request.tokenizer)
     key = _digest(
-        [VERSION, [[each.name, str(each.path), each.size, each.changed] for each in sources], asdict(request)],
+        [
+            VERSION,
+            [[source.name, str(source.path), source.size, source.changed] for source in sources],
+            asdict(request),
+        ],
         content or b"",
     )
     pointer = data_folder("language", "prepared") / f"{key}.json"

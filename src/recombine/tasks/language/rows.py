@@ -112,8 +112,8 @@ class Rows:
         tokens = torch.full((len(chosen), self.length + 1), self.tokenizer.pad)
         lengths = torch.from_numpy(chosen[:, 2] - chosen[:, 1])
         for row, (_, start, stop) in enumerate(chosen.tolist()):
-            found = self.corpus.held_out(start, stop + 1)
-            tokens[row, : len(found)] = torch.from_numpy(found.astype(np.int64))
+            window = self.corpus.held_out(start, stop + 1)
+            tokens[row, : len(window)] = torch.from_numpy(window.astype(np.int64))
         scored = torch.arange(self.length + 1) <= lengths[:, None]
         document = torch.from_numpy(chosen[:, 0])
         return self._batch(
@@ -139,8 +139,8 @@ class Rows:
         kind = batch.info["kind"]
         shape = (*batch.targets.shape, self.tokenizer.size)
         if (kind == GRAMMAR).all():
-            place = (batch.info["scored"].cumsum(dim=1) - 1).clamp(min=0, max=len(self._answer_frequencies) - 1)
-            return self._answer_frequencies.to(place.device)[place]
+            position = (batch.info["scored"].cumsum(dim=1) - 1).clamp(min=0, max=len(self._answer_frequencies) - 1)
+            return self._answer_frequencies.to(position.device)[position]
         table = self._value_frequencies if (kind == RECALL).all() else self._text_frequencies
         return table.to(kind.device).expand(shape)
 

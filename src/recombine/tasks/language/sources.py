@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from recombine.errors import InputError
+from recombine.extras import import_extra
 
 PLAIN = (".txt", ".md", ".rst", ".py", ".text")
 KINDS = {**dict.fromkeys(PLAIN, "plain"), ".jsonl": "lines", ".ndjson": "lines", ".parquet": "parquet"}
@@ -111,13 +112,13 @@ def _walk(given: Path, problems: Problems) -> Iterator[tuple[Path, str]]:
 
 def _standard_library() -> list[Source]:
     root = Path(sysconfig.get_paths()["stdlib"])
-    found = []
+    sources = []
     for folder, folders, names in os.walk(root):
         folders[:] = [name for name in folders if name not in UNUSED_FOLDERS]
         for path in (Path(folder, name) for name in names if name.endswith((".py", ".txt", ".rst"))):
             source = Source.of(path, path.relative_to(root).as_posix())
-            found += [source] if source.size else []
-    return sorted(found, key=lambda source: source.name)
+            sources += [source] if source.size else []
+    return sorted(sources, key=lambda source: source.name)
 
 
 def kind_of(path: Path) -> str | None:
@@ -156,10 +157,7 @@ def _open(source: Source) -> Any:
     if source.path.suffix == ".gz":
         return gzip.open(source.path, "rb")
     if source.path.suffix == ".zst":
-        try:
-            import zstandard
-        except ImportError:
-            raise InputError(f"{source.path} needs the package zstandard: pip install 'recombine[language]'") from None
+        zstandard = import_extra("zstandard", extra="language", user=str(source.path))
         file = open(source.path, "rb")  # noqa: SIM115
         return zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True, closefd=True)
     return open(source.path, "rb")

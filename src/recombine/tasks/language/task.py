@@ -142,9 +142,9 @@ class Language(Task):
     @cached_property
     def tokens(self) -> Corpus:
         """The prepared text."""
-        found = load_corpus(self.corpus) if self.corpus is not None else None
-        if found is not None:
-            return found
+        corpus = load_corpus(self.corpus) if self.corpus is not None else None
+        if corpus is not None:
+            return corpus
         name = self._find_corpus()
         if self.corpus not in (None, name):
             raise InputError(

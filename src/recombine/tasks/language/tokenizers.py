@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from recombine.errors import InputError, require
+from recombine.extras import import_extra
 from recombine.tasks.language.sources import divide
 
 BYTES, SENTENCEPIECE = "bytes", "sentencepiece"
@@ -27,7 +28,7 @@ MAX_SENTENCE = 2048  # characters of a line that a SentencePiece model is traine
 NUM_TRAINING_THREADS = 4  # fixed, because sums over threads decide about ties
 NUM_BYTES = 256
 MIN_VOCABULARY = 512
-MISSING = "needs the package {}: expected it to be installed (pip install 'recombine[language]'), or --tokenizer bytes"
+OTHERWISE = ", or --tokenizer bytes"
 
 
 class Tokenizer(ABC):
@@ -138,10 +139,7 @@ class FileTokenizer(Tokenizer):
     ENDS = ("</s>", "<|endoftext|>", "<eos>", "<|end_of_text|>", "[SEP]")
 
     def __init__(self, content: bytes) -> None:
-        try:
-            import tokenizers
-        except ImportError:
-            raise InputError(f"a tokenizer.json {MISSING.format('tokenizers')}") from None
+        tokenizers = import_extra("tokenizers", extra="language", user="a tokenizer.json", instead=OTHERWISE)
         self._content = content
         try:
             self.model = tokenizers.Tokenizer.from_buffer(content)
@@ -197,11 +195,7 @@ class FileTokenizer(Tokenizer):
 
 
 def _sentencepiece() -> Any:
-    try:
-        import sentencepiece
-    except ImportError:
-        raise InputError(f"tokenizer 'sentencepiece' {MISSING.format('sentencepiece')}") from None
-    return sentencepiece
+    return import_extra("sentencepiece", extra="language", user="tokenizer 'sentencepiece'", instead=OTHERWISE)
 
 
 def train_sentencepiece(documents: Iterator[str], vocabulary: int) -> bytes:

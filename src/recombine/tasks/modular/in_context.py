@@ -46,7 +46,7 @@ from recombine.tasks.stream import Stream
 from recombine.tasks.text import TextForm
 
 Modules = Literal["shared", "own"]
-MAX_COMBINATIONS = 1_000
+MAX_FITTED = 1_000
 MAX_DECIMALS = 4
 LOWEST_STRENGTH = LOWEST_LEVEL / HIGHEST_LEVEL
 
@@ -94,10 +94,10 @@ class InContext(Task):
         if self.num_active > self.num_modules:
             raise InputError(f"num_active is {self.num_active}: expected at most num_modules = {self.num_modules}")
         count = math.comb(self.num_modules, self.num_active)
-        if count > MAX_COMBINATIONS:
+        if count > MAX_FITTED:
             raise InputError(
-                f"{self.num_active} of {self.num_modules} modules make {count} combinations: expected at most "
-                f"{MAX_COMBINATIONS}, because the agnostic optimum fits each of them"
+                f"{self.num_active} of {self.num_modules} modules make {count} compositions: expected at most "
+                f"{MAX_FITTED}, because the agnostic optimum fits each of them"
             )
         _ = self.split  # raise an error now if the support is not possible
 
@@ -159,10 +159,10 @@ class InContext(Task):
     @property
     def latent_size(self) -> int:
         """Total number of modules: M, or K per composition."""
-        return self.num_modules if self.modules == "shared" else self.num_active * len(self.all_combinations)
+        return self.num_modules if self.modules == "shared" else self.num_active * len(self.all_compositions)
 
     @property
-    def all_combinations(self) -> tuple[Composition, ...]:
+    def all_compositions(self) -> tuple[Composition, ...]:
         return self.split.train + self.split.ood
 
     @cached_property
@@ -265,7 +265,7 @@ class InContext(Task):
         """z of each row, inferred from its examples alone."""
         return fit_latent(
             self.teacher_on(batch.inputs.device),
-            self.all_combinations,
+            self.all_compositions,
             batch.inputs[:, : self.num_examples, : self.input_size],
             batch.inputs[:, : self.num_examples, self.input_size :],
             bounds=(LOWEST_STRENGTH, 1.0),

@@ -23,7 +23,7 @@ NUM_STEPS = 8
 
 def fit_latent(
     teacher: ModularTeacher,
-    combinations: Sequence[Composition],
+    compositions: Sequence[Composition],
     x: Float[Tensor, "batch examples input"],
     y: Float[Tensor, "batch examples output"],
     *,
@@ -32,8 +32,8 @@ def fit_latent(
     """z of each row: the strengths of the composition that fits its examples best, 0 for all other modules."""
     best_latent = x.new_zeros(len(x), len(teacher.weights[0]))
     best_error = x.new_full((len(x),), torch.inf)
-    for combination in combinations:
-        modules = torch.tensor(combination, device=x.device)
+    for composition in compositions:
+        modules = torch.tensor(composition, device=x.device)
         strengths = fit_strengths(teacher, modules, x, y, bounds=bounds)
         latent = torch.zeros_like(best_latent).index_copy(1, modules, strengths)
         error = (apply_teacher(teacher, latent, x) - y).square().mean(dim=(1, 2))

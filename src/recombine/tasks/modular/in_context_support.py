@@ -29,7 +29,7 @@ def choose_support(
     elif support == "disconnected":
         train = build_halves(num_modules, num_active)
     else:
-        train = parse_combinations(combinations, num_modules=num_modules, num_active=num_active)
+        train = parse_compositions(combinations, num_modules=num_modules, num_active=num_active)
     if len(train) == len(all_sets(num_modules, num_active)):
         raise InputError(
             f"support {support!r} of {num_active} of {num_modules} modules holds nothing out: expected more modules"
@@ -42,8 +42,8 @@ def build_ring(modules: range, num_active: int) -> tuple[Composition, ...]:
     count, step = len(modules), num_active - 1
     if step < 1 or count % step != 0:
         raise InputError(
-            f"a ring of {count} modules in combinations of {num_active} does not close: expected at least 2 modules per "
-            f"combination, and a number of modules that {max(step, 1)} divides"
+            f"a ring of {count} modules in compositions of {num_active} does not close: expected at least 2 modules per "
+            f"composition, and a number of modules that {max(step, 1)} divides"
         )
     starts = range(0, count, step)
     return tuple(sorted({tuple(sorted(modules[(s + i) % count] for i in range(num_active))) for s in starts}))
@@ -55,32 +55,32 @@ def build_halves(num_modules: int, num_active: int) -> tuple[Composition, ...]:
     if num_modules % 2 != 0 or half < num_active:
         raise InputError(
             f"num_modules is {num_modules}: expected an even number of at least {2 * num_active} for two halves with "
-            f"combinations of {num_active}"
+            f"compositions of {num_active}"
         )
     halves = (range(half), range(half, num_modules))
     rings = [(tuple(modules),) if half == num_active else build_ring(modules, num_active) for modules in halves]
     return rings[0] + rings[1]
 
 
-def parse_combinations(text: str, *, num_modules: int, num_active: int) -> tuple[Composition, ...]:
+def parse_compositions(text: str, *, num_modules: int, num_active: int) -> tuple[Composition, ...]:
     """Parse compositions such as "0-1 1-2 2-3"; they must cover every module."""
-    combinations: list[Composition] = []
+    compositions: list[Composition] = []
     for word in text.replace(",", " ").split():
         parts = word.split("-")
-        combination = tuple(sorted(int(part) for part in parts if part.isdecimal()))
-        fits = len(combination) == len(parts) == len(set(combination)) == num_active
-        if not fits or not all(module < num_modules for module in combination):
+        composition = tuple(sorted(int(part) for part in parts if part.isdecimal()))
+        fits = len(composition) == len(parts) == len(set(composition)) == num_active
+        if not fits or not all(module < num_modules for module in composition):
             raise InputError(
-                f"combination {word!r}: expected {num_active} different modules of 0 to {num_modules - 1}, such as "
+                f"composition {word!r}: expected {num_active} different modules of 0 to {num_modules - 1}, such as "
                 f"{'-'.join(map(str, range(num_active)))!r}"
             )
-        if combination in combinations:
-            raise InputError(f"combination {word!r} occurs twice: expected each once")
-        combinations.append(combination)
-    missing = [module for module, count in count_coverage(combinations, range(num_modules)).items() if count == 0]
+        if composition in compositions:
+            raise InputError(f"composition {word!r} occurs twice: expected each once")
+        compositions.append(composition)
+    missing = [module for module, count in count_coverage(compositions, range(num_modules)).items() if count == 0]
     if missing:
         raise InputError(
             f"combinations {text!r} leave out module {missing[0]}: expected every module of 0 to {num_modules - 1} to "
-            "be trained, because held-out combinations use it"
+            "be trained, because held-out compositions use it"
         )
-    return tuple(sorted(combinations))
+    return tuple(sorted(compositions))

@@ -53,5 +53,5 @@ class InContextText(TextForm):
         predictions = self.task.chance(batch).double().clone()
         for row, answer in enumerate(answers):
             if answer is not None:
-                predictions[row, 0] = torch.tensor([float(each) for each in answer.split()], dtype=torch.float64)
+                predictions[row, 0] = torch.tensor([float(number) for number in answer.split()], dtype=torch.float64)
         return predictions

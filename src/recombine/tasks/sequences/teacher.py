@@ -109,6 +109,11 @@ class SequenceTeacher(SequenceTask):
     def thought_dim(self) -> int:
         return self.teacher_dim if self.chain_of_thought else 0
 
+    @property
+    def identified_up_to_order(self) -> bool:
+        """Whether equal functions of the teacher's class can differ in the order of their hidden units only."""
+        return self.teacher == "rnn"
+
     def label(self, x: Float[Tensor, "b t tokens"]) -> tuple[Float[Tensor, "b t hidden"], Float[Tensor, "b t targets"]]:
         """The teacher's hidden states and outputs."""
         if x.ndim != 3 or x.shape[1] == 0 or x.shape[2] != self.token_dim:

@@ -58,6 +58,6 @@ class SRavenText(TextForm):
         """Numbers that are missing or out of range are replaced by wrong ones."""
         wrong = (batch.targets + 1) % self.task.num_values
         none = [-1] * self.task.num_features
-        numbers = [none if answer is None else [int(each[:9]) for each in answer.split()] for answer in answers]
+        numbers = [none if answer is None else [int(number[:9]) for number in answer.split()] for answer in answers]
         given = torch.tensor(numbers)
         return self.task.predict_answers(torch.where((given >= 0) & (given < self.task.num_values), given, wrong))
