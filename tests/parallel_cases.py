@@ -79,7 +79,10 @@ def start_processes(out: Path, size: int = 2) -> list[subprocess.Popen]:
 
 
 if __name__ == "__main__":
-    train_command.train_run = lambda *arguments, **options: train_run(
-        CONFIGS["fuzzy_logic"] if "lost" in str(options["out"]) else arguments[0], **{**options, "watch": kill_follower}
-    )
+
+    def train_other(*arguments: Any, **options: Any) -> Any:
+        config = CONFIGS["fuzzy_logic"] if "lost" in str(options["out"]) else arguments[0]
+        return train_run(config, **{**options, "watch": kill_follower})
+
+    vars(train_command)["train_run"] = train_other
     main(Path(sys.argv[1]))

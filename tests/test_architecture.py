@@ -10,6 +10,7 @@ import pytest
 import recombine
 
 SOURCE = Path(recombine.__file__).parent
+ARCHITECTURE = Path(__file__).parent.parent / "docs" / "architecture.md"
 
 # Each room may import from itself and from the rooms before it.
 ROOMS = (
@@ -82,6 +83,13 @@ def test_imports_point_one_way(path):
     room = path.relative_to(SOURCE).parts[0].removesuffix(".py")
     allowed = set(ROOMS[: ROOMS.index(room) + 1])
     assert imported_rooms(path) <= allowed, f"{room} may import only from {sorted(allowed)}"
+
+
+@pytest.mark.skipif(not ARCHITECTURE.exists(), reason="an installed package has no documentation")
+def test_the_documented_layout_is_the_order_of_the_rooms():
+    layout = ARCHITECTURE.read_text().partition("src/recombine/\n")[2].partition("```")[0]
+    rooms = [line.split()[0].rstrip("/").removesuffix(".py") for line in layout.splitlines() if line[:3].strip()]
+    assert rooms[1:-1] == [room for room in ROOMS if room != "__main__"]
 
 
 TESTS = Path(__file__).parent

@@ -64,7 +64,8 @@ def test_splits_and_references():
 
 def test_every_batch_is_sampled_once(monkeypatch):
     """Model, references and baselines share it."""
-    task, sampled = SRaven(num_features=2, num_values=5), []
+    task = SRaven(num_features=2, num_values=5)
+    sampled: list[Any] = []
     plain = SRaven.sample
     monkeypatch.setattr(SRaven, "sample", record_calls(plain, sampled))
     evaluation = evaluate_predictor(lambda x: x[:, -4:-2], task, num_instances=1_200)

@@ -42,7 +42,7 @@ def build(**settings):
 def test_there_and_back(settings, tmp_path):
     model = build(**settings)
     export_language_model(model, tmp_path)
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path)
+    theirs: Any = AutoModelForCausalLM.from_pretrained(tmp_path)
     ours = read_language_model(tmp_path)
     tokens = torch.randint(30, (2, 9))
     with torch.no_grad():

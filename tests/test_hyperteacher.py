@@ -232,7 +232,7 @@ def test_an_empty_split_says_so():
 
 def test_the_table_tells_linear_encodings_from_others():
     (table,) = SMALL.tables(400)
-    linear = {row[0]: row[2] for row in table.rows}
+    linear: dict[Any, Any] = {row[0]: row[2] for row in table.rows}
     assert set(linear) == set(ENCODINGS)
     assert min(linear["identity"], linear["orthogonal"], linear["tokens"]) > 0.95
     assert max(linear["active_tokens"], linear["invertible"], linear["interval_shuffle"]) < 0.95

@@ -103,7 +103,7 @@ def test_second_derivatives():
 
 @needs_onednn
 def test_the_door_takes_onednn_where_it_pays(monkeypatch, unchecked):
-    calls = []
+    calls: list[Any] = []
     real = onednn.dense
     monkeypatch.setattr(onednn, "dense", record_calls(real, calls))
     monkeypatch.setattr(onednn, "ENOUGH", 5 * 6 * 4)

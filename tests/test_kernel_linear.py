@@ -155,7 +155,7 @@ def test_what_is_not_linear_is_refused_by_the_kernel_and_left_to_others_by_the_d
     ],
 )
 def test_the_door_takes_it_where_it_pays(monkeypatch, amd_with_avx512, length, causal, taken):
-    calls = []
+    calls: list[Any] = []
     monkeypatch.setattr(linear, "is_amd_with_avx512", lambda: amd_with_avx512)
     real = linear.attend
     monkeypatch.setattr(linear, "attend", record_calls(real, calls))

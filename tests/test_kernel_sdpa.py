@@ -79,7 +79,7 @@ def test_everything_else_is_refused_by_the_kernel_and_left_to_others_by_the_door
     ],
 )
 def test_the_door_takes_it_where_it_pays(monkeypatch, amd_with_avx512, length, width, causal, taken):
-    calls = []
+    calls: list[Any] = []
     monkeypatch.setattr(sdpa, "is_amd_with_avx512", lambda: amd_with_avx512)
     real = sdpa.attend
     monkeypatch.setattr(sdpa, "attend", record_calls(real, calls))

@@ -4,6 +4,8 @@ The files of the single kernels test their special paths. Here everything that c
 the error that depends on the precision alone. `pytest -m slow` tries some thousand more cases.
 """
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import assume, given, settings
@@ -205,7 +207,7 @@ def check_dense(dtype, seed, rows, inputs, outputs, scale):
     compare_layer(onednn.dense, functional.linear, [x * scale, weight, bias], grad_out, torch.float32)
 
 
-LAYERS = [(check_gelu, dtype) for dtype in PRECISIONS] + [(check_norm, dtype) for dtype in PRECISIONS]
+LAYERS: list[Any] = [(check_gelu, dtype) for dtype in PRECISIONS] + [(check_norm, dtype) for dtype in PRECISIONS]
 LAYERS += [(check_weight_gradient, torch.float32), (check_dense, torch.float32)]
 each_layer = pytest.mark.parametrize(("check", "dtype"), LAYERS, ids=lambda each: getattr(each, "__name__", str(each)))
 

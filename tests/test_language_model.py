@@ -64,7 +64,7 @@ def test_generation_with_a_cache_equals_generation_without(model, temperature):
 
 
 def test_linear_attention_remembers_a_constant_amount():
-    sizes: dict[str, int] = {}
+    sizes: dict[str, list[int]] = {}
     for attention in ATTENTIONS:
         model = build(attention=attention)
         cache = model.start()

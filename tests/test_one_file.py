@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -71,16 +72,29 @@ def test_one_file_adds_a_task_a_model_and_an_experiment(package):
     (package / "tasks" / "brand.py").write_text(TASK)
     (package / "models" / "brand.py").write_text(MODEL)
     (package / "recipes" / "scale" / "brand.py").write_text(EXPERIMENT)
+    out = package.parent / "runs"
     shown = run(
         package,
         "from recombine import cli\n"
         "from recombine.registry import find_model, find_task\n"
         "from recombine.recipes import EXPERIMENTS\n"
         "print(find_task('brand-new').summary, find_model('brand_new').__name__, EXPERIMENTS['brand-new'].question)\n"
-        "cli.run(['show', 'brand-new', '--num-examples', '3'])\n",
+        "assert cli.run(['show', 'brand-new', '--num-examples', '3']) == 0\n"
+        f"few = ['--steps', '3', '--out', {str(out)!r}]\n"
+        "less = [*few, '--batch-size', '4', '--evaluation-instances', '20', '-q']\n"
+        "assert cli.run(['train', 'brand-new', '--scale', 'tiny', *less]) == 0\n"
+        "assert cli.run(['train', 'hyperteacher', '--scale', 'tiny', '--model', 'brand_new', *less]) == 0\n"
+        "find_task('fuzzy_logic').evaluation_instances = 20\n"
+        "assert cli.run(['reproduce', 'brand-new', '--scale', 'tiny', '--jobs', '1', *few, '--json']) == 0\n",
     )
     assert "a task that one file added BrandConfig Does one file add an experiment?" in shown
     assert "f =" in shown
+    configs = [json.loads((result.parent / "config.json").read_text()) for result in out.glob("*/result.json")]
+    assert sorted((config["task"]["name"], config["model"]["kind"]) for config in configs) == [
+        ("brand_new", "transformer"),
+        ("fuzzy_logic", "transformer"),
+        ("hyperteacher", "brand_new"),
+    ]
 
 
 def test_one_file_adds_an_attention(package):
@@ -93,6 +107,11 @@ def test_one_file_adds_an_attention(package):
         package,
         "import torch\nfrom recombine import Attention, TransformerConfig\n"
         "layer = Attention(8, num_heads=2, kqv_dim=4, attention=TransformerConfig(attention='brand_new').attention)\n"
-        "print(layer(torch.ones(1, 3, 8))[0].shape)\n",
+        "print(layer(torch.ones(1, 3, 8))[0].shape)\n"
+        "from recombine import cli\n"
+        "few = ['--steps', '3', '--batch-size', '4', '--evaluation-instances', '20', '-q']\n"
+        f"few += ['--out', {str(package.parent / 'runs')!r}]\n"
+        "assert cli.run(['train', 'fuzzy-logic', '--scale', 'tiny', '--attention', 'brand_new', *few]) == 0\n",
     )
     assert "torch.Size([1, 3, 8])" in shown
+    assert [path.name.rpartition("-")[0] for path in (package.parent / "runs").iterdir()] == ["fuzzy-logic-brand-new"]

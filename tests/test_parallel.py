@@ -1,6 +1,7 @@
 """One training in several processes: the same run up to rounding, resumable with another number, and no silent hang."""
 
 import signal
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -44,9 +45,8 @@ def compare(ours: RunDirectory, theirs: RunDirectory) -> None:
     tensors, expected_tensors = ours.load_checkpoint()[0], theirs.load_checkpoint()[0]
     assert tensors.keys() == expected_tensors.keys()
     for name, tensor in tensors.items():
-        torch.testing.assert_close(
-            tensor, expected_tensors[name], rtol=2e-3, atol=2e-5, msg=lambda m, n=name: f"{n}: {m}"
-        )
+        say = partial("{}: {}".format, name)
+        torch.testing.assert_close(tensor, expected_tensors[name], rtol=2e-3, atol=2e-5, msg=say)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -10,7 +10,7 @@ def test_sites_are_ordered_by_layer():
     names = ["hidden.9", "hidden.10", "code", "hidden.0"]
     assert order_sites(names) == ["code", "hidden.0", "hidden.9", "hidden.10"]
     assert last_site(names) == "hidden.10"
-    assert describe_site("residual.12") == {"name": "residual.12", "kind": "residual", "layer": 12}
-    assert describe_site("encoder") == {"name": "encoder", "kind": "encoder", "layer": None}
+    assert dict(describe_site("residual.12")) == {"name": "residual.12", "kind": "residual", "layer": 12}
+    assert dict(describe_site("encoder")) == {"name": "encoder", "kind": "encoder", "layer": None}
     with pytest.raises(InputError, match="no sites"):
         last_site([])

@@ -185,7 +185,7 @@ def test_three_runs_stay_small(render, tmp_path):
         arrays |= {"sample.modules": np.array(names), "sample.labels": np.eye(12)[np.arange(MAX_MAPPED) % 12]}
         arrays |= {"sample.compositions": np.array([f"{a} ∨ {b}" for a in names for b in names])}
         arrays |= {"sample.composition": np.arange(MAX_MAPPED) % 144, **{f"tsne.{site}": places for site in sites}}
-        np.savez(run / "probe.npz", **arrays)  # type: ignore[arg-type]
+        np.savez(run / "probe.npz", **arrays)
         (run / "probe.json").write_text(json.dumps(probe))
         runs.append(run)
     page = render(*runs)

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from sweep_cases import BASE, write_sweep
 
 
 def test_a_grid_has_every_combination():
-    records = list(search(grid(BASE, hidden_dim=(4, 8)), learning_rate=(1e-3, 3e-3), steps=(5,)))
+    records: list[Any] = list(search(grid(BASE, hidden_dim=(4, 8)), learning_rate=(1e-3, 3e-3), steps=(5,)))
     assert [dict(record.settings) for record in records][:2] == [
         {"hidden_dim": 4, "learning_rate": 1e-3, "steps": 5},
         {"hidden_dim": 4, "learning_rate": 3e-3, "steps": 5},

@@ -133,7 +133,9 @@ def fuzz(root: Path, arguments: argparse.Namespace, log: Any) -> None:
         damaged = draw.sample(sorted(files), draw.choice((1, 1, 1, 2))) if expected is not None else []
         if verb == "activations":
             damaged = ["probe.npz"]
-        dropped = [] if draw.random() < 0.7 or expected is None else draw.sample(sorted(files), draw.randrange(1, 3))
+        dropped: list[str] = (
+            [] if draw.random() < 0.7 or expected is None else draw.sample(sorted(files), draw.randrange(1, 3))
+        )
         for each, content in files.items():
             if each not in dropped:
                 (run / each).write_bytes(damage(content, draw) if each in damaged else content)

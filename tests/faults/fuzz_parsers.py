@@ -31,6 +31,7 @@ with atheris.instrument_imports(include=["recombine"]):
     from recombine.run import default_run, load_config
     from recombine.store import RunDirectory
     from recombine.store.checkpoint import encode_checkpoint, read_checkpoint
+    from recombine.store.schema import CheckpointInfo
 
 from mutations import damage
 
@@ -103,7 +104,8 @@ def seeds() -> list[bytes]:
     labels, split = np.array([0, 1, 0, 1]), np.array(["fit", "fit", "id", "ood"])
     np.savez(arrays, activations=np.ones((4, 2), np.float32), labels=labels, split=split)
     valid |= dict.fromkeys((5, 6, 9), arrays.getvalue())
-    valid[4] = encode_checkpoint({"a": torch.ones(3)}, {"step": 1}, config_hash="")
+    info: CheckpointInfo = {"step": 1, "loss": 0.5, "seconds": 1.0, "timed_steps": 1, "timed_seconds": 1.0}
+    valid[4] = encode_checkpoint({"a": torch.ones(3)}, info, config_hash="")
     valid[10] = encode_parquet(pa.table({"instance": ["a", "b"], "prediction": [[0.5], [1.0]]}))
     valid[7] = b"instance,prediction\na,0.5\nb,[1]\n"
     valid[8] = b'{"instance": "a", "prediction": [0.5]}\n'

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -92,7 +93,7 @@ def test_training_goes_on_when_there_is_room_again(tmp_path, monkeypatch):
         return 0
 
     for limit in (size // 2, 600, 900, size - 1):
-        in_fork(lambda limit=limit: work(limit), errors=tmp_path / "errors")
+        in_fork(partial(work, limit), errors=tmp_path / "errors")
     assert final_state(train(CONFIG, tmp_path / "disturbed")) == undisturbed
 
 

@@ -3,6 +3,7 @@
 import os
 import random
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -31,11 +32,15 @@ def kill_at_random(family: str, tmp_path: Path, num_kills: int) -> None:
     undisturbed = final_state(train(config, tmp_path / "undisturbed"))
     seconds = time.monotonic() - started
     draw = random.Random(family)
+
+    def work(out: Path) -> None:
+        train(config, out)
+
     killed, tries, out = 0, 0, tmp_path / "disturbed-0"
     while killed < num_kills:
         tries += 1
         assert tries < 20 * num_kills, "too fast to be killed"
-        code = in_fork(lambda out=out: train(config, out) and None, kill_after=draw.uniform(0, seconds))
+        code = in_fork(partial(work, out), kill_after=draw.uniform(0, seconds))
         assert code in (0, -9)
         killed += code == -9
         seconds *= 1.1 if code == -9 else 0.7  # a machine may be busier now than it was before

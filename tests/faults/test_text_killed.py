@@ -3,6 +3,7 @@
 import os
 import random
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -84,14 +85,15 @@ def test_kills_at_random_also_while_the_tokeniser_is_trained(tmp_path, folder):
     started = time.monotonic()
     name = prepare_in(tmp_path / "undisturbed", folder)
     seconds = time.monotonic() - started
+
+    def work(cache: Path) -> None:
+        prepare_in(cache, folder)
+
     draw, killed = random.Random(1), 0
     for number in range(12):
         cache = tmp_path / f"cache-{number}"
         for _ in range(3):
-            killed += (
-                in_fork(lambda cache=cache: prepare_in(cache, folder) and None, kill_after=draw.uniform(0, seconds))
-                == -9
-            )
+            killed += in_fork(partial(work, cache), kill_after=draw.uniform(0, seconds)) == -9
         assert prepare_in(cache, folder) == name
         assert content(cache, name) == content(tmp_path / "undisturbed", name)
         if killed >= 4:
