@@ -198,7 +198,7 @@ def test_a_slurm_that_does_not_answer(tmp_path, monkeypatch):
 def test_a_sweep_on_a_cluster_that_does_not_answer(engine, tmp_path, monkeypatch, capsys):
     """One line and exit code 2, before anything is written."""
     packages = {name: ModuleType(name) for name in ("ray", "submitit")}  # they need not be installed
-    packages["ray"].is_initialized = lambda: False
+    vars(packages["ray"])["is_initialized"] = lambda: False
     for name, package in packages.items():
         monkeypatch.setitem(sys.modules, name, package)
     for name in ("sbatch", "scontrol"):

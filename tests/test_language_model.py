@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -96,7 +97,7 @@ def test_the_embedding_is_the_output_layer_and_biases_can_go():
 
 
 def test_the_paper_preset_has_the_paper_s_size():
-    run = default_run("language", "paper")
+    run: Any = default_run("language", "paper")
     with torch.device("meta"):
         model = LanguageModel(run.model, num_tokens=run.task.vocabulary_size, context_length=512)
     assert count_parameters(model) == 35_265_024

@@ -94,7 +94,9 @@ def test_the_twin_of_a_run_is_the_run(tmp_path):
     assert [row["step"] for row in rows] == [1, 4, 20]
     run = train_run(config, out=tmp_path, device="cpu", evaluation_instances=50)
     model = build_model(config.model, config.task, seed=0)
-    tensors, _ = run.load_checkpoint()
+    checkpoint = run.load_checkpoint()
+    assert checkpoint is not None
+    tensors, _ = checkpoint
     model.load_state_dict({name.removeprefix("model/"): each for name, each in tensors.items() if "model/" in name})
     again = measure_gradients(model, TASK, index=2)
     assert again == pytest.approx({name: rows[-1][name] for name in again}, rel=1e-4)

@@ -34,7 +34,7 @@ def test_a_file_is_examined(tmp_path):
     assert found.numbers["decoders"]["activations"]["ood"]["f1"] > 0.99
     assert found.numbers["num_compositions"] == {"fit": 8, "id": 8, "ood": 2}
     assert found.numbers["structure"]["activations"]["module"]["purity"] > 0.9
-    assert np.shape(found.numbers["similarity"]["activations"]["cosine"]) == (5, 5)
+    assert np.array(found.numbers["similarity"]["activations"]["cosine"]).shape == (5, 5)
     assert found.numbers["skipped"] == {"tsne": "not asked for"}
 
 

@@ -140,7 +140,7 @@ def flag_of(name: str, declared: Any, paths: Sequence[str]) -> st.SearchStrategy
 
 def flags_of(owners: Sequence[type], paths: Sequence[str]) -> st.SearchStrategy[list[str]]:
     """Up to three flags of the owners, now and then with a word that belongs to nothing."""
-    hints = {}
+    hints: dict[str, Any] = {}
     for owner in owners:
         declared = typing.get_type_hints(owner, include_extras=True)
         hints |= {field.name: declared[field.name] for field in fields(owner)}
@@ -185,7 +185,7 @@ def in_limits(work: Callable[[], int | None], folder: Path) -> tuple[int, str]:
     errors.unlink(missing_ok=True)
 
     def limited() -> int | None:
-        type_checks.update("jaxtyping_disable", True)  # type: ignore[no-untyped-call]
+        type_checks.update("jaxtyping_disable", True)
         os.chdir(folder)
         limit_memory(BYTES)
         resource.setrlimit(resource.RLIMIT_CPU, (SECONDS + int(sum(os.times()[:2])), resource.RLIM_INFINITY))

@@ -73,7 +73,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=8,
 )
-PLACES = [(role, None) for role in ("task", "model", "training")]
+PLACES: list[tuple[str, str | None]] = [(role, None) for role in ("task", "model", "training")]
 PLACES += [
     (role, field.name)
     for role in ("task", "model", "training")

@@ -4,6 +4,7 @@ import os
 import random
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,19 +32,23 @@ def states(out: Path) -> dict[str, Any]:
     return {config.directory_name: final_state(RunDirectory(out / config.directory_name)) for config in CONFIGS}
 
 
+def work(out: Path) -> None:
+    sweep(out)
+
+
 def test_kills_of_a_sweep(tmp_path):
     for config in CONFIGS:
         train_run(config, out=tmp_path / "undisturbed", device="cpu")
     undisturbed = states(tmp_path / "undisturbed")
     started = time.monotonic()
-    assert in_fork(lambda: sweep(tmp_path / "timed") and None) == 0
+    assert in_fork(partial(work, tmp_path / "timed")) == 0
     seconds = time.monotonic() - started
     draw = random.Random(0)
     killed, tries, ended, out = 0, 0, 0, tmp_path / "disturbed-0"
     while killed < NUM_KILLS:
         tries += 1
         assert tries < 10 * NUM_KILLS, "too fast to be killed"
-        code = in_fork(lambda out=out: sweep(out) and None, kill_after=draw.uniform(0, seconds))
+        code = in_fork(partial(work, out), kill_after=draw.uniform(0, seconds))
         assert code in (0, -9)
         killed += code == -9
         if code == 0:
