@@ -4,7 +4,6 @@ import json
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +126,7 @@ WAVES: dict[str, Any] = {"num_waves": 4, "num_examples": 4}
 def small_run() -> RunConfig:
     run = default_run(find_task(TASK), "tiny", find_model(MODEL))
     return RunConfig(
-        task=replace(run.task, **WAVES),
+        task=type(run.task)(**WAVES),
         model=run.model,
         training=recombine.TrainingConfig(steps=20, batch_size=8),
     )
