@@ -3,7 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -31,7 +31,9 @@ class Widths(Experiment):
     name = "miniature"
     question = "Do wider networks recombine better?"
     metric = "r2_pooled"
-    claims = (Lead(text="wide beats narrow", source="us", better=WIDE, worse=NARROW, by=0.1, published=0.3),)
+    claims: ClassVar[tuple[Any, ...]] = (
+        Lead(text="wide beats narrow", source="us", better=WIDE, worse=NARROW, by=0.1, published=0.3),
+    )
 
     def records(self, scale):
         for seed in (0, 1):
@@ -278,7 +280,7 @@ def test_figures_are_drawn_from_stored_results_alone(tmp_path):
 def test_a_row_of_the_page_follows_from_the_stored_scores():
     """One cheap row by hand: the mean over seeds of the difference between two widths."""
     experiment = EXPERIMENTS["scale-width"]
-    scores = {}
+    scores: dict[Any, list[float]] = {}
     for run in read_results(ROOT / "results", experiment, "small").runs:
         scores.setdefault(run.record.settings["width"], []).append(run.score("ood", "r2_pooled"))
     difference = sum(scores[512]) / len(scores[512]) - sum(scores[16]) / len(scores[16])

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,12 +32,12 @@ def runs(tmp_path_factory):
 
 
 def test_the_papers_sizes():
-    run = default_run("hyperteacher", "paper")
+    run: Any = default_run("hyperteacher", "paper")
     assert (run.task.num_modules, run.task.num_active, run.task.num_samples) == (16, 3, 16)
     assert (run.model.num_layers, run.model.hidden_dim) == (4, 1024)
     assert (run.training.steps, run.training.learning_rate, run.training.weight_decay) == (300_000, 3e-4, 3e-3)
     assert run.training.schedule == "constant"
-    transformer = default_run("hyperteacher", "paper", "task_transformer").model
+    transformer: Any = default_run("hyperteacher", "paper", "task_transformer").model
     assert (transformer.embedding_dim, transformer.num_heads, transformer.num_layers) == (256, 4, 4)
     assert (transformer.mlp_dim, transformer.position, transformer.causal) == (1024, "rotary", True)
 
@@ -56,10 +57,8 @@ def test_decodability_has_enough_runs_and_none_of_its_own():
 
 
 def test_a_random_support_as_small_as_the_disconnected_one():
-    splits = {
-        record.settings["support"]: record.config.task.split
-        for record in EXPERIMENTS["scale-supports"].variants("small")
-    }
+    experiment: Any = EXPERIMENTS["scale-supports"]
+    splits = {record.settings["support"]: record.config.task.split for record in experiment.variants("small")}
     few, cut = splits["random_as_few_as_disconnected"], splits["disconnected"]
     assert len(few.train) == len(cut.train)
     assert few.certificate.connected
@@ -85,7 +84,8 @@ def test_decodability_is_measured_once_and_correlated(runs, monkeypatch):
     held_out = [row["hidden.1 ood"] for row in decodability.as_dicts()]
     scores = [run.score("ood", "r2_pooled") for run in runs.runs]
     row = next(row for row in correlations.rows if row[:2] == ("hidden.1", "all"))
-    assert row[2:4] == (4, pytest.approx(np.corrcoef(held_out, scores)[0, 1]))
+    assert row[2] == 4
+    assert row[3] == pytest.approx(np.corrcoef(held_out, scores)[0, 1])
     monkeypatch.setattr("recombine.probe.measures.decodability.decode_sites", None)  # all are measured already
     assert correlate_decodability(runs, "cpu")[0].rows == decodability.rows
 

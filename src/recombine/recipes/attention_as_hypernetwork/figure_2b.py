@@ -26,7 +26,6 @@ from recombine.probe.schema import SPLITS
 from recombine.probe.scores import score_values
 from recombine.recipes.attention_as_hypernetwork.evidence import (
     DROPOUTS,
-    NAMES,
     PRECISION,
     SEEDS,
     SHORT_STEPS,
@@ -34,6 +33,7 @@ from recombine.recipes.attention_as_hypernetwork.evidence import (
 from recombine.recipes.attention_as_hypernetwork.runs import ATTENTIONS, change_model, change_task
 from recombine.recipes.comparison import mean_cell
 from recombine.recipes.experiment import Experiment, Finished, Record, Setting
+from recombine.recipes.learning_curves import NAMES
 from recombine.recipes.measured_claims import Exceeds, Reads
 from recombine.run import default_run, load_run
 from recombine.store import Json, RunDirectory

@@ -13,7 +13,6 @@ from dataclasses import replace
 from recombine.recipes.attention_as_hypernetwork.evidence import (
     CLOSE,
     LEAD,
-    NAMES,
     PRECISION,
     RELEASE_DROPOUT,
     SHORT_STEPS,
@@ -21,6 +20,7 @@ from recombine.recipes.attention_as_hypernetwork.evidence import (
 from recombine.recipes.attention_as_hypernetwork.runs import ATTENTIONS, change_model, change_task
 from recombine.recipes.claims import Close, Fall, Lead, Level
 from recombine.recipes.experiment import Experiment, Record, Setting
+from recombine.recipes.learning_curves import NAMES
 from recombine.run import RunConfig, default_run
 from recombine.tasks.base import Scale
 
