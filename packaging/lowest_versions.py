@@ -25,7 +25,7 @@ TOOLS = ("pytest", "pytest-xdist", "hypothesis", "beartype")
 TESTS = (
     "test_audit test_benchmark test_cli test_cli_errors test_compositions test_convert test_diagnose test_evaluate "
     "test_exchange test_freshness test_fuzzy_logic test_golden test_help_page test_hypernetwork_attention "
-    "test_leaderboard test_outside test_package test_probe test_probe_decode test_probe_measures test_report test_run "
+    "test_leaderboard test_outside test_probe test_probe_decode test_probe_measures test_report test_run "
     "test_settings test_sraven test_store test_sweep test_tables test_text test_text_exchange"
 )
 

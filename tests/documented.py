@@ -132,7 +132,7 @@ def shorten(verb: str, flags: list[str]) -> list[str]:
     shorter = SHORTER.get(verb, [])
     if verb == "reproduce" and flags[0] in ALONE:
         return flags
-    names = set(shorter[::2]) if verb != "probe" else {"--num-instances"}
+    names = {flag for flag in shorter if flag.startswith("--")} - {"--no-tsne"}  # those that a value follows
     kept, skip = [], False
     for flag in flags:
         if not skip and flag not in names:
