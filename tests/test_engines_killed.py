@@ -196,8 +196,9 @@ def test_ray_without_the_resources():
         list(engine.train([]))
 
 
-def test_a_cluster_of_ray_that_runs_already(folder, tmp_path):
+def test_a_cluster_of_ray_that_runs_already(folder, tmp_path, monkeypatch):
     pytest.importorskip("ray")
+    monkeypatch.setenv("RAY_worker_niceness", "0")
     port = free_port()
     command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--port", str(port)]
     command += ["--num-cpus", "1", "--include-dashboard", "false", "--temp-dir", tempfile.mkdtemp(prefix="ray-")]
