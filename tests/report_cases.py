@@ -31,7 +31,11 @@ def make_run(
     bare: bool = False,
 ) -> Path:
     """A run directory; unfinished without a score, and with nothing but its configuration if `bare`."""
-    config = {"task": {"name": task, "seed": 3}, "model": {"kind": "transformer", "attention": attention}}
+    config = {
+        "task": {"name": task, "seed": 3},
+        "model": {"kind": "transformer", "attention": attention},
+        "training": {},
+    }
     run = RunDirectory.create(root, "run", config)
     if bare:
         return run.path
