@@ -192,7 +192,8 @@ class Settings(Widths):
     )
 
 
-def test_a_statement_is_decided_by_the_first_setting_that_was_run(tmp_path):
+def test_a_statement_is_decided_by_the_first_setting_that_was_run(tmp_path, monkeypatch):
+    monkeypatch.setattr("recombine.recipes.card.paper_of", lambda experiment: "a paper")
     write_world(tmp_path)
     rows = build_card([Settings()], tmp_path, lambda config: 0.25)
     (statement,) = list_statements(rows)
