@@ -12,10 +12,10 @@ from recombine.kernels import compiler, openmp
 CHECK = """
 import logging, torch
 logging.basicConfig(level=logging.WARNING)
-from recombine.kernels import attend, cpu, gelu, norm, reference, weight_gradient
+from recombine.kernels import attend, cpu, draws, episodes, gelu, layers, norm, reference, weight_gradient
 assert cpu.is_available(), cpu.why_unavailable()
-for each in (gelu, norm, weight_gradient):
-    assert not isinstance(each.open_library(), str), each.open_library()
+for kernel in (draws, episodes, gelu, layers, norm, weight_gradient):
+    assert not isinstance(kernel.open_library(), str), kernel.open_library()
 q, k, v = torch.randn(3, 2, 40, 4, 8).unbind()
 for choice in (("softmax", "linear"), ("rms_head", "hyper_relu")):
     choices = dict(zip(("normalisation", "value_network"), choice), causal=True)
@@ -37,15 +37,18 @@ def test_clang_builds_every_kernel(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc")
-def test_a_compiler_that_refuses_openmp_builds_every_kernel_with_one_thread(tmp_path):
+@pytest.mark.parametrize("real", ["gcc", "clang"])
+def test_a_compiler_that_refuses_openmp_builds_every_kernel_with_one_thread(tmp_path, real):
+    """As Apple's clang, and clang on Linux without libomp."""
+    if shutil.which(real) is None:
+        pytest.skip(f"no {real}")
     program = tmp_path / "apple-clang"
     program.write_text(
         "#!/bin/sh\n"
         'case "$*" in\n'
         "*--version*) echo Apple clang version 15.0.0; exit 0;;\n"
         "*-fopenmp*) echo \"clang: error: unsupported option '-fopenmp'\"; exit 1;;\n"
-        'esac\nexec gcc "$@"\n'
+        f'esac\nexec {real} "$@"\n'
     )
     program.chmod(0o755)
     done = build_with(str(program), tmp_path)

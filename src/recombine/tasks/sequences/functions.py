@@ -24,9 +24,10 @@ from collections.abc import Callable
 from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from recombine.kernels import layers as kernel
 from recombine.tasks.stream import Stream
 
 SequenceClass = Literal["deep_set", "attention", "ssm", "rnn", "product"]
@@ -84,13 +85,18 @@ def draw_rotation(stream: Stream, size: int) -> Float[Tensor, "size size"]:
 
 
 def represent(
-    name: SequenceClass, weights: Weights, x: Float[Tensor, "b t tokens"], *, attention: AttentionWeights = "sigmoid"
+    name: SequenceClass,
+    weights: Weights,
+    x: Float[Tensor, "b t tokens"],
+    *,
+    attention: AttentionWeights = "sigmoid",
+    lengths: Int[Tensor, " rows"] | None = None,
 ) -> Float[Tensor, "b t hidden"]:
-    """Hidden states at every position."""
+    """Hidden states at every position; with `lengths`, those of padding may be anything."""
     if name == "deep_set":
-        return apply_layers(weights, "embed", x).cumsum(dim=1)
+        return apply_layers(weights, "embed", x, lengths).cumsum_(dim=1)
     if name == "product":
-        return apply_layers(weights, "embed", x).cumprod(dim=1)
+        return apply_layers(weights, "embed", x, lengths).cumprod_(dim=1)
     if name == "attention":
         q, k, v = (x @ weights[part].T for part in ("query", "key", "value"))
         return attention_weights(q @ k.mT / math.sqrt(q.shape[-1]), attention) @ v
@@ -116,15 +122,23 @@ def attention_weights(scores: Float[Tensor, "b t t"], attention: AttentionWeight
     return scores.masked_fill(later, 0) / length[:, None]
 
 
-def read_out(weights: Weights, hidden: Float[Tensor, "*b hidden"]) -> Float[Tensor, "*b targets"]:
+def read_out(
+    weights: Weights, hidden: Float[Tensor, "*b hidden"], lengths: Int[Tensor, " rows"] | None = None
+) -> Float[Tensor, "*b targets"]:
     """Outputs from hidden states."""
-    return apply_layers(weights, "readout", hidden)
+    return apply_layers(weights, "readout", hidden, lengths)
 
 
-def apply_layers(weights: Weights, prefix: str, x: Float[Tensor, "*b features"]) -> Float[Tensor, "*b outputs"]:
-    """Dense layers with a sigmoid after each."""
-    i = 0
-    while f"{prefix}.{i}.weight" in weights:
-        x = (x @ weights[f"{prefix}.{i}.weight"].T).add_(weights[f"{prefix}.{i}.bias"]).sigmoid_()
-        i += 1
+def apply_layers(
+    weights: Weights, prefix: str, x: Float[Tensor, "*b features"], lengths: Int[Tensor, " rows"] | None = None
+) -> Float[Tensor, "*b outputs"]:
+    """Dense layers with a sigmoid after each; values behind `lengths` tokens are of no use, and may be anything."""
+    layers: list[kernel.Layer] = []
+    while f"{prefix}.{len(layers)}.weight" in weights:
+        name = f"{prefix}.{len(layers)}"
+        layers.append((weights[f"{name}.weight"], weights[f"{name}.bias"]))
+    if lengths is not None and kernel.supports(x, layers):
+        return kernel.apply_layers(x, lengths, layers)
+    for weight, bias in layers:
+        x = (x @ weight.T).add_(bias).sigmoid_()
     return x

@@ -18,7 +18,7 @@ from functools import cached_property
 from typing import ClassVar, get_args
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
@@ -114,15 +114,17 @@ class SequenceTeacher(SequenceTask):
         """Whether equal functions of the teacher's class can differ in the order of their hidden units only."""
         return self.teacher == "rnn"
 
-    def label(self, x: Float[Tensor, "b t tokens"]) -> tuple[Float[Tensor, "b t hidden"], Float[Tensor, "b t targets"]]:
+    def label(
+        self, x: Float[Tensor, "b t tokens"], lengths: Int[Tensor, " b"] | None = None
+    ) -> tuple[Float[Tensor, "b t hidden"], Float[Tensor, "b t targets"]]:
         """The teacher's hidden states and outputs."""
         if x.ndim != 3 or x.shape[1] == 0 or x.shape[2] != self.token_dim:
             raise InputError(
                 f"tokens have shape {tuple(x.shape)}: expected (rows, tokens, {self.token_dim}) with at least one token"
             )
         weights = self.weights_on(x.device)
-        hidden = represent(self.teacher, weights, x, attention=self.teacher_attention)
-        return hidden, read_out(weights, hidden)
+        hidden = represent(self.teacher, weights, x, attention=self.teacher_attention, lengths=lengths)
+        return hidden, read_out(weights, hidden, lengths)
 
     @cached_property
     def weights(self) -> Weights:

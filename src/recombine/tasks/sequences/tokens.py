@@ -66,8 +66,10 @@ class SequenceTask(Task):
             raise InputError(f"support is {self.support}: expected a width above 0 and at most 1")
 
     @abstractmethod
-    def label(self, x: Float[Tensor, "b t tokens"]) -> tuple[Float[Tensor, "b t hidden"], Float[Tensor, "b t targets"]]:
-        """Hidden states and outputs for these tokens, in tensors of their own."""
+    def label(
+        self, x: Float[Tensor, "b t tokens"], lengths: Int[Tensor, " b"] | None = None
+    ) -> tuple[Float[Tensor, "b t hidden"], Float[Tensor, "b t targets"]]:
+        """Hidden states and outputs for these tokens, in tensors of their own; those behind `lengths` are not used."""
 
     @property
     def input_dim(self) -> int:
@@ -141,7 +143,7 @@ class SequenceTask(Task):
         real = mark_real(x, lengths)
         is_real = real[..., None]
         x = x.mul_(is_real)  # drawn for this batch alone, and so are the outputs of the teacher
-        hidden, y = self.label(x)
+        hidden, y = self.label(x, lengths)
         info = {"composition": composition, "length": lengths, "hidden": hidden.mul_(is_real)}
         return Batch(x, y.mul_(is_real), self._modules(split, composition, real), info)
 

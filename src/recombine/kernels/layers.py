@@ -1,0 +1,72 @@
+"""Dense layers with a sigmoid after each in C (`layers.c`), for sequences of different lengths: their padding costs nothing.
+
+It computes what `recombine.tasks.sequences.functions.apply_layers` defines, up to rounding, without gradients.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from recombine.kernels.compiler import open_kernel
+
+MAX_WIDTH, MAX_LAYERS = 256, 4  # as in layers.c
+Layer = tuple[Float[Tensor, "_ _"], Float[Tensor, " _"]]  # weight (output, input) and bias
+
+
+class _Problem(ctypes.Structure):
+    """`problem` of layers.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("x", "lengths")),
+        *((name, ctypes.c_void_p * MAX_LAYERS) for name in ("weights", "biases")),
+        ("out", ctypes.c_void_p),
+        ("widths", ctypes.c_int64 * (MAX_LAYERS + 1)),
+        *((name, ctypes.c_int64) for name in ("num_layers", "rows", "tokens", "threads")),
+    )
+
+
+@cache
+def open_library() -> ctypes.CDLL | str:
+    """The compiled kernel, or why there is none, in one line."""
+    functions = {"recombine_apply_layers": [ctypes.POINTER(_Problem)]}
+    return open_kernel("layers.c", ["cpu_vector.h"], functions)
+
+
+def supports(x: Tensor, layers: Sequence[Layer]) -> bool:
+    """Whether `apply_layers` takes these; the first call compiles the kernel."""
+    tensors = [x, *(tensor for layer in layers for tensor in layer)]
+    return (
+        0 < len(layers) <= MAX_LAYERS
+        and all(type(tensor) is Tensor and tensor.dtype == torch.float32 for tensor in tensors)
+        and all(tensor.device.type == "cpu" and not tensor.requires_grad for tensor in tensors)
+        and max(x.shape[-1], *(len(bias) for _, bias in layers)) <= MAX_WIDTH
+        and not isinstance(open_library(), str)
+    )
+
+
+def apply_layers(
+    x: Float[Tensor, "rows tokens input"], lengths: Int[Tensor, " rows"], layers: Sequence[Layer]
+) -> Float[Tensor, "rows tokens output"]:
+    """The last layer's values for the first `lengths` tokens of each row, and 0 for the others."""
+    rows, tokens, _ = x.shape
+    assert len(lengths) == rows
+    widths = [x.shape[2], *(len(bias) for _, bias in layers)]
+    kept = [x.contiguous(), lengths.contiguous(), *(tensor.contiguous() for layer in layers for tensor in layer)]
+    out = torch.empty(rows, tokens, widths[-1], device="cpu")
+    problem = _Problem(x=kept[0].data_ptr(), lengths=kept[1].data_ptr(), out=out.data_ptr())
+    for number in range(len(layers)):
+        problem.weights[number], problem.biases[number] = (kept[2 + 2 * number + i].data_ptr() for i in range(2))
+    for number, width in enumerate(widths):
+        problem.widths[number] = width
+    problem.num_layers, problem.rows, problem.tokens = len(layers), rows, tokens
+    problem.threads = max(1, min(rows, torch.get_num_threads()))
+    library = open_library()
+    assert not isinstance(library, str), library
+    library.recombine_apply_layers(ctypes.byref(problem))
+    return out

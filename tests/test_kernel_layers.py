@@ -1,0 +1,74 @@
+"""Layers with sigmoids in C agree with the definition, for any widths and lengths."""
+
+import itertools
+
+import pytest
+import torch
+
+from recombine.kernels import layers as kernel
+from recombine.tasks.sequences.functions import apply_layers
+from recombine.tasks.sequences.teacher import SequenceTeacher
+
+needs_kernel = pytest.mark.skipif(isinstance(kernel.open_library(), str), reason=f"no kernel: {kernel.open_library()}")
+
+
+def make_weights(*widths: int) -> dict[str, torch.Tensor]:
+    weights = {}
+    for i, (inputs, outputs) in enumerate(itertools.pairwise(widths)):
+        weights |= {
+            f"part.{i}.weight": torch.randn(outputs, inputs) / inputs**0.5,
+            f"part.{i}.bias": torch.randn(outputs),
+        }
+    return weights
+
+
+@needs_kernel
+@pytest.mark.parametrize("widths", [(20, 20, 20), (1, 1), (3, 7, 5, 9, 2), (256, 33), (16, 256)])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_agrees_with_the_definition(widths, threads):
+    torch.manual_seed(0)
+    weights, x = make_weights(*widths), 3 * torch.randn(23, 9, widths[0])
+    lengths = torch.randint(0, 10, (23,))
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        found = apply_layers(weights, "part", x, lengths)
+    finally:
+        torch.set_num_threads(before)
+    real = torch.arange(9) < lengths[:, None]
+    expected = apply_layers({name: weight.double() for name, weight in weights.items()}, "part", x.double()).float()
+    torch.testing.assert_close(found[real], expected[real], rtol=2e-6, atol=2e-6)
+    assert not found[~real].any()
+    alone = torch.cat([apply_layers(weights, "part", x[i : i + 1], lengths[i : i + 1]) for i in range(23)])
+    assert torch.equal(found, alone), "a row does not depend on the others"
+
+
+@needs_kernel
+def test_extreme_and_broken_numbers():
+    weights = {"part.0.weight": torch.ones(1, 1), "part.0.bias": torch.zeros(1)}
+    x = torch.tensor([-torch.inf, -200.0, -80.0, 0.0, 200.0, torch.inf, torch.nan])[:, None, None]
+    found = apply_layers(weights, "part", x, torch.ones(7, dtype=torch.int64))
+    torch.testing.assert_close(found, x.sigmoid(), equal_nan=True, rtol=1e-5, atol=1e-30)
+
+
+def test_what_is_not_taken():
+    weights = make_weights(4, 300)
+    layers = [(weights["part.0.weight"], weights["part.0.bias"])]
+    assert not kernel.supports(torch.randn(1, 1, 4), layers), "too wide"
+    weights = make_weights(4, 4)
+    layers = [(weights["part.0.weight"], weights["part.0.bias"])]
+    assert not kernel.supports(torch.randn(1, 1, 4).double(), layers)
+    assert not kernel.supports(torch.randn(1, 1, 4, requires_grad=True), layers), "it has no gradients"
+    assert not kernel.supports(torch.randn(1, 1, 4), [])
+
+
+@pytest.mark.parametrize("teacher", ["deep_set", "attention", "ssm", "rnn", "product"])
+@pytest.mark.parametrize("readout", ["linear", "mlp"])
+def test_batches_are_those_of_the_definition(teacher, readout, monkeypatch):
+    task = SequenceTeacher(teacher=teacher, teacher_readout=readout, token_dim=5, teacher_dim=6, target_dim=3)
+    fast = task.sample("train", 0, batch_size=33)
+    monkeypatch.setattr(kernel, "supports", lambda x, layers: False)
+    plain = task.sample("train", 0, batch_size=33)
+    assert torch.equal(fast.inputs, plain.inputs)
+    for one, other in ((fast.targets, plain.targets), (fast.info["hidden"], plain.info["hidden"])):
+        torch.testing.assert_close(one, other, rtol=2e-6, atol=2e-6)
