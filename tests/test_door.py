@@ -88,6 +88,8 @@ Q, K, V = draw(2, 3, 4, 6), draw(2, 5, 4, 6), draw(2, 5, 4, 2)
         ({"mask": torch.ones(2, 1, 1, 4).bool()}, r"mask has shape \(2, 1, 1, 4\): expected to broadcast to"),
         ({"bias": torch.ones(4, 3, 4)}, r"bias has shape \(4, 3, 4\): expected to broadcast to \(b, h, q, k\) = "),
         ({"bias": torch.ones(4, 3, 5).bool()}, "bias has type torch.bool: expected a floating-point type"),
+        ({"k": K.to("meta")}, "q is on cpu and k on meta: expected the same device"),
+        ({"mask": torch.ones(2, 1, 1, 5, device="meta").bool()}, "q is on cpu and mask on meta: expected the same"),
         ({"dropout": Dropout(1.0, "pairs", torch.tensor(1))}, "dropout is 1.0: expected a number from 0 to below 1"),
     ],
 )

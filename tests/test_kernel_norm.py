@@ -62,6 +62,22 @@ def test_values_and_gradients_are_those_of_the_definition(shape, with_update, us
 
 
 @needs_kernel
+@pytest.mark.parametrize("default_type", [torch.float32, torch.float64, torch.bfloat16])
+def test_parameters_may_have_gaps_and_the_default_type_does_not_matter(default_type):
+    (residual, update, gain, shift), grads = draw_case(8, 32)
+    gain, shift = (x.repeat_interleave(2)[::2] for x in (gain, shift))
+    expected = differentiate(define, [residual, update, gain, shift], grads, torch.float64)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(default_type)
+    try:
+        found = differentiate(call(norm.add_norm), [residual, update, gain, shift], grads, torch.float32)
+    finally:
+        torch.set_default_dtype(before)
+    for mine, exact in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine.double(), exact, rtol=1e-4, atol=1e-4)
+
+
+@needs_kernel
 def test_bf16_keeps_what_it_normalised():
     arguments, grads = draw_case(3, 50, 33)
     residual, update = (x.bfloat16() for x in arguments[:2])

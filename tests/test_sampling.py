@@ -39,6 +39,27 @@ def test_a_batch_is_a_pure_function_of_its_arguments(name):
         assert again.inputs.any()
 
 
+@pytest.fixture(params=[torch.float64, torch.bfloat16], ids=str)
+def default_type(request):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(request.param)
+    yield request.param
+    torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_batch_does_not_depend_on_the_default_type(name, default_type):
+    task = TINY[name].task
+    for split in task.splits:
+        found = replace(task).sample(split, 3, batch_size=6)
+        torch.set_default_dtype(torch.float32)
+        expected = replace(task).sample(split, 3, batch_size=6)
+        torch.set_default_dtype(default_type)
+        assert torch.equal(found.inputs, expected.inputs)
+        assert torch.equal(found.targets, expected.targets)
+        assert (found.inputs.dtype, found.targets.dtype) == (expected.inputs.dtype, expected.targets.dtype)
+
+
 @pytest.mark.parametrize("name", TASKS)
 def test_several_batches_at_once_are_the_batches_alone(name):
     task = TINY[name].task

@@ -39,6 +39,10 @@ def open_door(
         raise InputError(f"q has heads of {q.shape[3]} features and k of {k.shape[3]}: expected the same number")
     if k.shape[1] != v.shape[1]:
         raise InputError(f"there are {k.shape[1]} keys and {v.shape[1]} values: expected as many values as keys")
+    given = {"q": q, "k": k, "v": v, "bias": bias, "mask": mask, "deep_weight": deep_weight}
+    for name, other in given.items():
+        if other is not None and other.device != q.device:
+            raise InputError(f"q is on {q.device} and {name} on {other.device}: expected the same device")
     batch, heads = _common_size("batch sizes", 0, q, k, v), _common_size("numbers of heads", 2, q, k, v)
     pairs = (batch, heads, q.shape[1], k.shape[1])
     if bias is not None:

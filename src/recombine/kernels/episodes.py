@@ -72,9 +72,9 @@ def collect(
     Their shapes are those of `Episodes` in `recombine.tasks.grids.imitation`.
     """
     (batch_size, num_objects), num_cells = objects.shape, len(moves)
-    cells, actions = (torch.empty(batch_size, num_steps, dtype=torch.int64) for _ in range(2))
-    present = torch.empty(batch_size, num_steps, num_objects, dtype=torch.bool)
-    optimal = torch.empty(batch_size, num_steps, 1 + NUM_MOVES, dtype=torch.bool)
+    cells, actions = (objects.new_empty(batch_size, num_steps) for _ in range(2))
+    present = objects.new_empty(batch_size, num_steps, num_objects, dtype=torch.bool)
+    optimal = objects.new_empty(batch_size, num_steps, 1 + NUM_MOVES, dtype=torch.bool)
     given = [tensor.contiguous() for tensor in (start, objects, moves, worth)]
     sizes = (batch_size, num_objects, num_cells, num_steps, plans_for_remaining, torch.get_num_threads())
     problem = _Collection(*_point([*given, cells, actions, present, optimal]), *sizes, discount)
@@ -93,8 +93,8 @@ def pursue(
     num_interactions: int,
 ) -> tuple[Int[Tensor, "batch step"], Int[Tensor, "batch step"], Bool[Tensor, "batch step action"]]:
     """The episodes of the goal grid's expert: cells, actions, optimal actions."""
-    cells, actions = (torch.empty(len(start), num_steps, dtype=torch.int64) for _ in range(2))
-    optimal = torch.empty(len(start), num_steps, NUM_MOVES + num_interactions, dtype=torch.bool)
+    cells, actions = (start.new_empty(len(start), num_steps) for _ in range(2))
+    optimal = start.new_empty(len(start), num_steps, NUM_MOVES + num_interactions, dtype=torch.bool)
     given = [tensor.contiguous() for tensor in (start, goal, maze, interaction, moves, shortest)]
     sizes = (len(start), moves.shape[1], num_steps, num_interactions)
     problem = _Pursuit(*_point([*given, cells, actions, optimal]), *sizes)
@@ -121,7 +121,7 @@ def observe(
     """Codes and observations; `scales` by the number of ones in an observation."""
     (batch_size, num_steps), code_size = actions.shape, codes.shape[1]
     width = code_size + (num_kinds + 1 + (walls is not None)) * num_cells + clock
-    inputs = torch.empty(batch_size, num_steps, width)
+    inputs = codes.new_empty(batch_size, num_steps, width)
     given = [actions, cells, present, objects, kinds, codes, walls, code, map, scales]
     kept = [tensor if tensor is None else tensor.contiguous() for tensor in given]
     sizes = (batch_size, num_steps, objects.shape[1], num_kinds, num_cells, code_size, clock, torch.get_num_threads())
@@ -136,4 +136,7 @@ def _run(name: str, problem: ctypes.Structure) -> None:
 
 
 def _point(tensors: Iterable[Tensor | None]) -> list[int | None]:
+    tensors = list(tensors)
+    types = {tensor.dtype for tensor in tensors if tensor is not None}
+    assert types <= {torch.int64, torch.float32, torch.bool}, types
     return [None if tensor is None else tensor.data_ptr() for tensor in tensors]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from functools import cache
+from itertools import pairwise
 
 import torch
 from jaxtyping import Float, Int
@@ -55,10 +56,14 @@ def apply_layers(
 ) -> Float[Tensor, "rows tokens output"]:
     """The last layer's values for the first `lengths` tokens of each row, and 0 for the others."""
     rows, tokens, _ = x.shape
-    assert len(lengths) == rows
+    shortest, longest = lengths.aminmax()
+    assert (len(lengths), lengths.dtype) == (rows, torch.int64)
+    assert shortest >= 0
+    assert longest <= tokens
     widths = [x.shape[2], *(len(bias) for _, bias in layers)]
+    assert [weight.shape for weight, _ in layers] == [(outputs, inputs) for inputs, outputs in pairwise(widths)]
     kept = [x.contiguous(), lengths.contiguous(), *(tensor.contiguous() for layer in layers for tensor in layer)]
-    out = torch.empty(rows, tokens, widths[-1], device="cpu")
+    out = x.new_empty(rows, tokens, widths[-1])
     problem = _Problem(x=kept[0].data_ptr(), lengths=kept[1].data_ptr(), out=out.data_ptr())
     for number in range(len(layers)):
         problem.weights[number], problem.biases[number] = (kept[2 + 2 * number + i].data_ptr() for i in range(2))

@@ -43,7 +43,7 @@ def supports(residual: Tensor, update: Tensor | None, gain: Tensor, shift: Tenso
         residual.device.type == "cpu"
         and residual.numel() > 0
         and residual.dtype in DTYPES
-        and (update is None or (update.dtype == residual.dtype and update.shape == residual.shape))
+        and (update is None or (update.dtype, update.device) == (residual.dtype, residual.device))
         and all(each.dtype == torch.float32 and each.device.type == "cpu" for each in (gain, shift))
         and not isinstance(open_library(), str)
     )
@@ -65,10 +65,10 @@ class _AddNorm(torch.autograd.Function):
     def forward(ctx, residual, update, gain, shift, epsilon):
         ctx.set_materialize_grads(False)
         ctx.epsilon, ctx.has_update = epsilon, update is not None
-        residual = residual.contiguous()
+        residual, gain, shift = residual.contiguous(), gain.contiguous(), shift.contiguous()
         total = residual if update is None else torch.empty_like(residual)
         normed = torch.empty_like(residual)
-        statistics = torch.empty(residual.numel() // gain.numel(), 2)
+        statistics = gain.new_empty(residual.numel() // gain.numel(), 2)
         tensors = {"residual": residual, "normed": normed, "shift": shift}
         if update is not None:
             tensors["update"] = update.contiguous()

@@ -52,7 +52,7 @@ def value_entering(
     taken, left = (corner + has).flatten(), (corner + (has ^ bits[:, None])).flatten()
     gain = worth.repeat_interleave(num_sets // 2, dim=1).flatten()
 
-    value = torch.zeros(num_cells, batch_size, num_sets, device=device)
+    value = torch.zeros(num_cells, batch_size, num_sets, dtype=torch.float32, device=device)
     entering = []
     for _ in range(num_steps):
         entered = discount * value

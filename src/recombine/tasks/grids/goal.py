@@ -156,7 +156,7 @@ class GoalGrid(ImitationTask):
         """The encoding of every goal."""
         goals = list(itertools.product(*map(range, self.num_values)))
         if self.encoding == "arbitrary":
-            codes = torch.eye(len(goals))
+            codes = torch.eye(len(goals), dtype=torch.float32)
         elif self.encoding == "parts":
             numbers = torch.tensor(goals) + torch.tensor(self.offsets)
             codes = one_hot(numbers, sum(self.num_values)).sum(dim=1).float()

@@ -77,7 +77,7 @@ def observe(
         count = count + walls.sum(dim=1, keepdim=True)
     scale = normalise(episodes.active, count, size)
 
-    inputs = torch.empty(batch_size, num_steps, first + size, device=encoding.device)
+    inputs = encoding.new_empty(batch_size, num_steps, first + size)
     torch.mul(encoding[:, None], episodes.active[..., None], out=inputs[..., :first])
     inputs[..., first:] = 0
     where = (first + kinds * num_cells + objects)[:, None].expand(-1, num_steps, -1)
@@ -96,7 +96,7 @@ def normalise(
     active: Bool[Tensor, "*shape"], count: Int[Tensor, "*shape"] | Float[Tensor, "*shape"], size: int
 ) -> Float[Tensor, "*shape"]:
     """What the ones of an observation become, if so many of its `size` features are ones; 0 after the end."""
-    return active / (count / size + EPSILON).sqrt()
+    return active / (count.float() / size + EPSILON).sqrt()
 
 
 @cache

@@ -152,7 +152,7 @@ class Rows:
 
     @cached_property
     def _value_frequencies(self) -> Float[Tensor, " vocabulary"]:
-        logits = torch.full((self.tokenizer.size,), -30.0)
+        logits = torch.full((self.tokenizer.size,), -30.0, dtype=torch.float32)
         logits[list(self.tokenizer.rare[recall.NUM_KEYS : recall.NUM_KEYS + recall.NUM_VALUES])] = 0.0
         return logits.log_softmax(dim=0)
 
@@ -161,7 +161,7 @@ class Rows:
         """Of the tokens at each place of an answer, over trained commands."""
         sentences = self._sentences["train"]
         lengths = sentences.ends - sentences.answers
-        counts = torch.full((int(lengths.max()), self.tokenizer.size), 1e-9)
+        counts = torch.full((int(lengths.max()), self.tokenizer.size), 1e-9, dtype=torch.float32)
         for row, first, end in zip(sentences.tokens, sentences.answers, sentences.ends, strict=True):
             counts[torch.arange(int(end - first)), row[first:end]] += 1
         return counts.log()

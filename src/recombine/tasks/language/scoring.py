@@ -61,5 +61,5 @@ def measure(predictions: Float[Tensor, "b t vocabulary"], batch: Batch) -> dict[
 
 def predict_targets(batch: Batch, vocabulary: int) -> Float[Tensor, "b t vocabulary"]:
     """Logits that are certain of the targets."""
-    zeros = torch.zeros(*batch.targets.shape, vocabulary, device=batch.targets.device)
+    zeros = torch.zeros(*batch.targets.shape, vocabulary, dtype=torch.float32, device=batch.targets.device)
     return zeros.scatter_(-1, batch.targets[..., None], CERTAIN)

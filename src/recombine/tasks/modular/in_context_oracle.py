@@ -58,6 +58,6 @@ def fit_strengths(
     for _ in range(NUM_STEPS):
         on = (strengths[:, None, None] @ preactivations) > 0
         slopes = ((preactivations * on) @ teacher.readout).transpose(2, 3).flatten(1, 2)
-        gram = slopes.mT @ slopes + 1e-6 * torch.eye(len(modules), device=x.device)
+        gram = slopes.mT @ slopes + 1e-6 * torch.eye(len(modules), dtype=x.dtype, device=x.device)
         strengths = torch.linalg.solve(gram, slopes.mT @ y.flatten(1)[..., None])[..., 0].clamp(*bounds)
     return strengths

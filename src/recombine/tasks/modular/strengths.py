@@ -20,8 +20,9 @@ def draw_levels(stream: Stream, num_slots: int, latents: Latents) -> Float[Tenso
         lowest = LOWEST_LEVEL / HIGHEST_LEVEL
         return lowest + (1 - lowest) * stream.uniform(num_slots)
     if latents == "discrete":
-        return (stream.integers(HIGHEST_LEVEL - LOWEST_LEVEL + 1, num_slots) + LOWEST_LEVEL) / HIGHEST_LEVEL
-    return torch.ones(len(stream), num_slots, device=stream.device)
+        levels = stream.integers(HIGHEST_LEVEL - LOWEST_LEVEL + 1, num_slots) + LOWEST_LEVEL
+        return levels.float() / HIGHEST_LEVEL
+    return torch.ones(len(stream), num_slots, dtype=torch.float32, device=stream.device)
 
 
 def draw_strengths(
@@ -29,6 +30,6 @@ def draw_strengths(
 ) -> Float[Tensor, "rows modules"]:
     """The strength of each module; 0 outside the composition. -1 in `modules` means no module."""
     levels = draw_levels(stream, modules.shape[1], latents)
-    everywhere = torch.zeros(len(modules), num_modules + 1, device=modules.device)
+    everywhere = torch.zeros(len(modules), num_modules + 1, dtype=torch.float32, device=modules.device)
     # the last column receives the padding of short compositions, -1, and is dropped
     return everywhere.scatter_(1, modules % (num_modules + 1), levels)[:, :-1]

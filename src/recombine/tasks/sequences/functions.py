@@ -55,7 +55,7 @@ def draw_weights(
     for part, shape in shapes.items():
         stream = Stream("sequence teacher's weights", seed, name, part, rows=range(shape[0]))
         if part.endswith("bias"):
-            weights[part] = torch.zeros(shape)
+            weights[part] = torch.zeros(shape, dtype=torch.float32)
         elif part == "recurrence":
             weights[part] = draw_rotation(stream, shape[0])
         else:

@@ -143,7 +143,7 @@ class SRaven(Task):
 
     def _encode(self, grids: Int[Tensor, "batch row column position"]) -> Float[Tensor, "batch token value"]:
         """One-hot tokens; those of the last panel are empty."""
-        inputs = look_up(torch.eye(self.num_values, device=grids.device), grids).flatten(1, 3)
+        inputs = look_up(torch.eye(self.num_values, dtype=torch.float32, device=grids.device), grids).flatten(1, 3)
         inputs[:, -self.num_features :] = 0
         return inputs
 
