@@ -156,9 +156,12 @@ def test_the_page_and_the_short_form(tmp_path):
     assert paper_of(experiment) == "Scaling can lead to compositional generalization (arXiv 2507.07207)"
     assert f"## {paper_of(experiment)}" in page
     assert "`recombine reproduce scale-width --scale small`" in page
-    assert page.count("| not run | – |") == 2  # one row per statement
-    assert "| wider networks recombine better | width 512 against 16 | – | – | not run |" in summarise_card(rows)
-    assert summarise_card(rows).endswith("Of 2 claims of the papers in 2 settings, by the decisive setting: 2 not run.")
+    assert "| claim | setting | bound | verdict |" in page  # columns in which no row has anything are left out
+    assert page.count("| not run |") == 2  # one row per statement
+    short = summarise_card(rows)
+    assert "|" not in short  # nothing to show yet
+    assert "not been run: 1 of *Scaling can lead to compositional generalization*." in short
+    assert short.endswith("Of 2 claims of the papers in 2 settings, by the decisive setting: 2 not run.")
     text = update_block(f"before\n{BEGIN}\nold\n{END}\nafter", "new", Path("README.md"))
     assert text == f"before\n{BEGIN}\nnew\n{END}\nafter"
     with pytest.raises(InputError, match="has no place for the claims"):
@@ -199,10 +202,14 @@ def test_a_statement_is_decided_by_the_first_setting_that_was_run(tmp_path, monk
     (statement,) = list_statements(rows)
     assert (statement.decisive.claim.where, [row.claim.where for row in statement.further]) == ("run", ["never run"])
     page = format_page(rows)
-    assert "| wide beats narrow | run | 0.300 | 0.400" in page
+    assert "| wide beats narrow (us) | run | 0.400" in page
     assert "2 seeds, 4 compositions" in page
     assert "<summary>Further settings: 1 not run</summary>" in page
-    assert "| wide beats narrow | never run |" in page.partition("<summary>")[2]
+    folded = page.partition("<summary>")[2]
+    assert "*wide beats narrow*\n\nNot run (core-hours): never run (≈ 0.50)." in folded
+    (short,) = [line for line in summarise_card(rows).splitlines() if "wide" in line]
+    assert short.startswith("| wide beats narrow<br>*run* | 0.400")
+    assert short.endswith("| 2 | 0.300 | difference of at least 0.1 | **seen** |")
 
 
 def test_the_cost_of_runs_that_were_not_made_is_measured_and_kept(tmp_path):

@@ -1,6 +1,7 @@
-"""The sequence models of this package on the in-context task, next to the peers in this folder.
+"""The sequence models of this package on a task, next to the peers in this folder.
 
-python examples/peers/package_models.py small runs
+python examples/peers/package_models.py in_context tiny runs
+python examples/peers/package_models.py sequence_teacher small runs
 recombine leaderboard runs -o leaderboard.html
 """
 
@@ -12,20 +13,22 @@ from dataclasses import replace
 import recombine
 
 
-def configure(scale: str) -> list[recombine.RunConfig]:
-    """Transformers with softmax and hypernetwork attention, and one with a hypernetwork as a bottleneck."""
-    transformer = recombine.default_run("in_context", scale, "transformer")
+def configure(task: str, scale: str) -> list[recombine.RunConfig]:
+    """In context: transformers with three kinds of attention, and one with a hypernetwork; otherwise the four students."""
+    if task != "in_context":
+        return [recombine.default_run(task, scale, name) for name in ("deep_set", "attention", "ssm", "rnn")]
+    transformer = recombine.default_run(task, scale, "transformer")
     return [
         *(
             replace(transformer, model=replace(transformer.model, attention=name))
             for name in ("softmax", "linear", "hyla")
         ),
-        recombine.default_run("in_context", scale, "hypernetwork_transformer"),
+        recombine.default_run(task, scale, "hypernetwork_transformer"),
     ]
 
 
 if __name__ == "__main__":
-    scale, folder = sys.argv[1:] if len(sys.argv) == 3 else ("tiny", "runs")
-    for config in configure(scale):
+    task, scale, folder = sys.argv[1:] if len(sys.argv) == 4 else ("in_context", "tiny", "runs")
+    for config in configure(task, scale):
         run = recombine.train_run(config, out=folder)
         print(run.path, run.read_json("result.json")["scores"]["ood"]["r2"])

@@ -31,11 +31,10 @@ is written by `recombine reproduce claims` from the files in `results/`; nothing
 - *core-hours*: time of the runs that the claim is about, as clocked, with much other work on the machine. After ≈, what runs
   that are missing would take on one idle core, from measured times (`results/costs.json`).
 """
-HEADER = (
-    "| claim | setting | ours | over | paper | bound | verdict | core-hours |",
-    "| --- | --- | ---: | --- | ---: | --- | --- | ---: |",
-)
-SHORT_HEADER = ("| claim | setting | paper | ours | verdict |", "| --- | --- | ---: | ---: | --- |")
+NONE = "–"
+SHORT_COLUMNS = ("claim", "ours", "seeds", "paper", "bound", "verdict")
+NUMBERS = {"ours", "seeds", "paper", "core-hours"}  # columns that are aligned to the right
+Cells = dict[str, str]  # the cells of a row by their column
 
 
 def format_page(rows: Sequence[CardRow]) -> str:
@@ -59,29 +58,49 @@ def describe_experiment(experiment: Experiment, statements: Sequence[Statement])
         lines += [f"Differs from the paper: {experiment.differs}", ""]
     if experiment.known_before:
         lines += [f"The bounds are not blind. Known when they were set: {experiment.known_before}", ""]
-    lines += [*HEADER, *(_line(statement.decisive) for statement in statements), ""]
+    decisive = [statement.decisive for statement in statements]
+    lines += format_table([{"claim": f"{row.claim.text} ({row.claim.source})", **_cells(row)} for row in decisive])
     further = [row for statement in statements for row in statement.further]
     if further:
         summary = f"<summary>Further settings: {count_verdicts(further)}</summary>"
-        folded = (_line(row, with_source=False) for row in further)
-        lines += ["<details markdown>", summary, "", *HEADER, *folded, "", "</details>", ""]
+        folded = [line for statement in statements for line in describe_further(statement)]
+        lines += ["<details markdown>", summary, "", *folded, "</details>", ""]
     return lines
 
 
-def _line(row: CardRow, *, with_source: bool = True) -> str:
-    number, published = row.number, row.claim.published
-    verdict = row.verdict if not row.missing or number is None else f"{row.verdict} ({row.missing} runs missing)"
-    cells = (
-        f"{row.claim.text} ({row.claim.source})" if with_source else row.claim.text,
-        row.claim.where or "–",
-        show_number(number) or "–",
-        describe_interval(row),
-        "–" if published is None else format_number(published),
-        row.claim.bound,
-        f"**{verdict}**" if row.verdict == "seen" else verdict,
-        describe_cost(row),
-    )
-    return f"| {' | '.join(cells)} |"
+def describe_further(statement: Statement) -> list[str]:
+    """The settings of a statement that do not decide: a table of those that were run, and a line of the others."""
+    if not statement.further:
+        return []
+    lines = [f"*{statement.decisive.claim.text}*", ""]
+    run = [row for row in statement.further if row.number is not None]
+    missing = [f"{row.claim.where} ({describe_cost(row)})" for row in statement.further if row.number is None]
+    lines += format_table([_cells(row) for row in run]) if run else []
+    return lines + ([f"Not run (core-hours): {'; '.join(missing)}.", ""] if missing else [])
+
+
+def format_table(rows: Sequence[Cells]) -> list[str]:
+    """A table in Markdown without the columns in which no row has anything."""
+    kept = [name for name in rows[0] if any(row[name] != NONE for row in rows)]
+    lines = [
+        kept,
+        ["---:" if name in NUMBERS else "---" for name in kept],
+        *([row[name] for name in kept] for row in rows),
+    ]
+    return [*(f"| {' | '.join(cells)} |" for cells in lines), ""]
+
+
+def _cells(row: CardRow) -> Cells:
+    seen = f"**{row.verdict}**" if row.verdict == "seen" else row.verdict
+    return {
+        "setting": row.claim.where or NONE,
+        "ours": show_number(row.number) or NONE,
+        "over": describe_interval(row),
+        "paper": NONE if row.claim.published is None else format_number(row.claim.published),
+        "bound": row.claim.bound,
+        "verdict": seen if not row.missing or row.number is None else f"{seen} ({row.missing} runs missing)",
+        "core-hours": describe_cost(row),
+    }
 
 
 def describe_interval(row: CardRow) -> str:
@@ -105,17 +124,26 @@ def _show_hours(hours: float) -> str:
 
 
 def summarise_card(rows: Sequence[CardRow]) -> str:
-    """The headline claims of each paper, and how many have each verdict."""
+    """The headline claims that have been run, how many have not, and how many claims have each verdict."""
     statements = [statement for statement in list_statements(rows) if not statement.decisive.claim.ours]
-    decisive = [statement.decisive for statement in statements]
-    lines = [*SHORT_HEADER]
     headlines = sorted(choose_headlines(statements), key=lambda statement: statement.decisive.paper)
+    cells: list[Cells] = []
+    missing = []
     for paper, of_paper in groupby(headlines, key=lambda statement: statement.decisive.paper):
-        lines.append(f"| **{paper}** | | | | |")
-        lines += map(_short_line, of_paper)
+        of_paper = list(of_paper)
+        run = [statement for statement in of_paper if statement.decisive.number is not None]
+        if run:
+            cells += [dict.fromkeys(SHORT_COLUMNS, "") | {"claim": f"**{paper}**"}, *map(_short_cells, run)]
+        if len(run) < len(of_paper):
+            missing.append(f"{len(of_paper) - len(run)} of *{paper.partition(' (')[0]}*")
+    lines = format_table(cells) if cells else []
+    if missing:
+        lines += [f"Headline claims that have not been run: {', '.join(missing)}.", ""]
     settings = sum(1 + len(statement.further) for statement in statements)
-    lines += ["", f"Of {len(statements)} claims of the papers in {settings} settings, by the decisive setting: "]
-    lines[-1] += f"{count_verdicts(decisive)}."
+    counts = count_verdicts([statement.decisive for statement in statements])
+    lines.append(
+        f"Of {len(statements)} claims of the papers in {settings} settings, by the decisive setting: {counts}."
+    )
     return "\n".join(lines)
 
 
@@ -132,18 +160,18 @@ def choose_headlines(statements: Sequence[Statement]) -> list[Statement]:
     return list(chosen.values())
 
 
-def _short_line(statement: Statement) -> str:
+def _short_cells(statement: Statement) -> Cells:
     row, further = statement.decisive, [other for other in statement.further if other.number is not None]
-    published = row.claim.published
-    verdict = f"**{row.verdict}**" if row.verdict == "seen" else row.verdict
-    cells = (
-        row.claim.text,
-        row.claim.where or "–",
-        "–" if published is None else format_number(published),
-        show_number(row.number) or "–",
-        f"{verdict}; further settings: {count_verdicts(further)}" if further else verdict,
-    )
-    return f"| {' | '.join(cells)} |"
+    cells = _cells(row)
+    seen = f"**{row.verdict}**" if row.verdict == "seen" else row.verdict
+    return {
+        "claim": f"{row.claim.text}<br>*{row.claim.where}*" if row.claim.where else row.claim.text,
+        "ours": cells["ours"],
+        "seeds": NONE if row.number is None else str(row.number.num_seeds),
+        "paper": cells["paper"],
+        "bound": cells["bound"],
+        "verdict": f"{seen}; further settings: {count_verdicts(further)}" if further else seen,
+    }
 
 
 def update_block(text: str, block: str, path: Path) -> str:

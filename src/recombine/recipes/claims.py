@@ -103,7 +103,7 @@ class Fall(Claim):
 
     @property
     def bound(self) -> str:
-        return f"fall of at least {self.by:g}"
+        return f"difference of at least {self.by:g}"
 
 
 @dataclass(frozen=True, kw_only=True)
