@@ -129,8 +129,8 @@ def summarise_card(rows: Sequence[CardRow]) -> str:
     headlines = sorted(choose_headlines(statements), key=lambda statement: statement.decisive.paper)
     cells: list[Cells] = []
     missing = []
-    for paper, of_paper in groupby(headlines, key=lambda statement: statement.decisive.paper):
-        of_paper = list(of_paper)
+    for paper, members in groupby(headlines, key=lambda statement: statement.decisive.paper):
+        of_paper = list(members)
         run = [statement for statement in of_paper if statement.decisive.number is not None]
         if run:
             cells += [dict.fromkeys(SHORT_COLUMNS, "") | {"claim": f"**{paper}**"}, *map(_short_cells, run)]
