@@ -192,8 +192,8 @@ def train_records(records: Sequence[Record], options: ReproduceOptions) -> Finis
         if options.report is not None and options.probe:
             look_inside(runs[key], options, record.text)
 
-    finished = tuple(FinishedRun(record, runs[record.config.directory_name]) for record in records)
-    return Finished(finished)
+    prepared = (record.prepare() for record in records)
+    return Finished(tuple(FinishedRun(record, runs[record.config.directory_name]) for record in prepared))
 
 
 def train_elsewhere(plan: Plan, options: ReproduceOptions) -> None:

@@ -43,6 +43,10 @@ class Record:
         """The settings and the seed in words."""
         return describe_settings({**self.settings, "seed": self.seed})
 
+    def prepare(self) -> Record:
+        """The record of the run that will be made, so that its directory can be named before it is trained."""
+        return replace(self, config=self.config.prepare())
+
     def with_seed(self, seed: int) -> Record:
         return replace(self, config=replace(self.config, task=replace(self.config.task, seed=seed)))
 

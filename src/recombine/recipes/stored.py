@@ -22,6 +22,7 @@ from recombine.evaluate import EVALUATION_VERSION
 from recombine.files import replace_file
 from recombine.recipes.experiment import Experiment, Finished, FinishedRun, Record
 from recombine.store import Json, RunDirectory, hash_config
+from recombine.tasks import Task
 from recombine.tasks.base import Scale
 
 DIGITS = 7  # significant digits of stored numbers: float32 has no more
@@ -69,8 +70,21 @@ class StoredRun(FinishedRun):
 
 
 def locate(record: Record, out: Path) -> Path:
-    """The directory in which a record is trained."""
-    return out / f"{record.config.name}-{hash_config(record.config.identity)}"
+    """The directory in which a record is trained; where that depends on prepared files, the latest finished one."""
+    config = record.config
+    found = [out / config.directory_name]
+    if config.task.prepared_settings:
+        asked = hash_config(without_prepared(config.as_dict(), config.task))
+        results = sorted(out.glob(f"{config.name}-*/result.json"), key=lambda path: path.stat().st_mtime)
+        runs = (RunDirectory(path.parent) for path in results)
+        found += [run.path for run in runs if hash_config(without_prepared(run.config, config.task)) == asked]
+    return found[-1]
+
+
+def without_prepared(contents: Json, task: Task) -> Json:
+    """A configuration without what `Task.prepare` fills in."""
+    settings = {name: value for name, value in contents["task"].items() if name not in task.prepared_settings}
+    return {"task": settings, "model": contents["model"], "training": contents["training"]}
 
 
 def collect(experiment: Experiment, scale: Scale, out: Path, device: str = "auto") -> list[Json]:
@@ -90,6 +104,7 @@ def summarise(run: FinishedRun) -> Json:
         "hash": hash_config(run.record.config.identity),
         "result": {key: shorten_numbers(run.result[key]) for key in RESULT_KEYS},
         "certificate": run.certificate,
+        "prepared": {name: run.run.config["task"][name] for name in run.record.config.task.prepared_settings},
         "environment": {key: environment[key] for key in ENVIRONMENT_KEYS},
         "interrupted": len(environment.get("previous", [])),
         "finished": date_of(run.run.path / "result.json"),

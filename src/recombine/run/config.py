@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any
 
 from torch import nn
@@ -56,6 +56,10 @@ class RunConfig:
     def model_seed(self) -> int:
         """Random seed for the initial parameters."""
         return self.task.seed if self.training.model_seed is None else self.training.model_seed
+
+    def prepare(self) -> RunConfig:
+        """The configuration that a run records: files that the task depends on are prepared and named by their content."""
+        return replace(self, task=self.task.prepare())
 
     def build_model(self) -> nn.Module:
         """The model with its initial parameters."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -75,7 +75,7 @@ def train_run(
     """
     check_evaluation_instances(evaluation_instances)
     torch_device = resolve_device(device)
-    config = replace(config, task=config.task.prepare())
+    config = config.prepare()
     execution = Execution(compile=compile, compile_steps=compile_steps, shard=shard, deterministic=deterministic)
     config.task.check_batch_size(config.training.batch_size)
     check_size(config.model, config.task, copies=COPIES_IN_TRAINING)

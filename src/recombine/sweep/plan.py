@@ -74,7 +74,7 @@ def make_plan(runs: Iterable[Any], source: str) -> Plan:
         raise InputError(f"{source} returned no runs: expected at least one")
     distinct: dict[str, Record] = {}
     repeated = []
-    for record in name_settings(as_records(listed)):
+    for record in (record.prepare() for record in name_settings(as_records(listed))):
         if record.config.directory_name in distinct:
             repeated.append(record.text)
         else:

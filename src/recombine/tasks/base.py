@@ -126,6 +126,9 @@ class Task(Sampler):
         """The most rows that are evaluated at once; less than the default for tasks with large predictions."""
         return 1_000
 
+    prepared_settings: ClassVar[tuple[str, ...]] = ()
+    """Settings that `prepare` fills in, because they depend on files of the machine."""
+
     def prepare(self) -> Task:
         """The task with all that a run must record. A task that depends on files prepares them and names their content."""
         return self

@@ -127,6 +127,8 @@ class Language(Task):
 
     # text
 
+    prepared_settings = ("corpus",)
+
     def prepare(self) -> Language:
         """Prepare the corpus and name it; an error if the run was made from another one."""
         return self if self.corpus is not None else replace(self, corpus=self._find_corpus())

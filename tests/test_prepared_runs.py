@@ -1,0 +1,66 @@
+"""Runs whose directory depends on prepared files: sweeps and the card of claims find them as they find any other."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from recombine.engines import LocalEngine
+from recombine.models import TransformerConfig
+from recombine.recipes import Experiment, Record
+from recombine.recipes.stored import collect, locate, read_results, write_results
+from recombine.run import RunConfig, default_run
+from recombine.sweep.execute import find_work, run_sweep
+from recombine.sweep.plan import make_plan
+from recombine.tasks import Language
+
+FOLDER = Path(__file__).with_name("text")
+
+
+def small_run() -> RunConfig:
+    run = default_run("language", "tiny")
+    assert isinstance(run.task, Language)
+    task = replace(run.task, text=(str(FOLDER),), context_length=64, num_pairs=4, held_out_documents=0.3)
+    assert isinstance(run.model, TransformerConfig)
+    model = replace(run.model, num_layers=1, embedding_dim=16, kqv_dim=16, mlp_dim=16, num_heads=2)
+    return replace(run, task=task, model=model, training=replace(run.training, steps=2, batch_size=4))
+
+
+class Readers(Experiment):
+    name = "readers"
+    question = "Does a network read?"
+    metric = "bits_per_byte"
+    split = "text"
+
+    def records(self, scale):
+        yield Record(settings={"attention": "softmax"}, config=small_run())
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory) -> Path:
+    folder: Path = tmp_path_factory.mktemp("runs")
+    plan = make_plan([small_run()], "here")
+    status = run_sweep(plan, LocalEngine(jobs=1, threads=1), out=folder)
+    assert [run.state for run in status.runs] == ["finished"]
+    return folder
+
+
+def test_a_finished_run_is_not_trained_again(out):
+    work = find_work(make_plan([small_run()], "here").records, out)
+    assert (len(work.todo), len(work.finished)) == (0, 1)
+
+
+def test_results_are_collected_and_name_the_corpus(out, tmp_path):
+    (record,) = Readers().records("tiny")
+    assert not (out / record.config.directory_name).exists()  # the directory is named after the corpus too
+    (line,) = collect(Readers(), "tiny", out)
+    assert line["prepared"] == {"corpus": small_run().prepare().task.corpus}  # type: ignore[attr-defined]
+    write_results(tmp_path, Readers(), "tiny", [line])
+    assert len(read_results(tmp_path, Readers(), "tiny").runs) == 1
+
+
+def test_a_run_with_other_settings_is_not_taken_for_it(out):
+    (record,) = Readers().records("tiny")
+    assert locate(record, out).exists()
+    other = replace(record, config=replace(record.config, training=replace(record.config.training, steps=3)))
+    assert not locate(other, out).exists()
