@@ -150,21 +150,7 @@ def split_compositions(
     num_held_out = int(held_out * len(compositions) + 1e-9)
     num_train = len(compositions) - num_held_out
     modules = sorted({module for composition in compositions for module in composition})
-    largest = max(len(set(composition)) for composition in compositions)
-    fewest = -(-len(modules) // largest)
-    if connected and largest > 1:
-        fewest = max(fewest, -(-(len(modules) - 1) // (largest - 1)))
-    what = "cover and connect" if connected else "cover"
-    if num_held_out == 0:
-        raise InputError(
-            f"held-out fraction is {held_out} of {len(compositions)} compositions, which is none: "
-            f"expected at least {1 / len(compositions):.3g}"
-        )
-    if num_train < fewest:
-        raise InputError(
-            f"held-out fraction is {held_out}, which leaves {num_train} training compositions: expected at least "
-            f"{fewest}, the fewest that can {what} {len(modules)} modules"
-        )
+    _check_counts(compositions, held_out, num_held_out, len(modules), connected)
     for redraw in range(MAX_REDRAWS):
         ordered = order_by_hash(compositions, seed=seed, redraw=redraw)
         train = ordered[num_held_out:]
@@ -180,6 +166,27 @@ def split_compositions(
         f"held-out fraction is {held_out}, which leaves {num_train} training compositions: in {MAX_REDRAWS} draws none "
         f"{'covered and connected' if connected else 'covered'} all {len(modules)} modules; expected a smaller fraction"
     )
+
+
+def _check_counts(
+    compositions: Sequence[Composition], held_out: float, num_held_out: int, num_modules: int, connected: bool
+) -> None:
+    """Require something to be held out, and enough training compositions to cover (and connect) the modules."""
+    if num_held_out == 0:
+        raise InputError(
+            f"held-out fraction is {held_out} of {len(compositions)} compositions, which is none: "
+            f"expected at least {1 / len(compositions):.3g}"
+        )
+    largest = max(len(set(composition)) for composition in compositions)
+    fewest = -(-num_modules // largest)
+    if connected and largest > 1:
+        fewest = max(fewest, -(-(num_modules - 1) // (largest - 1)))
+    num_train = len(compositions) - num_held_out
+    if num_train < fewest:
+        raise InputError(
+            f"held-out fraction is {held_out}, which leaves {num_train} training compositions: expected at least "
+            f"{fewest}, the fewest that can {'cover and connect' if connected else 'cover'} {num_modules} modules"
+        )
 
 
 def _check_compositions(compositions: Sequence[Composition], unknown: Sequence[Composition]) -> None:

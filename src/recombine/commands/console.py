@@ -14,7 +14,7 @@ from recombine.run import progress_bar as progress_bar
 from recombine.store import Json
 from recombine.tables import Cell, Table, Value
 from recombine.tasks.base import REFERENCES, SPLIT_TITLES, Task
-from recombine.train import Progress, Watcher
+from recombine.train import Progress, StepWatcher, Watcher
 
 REFERENCE_LEGEND = (
     "chance: the best answer that ignores the input\nceiling: the best possible score on the split\n"
@@ -36,12 +36,16 @@ class Starting:
     def __init__(self, watch: Watcher | None) -> None:
         self.watch = watch
         self.started = False
-        self.pulse = getattr(watch, "pulse", None)
 
     def __call__(self, progress: Progress) -> None:
         self.started = True
         if self.watch is not None:
             self.watch(progress)
+
+    def pulse(self, step: int, steps: int) -> None:
+        """Passed on to a watcher of single steps."""
+        if isinstance(self.watch, StepWatcher):
+            self.watch.pulse(step, steps)
 
 
 def score_table(

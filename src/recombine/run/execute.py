@@ -23,14 +23,9 @@ from recombine.run.config import RunConfig
 from recombine.run.device import resolve_device, use_deterministic_algorithms
 from recombine.run.records import describe_split, is_up_to_date, record_environment, summarise
 from recombine.run.tracking import Tracker, track
-from recombine.store import (
-    CheckpointInfo,
-    Interval,
-    ResultFile,
-    RunDirectory,
-)
+from recombine.store import CheckpointInfo, Interval, ResultFile, RunDirectory
 from recombine.tasks import Task
-from recombine.train import Clock, StoppedError, Trainer, Watcher, fit, heed_signals, intervals
+from recombine.train import Clock, StoppedError, StopRequest, Trainer, Watcher, fit, heed_signals, intervals
 
 COPIES_IN_TRAINING = 4  # parameters, gradients and two moments
 
@@ -126,13 +121,15 @@ def finish_run(
     num_instances = config.task.evaluation_instances if evaluation_instances is None else evaluation_instances
     group = join_group(device)
     how_to_go_on = f"checkpoints are in {run.path}; run the same command again to go on, with any number of processes"
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(group.name_lost_process(how_to_go_on))
-        stack.enter_context(use_deterministic_algorithms(execution.deterministic))
-        request = stack.enter_context(heed_signals())
+    with (
+        group.name_lost_process(how_to_go_on),
+        use_deterministic_algorithms(execution.deterministic),
+        heed_signals() as request,
+        contextlib.ExitStack() as locks,
+    ):
 
         def begin() -> bool:
-            stack.enter_context(run.lock())
+            locks.enter_context(run.lock())
             return is_up_to_date(run, num_instances)
 
         if group.lead(begin):
@@ -149,9 +146,22 @@ def finish_run(
             group=group,
             shard=execution.shard,
         )
-        clock, interval = restore(run, trainer)
-        group.lead(lambda: _prepare(run, config.task, trainer, interval, num_instances))
-        tracking = stack.enter_context(track(trackers if group.is_leader else (), run, trainer.step))
+        _train_and_evaluate(run, config, trainer, request, num_instances, watch, trackers)
+
+
+def _train_and_evaluate(
+    run: RunDirectory,
+    config: RunConfig,
+    trainer: Trainer,
+    request: StopRequest,
+    num_instances: int,
+    watch: Watcher | None,
+    trackers: Sequence[Tracker],
+) -> None:
+    group = trainer.group
+    clock, interval = restore(run, trainer)
+    group.lead(lambda: _prepare(run, config.task, trainer, interval, num_instances))
+    with track(trackers if group.is_leader else (), run, trainer.step) as tracking:
         with request.deferred():
             fit(
                 trainer,

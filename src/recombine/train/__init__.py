@@ -6,7 +6,7 @@ starts from a checkpoint ends with the same bits as one that was never stopped. 
 
 from recombine.train.clock import Clock, ClockState
 from recombine.train.config import TRAINING_VERSION, TrainingConfig
-from recombine.train.loop import Progress, RowWatcher, Watcher, fit, intervals
+from recombine.train.loop import Progress, RowWatcher, StepWatcher, Watcher, fit, intervals
 from recombine.train.signals import StoppedError, StopRequest, heed_signals
 from recombine.train.trainer import DivergedError, Trainer, load_model
 
@@ -17,6 +17,7 @@ __all__ = [
     "DivergedError",
     "Progress",
     "RowWatcher",
+    "StepWatcher",
     "StopRequest",
     "StoppedError",
     "Trainer",

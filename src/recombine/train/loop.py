@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypedDict, cast
+from typing import Protocol, TypedDict, cast, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -41,9 +41,16 @@ class Intervals(TypedDict):
     evaluate_every: int
 
 
-# called at every row of metrics; one with a method `pulse` has that called before every step, with the step and their number
-Watcher = Callable[[Progress], None]
+Watcher = Callable[[Progress], None]  # called at every row of metrics
 RowWatcher = Callable[[MetricsRow], None]
+
+
+@runtime_checkable
+class StepWatcher(Protocol):
+    """A watcher that is also called before every step, if it has this method."""
+
+    def pulse(self, step: int, steps: int) -> None:
+        """Step number `step` of `steps` begins."""
 
 
 def fit(
@@ -91,12 +98,11 @@ def fit(
 
 def _watch_steps(trainer: Trainer, watch: Watcher | None, request: StopRequest) -> Callable[[], bool]:
     """What is called before every step: it tells the watcher, and whether this process was asked to stop."""
-    pulse = getattr(watch, "pulse", None) if trainer.group.is_leader else None
-    if pulse is None:
+    if not isinstance(watch, StepWatcher) or not trainer.group.is_leader:
         return lambda: request.is_made
 
     def tell() -> bool:
-        pulse(trainer.step, trainer.config.steps)
+        watch.pulse(trainer.step, trainer.config.steps)
         return request.is_made
 
     return tell

@@ -70,6 +70,24 @@ def observe(
         )
     encoding = codes if code is None else codes[code]
     walls = walls if walls is None or map is None else walls[map]
+    return _fill_planes(
+        episodes, encoding, objects, kinds, walls, num_kinds=num_kinds, num_cells=num_cells, size=size, clock=clock
+    )
+
+
+def _fill_planes(
+    episodes: Episodes,
+    encoding: Float[Tensor, "batch code"],
+    objects: Int[Tensor, "batch object"],
+    kinds: Int[Tensor, "batch object"],
+    walls: Float[Tensor, "#batch cells"] | None,
+    *,
+    num_kinds: int,
+    num_cells: int,
+    size: int,
+    clock: int,
+) -> Float[Tensor, "batch step feature"]:
+    """`observe` without a kernel."""
     batch_size, num_steps = episodes.actions.shape
     first = encoding.shape[1]  # planes begin here: kinds, agent, walls; then the clock
     count = episodes.present.sum(dim=2) + (1 + bool(clock))
