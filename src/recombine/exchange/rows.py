@@ -26,7 +26,6 @@ COLUMNS = {
     "inputs": "what a model receives: one list of features per token",
     "target": "what a model should predict",
 }
-BLIND = ("row_id", "split", "row", "inputs")
 
 
 def describe_columns(task: Task) -> dict[str, str]:

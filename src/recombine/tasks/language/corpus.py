@@ -79,10 +79,6 @@ class Corpus:
         """Number of training tokens."""
         return int(self._ends[-1]) if len(self._ends) else 0
 
-    @property
-    def num_held_out_tokens(self) -> int:
-        return int(self._lengths.sum())
-
     def window(self, start: int, length: int) -> np.ndarray:
         """Training tokens from a position on; after the last comes the first."""
         parts = []
