@@ -136,15 +136,15 @@ def differing_settings(runs: Sequence[RunDirectory]) -> list[Json]:
     """The settings of each run that are not the same in all runs: names first, then numbers, then seeds."""
     flat: list[Json] = []
     for run in runs:
-        parts = {part: each if isinstance(each, dict) else {"value": each} for part, each in run.config.items()}
-        flat.append({f"{part}.{key}": value for part, each in parts.items() for key, value in each.items()})
+        parts = {part: value if isinstance(value, dict) else {"value": value} for part, value in run.config.items()}
+        flat.append({f"{part}.{key}": value for part, fields in parts.items() for key, value in fields.items()})
     keys = [
         key
-        for key in dict.fromkeys(key for each in flat for key in each)
-        if len({str(each.get(key)) for each in flat}) > 1
+        for key in dict.fromkeys(key for settings in flat for key in settings)
+        if len({str(settings.get(key)) for settings in flat}) > 1
     ]
     keys.sort(key=lambda key: (key in SEEDS, not isinstance(flat[0].get(key), str)))
-    return [{key: each.get(key) for key in keys} for each in flat]
+    return [{key: settings.get(key) for key in keys} for settings in flat]
 
 
 def label_settings(settings: Sequence[Json]) -> list[str]:

@@ -82,7 +82,7 @@ def _draw_decoders(found: Found[list[Decoded]], metric: str, style: Style) -> Ca
                 known = [(site.layer, value) for site, value in zip(here, values, strict=True) if value is not None]
                 look = {"color": colour, "label": label if name == "ood" else None, **look}
                 axes.plot([layer for layer, _ in known], [value for _, value in known], **look)
-        layers = sorted({each.layer for _, sites in found for each in sites if each.kind == kind}, key=str)
+        layers = sorted({site.layer for _, sites in found for site in sites if site.kind == kind}, key=str)
         axes.set(title=escape_text(KIND_TITLES.get(kind, kind)), xlabel="layer", xticks=layers)
     if metric in PRESENCE_METRICS:
         panels[0].set(ylim=(-0.02, 1.02))
