@@ -30,7 +30,7 @@ EXAMPLES = (
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions(Output):
-    """What to measure."""
+    """Measure how fast this machine trains, compared with the plain definition under torch.compile."""
 
     parts: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[PART ...]")] = ()
     """Parts to measure: steps, attention, lengths, dropout, growth, memory, generators (default: all)."""

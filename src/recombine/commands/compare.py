@@ -26,7 +26,7 @@ NOTE = (
 
 @dataclass(frozen=True, kw_only=True)
 class CompareOptions(Output):
-    """Which runs."""
+    """Print how much two runs differ, with intervals, on the same instances."""
 
     first: RunPath
     """Run directory of a finished run."""
@@ -37,11 +37,11 @@ class CompareOptions(Output):
 def run(argv: list[str]) -> None:
     options = parse(CompareOptions, argv, prog="compare")
     runs = [RunDirectory.open(path) for path in (options.first, options.second)]
-    results = [read_result(each) for each in runs]
+    results = [read_result(directory) for directory in runs]
     rows = compare_results(*results)
     settings = differing_settings(runs)
     value: Json = {
-        "runs": [str(each.path) for each in runs],
+        "runs": [str(directory.path) for directory in runs],
         "settings": settings,
         "differences": {
             split: {row["metric"]: row for row in rows if row["split"] == split} for split in _splits(rows)
@@ -101,7 +101,7 @@ def _splits(rows: list[Json]) -> list[str]:
 
 def tabulate_settings(settings: list[Json]) -> Table:
     """The settings in which the runs differ."""
-    rows = tuple((name, *(str(each[name]) for each in settings)) for name in settings[0])
+    rows = tuple((name, *(str(of_run[name]) for of_run in settings)) for name in settings[0])
     return Table(title="settings that differ", columns=("setting", "first", "second"), rows=rows)
 
 

@@ -26,7 +26,7 @@ UNINFORMED = (
 
 @dataclass(frozen=True, kw_only=True)
 class DiagnoseOptions(RunOutput):
-    """What to diagnose."""
+    """Say whether a run generalises to held-out compositions and, if not, why not. Probes the run first if needed."""
 
     run: RunPath
     """Run directory of a finished run. Writes diagnosis.json there."""

@@ -21,7 +21,7 @@ EXAMPLES = (
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions(RunOutput):
-    """What to score."""
+    """Score a trained run again, for example on more instances. Prints the scores and leaves result.json as it is."""
 
     run: RunPath
     """Run directory."""

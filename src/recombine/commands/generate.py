@@ -25,14 +25,14 @@ UNFINISHED = "\ufffd"  # what a character looks like before its last byte is the
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateOptions(RunOutput):
-    """What to generate."""
+    """Continue a text with a trained language model."""
 
     run: RunPath
     """Run directory of a language model."""
     prompt: str = ""
     """Text to continue (default: the beginning of a document)."""
     num_tokens: int = 200
-    """Most tokens to generate."""
+    """Maximum number of tokens to generate."""
     temperature: float = 0.8
     """Below 1 prefers likely tokens; 0 always takes the most likely one."""
     top_p: float = 0.95

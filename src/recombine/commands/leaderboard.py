@@ -21,7 +21,7 @@ EXAMPLES = (
 
 @dataclass(frozen=True, kw_only=True)
 class LeaderboardOptions(Output):
-    """Where the runs are, and where to write the page."""
+    """Write one HTML file that ranks runs. Only runs of the same task, seed, split and budget are ranked together."""
 
     folders: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="[DIR ...]")] = (Path("runs"),)
     """Folders with run directories."""

@@ -28,7 +28,7 @@ TITLES = {"f1": "F1", "r2": "R²"}  # of decoders
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeOptions(RunOutput):
-    """What to probe."""
+    """Look inside a run: decode the modules from latent codes and activations, then change the codes and see what happens."""
 
     run: Annotated[tyro.conf.Positional[Path | None], tyro.conf.arg(metavar="[RUN]")] = None
     """Run directory. Writes probe.json and probe.npz there."""

@@ -20,7 +20,7 @@ EXAMPLES = (
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions(RunOutput):
-    """Runs to report, and where to write the report."""
+    """Write one HTML file about runs. It works offline."""
 
     runs: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUN [RUN ...]")]
     """Run directories, or folders of them."""

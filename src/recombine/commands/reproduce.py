@@ -42,7 +42,7 @@ NUM_PICTURED = 500  # points per map
 
 @dataclass(frozen=True, kw_only=True)
 class ReproduceOptions(EngineFlags, Output):
-    """Which experiment to run, how large, and where. `recombine sweep status DIR` shows how far it is."""
+    """Run an experiment and print it next to the paper's figures. `recombine sweep status DIR` shows how far it is."""
 
     name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="EXPERIMENT")]
     """Name of an experiment (`recombine reproduce list` prints them), FILE.py:NAME for one of your own, or `claims`."""

@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class RunsOptions(Output):
-    """Where to look."""
+    """List the runs in a folder, with their scores."""
 
     folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="[DIR]")] = Path("runs")
     """Folder with run directories."""
@@ -34,9 +34,9 @@ class RunsOptions(Output):
 def run(argv: list[str]) -> None:
     options = parse(RunsOptions, argv, prog="runs")
     rows = []
-    for each in find_runs(options.folder):
+    for directory in find_runs(options.folder):
         try:
-            rows.append(describe_run(each, options.folder))
+            rows.append(describe_run(directory, options.folder))
         except InputError as error:
             _log.warning("left out: %s", error)
     if not rows:

@@ -5,6 +5,7 @@ from __future__ import annotations
 EXAMPLES = (
     "recombine sweep sweep.py --jobs 2",
     "recombine sweep sweep.py --engine ray",
+    "recombine sweep status runs/sweep",
 )
 
 

@@ -25,7 +25,7 @@ class MLPConfig(ModelConfig):
     kind: ClassVar[str] = "mlp"
 
     num_layers: int = 4
-    """Hidden layers."""
+    """Number of hidden layers."""
     hidden_dim: int = 1024
     """Number of units per hidden layer."""
 

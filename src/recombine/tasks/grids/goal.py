@@ -64,7 +64,7 @@ class GoalGrid(ImitationTask):
     num_interactions: int = 5
     """Number of interactions with an object."""
     num_mazes: int = 5
-    """Different mazes."""
+    """Number of different mazes."""
     num_objects: int = 5
     """Number of kinds of objects."""
     num_distractors: int = 4

@@ -83,7 +83,7 @@ class Language(Task):
     dataset: str | None = None
     """Data set of Hugging Face, as NAME or NAME:CONFIG, read in streaming mode; instead of files."""
     num_documents: int | None = None
-    """Most documents that are taken from the data set (default: all)."""
+    """Maximum number of documents to take from the data set (default: all)."""
     tokenizer: str = "bytes"
     """bytes, sentencepiece (trained on the text), or a file: a SentencePiece .model or a tokenizer.json."""
     vocabulary: int = 4096

@@ -66,11 +66,11 @@ class SequenceTeacher(SequenceTask):
     teacher_attention: AttentionWeights = "sigmoid"
     """Attention weights of a teacher of class `attention`."""
     teacher_readout: Readout = "linear"
-    """From hidden state to output: one layer (limited capacity) or an MLP (higher capacity)."""
+    """The teacher's readout from hidden state to output: one layer (limited capacity) or an MLP (higher capacity)."""
     teacher_dim: int = 20
     """Number of features of the teacher's hidden state."""
     target_dim: int = 20
-    """Features of an output."""
+    """Number of features of an output."""
     chain_of_thought: float = 0.0
     """Weight of the squared error of the hidden states in the loss. With 0 they are not supervised."""
 

@@ -40,17 +40,17 @@ class SequenceTask(Task):
     generalise_to: Generalisation = "lengths"
     """What is never trained: longer sequences, or features that stay low or high."""
     token_dim: int = 20
-    """Features of a token."""
+    """Number of features per token."""
     min_length: int = 2
-    """Fewest tokens of a training sequence, where lengths are held out."""
+    """Minimum length of a training sequence, where lengths are held out."""
     max_length: int = 10
-    """Most tokens of a training sequence; where corners are held out, the tokens of every sequence."""
+    """Maximum length of a training sequence; where corners are held out, the length of every sequence."""
     longest: int = 100
-    """Most tokens of a held-out sequence, where lengths are held out."""
+    """Maximum length of a held-out sequence, where lengths are held out."""
     support: float = 1.0
     """Width of the interval around 0.5 that training tokens come from; held-out tokens come from all of [0, 1]."""
     num_sequences: int | None = None
-    """Distinct training sequences; without a number every sequence is new."""
+    """Number of different training sequences (default: every sequence is new)."""
 
     def __post_init__(self) -> None:
         check_choice("generalise_to", self.generalise_to, get_args(Generalisation))
