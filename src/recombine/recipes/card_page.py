@@ -21,9 +21,9 @@ INTRODUCTION = """# Claims
 Every claim of the four papers that the experiments of this package decide on, with our number next to the paper's. This page
 is written by `recombine reproduce claims` from the files in `results/`; nothing on it is filled in by hand.
 
-- *ours*: the number that decides, with its 95 % interval, and what the interval is over. With several seeds it is over seeds
-  and compositions together (`recombine.seeds`); with one seed over compositions; for numbers that are read from the networks,
-  over seeds. A number that is read from a single network has none.
+- *ours*: the number that decides, its 95 % interval, and below it what the interval is over. With several seeds it is over
+  seeds and compositions together (`recombine.seeds`); with one seed over compositions; for numbers that are read from the
+  networks, over seeds. A number that is read from a single network has none.
 - *bound*: what the number must be. Bounds are in the code before the runs that they judge. Where earlier runs were known by
   then, the experiment says so: those bounds are not blind.
 - *seen*: the number reaches its bound and the interval agrees. *Seen in part*: one of the two. *Not seen*: neither.
@@ -59,7 +59,7 @@ def describe_experiment(experiment: Experiment, statements: Sequence[Statement])
     if experiment.known_before:
         lines += [f"The bounds are not blind. Known when they were set: {experiment.known_before}", ""]
     decisive = [statement.decisive for statement in statements]
-    lines += format_table([{"claim": f"{row.claim.text} ({row.claim.source})", **_cells(row)} for row in decisive])
+    lines += format_table([{"claim": _name(row, f" ({row.claim.source})"), **_cells(row)} for row in decisive])
     further = [row for statement in statements for row in statement.further]
     if further:
         summary = f"<summary>Further settings: {count_verdicts(further)}</summary>"
@@ -75,7 +75,7 @@ def describe_further(statement: Statement) -> list[str]:
     lines = [f"*{statement.decisive.claim.text}*", ""]
     run = [row for row in statement.further if row.number is not None]
     missing = [f"{row.claim.where} ({describe_cost(row)})" for row in statement.further if row.number is None]
-    lines += format_table([_cells(row) for row in run]) if run else []
+    lines += format_table([{"setting": row.claim.where or NONE, **_cells(row)} for row in run]) if run else []
     return lines + ([f"Not run (core-hours): {'; '.join(missing)}.", ""] if missing else [])
 
 
@@ -91,22 +91,33 @@ def format_table(rows: Sequence[Cells]) -> list[str]:
 
 
 def _cells(row: CardRow) -> Cells:
-    seen = f"**{row.verdict}**" if row.verdict == "seen" else row.verdict
     return {
-        "setting": row.claim.where or NONE,
-        "ours": show_number(row.number) or NONE,
-        "over": describe_interval(row),
+        "ours": f"{show_number(row.number)}<br>{describe_interval(row)}" if row.number else NONE,
         "paper": NONE if row.claim.published is None else format_number(row.claim.published),
-        "bound": row.claim.bound,
-        "verdict": seen if not row.missing or row.number is None else f"{seen} ({row.missing} runs missing)",
+        "bound": shorten_bound(row.claim.bound),
+        "verdict": _emphasise(row) + (f"<br>{row.missing} runs missing" if row.missing and row.number else ""),
         "core-hours": describe_cost(row),
     }
 
 
+def _name(row: CardRow, source: str = "") -> str:
+    """The statement, with its setting on a line of its own."""
+    return f"{row.claim.text}{source}" + (f"<br>*{row.claim.where}*" if row.claim.where else "")
+
+
+def _emphasise(row: CardRow) -> str:
+    return f"**{row.verdict}**" if row.verdict == "seen" else row.verdict
+
+
+def shorten_bound(bound: str) -> str:
+    """A bound with signs instead of words."""
+    signs = re.sub(r"(of )?at most ", "≤ ", re.sub(r"(of )?at least ", "≥ ", bound))
+    return re.sub(r"-(?=\d)", "−", signs)
+
+
 def describe_interval(row: CardRow) -> str:
     """What the interval is over."""
-    if row.number is None:
-        return "–"
+    assert row.number is not None
     seeds = f"{row.number.num_seeds} seed{'s' * (row.number.num_seeds > 1)}"
     count = row.number.num_compositions
     return seeds if count is None else f"{seeds}, {count} compositions"
@@ -133,7 +144,7 @@ def summarise_card(rows: Sequence[CardRow]) -> str:
         of_paper = list(members)
         run = [statement for statement in of_paper if statement.decisive.number is not None]
         if run:
-            cells += [dict.fromkeys(SHORT_COLUMNS, "") | {"claim": f"**{paper}**"}, *map(_short_cells, run)]
+            cells += [dict.fromkeys(SHORT_COLUMNS, "") | {"claim": f"**{link_paper(paper)}**"}, *map(_short_cells, run)]
         if len(run) < len(of_paper):
             missing.append(f"{len(of_paper) - len(run)} of *{paper.partition(' (')[0]}*")
     lines = format_table(cells) if cells else []
@@ -163,15 +174,19 @@ def choose_headlines(statements: Sequence[Statement]) -> list[Statement]:
 def _short_cells(statement: Statement) -> Cells:
     row, further = statement.decisive, [other for other in statement.further if other.number is not None]
     cells = _cells(row)
-    seen = f"**{row.verdict}**" if row.verdict == "seen" else row.verdict
     return {
-        "claim": f"{row.claim.text}<br>*{row.claim.where}*" if row.claim.where else row.claim.text,
-        "ours": cells["ours"],
+        "claim": _name(row),
+        "ours": show_number(row.number),
         "seeds": NONE if row.number is None else str(row.number.num_seeds),
         "paper": cells["paper"],
         "bound": cells["bound"],
-        "verdict": f"{seen}; further settings: {count_verdicts(further)}" if further else seen,
+        "verdict": _emphasise(row) + (f"; further settings: {count_verdicts(further)}" if further else ""),
     }
+
+
+def link_paper(paper: str) -> str:
+    """The title of a paper as a link to arXiv, where the number is part of it."""
+    return re.sub(r"^(.*) \(arXiv ([\d.]+)\)$", r"[\1](https://arxiv.org/abs/\2)", paper)
 
 
 def update_block(text: str, block: str, path: Path) -> str:
