@@ -1,6 +1,6 @@
 """Write the cards of all task families: docs/tasks/<family>.md, with a picture or an instance as text.
 
-    python docs/make_task_cards.py [--num-instances 2048]
+    python docs/make_task_cards.py [--num-instances 1024]
 
 Every number on a card comes from the code: sizes from the presets, compositions from the certificates, reference scores from
 `recombine check TASK --scale SCALE`.
@@ -9,6 +9,8 @@ Every number on a card comes from the code: sizes from the presets, compositions
 from __future__ import annotations
 
 import argparse
+import re
+from collections.abc import Collection
 from dataclasses import fields
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from recombine.tasks import TASKS, Task
 from recombine.tasks.base import SCALES
 
 FOLDER = Path(__file__).parent / "tasks"
+OWN_PAGES = {"language": "../language.md"}  # a card would have to prepare a corpus first
 
 
 def write_card(name: str, task_class: type[Task], num_instances: int) -> str:
@@ -29,7 +32,7 @@ def write_card(name: str, task_class: type[Task], num_instances: int) -> str:
     task = runs["tiny"].task
     command = name.replace("_", "-")
     summary = task.summary[:1].upper() + task.summary[1:].rstrip(".")
-    parts = [f"# {command}", f"{summary}.", draw_instance(command, task)]
+    parts = [f"# {command}", f"{link_papers(summary)}.", draw_instance(command, task)]
     parts.append(f"*The first held-out instance at scale tiny: `recombine show {command} --scale tiny`.*")
     rows = [
         [
@@ -47,12 +50,14 @@ def write_card(name: str, task_class: type[Task], num_instances: int) -> str:
         "scale",
         "trained",
         "held out",
-        "least training compositions per module",
+        "least per module",
         "model",
         "parameters",
         "steps × batch",
     ]
-    parts += ["## Sizes", "Compositions, default model and training at each scale (seed 0).", table(names, rows)]
+    sizes = "Compositions that are trained and held out, the least number of trained compositions that a module is part of, "
+    sizes += "default model and training\nat each scale (seed 0)."
+    parts += ["## Sizes", sizes, table(names, rows, numbers={1, 2, 3, 5, 6})]
     splits = [[f"`{split}`", task.split_title(split), task.split_meaning(split)] for split in task.splits]
     parts += ["## Splits", table(["split", "called", "holds"], splits)]
     references = score_references(task, num_instances=num_instances)
@@ -71,7 +76,7 @@ def write_card(name: str, task_class: type[Task], num_instances: int) -> str:
         f"At scale tiny, {num_instances:,} instances per split (`recombine check {command} --scale tiny --num-instances "
         f"{num_instances}`). *Chance* ignores the input; the *ceiling* is the best possible score; *agnostic* is the best "
         "without knowing which compositions the split holds. A ceiling below a perfect score means ambiguous instances.",
-        table(["split", "metric", "chance", "ceiling", "agnostic"], scores),
+        table(["split", "metric", "chance", "ceiling", "agnostic"], scores, numbers={2, 3, 4}),
     ]
     settings = [[f"`{field.name}`", f"`{getattr(runs['paper'].task, field.name)!r}`"] for field in fields(task)]
     parts += [
@@ -94,25 +99,30 @@ def draw_instance(name: str, task: Task) -> str:
     return f"![An instance of {name}]({path.name})" + '{ width="520" }'
 
 
-def table(names: list[str], rows: list[list[str]]) -> str:
-    lines = [names, ["---"] * len(names), *rows]
+def link_papers(text: str) -> str:
+    """A text whose arXiv numbers are links."""
+    return re.sub(r"arXiv (\d{4}\.\d{5})", r"[arXiv \1](https://arxiv.org/abs/\1)", text)
+
+
+def table(names: list[str], rows: list[list[str]], numbers: Collection[int] = ()) -> str:
+    """A table in Markdown; columns of numbers are aligned to the right."""
+    marks = ["---:" if column in numbers else "---" for column in range(len(names))]
+    lines = [names, marks, *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--num-instances", type=int, default=2_048)
+    parser.add_argument("--num-instances", type=int, default=1_024)
     options = parser.parse_args()
     FOLDER.mkdir(exist_ok=True)
     index = []
     for name, task_class in TASKS.items():
-        (FOLDER / f"{name}.md").write_text(write_card(name, task_class, options.num_instances))
-        index.append([f"[{name.replace('_', '-')}]({name}.md)", task_class.summary])
-    text = "A card for each family, written by `make cards`. "
-    text += "AH is [Attention as a Hypernetwork](https://arxiv.org/abs/2406.05816), "
-    text += "IC [When can transformers compositionally generalize in-context?](https://arxiv.org/abs/2407.12275), "
-    text += "SC [Scaling can lead to compositional generalization](https://arxiv.org/abs/2507.07207), "
-    text += "LG [On Provable Length and Compositional Generalization](https://arxiv.org/abs/2402.04875)."
+        if name not in OWN_PAGES:
+            (FOLDER / f"{name}.md").write_text(write_card(name, task_class, options.num_instances))
+        page = OWN_PAGES.get(name, f"{name}.md")
+        index.append([f"[{name.replace('_', '-')}]({page})", link_papers(task_class.summary)])
+    text = "A card for each family, written by `make cards`, with the paper that the family comes from."
     (FOLDER / "index.md").write_text(f"# Tasks\n\n{text}\n\n{table(['task', 'what it asks'], index)}\n")
 
 

@@ -52,8 +52,12 @@ def test_peers_do_not_look_ahead_where_that_would_reveal_answers(name):
 
 def test_the_package_has_models_of_its_own_to_compare(monkeypatch):
     monkeypatch.syspath_prepend(FOLDER)
-    configs = importlib.import_module("package_models").configure("tiny")
+    configure = importlib.import_module("package_models").configure
     sys.modules.pop("package_models")
+    configs = configure("in_context", "tiny")
     assert [config.model.label for config in configs][:3] == ["softmax", "linear", "hyla"]
     assert len({config.name for config in configs}) == 4
     assert all(config.task == configs[0].task for config in configs)
+    students = configure("sequence_teacher", "tiny")
+    assert len({config.name for config in students}) == 4
+    assert all(config.task == students[0].task for config in students)

@@ -52,7 +52,7 @@ class TransformerConfig(ModelConfig):
     causal: bool = False
     """Let tokens attend to earlier tokens only."""
     attention_dropout: float = 0.0
-    """Fraction of latent codes dropped in training (0.1 in the authors' release of AH)."""
+    """Fraction of latent codes dropped in training (0.1 in the authors' release of HYLA)."""
     attention_dropout_form: DropoutForm = "pairs"
     """`pairs`: one mask over (query, key) for all rows and heads, as in that release; `elements`: independent masks."""
 

@@ -45,7 +45,7 @@ class FuzzyLogic(Task):
     """Predict a fuzzy logic function at a query from examples of it."""
 
     name: ClassVar[str] = "fuzzy_logic"
-    summary: ClassVar[str] = "infer a disjunction of fuzzy conjunctions from examples (AH, section 3)"
+    summary: ClassVar[str] = "infer a disjunction of fuzzy conjunctions from examples (arXiv 2406.05816, section 3)"
     splits: ClassVar[tuple[SplitName, ...]] = ("train", "test", "ood", "unknown")
 
     num_variables: int = 4

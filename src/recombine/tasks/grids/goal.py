@@ -57,7 +57,7 @@ class GoalGrid(ImitationTask):
     """Walk to the object that an instruction names, and interact with it as instructed."""
 
     name: ClassVar[str] = "goal_grid"
-    summary: ClassVar[str] = "follow an instruction with four parts in a grid world (SC)"
+    summary: ClassVar[str] = "follow an instruction with four parts in a grid world (arXiv 2507.07207)"
 
     grid_size: int = 11
     """Number of rows and columns of the map."""

@@ -59,7 +59,7 @@ class PreferenceGrid(ImitationTask):
     """Collect the objects in a grid world that a mixture of preferences makes valuable."""
 
     name: ClassVar[str] = "preference_grid"
-    summary: ClassVar[str] = "act on a mixture of preferences in a grid world (SC)"
+    summary: ClassVar[str] = "act on a mixture of preferences in a grid world (arXiv 2507.07207)"
 
     num_modules: int = 16
     """Number of preferences."""

@@ -63,7 +63,7 @@ class Language(Task):
 
     name: ClassVar[str] = "language"
     summary: ClassVar[str] = (
-        "Predict the next token of text, mixed with a grammar whose verb-noun pairs are partly held out, and with recall."
+        "predict the next token of text, mixed with a grammar whose verb-noun pairs are partly held out, and with recall"
     )
     splits: ClassVar[tuple[SplitName, ...]] = ("train", "test", "ood", "text", "recall")
     models: ClassVar[tuple[str, ...]] = ("language_model",)

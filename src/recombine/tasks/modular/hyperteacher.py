@@ -47,7 +47,7 @@ class Hyperteacher(Task):
     """Predict the outputs of a network that mixes a few modules, given their strengths."""
 
     name: ClassVar[str] = "hyperteacher"
-    summary: ClassVar[str] = "predict what a mixture of frozen modules does to an input (SC)"
+    summary: ClassVar[str] = "predict what a mixture of frozen modules does to an input (arXiv 2507.07207)"
     splits: ClassVar[tuple[SplitName, ...]] = ("train", "test", "ood", "unknown")
     evaluation_instances: ClassVar[int] = 4_000
     max_batches_at_once: ClassVar[int] = 16

@@ -56,7 +56,7 @@ class InContext(Task):
     """Predict the outputs of a function that mixes a few modules, from examples of it."""
 
     name: ClassVar[str] = "in_context"
-    summary: ClassVar[str] = "infer a mixture of teacher modules from examples of it (IC)"
+    summary: ClassVar[str] = "infer a mixture of teacher modules from examples of it (arXiv 2407.12275)"
     isolated_queries: ClassVar[bool] = True
     evaluation_instances: ClassVar[int] = 2_000
     models: ClassVar[tuple[str, ...]] = ("transformer", "hypernetwork_transformer")

@@ -49,7 +49,7 @@ class SequenceTeacher(SequenceTask):
     """Imitate a random sequence model, and go on where training sequences end."""
 
     name: ClassVar[str] = "sequence_teacher"
-    summary: ClassVar[str] = "imitate a random sequence model on longer sequences than trained (LG)"
+    summary: ClassVar[str] = "imitate a random sequence model on longer sequences than trained (arXiv 2402.04875)"
     evaluation_instances: ClassVar[int] = 4_000  # of up to 100 tokens each
     max_batches_at_once: ClassVar[int] = 4
     models: ClassVar[tuple[str, ...]] = ("deep_set", "attention", "ssm", "rnn")

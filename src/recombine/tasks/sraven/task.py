@@ -52,7 +52,9 @@ class SRaven(Task):
     """Complete a symbolic Raven matrix whose features follow hidden rules."""
 
     name: ClassVar[str] = "sraven"
-    summary: ClassVar[str] = "complete a symbolic Raven matrix from the rules of its features (AH, section 4)"
+    summary: ClassVar[str] = (
+        "complete a symbolic Raven matrix from the rules of its features (arXiv 2406.05816, section 4)"
+    )
     splits: ClassVar[tuple[SplitName, ...]] = ("train", "test", "ood")
     evaluation_instances: ClassVar[int] = 51_200
     metric_info: ClassVar[Mapping[str, Metric]] = METRICS | {"feature_accuracy": Metric(title="feature accuracy")}
