@@ -2,6 +2,7 @@
 
 import io
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -131,3 +132,24 @@ def test_errors_of_a_bug_are_not_hidden(monkeypatch):
     monkeypatch.setattr(cli, "_run_verb", lambda argv: (_ for _ in ()).throw(RuntimeError("a bug")))
     with pytest.raises(RuntimeError, match="a bug"):
         run_verb(["tasks"])
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+@pytest.mark.parametrize("streams", [">&-", "2>&-", "<&- >&- 2>&-", "> /dev/full", "2> /dev/full"])
+@pytest.mark.parametrize("arguments", ["--version", "--help", "nonsense"])
+def test_streams_that_are_closed_or_full(streams, arguments):
+    """One line where there is room for it, and never a traceback; what could not be written is not a success."""
+    command = f"{shlex.quote(sys.executable)} -m recombine {arguments} {streams}"
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, env=buffered)
+    lost = arguments == "nonsense" or streams == "> /dev/full"
+    assert done.returncode == (2 if lost else 0)
+    assert len(done.stderr.splitlines()) <= 1, done.stderr
+
+
+def test_a_closed_stream_does_not_receive_what_is_meant_for_files(tmp_path):
+    """Where standard output is closed, the next file that is opened must not take its place."""
+    script = "from recombine import cli; cli._open_closed_streams(); print('x'); assert open('file', 'w').fileno() > 2"
+    command = f"{shlex.quote(sys.executable)} -c {shlex.quote(script)} <&- >&- 2>&-"
+    assert subprocess.run(["sh", "-c", command], cwd=tmp_path).returncode == 0
+    assert (tmp_path / "file").read_text() == ""

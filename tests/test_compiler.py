@@ -122,6 +122,15 @@ def test_a_compiler_that_hangs_is_ended_with_what_it_started(source, set_compile
     while state.exists() and state.read_text().split()[2] != "Z" and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not state.exists() or state.read_text().split()[2] == "Z"
+    monkeypatch.setattr(compiler, "PATIENCE", 1_000)
+    with pytest.raises(compiler.CompilerError, match="did not end"):  # at once: every kernel would wait for it again
+        load(source)
+
+
+def test_a_quotation_mark_without_its_partner(source, set_compiler):
+    set_compiler('gcc "')
+    with pytest.raises(compiler.CompilerError, match="CC is 'gcc \"', which is no program on the PATH"):
+        load(source)
 
 
 def test_a_compiler_of_another_kind_is_a_reason(source, set_compiler):

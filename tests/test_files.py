@@ -1,12 +1,14 @@
 """Folders for data: of the user's choice, of their home, or private among the temporary files."""
 
 import os
+import pwd
 import tempfile
 
 import pytest
 
 from recombine.errors import InputError
 from recombine.files import data_folder, is_private
+from recombine.kernels.build_cache import cache_directory
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "getuid"), reason="no owners and modes here")
 
@@ -30,6 +32,31 @@ def test_a_folder_for_data_that_others_can_write_to_is_refused(temporary):
     temporary.chmod(0o777)
     with pytest.raises(InputError, match="belongs to somebody else or others can write to it: expected a folder of"):
         data_folder("a")
+
+
+def test_a_user_without_any_home(temporary, monkeypatch, tmp_path):
+    """Not a folder called "~" in the current one."""
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", lambda _: {}["nobody"])
+    monkeypatch.chdir(tmp_path)
+    assert data_folder("a") == temporary / "a"
+    assert not (tmp_path / "~").exists()
+
+
+def test_the_home_of_nobody(monkeypatch):
+    monkeypatch.setenv("RECOMBINE_CACHE", "~no-such-user/cache")
+    for folder in (data_folder, cache_directory):
+        with pytest.raises(InputError, match="RECOMBINE_CACHE is '~no-such-user/cache': expected a folder"):
+            folder()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a link away")
+def test_a_link_that_somebody_else_made_is_not_private(tmp_path):
+    (tmp_path / "mine").mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to(tmp_path / "mine")
+    assert is_private(tmp_path / "link")
+    os.lchown(tmp_path / "link", 54321, 54321)
+    assert not is_private(tmp_path / "link")
 
 
 def test_what_is_private(tmp_path):

@@ -45,6 +45,24 @@ def test_lines_say_how_far_and_how_long(capsys):
     assert len(lines) == 5 + (1000 - 50) // 60  # every ten seconds in the first minute, then every minute
 
 
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_work_goes_on_where_its_progress_cannot_be_written(is_terminal, monkeypatch):
+    """The disk of a log is full, or the terminal was closed."""
+
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(28, "No space left on device")
+
+        def isatty(self) -> bool:
+            return is_terminal
+
+    monkeypatch.setattr(sys, "stderr", Full())
+    now = FakeTime()
+    with show_progress(display=Display(now)):
+        for _ in track(range(5), "work"):
+            now.time += 10.0
+
+
 def test_nothing_is_shown_unless_turned_on(capsys):
     assert list(track(range(3), "work")) == [0, 1, 2]
     with show_progress(), show_progress(False), measure_progress("work", 2) as meter:

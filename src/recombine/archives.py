@@ -18,6 +18,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from recombine.errors import InputError
+from recombine.files import require_regular
 from recombine.memory import require_memory
 
 HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
@@ -27,6 +28,7 @@ UNREADABLE = (OSError, ValueError, EOFError, KeyError, NotImplementedError, Runt
 def read_npz(path: Path) -> dict[str, np.ndarray]:
     """The arrays of an archive by name."""
     try:
+        require_regular(path)
         with open(path, "rb") as file:
             if file.read(len(npy.MAGIC_PREFIX)) == npy.MAGIC_PREFIX:
                 raise InputError(f"{path} holds one array: expected an npz file of several")

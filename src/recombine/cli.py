@@ -71,6 +71,7 @@ Flags = TypeVar("Flags", bound=ParsedFlags)
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run a verb and exit with its code."""
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # an ASCII or Latin-1 terminal shows "?" for what it does not have
@@ -81,8 +82,10 @@ def run(argv: list[str]) -> int:
     """Run a verb; returns its exit code."""
     logging.basicConfig(format="recombine: %(message)s", level=logging.ERROR if _is_follower() else logging.WARNING)
     try:
-        _run_verb(argv)
-        sys.stdout.flush()
+        try:
+            _run_verb(argv)
+        finally:
+            sys.stdout.flush()
     except InputError as error:
         return _complain(error, 2)
     except KeyboardInterrupt as stop:  # a training that was stopped by a signal says where and how to go on
@@ -105,6 +108,15 @@ def run(argv: list[str]) -> int:
     except SystemExit as stop:  # --help, or a usage message
         return stop.code if isinstance(stop.code, int) else 0
     return 0
+
+
+def _open_closed_streams() -> None:
+    """Streams that are closed (`>&-`) lead nowhere; otherwise the next file that is opened would take their place."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
 
 
 def _run_verb(argv: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Atomic writes: a file is complete or absent, even if the process is killed or the power fails."""
+"""Atomic writes: a file is complete or absent, even if the process is killed or the power fails; reads that end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ def replace_file(path: Path, content: bytes) -> None:
     """Replace a file atomically: it is either complete or unchanged, even if the process is killed or the power fails."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "wb") as file:
+        temporary.unlink(missing_ok=True)  # a link that somebody put there would lead the content elsewhere
+        with open(temporary, "xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -27,6 +28,18 @@ def replace_file(path: Path, content: bytes) -> None:
         raise
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def read_file(path: Path) -> bytes:
+    """The content of a regular file."""
+    require_regular(path)
+    return path.read_bytes()
+
+
+def require_regular(path: Path) -> None:
+    """Refuse a pipe or a device in the place of a file: reading it might never end."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
 
 
 def sync_directory(directory: Path) -> None:
@@ -56,18 +69,29 @@ def write_whole(path: Path, content: bytes) -> None:
         ) from None
 
 
+def chosen_cache() -> Path | None:
+    """The folder that `RECOMBINE_CACHE` names, or None if it is not set."""
+    chosen = os.environ.get("RECOMBINE_CACHE")
+    try:
+        return Path(chosen).expanduser() if chosen else None
+    except RuntimeError as error:
+        raise InputError(f"RECOMBINE_CACHE is {chosen!r}: expected a folder ({str(error).rstrip('.')})") from None
+
+
 def data_folder(*names: str) -> Path:
     """A folder for data that can be made again: in `RECOMBINE_CACHE` or `~/.cache/recombine`, else among temporary files."""
-    chosen = os.environ.get("RECOMBINE_CACHE")
-    home = Path(chosen).expanduser() if chosen else Path(os.path.expanduser("~")) / ".cache" / "recombine"
-    folder = home.joinpath(*names)
+    chosen = chosen_cache()
     try:
+        home = Path.home() / ".cache" / "recombine" if chosen is None else chosen
+        folder = home.joinpath(*names)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if os.access(folder, os.W_OK | os.X_OK):
             return folder
         raise PermissionError(0, "it is read-only")
+    except RuntimeError:  # no home at all
+        pass
     except OSError as error:
-        if chosen:
+        if chosen is not None:
             raise InputError(
                 f"cannot write to {str(folder)!r} ({error.strerror}): expected a writable folder in RECOMBINE_CACHE"
             ) from None
@@ -85,9 +109,12 @@ def data_folder(*names: str) -> Path:
 
 
 def is_private(path: Path, owners: Collection[int] | None = None) -> bool:
-    """Whether a file or folder is the user's or root's (or that of `owners`), and nobody else may write to it."""
+    """Whether a file or folder is the user's or root's (or that of `owners`), and nobody else may write to it.
+
+    So must be a link that leads to it.
+    """
     if not hasattr(os, "getuid"):
         return True  # Windows: the user's profile is protected by other means
     what = path.stat()
     trusted = (os.getuid(), 0) if owners is None else owners
-    return what.st_uid in trusted and not what.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return {what.st_uid, path.lstat().st_uid} <= set(trusted) and not what.st_mode & (stat.S_IWGRP | stat.S_IWOTH)

@@ -71,11 +71,12 @@ class Display:
     def refresh(self, meter: Meter) -> None:
         if meter.elapsed < SILENT_SECONDS:
             return
-        if sys.stderr.isatty():
-            self._draw(meter)
-        elif meter.last_line is None or self.now() - meter.last_line >= _line_interval(meter.elapsed):
-            meter.last_line = self.now()
-            print(meter.describe(), file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):  # a full disk or a closed terminal must not end the work
+            if sys.stderr.isatty():
+                self._draw(meter)
+            elif meter.last_line is None or self.now() - meter.last_line >= _line_interval(meter.elapsed):
+                meter.last_line = self.now()
+                print(meter.describe(), file=sys.stderr, flush=True)
 
     def end(self, meter: Meter) -> None:
         """Bars within others go away; the outermost stays where it ended."""
@@ -83,7 +84,8 @@ class Display:
         if self._bars is not None and meter.bar is not None and self._open:
             self._bars.remove_task(meter.bar)
         if not self._open and self._bars is not None:
-            self._bars.stop()
+            with contextlib.suppress(OSError):
+                self._bars.stop()
             self._bars = None
 
     def _draw(self, meter: Meter) -> None:

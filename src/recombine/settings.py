@@ -58,13 +58,14 @@ def fits(value: Any, annotation: Any) -> bool:
     if origin is tuple and arguments[1:] == (...,):
         return isinstance(value, tuple) and all(fits(item, arguments[0]) for item in value)
     if annotation is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and _is_finite(value)
+        return isinstance(value, int | float) and not isinstance(value, bool) and is_finite(value)
     if annotation is int:
         return isinstance(value, int) and not isinstance(value, bool)
     return annotation not in PLAIN_TYPES or isinstance(value, annotation)
 
 
-def _is_finite(value: int | float) -> bool:
+def is_finite(value: int | float) -> bool:
+    """Whether a number is a float that is neither NaN nor infinite, or a whole number that could be one."""
     try:
         return math.isfinite(value)
     except OverflowError:  # a whole number beyond any float

@@ -16,14 +16,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from recombine.errors import InputError
-from recombine.files import is_private
+from recombine.files import chosen_cache, is_private
 
 
 def cache_directory() -> Path:
     """Where builds are kept; created if missing. It may be read-only: then it serves, but nothing can be added."""
-    chosen = os.environ.get("RECOMBINE_CACHE")
-    if chosen:
-        return _open_directory(Path(chosen).expanduser())
+    chosen = chosen_cache()
+    if chosen is not None:
+        return _open_directory(chosen)
     try:
         directory = _open_directory(Path.home() / ".cache" / "recombine")
         if is_writable(directory):

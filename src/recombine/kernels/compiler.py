@@ -37,6 +37,8 @@ FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping
 SHARED = ("-shared", "-fPIC")
 PATIENCE = 600.0
 """Seconds after which a compiler is ended; the largest kernel takes about 20."""
+SHORT_PATIENCE = 60.0
+"""The same when it is only asked for its version."""
 
 _log = logging.getLogger(__name__)
 
@@ -87,7 +89,10 @@ def open_kernel(name: str, headers: Sequence[str], functions: Mapping[str, Seque
 def find_compiler() -> tuple[str, ...] | None:
     """The C compiler and the options that come with its name: `CC` if set, otherwise the first known one on the PATH."""
     for candidate in (os.environ["CC"],) if os.environ.get("CC") else COMPILERS:
-        name, *options = shlex.split(candidate) or [""]
+        try:
+            name, *options = shlex.split(candidate) or [""]
+        except ValueError:  # a quotation mark without its partner
+            return None
         path = shutil.which(name)
         if path:
             return (path, *options)
@@ -116,7 +121,7 @@ def _build(
             options = [flag for flag in flags if not flag.startswith("/")]
             libraries = [flag for flag in flags if flag.startswith("/")]
             command = [*compiler, *options, *SHARED, "-o", str(built), str(source), *libraries, "-lm"]
-            if _run(command, errors) == 0 and _loads(built):
+            if _run(command, errors, PATIENCE) == 0 and _loads(built):
                 break
         else:
             lines = errors.read_text(errors="replace").strip().splitlines() or ["it gives no reason"]
@@ -129,16 +134,23 @@ def _build(
     return final
 
 
-def _run(command: Sequence[str], output: Path) -> int:
+_hung: set[str] = set()  # compilers that did not end; the next kernel need not wait for them again
+
+
+def _run(command: Sequence[str], output: Path, patience: float) -> int:
     """Run a compiler to its end, or end it and what it started; returns its exit code."""
+    complaint = CompilerError(f"{command[0]} did not end within {patience:.0f} seconds")
+    if command[0] in _hung:
+        raise complaint
     with output.open("wb") as file:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
         )
         try:
-            return process.wait(PATIENCE)
+            return process.wait(patience)
         except subprocess.TimeoutExpired:
-            raise CompilerError(f"{command[0]} did not end within {PATIENCE:.0f} seconds") from None
+            _hung.add(command[0])
+            raise complaint from None
         finally:
             if process.poll() is None:
                 with contextlib.suppress(OSError):
@@ -161,7 +173,7 @@ def _compiler_version(compiler: tuple[str, ...]) -> bytes:
     with tempfile.TemporaryDirectory() as scratch:
         output = Path(scratch) / "version"
         try:
-            _run([*compiler, "--version"], output)
+            _run([*compiler, "--version"], output, min(PATIENCE, SHORT_PATIENCE))
         except OSError as error:
             raise CompilerError(f"{compiler[0]} does not run: {error.strerror}") from error
         return output.read_bytes()

@@ -22,12 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
-import safetensors
-
 from recombine.errors import InputError
 from recombine.registry import Code
 from recombine.run import RunConfig
 from recombine.store import Json, RunDirectory
+from recombine.store.checkpoint import read_header
 
 CHECKPOINT_FILE = "checkpoint.safetensors"
 
@@ -145,9 +144,8 @@ def describe_checkpoint(run: RunDirectory) -> Checkpoint | None:
     if not path.exists():
         return None
     try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            info = json.loads((file.metadata() or {})["info"])
+        step = read_header(path)[1]["step"]
         with open(path, "rb") as content:
-            return {"step": int(info["step"]), "sha256": hashlib.file_digest(content, "sha256").hexdigest()}
-    except (safetensors.SafetensorError, KeyError, ValueError, OSError) as error:
-        raise InputError(f"{path} cannot be read ({error}): expected a whole checkpoint of a Recombine run") from None
+            return {"step": step, "sha256": hashlib.file_digest(content, "sha256").hexdigest()}
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror}): expected a whole checkpoint") from None

@@ -252,3 +252,6 @@ def check_step(run: RunDirectory, info: CheckpointInfo, steps: int) -> None:
     """Require the step of a checkpoint to be one that its run has."""
     if not 0 <= info["step"] <= steps:
         raise InputError(f"{run.path} has a checkpoint of step {info['step']}: expected one from 0 to {steps}")
+    first = info.get("interval", {"first_step": 0})["first_step"]
+    if not 0 <= first <= info["step"]:
+        raise InputError(f"{run.path} has a logging interval from step {first}: expected one from 0 to {info['step']}")

@@ -19,6 +19,8 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from recombine.errors import InputError
+from recombine.files import require_regular
+from recombine.store.conform import find_fault
 from recombine.store.schema import CheckpointInfo
 
 
@@ -38,20 +40,37 @@ def read_checkpoint(
 ) -> tuple[dict[str, Tensor], CheckpointInfo]:
     """The tensors and the info of a checkpoint, if it is intact and belongs to the configuration."""
     try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            header: dict[str, str] = dict(file.metadata() or {})
-        sha256 = header.pop("sha256")
-        info = json.loads(header["info"])
+        header, info = read_header(path)
+        sha256 = header.pop("sha256", None)
         tensors = load_file(path)
-    except (safetensors.SafetensorError, KeyError, ValueError, OSError) as error:
-        raise DamagedError(f"{path} cannot be read ({error}): expected a whole checkpoint of a Recombine run") from None
+    except (safetensors.SafetensorError, OSError) as error:
+        raise _unreadable(path, error) from None
     if sha256 != digest_tensors(tensors, header):
         raise DamagedError(f"{path} is damaged: its content does not match its SHA-256")
     if header.get("config") != config_hash:
         raise DamagedError(f"{path} belongs to another run: expected the checkpoint of the configuration next to it")
-    if not isinstance(info, dict) or isinstance(info.get("step"), bool) or not isinstance(info.get("step"), int):
-        raise DamagedError(f"{path} does not say at which step it was saved")
-    return {name: tensor.to(device) for name, tensor in tensors.items()}, cast(CheckpointInfo, info)
+    return {name: tensor.to(device) for name, tensor in tensors.items()}, info
+
+
+def read_header(path: Path) -> tuple[dict[str, str], CheckpointInfo]:
+    """The header of a checkpoint, and the info in it. Neither is compared with the digest here."""
+    try:
+        require_regular(path)
+        with safetensors.safe_open(path, framework="pt") as file:
+            header: dict[str, str] = dict(file.metadata() or {})
+        info = json.loads(header["info"])
+    except (safetensors.SafetensorError, KeyError, ValueError, OSError, RecursionError) as error:
+        raise _unreadable(path, error) from None
+    fault = find_fault(info, CheckpointInfo, complete=False)
+    if fault is None and "step" not in info:
+        fault = "it does not say at which step it was saved"
+    if fault is not None:
+        raise DamagedError(f"{path} is damaged: {fault}")
+    return header, cast(CheckpointInfo, info)
+
+
+def _unreadable(path: Path, error: Exception) -> DamagedError:
+    return DamagedError(f"{path} cannot be read ({error}): expected a whole checkpoint of a Recombine run")
 
 
 def digest_tensors(tensors: Mapping[str, Tensor], header: Mapping[str, Any] | None = None) -> str:

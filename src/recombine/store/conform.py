@@ -11,7 +11,7 @@ from functools import cache
 from types import UnionType
 from typing import Any, Literal, NotRequired, Required, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-from recombine.settings import PLAIN_TYPES
+from recombine.settings import PLAIN_TYPES, is_finite
 
 
 def find_fault(value: Any, declared: Any, location: str = "", *, complete: bool = True) -> str | None:
@@ -61,14 +61,10 @@ def _fields(declared: Any) -> tuple[dict[str, Any], frozenset[str]]:
 
 def _is_plain(value: Any, declared: Any) -> bool:
     if declared is float:
-        return isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool) and _is_float(value))
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and is_finite(value)
     if declared is int:
         return isinstance(value, int) and not isinstance(value, bool)
     return isinstance(value, declared)
-
-
-def _is_float(value: int) -> bool:
-    return abs(value) <= 10**300  # Python reads whole numbers of any length
 
 
 def _first(located: Iterable[tuple[Any, Any, str]], complete: bool) -> str | None:

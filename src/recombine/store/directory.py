@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from recombine.errors import InputError
-from recombine.files import replace_file
+from recombine.files import read_file, replace_file
 from recombine.store.checkpoint import DamagedError, encode_checkpoint, read_checkpoint
 from recombine.store.conform import find_fault
 from recombine.store.schema import FILES, CheckpointInfo, Json, MetricsRow
@@ -110,10 +110,10 @@ class RunDirectory:
         except ImportError:  # no such locks on this platform
             yield
             return
-        with open(self.path / "lock", "w") as file:
+        with open(self.path / "lock", "a", opener=_open_unlinked) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            except BlockingIOError:
                 raise LockedError(
                     f"{self.path} is being trained by another process: expected to be the only one"
                 ) from None
@@ -130,7 +130,7 @@ class RunDirectory:
         """A file whose values have the declared types; with `complete`, nothing that is declared may be missing."""
         path = self.path / name
         try:
-            value = json.loads(path.read_text())
+            value = json.loads(read_file(path))
         except FileNotFoundError:
             raise InputError(f"{path} does not exist: expected a complete run directory") from None
         except (OSError, ValueError, RecursionError) as error:
@@ -153,7 +153,7 @@ class RunDirectory:
         """The rows in order; a last line that a kill cut short is left out. `drop` leaves out all rows from damage on."""
         path = self.path / "metrics.jsonl"
         rows: list[Json] = []
-        lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+        lines = read_file(path).decode(errors="replace").splitlines() if path.exists() else []
         for number, line in enumerate(lines, start=1):
             row, fault = _parse_row(line)
             if fault is None:
@@ -213,6 +213,11 @@ class RunDirectory:
     def drop_previous_checkpoint(self) -> None:
         """Delete the checkpoint before the last one, which a finished run does not need."""
         (self.path / PREVIOUS_CHECKPOINT).unlink(missing_ok=True)
+
+
+def _open_unlinked(path: str, flags: int) -> int:
+    """Open a file, but not through a link: a run directory may come from somebody else."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def _parse_row(line: str) -> tuple[Json, str | None]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from recombine.errors import InputError
+from recombine.files import read_file
 from recombine.store.conform import find_fault
 from recombine.store.directory import FORMAT, RunDirectory
 from recombine.store.schema import Json
@@ -50,7 +51,7 @@ def find_runs(folder: Path | str) -> list[RunDirectory]:
 def _is_run(path: Path) -> bool:
     """Whether a file is the configuration of a run. Damaged ones count, so that they are reported."""
     try:
-        config = json.loads(path.read_text())
+        config = json.loads(read_file(path))
     except (OSError, ValueError, RecursionError):
         return (path.parent / "split.json").exists()
     return isinstance(config, dict) and config.get("format") == FORMAT

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from recombine.errors import InputError
+from recombine.files import read_file, require_regular
 from recombine.folders import FAILURE, METRICS, RESULT, RUNNING
 
 FORMAT = "recombine-sweep"
@@ -152,10 +153,10 @@ def read_plan(folder: Path) -> dict[str, Any]:
 def read_json(path: Path) -> dict[str, Any] | None:
     """A JSON object, or None if there is none."""
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(read_file(path))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} cannot be read ({error}): expected JSON") from None
     return value if isinstance(value, dict) else None
 
@@ -179,6 +180,7 @@ def _list_alive(folder: Path) -> set[str]:
 def _read_progress(path: Path) -> tuple[int, float]:
     """Step and seconds of the last whole line of a run's metrics."""
     try:
+        require_regular(path)
         with open(path, "rb") as file:
             file.seek(max(0, path.stat().st_size - 16_384))
             lines: Sequence[bytes] = file.read().splitlines()
@@ -188,6 +190,6 @@ def _read_progress(path: Path) -> tuple[int, float]:
         try:
             row = json.loads(line)
             return int(row["step"]), float(row["seconds"])
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             continue
     return 0, 0.0

@@ -18,6 +18,8 @@ from recombine.tasks.ahead import Ahead
 from recombine.train.config import TrainingConfig
 from recombine.train.together import StepsTogether
 
+MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # of AdamW, for each parameter
+
 
 class DivergedError(RuntimeError):
     """Training met a loss or a parameter that is not finite."""
@@ -125,18 +127,14 @@ class Trainer:
 
     def load_state(self, tensors: dict[str, Tensor], step: int) -> None:
         """Continue from the tensors of a checkpoint."""
+        check_moments(self.model, tensors, step)
         if self.is_sharded:
             tensors = shard_like(tensors, dict(self.model.named_parameters()))
         load_model(self.model, tensors)
         for name, parameter in self.model.named_parameters():
-            moments = {key: tensors.get(f"optimizer/{key}/{name}") for key in ("step", "exp_avg", "exp_avg_sq")}
-            state = {key: tensor for key, tensor in moments.items() if tensor is not None}
-            shapes = {key: tensor.shape for key, tensor in state.items() if key != "step"}
-            if len(state) not in (0, len(moments)) or any(shape != parameter.shape for shape in shapes.values()):
-                raise InputError(
-                    f"the checkpoint does not fit the optimizer: it lacks or misshapes the moments of {name}"
-                )
-            self.optimizer.state[parameter] = {key: tensor.to(self.device) for key, tensor in state.items()}
+            moments = {key: tensors.get(f"optimizer/{key}/{name}") for key in MOMENTS}
+            state = {key: tensor.to(self.device) for key, tensor in moments.items() if tensor is not None}
+            self.optimizer.state[parameter] = state
         self.step = step
 
     def require_finite(self, loss: float) -> None:
@@ -161,6 +159,23 @@ def load_model(model: nn.Module, tensors: dict[str, Tensor]) -> None:
         raise InputError(f"the checkpoint does not fit the model: {str(error).splitlines()[-1].strip()}") from None
     if (broken := find_infinite(model)) is not None:
         raise InputError(f"the checkpoint has values of {broken} that are not finite: expected finite parameters")
+
+
+def check_moments(model: nn.Module, tensors: dict[str, Tensor], step: int) -> None:
+    """Require the moments in a checkpoint to fit: those of a parameter that was never used may be missing, all may not."""
+    complaint = "the checkpoint does not fit the optimizer"
+    if step > 0 and not any(name.startswith("optimizer/") for name in tensors):
+        raise InputError(f"{complaint}: it is of step {step} and has no moments")
+    for name, parameter in model.named_parameters():
+        moments = {key: tensors[full] for key in MOMENTS if (full := f"optimizer/{key}/{name}") in tensors}
+        if len(moments) not in (0, len(MOMENTS)):
+            raise InputError(f"{complaint}: it lacks some of the moments of {name}")
+        for key, value in moments.items():
+            shape, dtype = ((), torch.float32) if key == "step" else (parameter.shape, parameter.dtype)
+            if value.shape != shape or value.dtype != dtype:
+                raise InputError(f"{complaint}: {key} of {name} is {tuple(value.shape)}, {value.dtype}")
+            if value.isnan().any() or (key != "exp_avg" and (value < 0).any()):
+                raise InputError(f"{complaint}: {key} of {name} is negative or NaN")
 
 
 def find_infinite(model: nn.Module) -> str | None:

@@ -1,0 +1,227 @@
+"""Run directories that somebody else prepared: links, pipes, and checkpoints with a digest that fits what they hold."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from forked import in_fork
+from fuzz import TASK, call, verbs
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from recombine import files
+from recombine.errors import InputError
+from recombine.kernels import compiler
+from recombine.kernels.build_cache import digest
+from recombine.kernels.compiler import find_compiler
+from recombine.store.checkpoint import encode_checkpoint
+from recombine.sweep.status import _read_progress
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
+Tensors = dict[str, torch.Tensor]
+
+
+@pytest.fixture(scope="module")
+def pristine(tmp_path_factory):
+    """A finished run."""
+    code, out, err, trace = call(["train", *TASK, "--out", str(tmp_path_factory.mktemp("runs"))])
+    assert code == 0, err + trace
+    return Path(out.strip())
+
+
+@pytest.fixture
+def run(pristine, tmp_path):
+    return Path(shutil.copytree(pristine, tmp_path / "runs" / pristine.name))
+
+
+def resume(run: Path) -> tuple[int | None, str]:
+    """Exit code and complaint of a training that goes on from the checkpoint of a run."""
+    (run / "result.json").unlink()
+    code, _, err, trace = call(["train", *TASK, "--out", str(run.parent)])
+    assert not trace, trace
+    assert code != 2 or len(err.strip().splitlines()) == 1, err
+    return code, err
+
+
+def test_a_lock_that_is_a_link_is_not_followed(run, tmp_path):
+    precious = tmp_path / "precious"
+    precious.write_text("kept")
+    (run / "lock").unlink()
+    (run / "lock").symlink_to(precious)
+    code, err = resume(run)
+    assert (code, precious.read_text()) == (2, "kept")
+    assert "lock: Too many levels of symbolic links" in err
+
+
+@pytest.mark.parametrize("name", ["result.json", "metrics.jsonl", "checkpoint.json"])
+def test_links_with_the_names_of_temporary_files_are_not_followed(name, run, tmp_path):
+    precious = tmp_path / "precious"
+    precious.write_text("kept")
+    (run / f".{name}.{os.getpid()}.tmp").symlink_to(precious)
+    files.replace_file(run / name, b"new")
+    assert precious.read_text() == "kept"
+    assert (run / name).read_bytes() == b"new"
+    assert not list(run.glob(".*.tmp"))
+
+
+FILES = ["config.json", "result.json", "split.json", "metrics.jsonl", "checkpoint.safetensors"]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_pipe_in_the_place_of_a_file_does_not_hang(name, run, tmp_path, monkeypatch):
+    monkeypatch.setattr("fuzz.PATIENCE", 60)
+    (run / name).unlink()
+    os.mkfifo(run / name)
+    for verb in ("evaluate", "runs", "compare"):
+        code, _, err, trace = call(verbs(run, tmp_path)[verb])
+        assert not trace, trace
+        assert code == 0 or "it is not a regular file" in err
+    signal.alarm(60)  # a line of a pipe would never come
+    assert _read_progress(run / name) == (0, 0.0)
+    signal.alarm(0)
+
+
+CONSTRUCTOR = """
+#include <fcntl.h>
+__attribute__((constructor)) static void planted(void) { open("%s", O_CREAT | O_WRONLY, 0666); }
+int answer(void) { return 666; }
+"""
+VICTIM, ATTACKER = 54321, 54322
+
+
+@pytest.mark.skipif(os.getuid() != 0 or find_compiler() is None, reason="needs root, to be two other users")
+@pytest.mark.parametrize("where", ["in a folder of everybody", "in a folder of the attacker", "through a link"])
+def test_a_kernel_that_another_user_planted_is_not_run(where, monkeypatch):
+    """Two processes of two users: one builds a library under the name that the other one looks for."""
+    with tempfile.TemporaryDirectory() as place:
+        public, source, trace = Path(place), Path(place, "answer.c"), Path(place, "trace")
+        public.chmod(0o1777)
+        cache = public / "cache"
+        monkeypatch.setenv("RECOMBINE_CACHE", str(cache))
+        source.write_text("int answer(void) { return 42; }\n")
+
+        def plant() -> int:
+            os.umask(0)
+            os.setuid(ATTACKER)
+            cache.mkdir(mode=0o700)
+            monkeypatch.setattr(compiler, "_build", build_planted)
+            with contextlib.suppress(compiler.CompilerError):
+                compiler.load_library(source)
+            return 0
+
+        def build_planted(program: Any, attempts: Any, path: Path, folder: Path, prefix: str) -> Path:
+            evil, built = folder / "evil.c", folder / "evil.so"
+            evil.write_text(CONSTRUCTOR % trace)
+            subprocess.run([*program, "-shared", "-fPIC", "-o", str(built), str(evil)], check=True)
+            built.chmod(0o755)
+            return built.rename(folder / f"{prefix}-{digest([built.read_bytes()])}.so")
+
+        def load() -> int:
+            os.setuid(VICTIM)
+            try:
+                return compiler.load_library(source).answer()
+            except InputError:
+                return 2
+
+        assert in_fork(plant) == 0
+        assert trace.exists(), "the attack itself must work"
+        trace.unlink()
+        if where == "in a folder of everybody":
+            os.chown(cache, 0, 0)
+            cache.chmod(0o1777)
+        elif where == "through a link":
+            cache.rename(public / "elsewhere")
+            cache.symlink_to(public / "elsewhere")
+            os.lchown(cache, ATTACKER, ATTACKER)
+            os.chown(public / "elsewhere", VICTIM, VICTIM)
+        assert in_fork(load) == 2
+        assert not trace.exists()
+
+
+def test_metrics_of_a_sweep_nested_beyond_any_depth(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 10, "seconds": 2.5}\n' + "[" * 16_000)
+    assert _read_progress(tmp_path / "metrics.jsonl") == (10, 2.5)
+
+
+def test_activations_from_a_device_that_never_ends():
+    code, _, err, trace = call(["probe", "--activations", "/dev/zero", "-q"])
+    assert not trace
+    assert code == 2
+    assert "it is not a regular file" in err
+
+
+def forge(run: Path, change: Callable[[Tensors], Tensors] = lambda tensors: tensors, **info: Any) -> None:
+    """A checkpoint of the same run, with a digest that fits: whoever writes a file can compute it."""
+    path = run / "checkpoint.safetensors"
+    with safe_open(path, "pt") as file:
+        header = dict(file.metadata())
+    content = encode_checkpoint(
+        change(load_file(path)), json.loads(header["info"]) | {"step": 10} | info, config_hash=header["config"]
+    )
+    path.write_bytes(content)
+
+
+INFO = [
+    ({"seconds": "x"}, "seconds is 'x': expected a finite number"),
+    ({"seconds": 10**400}, "seconds is 1000"),
+    ({"loss": float("nan")}, "loss is nan: expected a finite number"),
+    ({"timed_steps": 1.5}, "timed_steps is 1.5: expected a whole number"),
+    ({"interval": "x"}, "interval is 'x': expected an object"),
+    ({"interval": {"first_step": 0, "loss_sums": ["x"]}}, "interval.loss_sums[0] is 'x'"),
+    ({"interval": {"first_step": -7, "loss_sums": [0.0]}}, "a logging interval from step -7"),
+    ({"step": True}, "step is True: expected a whole number"),
+    ({"step": -5}, "a checkpoint of step -5: expected one from 0 to 20"),
+]
+
+
+@pytest.mark.parametrize(("info", "message"), INFO)
+def test_what_a_checkpoint_says_of_itself_is_checked(info, message, run):
+    forge(run, **info)
+    code, err = resume(run)
+    assert code == 2
+    assert message in err
+
+
+def altered(part: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Tensors], Tensors]:
+    return lambda tensors: {name: change(value) if part in name else value for name, value in tensors.items()}
+
+
+TENSORS = [
+    (lambda tensors: {name: value for name, value in tensors.items() if "optimizer" not in name}, "has no moments"),
+    (lambda tensors: {name: value for name, value in tensors.items() if "exp_avg_sq" not in name}, "lacks some of the"),
+    (altered("exp_avg/", lambda value: value.double()), "exp_avg of embed.weight is (8, 5), torch.float64"),
+    (altered("exp_avg/", lambda value: value.to(torch.int8)), "torch.int8"),
+    (altered("exp_avg/", lambda value: value * torch.nan), "exp_avg of embed.weight is negative or NaN"),
+    (altered("exp_avg_sq", lambda value: -value - 1), "exp_avg_sq of embed.weight is negative or NaN"),
+    (altered("optimizer/step", lambda value: torch.zeros(3)), "step of embed.weight is (3,), torch.float32"),
+    (altered("model/", lambda value: value * torch.nan), "not finite: expected finite parameters"),
+    (altered("model/", lambda value: value.double()), "is torch.float64, not torch.float32"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), TENSORS)
+def test_tensors_that_do_not_fit_are_named(change, message, run):
+    forge(run, change)
+    code, err = resume(run)
+    assert code == 2
+    assert message in err
+
+
+@pytest.mark.parametrize("info", ["[" * 100_000, "[]", "{}", "1", '{"step": 1.5}'])
+def test_the_header_of_a_checkpoint_may_be_anything(info, run, tmp_path):
+    path = run / "checkpoint.safetensors"
+    save_file(load_file(path), path, {"sha256": "x", "config": "y", "info": info})
+    for verb in ("evaluate", "probe", "diagnose"):
+        code, _, err, trace = call(verbs(run, tmp_path)[verb])
+        assert not trace, trace
+        assert code == 2
+        assert "checkpoint.safetensors" in err
