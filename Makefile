@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow soak coverage lowest lint format bench docs cards notebooks licences wheel wheel-native dist clean
+.PHONY: demo test test-slow soak coverage lowest lint format bench docs cards notebooks lock licences wheel wheel-native dist clean
 
 # the demo needs the package alone; everything else also the tools of development
 INSTALL := $(BIN)/python -m pip install -qq --constraint constraints.txt --editable
@@ -67,6 +67,10 @@ coverage: $(VENV)/dev
 # the tests with the lowest version of every dependency that pyproject.toml allows
 lowest: $(VENV)/ready
 	$(BIN)/python packaging/lowest_versions.py
+
+# the hashes of the pinned versions; `packaging/lock_hashes.py --check` only compares
+lock: $(VENV)/ready
+	$(BIN)/python packaging/lock_hashes.py
 
 # the licences of everything in the environment
 licences: $(VENV)/ready

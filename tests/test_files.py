@@ -3,9 +3,11 @@
 import os
 import pwd
 import tempfile
+from pathlib import Path
 
 import pytest
 
+import recombine
 from recombine.errors import InputError
 from recombine.files import data_folder, is_private
 from recombine.kernels.build_cache import cache_directory
@@ -65,3 +67,17 @@ def test_what_is_private(tmp_path):
     assert not is_private(tmp_path, owners={os.getuid() + 1})
     tmp_path.chmod(0o770)
     assert not is_private(tmp_path)
+
+
+SYSTEM = ("/proc", "Path(name).read_text()", 'errors.read_text(errors="replace")')  # files of the machine, not of users
+
+
+def test_text_is_read_as_utf_8_whatever_the_locale_says():
+    """`read_text()` alone would decode a run's files as Latin-1 or ASCII where that is the locale's encoding."""
+    lines = [
+        f"{path.name}:{number}: {line.strip()}"
+        for path in sorted(Path(recombine.__file__).parent.rglob("*.py"))
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+        if ".read_text(" in line and "encoding=" not in line and not any(part in line for part in SYSTEM)
+    ]
+    assert lines == []

@@ -15,10 +15,10 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 from recombine import progress
-from recombine.errors import InputError, check_choice
+from recombine.errors import InputError, check_choice, spell_out
 from recombine.help_page import WIDTH, write_page
 
 VERBS = {
@@ -75,12 +75,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # an ASCII or Latin-1 terminal shows "?" for what it does not have
-    sys.exit(run(list(sys.argv[1:] if argv is None else argv)))
+    code = run(list(sys.argv[1:] if argv is None else argv))
+    if not sys.stderr.closed:
+        _discard_unwritten(sys.stderr)
+    sys.exit(code)
 
 
 def run(argv: list[str]) -> int:
     """Run a verb; returns its exit code."""
-    logging.basicConfig(format="recombine: %(message)s", level=logging.ERROR if _is_follower() else logging.WARNING)
+    logging.basicConfig(level=logging.ERROR if _is_follower() else logging.WARNING, handlers=[_make_handler()])
     try:
         try:
             _run_verb(argv)
@@ -95,7 +98,7 @@ def run(argv: list[str]) -> int:
         sys.stderr.close()
         return 141
     except OSError as error:
-        _discard_output()
+        _discard_unwritten(sys.stdout)
         return _complain(_describe(error), 2)
     except MemoryError as error:
         return _complain(f"out of memory ({str(error) or 'no details'}): expected smaller sizes", 2)
@@ -108,6 +111,17 @@ def run(argv: list[str]) -> int:
     except SystemExit as stop:  # --help, or a usage message
         return stop.code if isinstance(stop.code, int) else 0
     return 0
+
+
+class _OneLine(logging.Formatter):
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        return spell_out(super().formatMessage(record))
+
+
+def _make_handler() -> logging.Handler:
+    handler = logging.StreamHandler()
+    handler.setFormatter(_OneLine("recombine: %(message)s"))
+    return handler
 
 
 def _open_closed_streams() -> None:
@@ -148,7 +162,7 @@ def _complain(message: object, code: int, *, follower: bool = False) -> int:
     """Print an error; of the processes that torchrun started, the first speaks for all unless `follower`."""
     with contextlib.suppress(OSError):
         if follower or not _is_follower():
-            print(f"recombine: {message}", file=sys.stderr)
+            print(f"recombine: {spell_out(str(message))}", file=sys.stderr)
     return code
 
 
@@ -171,12 +185,12 @@ def _describe(error: OSError) -> str:
     return f"{error.filename}: {reason}" if error.filename else reason
 
 
-def _discard_output() -> None:
-    """Drop what standard output could not take, or Python would try to write it again at exit and fail with a traceback."""
+def _discard_unwritten(stream: TextIO) -> None:
+    """Drop what a stream could not take, or Python would try to write it again at exit and fail with a traceback."""
     try:
-        sys.stdout.flush()
+        stream.flush()
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def parse(owner: type[Flags], argv: Sequence[str], *, prog: str, **options: Any) -> Flags:

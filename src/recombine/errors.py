@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import difflib
+import unicodedata
 from collections.abc import Iterable
+
+NOT_SHOWN = ("Cc", "Cf", "Cs", "Zl", "Zp")  # categories of Unicode: control, format, surrogates, ends of lines
 
 
 class InputError(ValueError):
     """Invalid input; the command line prints the message as one line and exits with code 2."""
+
+
+def spell_out(text: str) -> str:
+    """Text whose control characters, line ends and marks of direction are written out: a name cannot command a terminal."""
+    return "".join(
+        sign.encode("unicode_escape").decode() if unicodedata.category(sign) in NOT_SHOWN else sign for sign in text
+    )
 
 
 def check_choice(kind: str, value: str, choices: Iterable[str]) -> str:

@@ -81,6 +81,24 @@ def test_a_folder_that_cannot_be_written(verb, copied, tmp_path):
     assert "Permission denied" in error
 
 
+def test_a_finished_run_in_a_folder_that_cannot_be_written(copied):
+    """There is nothing to write, so it is no mistake to ask for it again."""
+    before = {path.name: path.stat().st_mtime_ns for path in copied.iterdir()}
+    (copied / "lock").unlink()
+    copied.chmod(0o555)
+    argv = [*TRAIN, "--warmup-steps", "2", "--attention", "hyla", "--evaluation-instances", "20"]
+
+    def work() -> int:
+        drop_rights()
+        return run_verb([*argv, "--out", str(copied.parent)])
+
+    assert in_fork(work) == 0
+    assert {name: (copied / name).stat().st_mtime_ns for name in before if name != "lock"} == {
+        name: time for name, time in before.items() if name != "lock"
+    }
+    assert not (copied / "lock").exists()
+
+
 def test_training_goes_on_when_there_is_room_again(tmp_path, monkeypatch):
     """The disk fills up at different moments; each time the run resumes, and it ends with the same bits."""
     check_often(monkeypatch)

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from recombine import files
-from recombine.errors import InputError
+from recombine.errors import NOT_SHOWN, InputError
 from recombine.kernels import compiler
 from recombine.kernels.build_cache import digest
 from recombine.kernels.compiler import find_compiler
@@ -225,3 +226,25 @@ def test_the_header_of_a_checkpoint_may_be_anything(info, run, tmp_path):
         assert not trace, trace
         assert code == 2
         assert "checkpoint.safetensors" in err
+
+
+NAMES = ["a[/red]b", "a\x1b]0;title\x07b", "a\nb", "a\u202eb", "a\u2028b", "[link=file:///x]y"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_name_of_a_run_cannot_command_a_terminal(name, pristine, tmp_path):
+    """Control characters, line ends and marks of direction are written out, in tables and in complaints."""
+    run = Path(shutil.copytree(pristine, tmp_path / name / "run"))
+    for argv in (["runs", str(tmp_path)], ["runs", str(run.parent)], ["evaluate", str(run)]):
+        if argv[0] == "evaluate":
+            (run / "checkpoint.safetensors").write_bytes(b"x")
+        code, out, err, trace = call(argv)
+        assert not trace, trace
+        assert code == (2 if argv[0] == "evaluate" else 0)
+        assert not {sign for sign in out + err if unicodedata.category(sign) in NOT_SHOWN and sign != "\n"}
+        assert len(err.splitlines()) == (1 if code else 0)
+    empty = tmp_path / name / "empty"
+    empty.mkdir()
+    code, out, _, trace = call(["runs", str(empty)])
+    assert (code, trace) == (0, "")
+    assert "holds no runs" in " ".join(out.split())

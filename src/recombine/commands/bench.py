@@ -75,7 +75,7 @@ def run(argv: list[str]) -> None:
         choice |= {"scales": options.scales} if part == "generators" else {}
         result[part] = PARTS[part](options.seconds, say, **choice)
     if options.out is not None:
-        earlier = json.loads(options.out.read_text()) if options.out.exists() else {}
+        earlier = json.loads(options.out.read_bytes()) if options.out.exists() else {}
         options.out.write_text(json.dumps({**earlier, **result}, indent=1) + "\n")
     charts = [] if options.charts is None else write_charts(result, options.charts)
     options.show(result, *tables(result), *(f"chart: {path}" for path in charts))

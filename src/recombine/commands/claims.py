@@ -40,7 +40,9 @@ def show_claims(
         rows = read_card(results)
     closing = [f"results: {path}" for path in changed]
     for page in pages:
-        replace_file(page, update_page(page.read_text() if page.exists() else "", rows, results, page).encode())
+        replace_file(
+            page, update_page(page.read_text(encoding="utf-8") if page.exists() else "", rows, results, page).encode()
+        )
         closing.append(f"page: {page}")
     drawn = draw_figures(results, figures) if figures is not None else []
     value: Json = {

@@ -14,6 +14,7 @@ from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from recombine.errors import spell_out
 from recombine.tables import Table
 
 WIDE = 10_000
@@ -52,7 +53,7 @@ def draw(table: Table) -> RichTable:
     drawn = RichTable(box=box.SIMPLE_HEAD)
     rows = table.as_text()
     for number, column in enumerate(table.formats):
-        texts = [row[number] for row in rows]
+        texts = [spell_out(row[number]) for row in rows]
         is_text = all(isinstance(row[number], str | None) for row in table.rows)
         longest = max(map(len, (column.name, *texts)))
         drawn.add_column(
@@ -62,7 +63,7 @@ def draw(table: Table) -> RichTable:
             min_width=min(longest, SENTENCE) if column.wrap else longest,
         )
     for row in rows:
-        drawn.add_row(*map(Text, row))
+        drawn.add_row(*map(Text, map(spell_out, row)))
     return drawn
 
 
@@ -75,8 +76,9 @@ def stack(table: Table | RichTable, width: int) -> Text:
     blocks = []
     is_pair = len(names) == 2
     for row in table.as_text():
-        lines = [f"  {name.rjust(indent)}  {text}" for name, text in zip(names, row, strict=True) if text]
-        blocks.append(f"  {row[0]}: {row[1]}" if is_pair else "\n".join(lines))
+        texts = [spell_out(text) for text in row]
+        lines = [f"  {name.rjust(indent)}  {text}" for name, text in zip(names, texts, strict=True) if text]
+        blocks.append(f"  {texts[0]}: {texts[1]}" if is_pair else "\n".join(lines))
     note = [textwrap.fill(line, width) for line in table.note.splitlines()]
     text = ("\n" if is_pair else "\n\n").join([*blocks, *note])
     return Text(f"{table.title}\n", style="italic").append(f"{text}\n", style="not italic")

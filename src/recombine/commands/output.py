@@ -15,6 +15,7 @@ from rich.table import Table
 
 from recombine.cli import ParsedFlags
 from recombine.commands.layout import print_table
+from recombine.errors import spell_out
 from recombine.tables import Table as ResultTable
 
 RunPath = Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
@@ -46,7 +47,7 @@ class Output(ParsedFlags):
         console = Console()
         for table in tables:
             if isinstance(table, str):
-                console.print(_wrap(table, console.width), highlight=False, soft_wrap=True)
+                console.print(_wrap(table, console.width), highlight=False, markup=False, soft_wrap=True)
             else:
                 print_table(console, table)
 
@@ -58,5 +59,8 @@ class Output(ParsedFlags):
 
 def _wrap(shown: str, width: int) -> str:
     """Wrap text to the width of the console without breaking paths."""
-    lines = (textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False) for line in shown.split("\n"))
+    lines = (
+        textwrap.fill(spell_out(line.expandtabs()), width, break_long_words=False, break_on_hyphens=False)
+        for line in shown.split("\n")
+    )
     return "\n".join(lines)

@@ -161,7 +161,7 @@ def read_lines(path: Path) -> list[Json]:
     if not path.exists():
         return []
     try:
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         if not all(isinstance(line["hash"], str) and isinstance(line["result"], dict) for line in lines):
             raise ValueError("a line has no hash or no result")
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,6 +130,8 @@ def finish_run(
     ):
 
         def begin() -> bool:
+            if not os.access(run.path, os.W_OK) and is_up_to_date(run, num_instances):
+                return True  # finished, and put where nobody can change it
             locks.enter_context(run.lock())
             return is_up_to_date(run, num_instances)
 

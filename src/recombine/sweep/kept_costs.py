@@ -30,7 +30,7 @@ def read_costs(results: Path) -> Json:
     if not path.exists():
         return {"sizes": {}}
     try:
-        kept: Json = json.loads(path.read_text())
+        kept: Json = json.loads(path.read_bytes())
         for cost in kept["sizes"].values():
             _ = parse_cost(cost)
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -44,7 +44,7 @@ class Corpus:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         try:
-            manifest = json.loads((folder / "manifest.json").read_text())
+            manifest = json.loads((folder / "manifest.json").read_bytes())
             self.problems: list[str] = manifest["problems"]
             self.vocabulary: int = manifest["vocabulary"]
             shards = manifest["shards"]

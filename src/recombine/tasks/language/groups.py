@@ -53,7 +53,7 @@ def tokenise_group(group: Group, kept: Sequence[Sequence[bool]], threshold: int,
     """Write the tokens of the documents that are kept; a file that has changed since the survey is left out."""
     tokenizer = load_tokenizer((group.folder / "tokenizer").read_bytes(), vocabulary)
     dtype = np.dtype(np.uint16 if tokenizer.size <= 1 << 16 else np.uint32)
-    files = json.loads(group.file("survey.json").read_text())["files"]
+    files = json.loads(group.file("survey.json").read_bytes())["files"]
     problems = Problems()
     used: list[str] = []
     sides: dict[str, list[np.ndarray]] = {"train": [], "held_out": []}

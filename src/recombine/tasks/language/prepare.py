@@ -89,7 +89,7 @@ def prepare(request: Request) -> str:
 def _look_up(pointer: Path) -> str | None:
     """The name of a corpus that has been prepared; a damaged pointer is as good as none."""
     try:
-        name = str(json.loads(pointer.read_text())["corpus"])
+        name = str(json.loads(pointer.read_bytes())["corpus"])
         return name if (corpus_folder(name) / "manifest.json").exists() else None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
@@ -110,7 +110,7 @@ class _Preparation:
 
     def run(self) -> str:
         self._each("reading", survey_group, [(group,) for group in self.groups], "survey.json")
-        surveys = [json.loads(group.file("survey.json").read_text()) for group in self.groups]
+        surveys = [json.loads(group.file("survey.json").read_bytes()) for group in self.groups]
         kept, threshold = self._choose(surveys)
         content = self.content or self._train_tokenizer(surveys, threshold)
         replace_file(self.work / "tokenizer", content)
@@ -172,7 +172,7 @@ class _Preparation:
 
     def _finish(self, content: bytes, surveys: Sequence[Any]) -> str:
         """Write the manifest and move everything to the folder that is named by its content."""
-        shards = [json.loads(group.file("shard.json").read_text()) for group in self.groups]
+        shards = [json.loads(group.file("shard.json").read_bytes()) for group in self.groups]
         for part in (*surveys, *shards):
             self.problems.lines += part.pop("problems")
         digest = _digest([VERSION, self.request.held_out, [shard["documents"] for shard in shards]], content)
