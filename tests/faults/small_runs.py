@@ -42,7 +42,8 @@ def final_state(run: RunDirectory) -> dict[str, Any]:
     assert checkpoint is not None
     tensors, info = checkpoint
     times = ("seconds", "steps_per_second", "timed_seconds", "timed_steps")
-    result = {name: value for name, value in run.read_json("result.json").items() if name not in times}
+    source = ("evaluation_source_sha256",)  # a file of the package may be edited while hundreds of runs are killed
+    result = {name: value for name, value in run.read_json("result.json").items() if name not in times + source}
     rows = [{name: value for name, value in row.items() if name not in times} for row in run.read_metrics()]
     content = {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
     return {
