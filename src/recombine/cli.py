@@ -15,7 +15,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
-from typing import Any, TextIO, TypeVar
+from typing import Any, TypeVar
 
 from recombine import progress
 from recombine.errors import InputError, check_choice, spell_out
@@ -185,7 +185,7 @@ def _describe(error: OSError) -> str:
     return f"{error.filename}: {reason}" if error.filename else reason
 
 
-def _discard_unwritten(stream: TextIO) -> None:
+def _discard_unwritten(stream: Any) -> None:
     """Drop what a stream could not take, or Python would try to write it again at exit and fail with a traceback."""
     try:
         stream.flush()

@@ -1,6 +1,5 @@
 """Run directories that somebody else prepared: links, pipes, and checkpoints with a digest that fits what they hold."""
 
-import contextlib
 import json
 import os
 import shutil
@@ -9,6 +8,7 @@ import subprocess
 import tempfile
 import unicodedata
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -99,52 +99,52 @@ int answer(void) { return 666; }
 VICTIM, ATTACKER = 54321, 54322
 
 
+def build_planted(program: Any, attempts: Any, source: Path, folder: Path, prefix: str) -> Path:
+    """What an attacker builds instead of the kernel: it leaves a trace when it is loaded."""
+    evil, built = folder / "evil.c", folder / "evil.so"
+    evil.write_text(CONSTRUCTOR % (source.parent / "trace"))
+    subprocess.run([*program, "-shared", "-fPIC", "-o", str(built), str(evil)], check=True)
+    built.chmod(0o755)
+    return built.rename(folder / f"{prefix}-{digest([built.read_bytes()])}.so")
+
+
+def plant(source: Path) -> None:
+    os.umask(0)
+    os.setuid(ATTACKER)
+    (source.parent / "cache").mkdir(mode=0o700)
+    compiler._build = build_planted
+    compiler.load_library(source)
+
+
+def load_as_victim(source: Path) -> int:
+    os.setuid(VICTIM)
+    try:
+        return compiler.load_library(source).answer()
+    except InputError:
+        return 2
+
+
 @pytest.mark.skipif(os.getuid() != 0 or find_compiler() is None, reason="needs root, to be two other users")
 @pytest.mark.parametrize("where", ["in a folder of everybody", "in a folder of the attacker", "through a link"])
 def test_a_kernel_that_another_user_planted_is_not_run(where, monkeypatch):
     """Two processes of two users: one builds a library under the name that the other one looks for."""
     with tempfile.TemporaryDirectory() as place:
-        public, source, trace = Path(place), Path(place, "answer.c"), Path(place, "trace")
-        public.chmod(0o1777)
-        cache = public / "cache"
+        source, trace, cache = (Path(place, name) for name in ("answer.c", "trace", "cache"))
+        Path(place).chmod(0o1777)
         monkeypatch.setenv("RECOMBINE_CACHE", str(cache))
         source.write_text("int answer(void) { return 42; }\n")
-
-        def plant() -> int:
-            os.umask(0)
-            os.setuid(ATTACKER)
-            cache.mkdir(mode=0o700)
-            monkeypatch.setattr(compiler, "_build", build_planted)
-            with contextlib.suppress(compiler.CompilerError):
-                compiler.load_library(source)
-            return 0
-
-        def build_planted(program: Any, attempts: Any, path: Path, folder: Path, prefix: str) -> Path:
-            evil, built = folder / "evil.c", folder / "evil.so"
-            evil.write_text(CONSTRUCTOR % trace)
-            subprocess.run([*program, "-shared", "-fPIC", "-o", str(built), str(evil)], check=True)
-            built.chmod(0o755)
-            return built.rename(folder / f"{prefix}-{digest([built.read_bytes()])}.so")
-
-        def load() -> int:
-            os.setuid(VICTIM)
-            try:
-                return compiler.load_library(source).answer()
-            except InputError:
-                return 2
-
-        assert in_fork(plant) == 0
+        assert in_fork(partial(plant, source)) == 0
         assert trace.exists(), "the attack itself must work"
         trace.unlink()
         if where == "in a folder of everybody":
             os.chown(cache, 0, 0)
             cache.chmod(0o1777)
         elif where == "through a link":
-            cache.rename(public / "elsewhere")
-            cache.symlink_to(public / "elsewhere")
+            elsewhere = cache.rename(Path(place, "elsewhere"))
+            cache.symlink_to(elsewhere)
             os.lchown(cache, ATTACKER, ATTACKER)
-            os.chown(public / "elsewhere", VICTIM, VICTIM)
-        assert in_fork(load) == 2
+            os.chown(elsewhere, VICTIM, VICTIM)
+        assert in_fork(partial(load_as_victim, source)) == 2
         assert not trace.exists()
 
 

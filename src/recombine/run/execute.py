@@ -128,14 +128,7 @@ def finish_run(
         heed_signals() as request,
         contextlib.ExitStack() as locks,
     ):
-
-        def begin() -> bool:
-            if not os.access(run.path, os.W_OK) and is_up_to_date(run, num_instances):
-                return True  # finished, and put where nobody can change it
-            locks.enter_context(run.lock())
-            return is_up_to_date(run, num_instances)
-
-        if group.lead(begin):
+        if group.lead(lambda: _begin(run, num_instances, locks)):
             _log.info("%s is finished already", run.path)
             run.drop_previous_checkpoint()  # a kill right after the result leaves it behind
             return
@@ -182,6 +175,14 @@ def _train_and_evaluate(
         result = _evaluate(trainer, config, clock, num_instances)
         group.lead(lambda: _end(run, result))
         tracking.finish(result)
+
+
+def _begin(run: RunDirectory, num_instances: int, locks: contextlib.ExitStack) -> bool:
+    """Lock a run and say whether it is finished. One that was put where nobody can change it needs no lock."""
+    if not os.access(run.path, os.W_OK) and is_up_to_date(run, num_instances):
+        return True
+    locks.enter_context(run.lock())
+    return is_up_to_date(run, num_instances)
 
 
 def _prepare(run: RunDirectory, task: Task, trainer: Trainer, interval: Interval | None, num_instances: int) -> None:
