@@ -141,6 +141,10 @@ GOOD = {"text": "the a", "label": "a"}
         ([json.dumps({"label": "a"})], r"line 1 has no text: expected an object with text, labels"),
         ([json.dumps({**GOOD, "colour": 1})], r"line 1 has 'colour': expected only text, labels"),
         ([json.dumps({"text": "the", "labels": "a"})], r"line 1 has labels 'a': expected a list of words"),
+        (
+            [json.dumps({"text": "the", "labels": ["a", "a"]})],
+            r"line 1 has labels \['a', 'a'\]: expected different words",
+        ),
         ([json.dumps({**GOOD, "pair": [1]})], r"line 1 has pair \[1\]: expected \[query, key\]"),
         ([json.dumps({**GOOD, "split": "test"})], r"line 1 has split 'test': expected train or ood"),
         ([json.dumps({**GOOD, "answer": ""})], r"line 1 has answer '': expected text"),
@@ -148,6 +152,10 @@ GOOD = {"text": "the a", "label": "a"}
         (
             [json.dumps(GOOD)] * 4 + [json.dumps({**GOOD, "answer": "b"})],
             r"line 5: expected 'answer' in every line or in",
+        ),
+        (
+            [*(json.dumps({**GOOD, "pair": [-1, key]}) for key in range(3)), json.dumps({**GOOD, "pair": [-1, 1]})],
+            r"line 4 repeats line 2: expected prompts that differ in text or pair",
         ),
     ],
 )
@@ -164,10 +172,11 @@ def test_other_faults(folder, tmp_path):
     (tmp_path / "latin.jsonl").write_bytes(b"\xff\xfe")
     with pytest.raises(InputError, match="it is not UTF-8 text"):
         read_prompts(tmp_path / "latin.jsonl")
-    rows = [{**GOOD, "split": split} for split in ("train", "train", "ood", "ood")]
+    different = [{**GOOD, "text": f"the a {number}"} for number in range(4)]
+    rows = [{**row, "split": "ood" if number > 1 else "train"} for number, row in enumerate(different)]
     with pytest.raises(InputError, match="prompts with 'a' are in train and in ood"):
         read_prompts(write_prompts(tmp_path / "both.jsonl", rows)).make_split(0.25, 0)
-    rows = [{**GOOD, "split": "ood"}] * 4
+    rows = [{**row, "split": "ood"} for row in different]
     with pytest.raises(InputError, match="every prompt is in ood"):
         read_prompts(write_prompts(tmp_path / "all.jsonl", rows)).make_split(0.25, 0)
     prompts = write_prompts(tmp_path / "prompts.jsonl", make_rows())

@@ -1,8 +1,11 @@
 """Tokenisers: text comes back, bytes are counted, and files of others can be used."""
 
+import io
+
 import numpy as np
 import pytest
 
+from recombine.commands.generate import decode_stream
 from recombine.errors import InputError
 from recombine.tasks.language import sources
 from recombine.tasks.language.tokenizers import ByteTokenizer, load_tokenizer, read_tokenizer, train_sentencepiece
@@ -101,3 +104,26 @@ def test_continuing_pieces_of_words_have_no_prefix_in_the_text():
     model = tokenizers.models.WordPiece({"[UNK]": 0, "[SEP]": 1, "play": 2, "##ing": 3}, unk_token="[UNK]")
     tokenizer = load_tokenizer(tokenizers.Tokenizer(model).to_str().encode())
     assert tokenizer.num_bytes[tokenizer.encode("playing")].tolist() == [4, 3]
+
+
+def test_a_stream_of_tokens_gives_whole_characters(tokenizer):
+    tokens = tokenizer.encode(TEXT)
+    pieces = list(decode_stream(tokens, tokenizer, prompt=[tokenizer.bos]))
+    assert "".join(pieces) == TEXT
+    assert not any("\ufffd" in piece for piece in pieces)
+    assert len(pieces) > 5  # as they come, not at the end
+    assert "".join(decode_stream(tokens[:-9], tokenizer, prompt=tokens)) == tokenizer.decode(tokens[:-9])
+
+
+def test_a_generated_word_keeps_its_space_behind_the_prompt():
+    """A SentencePiece model of the usual kind writes a space before every word and drops the first when it decodes."""
+    package, written = pytest.importorskip("sentencepiece"), io.BytesIO()
+    lines = [f"the cat sat on the mat and the dog ran to river {number}" for number in range(300)]
+    package.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines), model_writer=written, vocab_size=330, model_type="bpe", minloglevel=2
+    )
+    tokenizer = load_tokenizer(written.getvalue())
+    prompt = [tokenizer.bos, *tokenizer.encode("the cat")]
+    generated = tokenizer.encode("sat on the mat")
+    assert tokenizer.decode(generated) == "sat on the mat"
+    assert "".join(decode_stream(generated, tokenizer, prompt)) == " sat on the mat"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from recombine.cli import parse
@@ -67,13 +67,13 @@ def run(argv: list[str]) -> None:
     )
     if options.json:
         generated = list(tokens)
-        text = tokenizer.decode(generated)
+        text = "".join(decode_stream(generated, tokenizer, prompt))
         seconds = round(time.perf_counter() - started, 3)
         value = {"prompt": options.prompt, "text": text, "tokens": generated, "seconds": seconds}
         options.show(value)
         return
     print(options.prompt, end="", flush=True)
-    for piece in decode_stream(tokens, tokenizer):
+    for piece in decode_stream(tokens, tokenizer, prompt):
         print(piece, end="", flush=True)
     print()
 
@@ -88,10 +88,13 @@ def read_tokenizer(run: RunDirectory, size: int) -> Tokenizer:
         ) from None
 
 
-def decode_stream(tokens: Iterable[int], tokenizer: Tokenizer) -> Iterator[str]:
-    """The text of tokens as they come; characters of several tokens are held back until they are whole."""
-    seen: list[int] = []
-    shown = ""
+def decode_stream(tokens: Iterable[int], tokenizer: Tokenizer, prompt: Sequence[int]) -> Iterator[str]:
+    """The text of tokens as they come; characters of several tokens are held back until they are whole.
+
+    Tokens are decoded behind the prompt, since many tokenizers drop the space before a first word.
+    """
+    seen = list(prompt)
+    shown = tokenizer.decode(seen)
     for token in tokens:
         seen.append(token)
         text = tokenizer.decode(seen)

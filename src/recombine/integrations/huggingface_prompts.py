@@ -23,6 +23,7 @@ from typing import Any
 from recombine.compositions import Composition, CompositionSplit, split_compositions
 from recombine.errors import InputError
 
+DEFAULT_PAIR = (-1, -1)
 KEYS = ("text", "labels", "label", "pair", "split", "answer")
 
 
@@ -32,7 +33,7 @@ class Prompt:
 
     text: str
     composition: Composition
-    pair: tuple[int, int] = (-1, -1)
+    pair: tuple[int, int] = DEFAULT_PAIR
     split: str | None = None
     answer: str | None = None
 
@@ -88,13 +89,14 @@ def read_prompts(path: Path | str) -> PromptFile:
         missing = [number for number, row in rows if (row.get(name) is None) != (rows[0][1].get(name) is None)]
         if missing:
             raise InputError(f"{path} line {missing[0]}: expected {name!r} in every line or in none")
+    _check_different(path, rows)
     labels = tuple(sorted({label for _, row in rows for label in row["labels"]}))
     numbers = {label: number for number, label in enumerate(labels)}
     prompts = [
         Prompt(
             text=row["text"],
             composition=tuple(sorted(numbers[label] for label in row["labels"])),
-            pair=tuple(row.get("pair", (-1, -1))),
+            pair=tuple(row.get("pair", DEFAULT_PAIR)),
             split=row.get("split"),
             answer=row.get("answer"),
         )
@@ -103,6 +105,18 @@ def read_prompts(path: Path | str) -> PromptFile:
     # an order that says nothing about labels: decoders are fitted on every other prompt
     prompts.sort(key=lambda prompt: hashlib.sha256(prompt.text.encode()).digest())
     return PromptFile(prompts=tuple(prompts), labels=labels, sha256=hashlib.sha256(content).hexdigest())
+
+
+def _check_different(path: Path | str, rows: list[tuple[int, dict[str, Any]]]) -> None:
+    """Refuse a prompt that occurs twice: a decoder could be fitted on one copy and scored on the other."""
+    lines: dict[tuple[str, tuple[int, ...]], int] = {}
+    for number, row in rows:
+        first = lines.setdefault((row["text"], tuple(row.get("pair", DEFAULT_PAIR))), number)
+        if first != number:
+            raise InputError(
+                f"{path} line {number} repeats line {first}: expected prompts that differ in text or pair, since decoders "
+                "are fitted on some and scored on others"
+            )
 
 
 def _read_line(path: Path | str, number: int, line: str) -> dict[str, Any]:
@@ -121,7 +135,9 @@ def _read_line(path: Path | str, number: int, line: str) -> dict[str, Any]:
     labels = row.get("labels")
     if not isinstance(labels, list) or not labels or not all(isinstance(label, str) and label for label in labels):
         raise InputError(f"{where} has labels {labels!r}: expected a list of words, or one word in 'label'")
-    pair = row.get("pair", [-1, -1])
+    if len(set(labels)) < len(labels):
+        raise InputError(f"{where} has labels {labels!r}: expected different words")
+    pair = row.get("pair", list(DEFAULT_PAIR))
     if not isinstance(pair, list) or len(pair) != 2 or not all(type(position) is int for position in pair):
         raise InputError(f"{where} has pair {pair!r}: expected [query, key], two positions of tokens")
     if row.get("split") not in (None, "train", "ood"):
