@@ -72,7 +72,7 @@ def test_sentences_carry_the_numbers():
     )
     assert diagnose(scores(0.97, 0.4), COVERED, READ).sentence == (
         "It infers modules but does not use them: 0.40 on held-out compositions against 0.97 on trained ones, yet a linear "
-        "decoder of residual.1 has F1 0.90 on held-out ones (0.95 on trained ones, 0.20 without information)."
+        "decoder of residual.1 has F1 0.90 on held-out ones (0.95 on trained ones, 0.20 for an uninformed decoder)."
     )
 
 

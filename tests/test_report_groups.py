@@ -6,7 +6,7 @@ import pytest
 
 from recombine.report.groups import group_seeds, seed_lead
 from recombine.report.page import render
-from recombine.report.runs import read_runs
+from recombine.report.runs import order_runs, read_runs
 from recombine.store import RunDirectory
 from report_cases import make_score, words
 
@@ -53,3 +53,11 @@ def test_the_headline_is_about_networks(runs):
     answer = words(render(runs, "t", gallery=False), '<p class="answer">', "</p>")
     assert answer.startswith("On compositions never seen in training, hidden dim 512 has R² +0.450")
     assert "compared with hidden dim 16, paired by seed" in answer
+
+
+def test_the_runs_of_a_folder_are_ordered_by_their_settings_with_numbers_as_numbers(tmp_path):
+    rows = [(512, 2), (64, 10), (64, 9), (512, 1)]
+    runs = [RunDirectory.open(make_seed(tmp_path, width, seed, 0.5)) for width, seed in rows]
+    ordered = [(run.config["model"]["hidden_dim"], run.config["task"]["seed"]) for run in order_runs(runs)]
+    assert ordered == [(64, 9), (64, 10), (512, 1), (512, 2)]
+    assert order_runs([]) == []

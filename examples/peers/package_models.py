@@ -16,7 +16,9 @@ import recombine
 def configure(task: str, scale: str) -> list[recombine.RunConfig]:
     """In context: transformers with three kinds of attention, and one with a hypernetwork; otherwise the four students."""
     if task != "in_context":
-        return [recombine.default_run(task, scale, name) for name in ("deep_set", "attention", "ssm", "rnn")]
+        teacher = recombine.default_run(task, scale).task  # of the same class for all of them
+        runs = [recombine.default_run(task, scale, name) for name in ("deep_set", "attention", "ssm", "rnn")]
+        return [replace(run, task=teacher) for run in runs]
     transformer = recombine.default_run(task, scale, "transformer")
     return [
         *(

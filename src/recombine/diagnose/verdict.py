@@ -216,7 +216,7 @@ def _explain(verdict: Verdict, evidence: Evidence) -> str:
     assert read is not None
     decoded = (
         f"a linear decoder of {read['site']} has {DECODER_TITLES[read['metric']]} {read['held_out']:.2f} on held-out ones "
-        f"({read['trained']:.2f} on trained ones, {read['baseline']:.2f} without information)"
+        f"({read['trained']:.2f} on trained ones, {read['baseline']:.2f} for an uninformed decoder)"
     )
     if verdict == "inferred but unused":
         return f"It infers modules but does not use them: {both}, yet {decoded}."

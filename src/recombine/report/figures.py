@@ -59,8 +59,7 @@ def score_figure(runs: Sequence[Shown], metric: str) -> Figure:
         make_annotation(plain(run.label), 0.0, number - 0.36, xref="paper", xanchor="left", color=colour_of(run))
         for number, run in enumerate(runs)
     ]
-    ends = zip(("chance", "ceiling"), tracks[0][:2], strict=True) if tracks else ()
-    titles = [make_annotation(name, x, -0.7, color="var(--ink-faint)", xanchor="center") for name, x in ends]
+    titles = _name_ends(*tracks[0][:2]) if tracks else []
     places = [(number + place, tick) for number in range(len(runs)) for tick, _, place in ROWS.values()]
     axis = {
         "range": [len(runs) - 0.5, -0.9],
@@ -72,6 +71,13 @@ def score_figure(runs: Sequence[Shown], metric: str) -> Figure:
     return make_figure(
         traces, height=90 + 84 * len(runs), x_title=metric_title(metric), y=axis, annotations=labels + titles
     )
+
+
+def _name_ends(chance: float, ceiling: float) -> list[Figure]:
+    """Titles of the ends of a track, which point away from each other: wide intervals can make the track short."""
+    sides = ("right", "left") if chance < ceiling else ("left", "right")
+    ends = zip(("chance", "ceiling"), (chance, ceiling), sides, strict=True)
+    return [make_annotation(name, x, -0.7, color="var(--ink-faint)", xanchor=side) for name, x, side in ends]
 
 
 def _score_trace(run: Shown, number: int, metric: str) -> Figure:

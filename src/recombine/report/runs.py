@@ -124,9 +124,21 @@ def read_runs(paths: Sequence[Path], code: Sequence[Code] = ()) -> list[ReportRu
 
 
 def open_runs(path: Path) -> list[RunDirectory]:
-    """A run, or the runs in a folder."""
+    """A run, or the runs in a folder, by their settings."""
     runs = [] if (path / "config.json").exists() or not path.is_dir() else find_runs(path)
-    return runs or [RunDirectory.open(path)]
+    return order_runs(runs) or [RunDirectory.open(path)]
+
+
+def order_runs(runs: Sequence[RunDirectory]) -> list[RunDirectory]:
+    """Runs by their settings, seeds last, so that similar runs are neighbours; their names end with a hash."""
+    pairs = zip(differing_settings(runs), runs, strict=True)
+    return [run for _, run in sorted(pairs, key=lambda pair: [_sortable(value) for value in pair[0].values()])]
+
+
+def _sortable(value: Any) -> tuple[bool, float, str]:
+    """Numbers by their size, before everything else by its text."""
+    number = isinstance(value, int | float)
+    return not number, float(value) if number else 0.0, "" if number else str(value)
 
 
 SEEDS = ("task.seed", "training.model_seed")
