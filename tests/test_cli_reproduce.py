@@ -4,13 +4,14 @@ import json
 from dataclasses import replace
 
 from recombine.cli import run as run_verb
-from recombine.commands import reproduce
+from recombine.commands import experiments, reproduce
 from recombine.commands.reproduce import ReproduceOptions, choose_records
 from recombine.errors import InputError
 from recombine.models import TransformerConfig
 from recombine.recipes import EXPERIMENTS, Record
 from recombine.recipes.attention_as_hypernetwork.published import SRAVEN
 from recombine.run import RunConfig
+from recombine.sweep.kept_costs import costs_path, measure_costs
 from recombine.tasks import SRaven
 from recombine.train import TrainingConfig
 
@@ -29,6 +30,32 @@ def test_reproduce_lists_experiments(capsys):
     listed = json.loads(capsys.readouterr().out)
     assert {"fuzzy-logic", "sraven", "table-a1"} <= set(listed)
     assert set(listed["sraven"]["seconds"]) == {"tiny", "small", "paper"}
+    unknown = [name for name, row in listed.items() if not row["seconds"]["tiny"]]
+    assert not unknown, "sizes that are not in costs.json: run benchmarks/experiment_costs.py"
+
+
+def test_reproduce_list_says_where_times_come_from(tmp_path, capsys, monkeypatch):
+    """Times of another machine are marked; those measured here replace them."""
+    monkeypatch.setenv("RECOMBINE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(experiments, "PACKAGED", tmp_path)
+    demo = EXPERIMENTS["demo"]
+    monkeypatch.setattr(experiments, "EXPERIMENTS", {"demo": demo})
+    records = [record.with_steps(4) for record in demo.records("tiny")][:2]
+    monkeypatch.setattr(demo, "records", lambda scale: records)
+    assert run_verb(["reproduce", "list"]) == 0
+    assert "empty: " in capsys.readouterr().out
+    measure_costs([record.config for record in records], tmp_path, say=lambda text: None)
+    costs_path(tmp_path).write_text(costs_path(tmp_path).read_text().replace('"processor": "', '"processor": "Other '))
+    assert run_verb(["reproduce", "list"]) == 0
+    shown = capsys.readouterr().out
+    assert "~" in shown
+    assert "another machine (Other " in shown
+    assert run_verb(["reproduce", "list", "--estimate"]) == 0
+    shown = capsys.readouterr()
+    assert "~" not in shown.out
+    assert "1/1 demo, tiny: size 1/" in shown.err
+    assert run_verb(["reproduce", "list", "--json"]) == 0
+    assert all(json.loads(capsys.readouterr().out)["demo"]["measured_here"].values())
 
 
 def test_reproduce_compares_and_reports(tmp_path, capsys, monkeypatch):

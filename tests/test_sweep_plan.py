@@ -79,7 +79,7 @@ def test_unlike_runs_with_the_same_settings_are_told_apart():
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        ("wrong", r"wrong failed at line 24: InputError: unknown setting 'flavour'"),
+        ("wrong", r"wrong failed at line 24: unknown setting 'flavour'"),
         ("none", "none returned no runs: expected at least one"),
         ("numbers", "numbers: item 1 is a int: expected a RunConfig or a Record"),
         ("constant", "constant is not a function"),

@@ -216,8 +216,8 @@ def parse(owner: type[Flags], argv: Sequence[str], *, prog: str, **options: Any)
 
 
 def examples_of(prog: str) -> tuple[str, ...]:
-    """The example commands of a verb: `EXAMPLES` of its module."""
-    module = importlib.import_module(f"recombine.commands.{prog.split()[0].replace('-', '_')}")
+    """The example commands of a verb, such as `train` or `sweep status`: `EXAMPLES` of its module."""
+    module = importlib.import_module(f"recombine.commands.{prog.replace('-', '_').replace(' ', '_')}")
     return getattr(module, "EXAMPLES", ())
 
 

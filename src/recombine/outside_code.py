@@ -27,9 +27,8 @@ def load_object(specification: str) -> Any:
         value = getattr(value, part, None)
     if value is None:
         choices = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
-        raise InputError(
-            f"{source} has no {name!r}: expected one of {', '.join(choices) or 'its classes, but it has none'}"
-        )
+        expected = f"one of {', '.join(choices)}" if choices else "a class or a function, but none is defined there"
+        raise InputError(f"{source} has no {name!r}: expected {expected}")
     return value
 
 
@@ -64,7 +63,8 @@ def describe_error(error: Exception, path: Path) -> str:
     line = error.lineno if isinstance(error, SyntaxError) else (lines[-1] if lines else None)
     where = "" if line is None else f"line {line}: "
     message = str(error).splitlines()[0] if str(error) else ""
-    return f"{where}{type(error).__name__}: {message}"
+    kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
+    return f"{where}{kind}{message}"
 
 
 def _import_module(name: str, specification: str) -> ModuleType:

@@ -7,14 +7,18 @@ late, or never. The check runs before `__init__`, so subclasses need not call an
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
+from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from recombine.errors import InputError, check_choice
 
 Owner = TypeVar("Owner")
+
+# Types of a class by name; kept, because evaluating them takes most of the time of making a configuration.
+_annotations: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
 
 PLAIN_TYPES = {
     int: "a whole number",
@@ -42,10 +46,6 @@ def check_settings(owner: type, values: Mapping[str, Any]) -> None:
             check_choice(name, value, get_args(annotation))
         elif annotation is not None and not fits(value, annotation):
             raise InputError(f"{name} is {value!r}: expected {describe(annotation)}")
-
-
-def _annotations(owner: Any) -> dict[str, Any]:
-    return get_type_hints(owner)
 
 
 def fits(value: Any, annotation: Any) -> bool:

@@ -145,3 +145,15 @@ def _as_json(value: Value) -> Any:
 def _finite(value: Number | None) -> Number | None:
     """JSON has no NaN and no infinity."""
     return value if value is None or math.isfinite(value) else None
+
+
+def describe_settings(settings: Mapping[str, Any]) -> str:
+    """Settings in words: `model vanilla, trunk softmax`."""
+    return ", ".join(f"{show_setting(name)} {show_setting(value)}" for name, value in settings.items())
+
+
+def show_setting(value: Any) -> str:
+    """The name or the value of a setting in words."""
+    return (
+        value.replace("_", " ") if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else str(value)
+    )

@@ -1,48 +1,77 @@
-"""recombine reproduce list: every experiment, its question, and what it costs on this machine at each scale."""
+"""recombine reproduce list: every experiment, its question, and what it costs at each scale."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import partial
+
 from recombine.commands.live import format_duration
 from recombine.commands.output import Output
-from recombine.engines import split_cores
+from recombine.engines import EngineFlags, split_cores
 from recombine.recipes import EXPERIMENTS, Experiment
-from recombine.sweep.estimate import estimate_runs
+from recombine.store import Json
+from recombine.sweep.estimate import Cost, Estimate, estimate_runs
+from recombine.sweep.kept_costs import PACKAGED, parse_costs, read_costs
 from recombine.sweep.plan import make_plan
 from recombine.tables import Column, Table
 from recombine.tasks.base import SCALES, Scale
 
 
-def list_experiments(options: Output, *, measure: bool, jobs: int | None, threads: int | None) -> None:
-    """The name, the question and the estimated time of every experiment. Times that are not known are measured on request.
+def list_experiments(options: Output, *, split: EngineFlags, measure: bool) -> None:
+    """The name, the question and the estimated time of every experiment.
 
-    Measuring all of them takes many minutes, because the experiments have hundreds of distinct sizes. So the list shows what
-    was measured before, by `--estimate` or by `--dry-run` of an experiment.
+    Measuring all of them takes many minutes, because the experiments have hundreds of distinct sizes. So without `measure`
+    the list shows what was measured on this machine before, and otherwise the costs of another machine that are kept in the
+    package.
     """
-    seconds: dict[str, dict[Scale, float | None]] = {}
+    kept = read_costs(PACKAGED)
+    costs = parse_costs(kept)
+    rows, value = [], {}
     for number, (name, experiment) in enumerate(EXPERIMENTS.items(), start=1):
-        if measure and not options.json:
-            options.say(f"{number}/{len(EXPERIMENTS)} {name}")
-        seconds[name] = {scale: estimate_time(experiment, scale, measure, jobs, threads) for scale in SCALES}
-    rows = []
-    for name, experiment in EXPERIMENTS.items():
-        times = [None if value is None else format_duration(value) for value in seconds[name].values()]
-        rows.append((name, experiment.question, *times))
-    unknown = any(value is None for times in seconds.values() for value in times.values())
-    note = "estimated time on this machine, with as many runs at a time as `recombine reproduce` takes by default"
-    if unknown:
-        note += "\nempty: not measured yet; `recombine reproduce list --estimate` measures all, NAME --dry-run one"
+        cells: list[str | None] = []
+        described: Json = {"question": experiment.question, "seconds": {}, "measured_here": {}}
+        for scale in SCALES:
+            watch = partial(say_measured, options, f"{number}/{len(EXPERIMENTS)} {name}, {scale}") if measure else None
+            estimate, jobs = estimate_experiment(experiment, scale, split, measure, costs, watch)
+            seconds = None if estimate is None else estimate.wall(jobs)
+            here = estimate is not None and not estimate.num_elsewhere
+            cells.append(
+                None if seconds is None else format_duration(seconds) if here else f"~{format_duration(seconds)}"
+            )
+            described["seconds"][scale], described["measured_here"][scale] = seconds, here
+        rows.append((name, experiment.question, *cells))
+        value[name] = described
     columns = ("experiment", Column(name="question", wrap=True), *SCALES)
-    value = {
-        name: {"question": experiment.question, "seconds": seconds[name]} for name, experiment in EXPERIMENTS.items()
-    }
+    note = describe_origin(kept, {cell[:1] if cell else "" for row in rows for cell in row[2:]})
     options.show(value, Table(title="Experiments", columns=columns, rows=tuple(rows), note=note))
 
 
-def estimate_time(
-    experiment: Experiment, scale: Scale, measure: bool, jobs: int | None, threads: int | None
-) -> float | None:
-    """Seconds until all runs of an experiment have ended; None if a size has not been measured."""
+def describe_origin(kept: Json, marks: set[str]) -> str:
+    """Where the times come from, given the first characters of those that are shown."""
+    note = "estimated time with as many runs at a time as `recombine reproduce` takes by default on this machine"
+    if "~" in marks:
+        note += (
+            f"\n~ from times on another machine ({kept['processor']}, {kept['measured']}); "
+            "`recombine reproduce NAME --dry-run` measures one experiment here, `recombine reproduce list --estimate` all"
+        )
+    return note + ("\nempty: too large to measure, or not measured yet" if "" in marks else "")
+
+
+def say_measured(options: Output, label: str, number: int, total: int) -> None:
+    if not options.json:
+        options.say(f"{label}: size {number}/{total}")
+
+
+def estimate_experiment(
+    experiment: Experiment,
+    scale: Scale,
+    split: EngineFlags,
+    measure: bool,
+    costs: Mapping[str, Cost],
+    watch: Callable[[int, int], None] | None = None,
+) -> tuple[Estimate | None, int]:
+    """The estimated cost of all runs of an experiment, None if it is not known, and how many are trained at a time."""
     records = make_plan(experiment.records(scale), experiment.name).records
-    jobs, threads = split_cores(len(records), jobs=jobs, threads=threads)
-    estimate = estimate_runs([record.config for record in records], threads=threads, measure=measure)
-    return None if estimate is None else estimate.wall(jobs)
+    jobs, threads = split_cores(len(records), jobs=split.jobs, threads=split.threads)
+    configs = [record.config for record in records]
+    return estimate_runs(configs, threads=threads, measure=measure, elsewhere=costs, watch=watch), jobs

@@ -79,7 +79,7 @@ class ReproduceOptions(EngineFlags, Output):
 def run(argv: list[str]) -> None:
     options = parse(ReproduceOptions, argv, prog="reproduce")
     if options.name == "list":
-        list_experiments(options, measure=options.estimate, jobs=options.jobs, threads=options.threads)
+        list_experiments(options, split=options, measure=options.estimate)
         return
     if options.name == "claims":
         show_claims(

@@ -15,6 +15,8 @@ from recombine.sweep.results import choose_best
 from recombine.sweep.status import STATES, SweepReader, SweepStatus
 from recombine.tables import Column, Table
 
+EXAMPLES = ("recombine sweep status runs/widths",)
+
 
 @dataclass(frozen=True, kw_only=True)
 class StatusOptions(Output):
@@ -66,6 +68,6 @@ def list_running(status: SweepStatus) -> list[Table]:
 
 def list_failed(status: SweepStatus) -> list[Table]:
     rows = tuple((run.text, run.error, run.run) for run in status.select("failed"))
-    columns = ("run", Column(name="error", wrap=True), "directory")
+    columns = (Column(name="run", wrap=True), Column(name="error", wrap=True), "directory")
     note = f"the whole error is in failure.json of the directory; --retry trains {'it' if len(rows) == 1 else 'them'} again"
     return [Table(title="Failed", columns=columns, rows=rows, note=note)] if rows else []

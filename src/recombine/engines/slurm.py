@@ -9,7 +9,6 @@ that dies otherwise is sent again once. Only `squeue` is asked about jobs, so th
 
 from __future__ import annotations
 
-import itertools
 import os
 import shutil
 import subprocess
@@ -181,8 +180,9 @@ def check_answers(seconds: float) -> None:
         raise InputError("there is no SLURM here: expected sbatch on the path; engine 'submitit' needs none")
     try:
         shown = subprocess.run(["scontrol", "ping"], capture_output=True, text=True, timeout=seconds, check=False)
-        text = " ".join(itertools.chain(shown.stdout.split(), shown.stderr.split()))
-        answers = shown.returncode == 0 and "is UP" in text
+        lines = [line for line in f"{shown.stdout}\n{shown.stderr}".splitlines() if line.strip()]
+        text = lines[-1].strip() if lines else "no answer"  # the reasons stand before it, the conclusion last
+        answers = shown.returncode == 0 and "is UP" in shown.stdout
     except subprocess.TimeoutExpired:
         text, answers = "no answer", False
     if not answers:

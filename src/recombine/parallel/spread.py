@@ -7,17 +7,20 @@ with any number of processes, sharded or not.
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from recombine.errors import InputError
 from recombine.parallel.group import Group
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 Forward = Callable[[Tensor], Tensor]
 
@@ -86,22 +89,30 @@ def has_unused_parameters(model: nn.Module, example: Tensor) -> bool:
     return any(gradient is None for gradient in gradients)
 
 
+def is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
+    """Whether this process has a part of the tensor only. A process that shards nothing does not load FSDP's tensors."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
 def gather(tensor: Tensor) -> Tensor:
     """A whole tensor from the parts in all processes, which must all call this."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return tensor.full_tensor() if is_sharded(tensor) else tensor
 
 
 def local_part(tensor: Tensor) -> Tensor:
     """What this process has of a tensor."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local() if is_sharded(tensor) else tensor
 
 
 def shard_like(tensors: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
     """Whole tensors of a checkpoint, cut as the parameter is whose name they end with."""
-    cut = {}
+    cut: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         owner = parameters.get(name.split("/")[-1])
-        if isinstance(owner, DTensor) and tensor.shape == owner.shape:
+        if owner is not None and is_sharded(owner) and tensor.shape == owner.shape:
+            from torch.distributed.tensor import distribute_tensor
+
             whole = tensor.to(owner.device)
             cut[name] = distribute_tensor(whole, owner.device_mesh, owner.placements, src_data_rank=None)
         else:

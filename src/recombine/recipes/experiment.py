@@ -31,13 +31,11 @@ from recombine.recipes.record import (
     Published,
     Record,
     Setting,
-    describe_settings,
     matches,
     over_seeds,
-    show_setting,
 )
 from recombine.store import RunDirectory
-from recombine.tables import Table
+from recombine.tables import Table, describe_settings, show_setting
 from recombine.tasks.base import Scale
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from recombine.progress import track
-from recombine.recipes.record import Published, Record, Setting, describe_settings, matches, show_setting
+from recombine.recipes.record import Published, Record, Setting, matches
 from recombine.store import Json, RunDirectory
-from recombine.tables import Column
+from recombine.tables import Column, describe_settings, show_setting
 
 Value = TypeVar("Value")
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from recombine.run import RunConfig
+from recombine.tables import describe_settings
 
 Setting = str | int | float
 
@@ -54,18 +55,6 @@ class Record:
         settings = {**self.settings, "steps": steps} if "steps" in self.settings else self.settings
         config = replace(self.config, training=replace(self.config.training, steps=steps))
         return replace(self, settings=settings, config=config)
-
-
-def describe_settings(settings: Mapping[str, Setting]) -> str:
-    """Settings in words: `model vanilla, trunk softmax`."""
-    return ", ".join(f"{show_setting(name)} {show_setting(value)}" for name, value in settings.items())
-
-
-def show_setting(value: Setting) -> str:
-    """The name or the value of a setting in words."""
-    return (
-        value.replace("_", " ") if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else str(value)
-    )
 
 
 def matches(settings: Mapping[str, Setting], wanted: Mapping[str, Setting]) -> bool:

@@ -3,8 +3,9 @@
     seconds = steps * (seconds per step + seconds per batch) + evaluations during training + final evaluation
 
 The time of an evaluation is a straight line through two short ones. Times depend on everything but the seed, the number of
-steps and the hyperparameters of the optimizer. They are kept in the cache folder under a hash of the size and of the
-environment: code, torch, processor and number of threads.
+steps and the hyperparameters of the optimizer. With one thread they are CPU times, which other work on the machine hardly
+changes. They are kept in the cache folder under a hash of the size and of the environment: code, torch, processor and number
+of threads.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -28,7 +30,7 @@ from recombine.run import RunConfig, resolve_device
 from recombine.store import Json, describe_environment, hash_config
 from recombine.train import Trainer, intervals
 
-VERSION = 1
+VERSION = 2
 TRAINING_SIZES = ("batch_size", "precision", "gradient_clip")  # settings of the training that change the time of a step
 MIN_STEPS, MAX_STEPS, SECONDS = 3, 50, 0.3  # how long steps are timed
 NUM_INSTANCES = (32, 128)  # of the two short evaluations
@@ -58,6 +60,7 @@ class Estimate:
 
     seconds: tuple[float, ...]
     num_sizes: int
+    num_elsewhere: int = 0  # sizes of which the cost on this machine is not known
 
     @property
     def total(self) -> float:
@@ -82,10 +85,12 @@ def estimate_runs(
     threads: int,
     device: str = "auto",
     measure: bool = True,
+    elsewhere: Mapping[str, Cost] | None = None,
     watch: Callable[[int, int], None] | None = None,
 ) -> Estimate | None:
-    """Estimate runs, measuring sizes that are not in the cache; without `measure`, None if one is missing.
+    """Estimate runs, measuring sizes that are not in the cache.
 
+    Without `measure`, the cost of such a size is the one `elsewhere`, on another machine; if there is none, it returns None.
     `watch` is called with the number of sizes known so far and of all sizes.
     """
     cache = CostCache(threads=threads, device=device)
@@ -95,34 +100,39 @@ def estimate_runs(
         keys.append(hash_config(describe_size(config)))
         sizes.setdefault(keys[-1], config)
     costs: dict[str, Cost] = {}
+    num_elsewhere = 0
     for number, (key, config) in enumerate(sizes.items(), start=1):
         cost = cache.find(key)
         if cost is None and measure:
             cost = cache.keep(key, measure_cost(config, threads=threads, device=device))
+        if cost is None:
+            cost = (elsewhere or {}).get(key)
+            num_elsewhere += 1
         if cost is None:
             return None
         costs[key] = cost
         if watch is not None:
             watch(number, len(sizes))
     totals = tuple(costs[key].total(config) for key, config in zip(keys, configs, strict=True))
-    return Estimate(seconds=totals, num_sizes=len(sizes))
+    return Estimate(seconds=totals, num_sizes=len(sizes), num_elsewhere=num_elsewhere)
 
 
 def measure_cost(config: RunConfig, *, threads: int, device: str = "auto") -> Cost:
     """Time a few steps and two short evaluations."""
     torch_device, before = resolve_device(device), torch.get_num_threads()
     torch.set_num_threads(threads)
+    measure = partial(_time, time.process_time if torch_device.type == "cpu" and threads == 1 else time.perf_counter)
     try:
         model = config.build_model()
         trainer = Trainer(model, config.task, config.training, torch_device)
         trainer.advance().item()
         group = trainer.batches.group_size
-        generate = _time(lambda: trainer.batches.make_group(group)) / group
-        steps = list(_time_steps(trainer))
+        generate = measure(lambda: trainer.batches.make_group(group)) / group
+        steps = list(_time_steps(trainer, measure))
 
         def evaluate(references: bool) -> tuple[float, float]:
             def once(num_instances: int) -> float:
-                return _time(
+                return measure(
                     lambda: evaluate_predictor(
                         model, config.task, num_instances=num_instances, references=references, device=torch_device
                     )
@@ -138,20 +148,20 @@ def measure_cost(config: RunConfig, *, threads: int, device: str = "auto") -> Co
         torch.set_num_threads(before)
 
 
-def _time_steps(trainer: Trainer) -> Iterable[float]:
+def _time_steps(trainer: Trainer, measure: Callable[[Callable[[], Any]], float]) -> Iterable[float]:
     """Times of steps without the generation of their batches."""
     start = time.perf_counter()
     for number in range(MAX_STEPS):
         if number >= MIN_STEPS and time.perf_counter() - start > SECONDS:
             return
         trainer.batches.take(trainer.step)
-        yield _time(lambda: trainer.advance().item())
+        yield measure(lambda: trainer.advance().item())
 
 
-def _time(call: Callable[[], Any]) -> float:
-    start = time.perf_counter()
+def _time(clock: Callable[[], float], call: Callable[[], Any]) -> float:
+    start = clock()
     call()
-    return time.perf_counter() - start
+    return clock() - start
 
 
 class CostCache:

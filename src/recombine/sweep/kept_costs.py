@@ -1,6 +1,8 @@
-"""Costs of runs that are kept with the results, so that a page can say what runs that were not made would take.
+"""Costs that are kept in a file, so that they are known where nobody has measured them.
 
-`results/costs.json` holds the measured times of each size (see `estimate`), with the processor and the number of threads.
+A `costs.json` holds the measured times of each size (see `estimate`), with the processor and the number of threads. The one
+in `results` is about runs of claims that were not made. The one in this package is about all experiments
+(`benchmarks/experiment_costs.py`).
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from recombine.store import Json, describe_environment, hash_config
 from recombine.sweep.estimate import Cost, describe_size, measure_cost
 
 THREADS = 1
+DIGITS = 4  # of a time
+PACKAGED = Path(__file__).parent
 
 
 def costs_path(results: Path) -> Path:
@@ -31,8 +35,7 @@ def read_costs(results: Path) -> Json:
         return {"sizes": {}}
     try:
         kept: Json = json.loads(path.read_bytes())
-        for cost in kept["sizes"].values():
-            _ = parse_cost(cost)
+        _ = parse_costs(kept)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} cannot be read ({error}): expected costs that `reproduce claims` wrote") from None
     return kept
@@ -43,9 +46,14 @@ def parse_cost(stored: Json) -> Cost:
     return Cost(step=float(stored["step"]), interim=interim, final=final)
 
 
+def parse_costs(kept: Json) -> dict[str, Cost]:
+    """Costs by the hash of their size."""
+    return {key: parse_cost(cost) for key, cost in kept["sizes"].items()}
+
+
 def estimate_hours(results: Path) -> Callable[[RunConfig], float | None]:
     """A function that gives the core-hours of a run, or None if its size has not been measured."""
-    costs = {key: parse_cost(cost) for key, cost in read_costs(results)["sizes"].items()}
+    costs = parse_costs(read_costs(results))
 
     def estimate(config: RunConfig) -> float | None:
         cost = costs.get(hash_config(describe_size(config)))
@@ -63,7 +71,7 @@ def measure_costs(configs: Iterable[RunConfig], results: Path, say: Callable[[st
         say(f"measuring size {number}/{len(missing)}: {config.name}")
         cost = measure_cost(config, threads=THREADS, device="cpu")
         environment = describe_environment(resolve_device("cpu"))
-        kept["sizes"][key] = {"name": config.name, **asdict(cost)}
+        kept["sizes"][key] = {"name": config.name, **_round(asdict(cost))}
         kept |= {
             "processor": environment["processor"],
             "threads": THREADS,
@@ -71,3 +79,13 @@ def measure_costs(configs: Iterable[RunConfig], results: Path, say: Callable[[st
         }
         results.mkdir(parents=True, exist_ok=True)
         replace_file(costs_path(results), (json.dumps(kept, indent=1, sort_keys=True) + "\n").encode())
+
+
+def _round(times: Json) -> Json:
+    def shorten(value: float) -> float:
+        return float(f"{value:.{DIGITS}g}")
+
+    return {
+        name: shorten(value) if isinstance(value, float) else tuple(map(shorten, value))
+        for name, value in times.items()
+    }

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from recombine.errors import InputError
 from recombine.files import read_file, require_regular
 from recombine.folders import FAILURE, METRICS, RESULT, RUNNING
+from recombine.tables import describe_settings
 
 FORMAT = "recombine-sweep"
 FORMAT_VERSION = 1
@@ -51,8 +52,7 @@ class RunStatus:
     @property
     def text(self) -> str:
         """The settings and the seed in words."""
-        settings = {**self.settings, "seed": self.seed}
-        return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in settings.items())
+        return describe_settings({**self.settings, "seed": self.seed})
 
 
 @dataclass(frozen=True, kw_only=True)
