@@ -7,6 +7,7 @@ times a few steps and two short evaluations of each distinct size with one threa
 """
 
 import sys
+from functools import partial
 from pathlib import Path
 
 from recombine.recipes import EXPERIMENTS
@@ -21,9 +22,7 @@ def main(folder: Path) -> None:
         for name, experiment in EXPERIMENTS.items():
             if (name, scale) not in TOO_LARGE:
                 configs = [record.config for record in experiment.records(scale)]
-                measure_costs(
-                    configs, folder, say=lambda text, prefix=f"{scale} {name}": print(prefix, text, flush=True)
-                )
+                measure_costs(configs, folder, say=partial(print, scale, name, flush=True))
 
 
 if __name__ == "__main__":

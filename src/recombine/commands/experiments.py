@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from recombine.commands.live import format_duration
 from recombine.commands.output import Output
 from recombine.engines import EngineFlags, split_cores
 from recombine.recipes import EXPERIMENTS, Experiment
 from recombine.store import Json
 from recombine.sweep.estimate import Cost, Estimate, estimate_runs
 from recombine.sweep.kept_costs import PACKAGED, parse_costs, read_costs
-from recombine.sweep.plan import make_plan
 from recombine.tables import Column, Table
 from recombine.tasks.base import SCALES, Scale
 
@@ -35,15 +33,22 @@ def list_experiments(options: Output, *, split: EngineFlags, measure: bool) -> N
             estimate, jobs = estimate_experiment(experiment, scale, split, measure, costs, watch)
             seconds = None if estimate is None else estimate.wall(jobs)
             here = estimate is not None and not estimate.num_elsewhere
-            cells.append(
-                None if seconds is None else format_duration(seconds) if here else f"~{format_duration(seconds)}"
-            )
+            cells.append(None if seconds is None else ("" if here else "~") + format_roughly(seconds))
             described["seconds"][scale], described["measured_here"][scale] = seconds, here
         rows.append((name, experiment.question, *cells))
         value[name] = described
     columns = ("experiment", Column(name="question", wrap=True), *SCALES)
     note = describe_origin(kept, {cell[:1] if cell else "" for row in rows for cell in row[2:]})
     options.show(value, Table(title="Experiments", columns=columns, rows=tuple(rows), note=note))
+
+
+def format_roughly(seconds: float) -> str:
+    """A duration in one unit: `45 s`, `12 min`, `3.5 h`, `4 days`."""
+    for length, unit in ((86400, "days"), (3600, "h"), (60, "min")):
+        if seconds >= 1.5 * length:
+            number = seconds / length
+            return f"{number:.0f} {unit}" if number >= 10 or unit == "min" else f"{number:.1f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 def describe_origin(kept: Json, marks: set[str]) -> str:
@@ -71,7 +76,7 @@ def estimate_experiment(
     watch: Callable[[int, int], None] | None = None,
 ) -> tuple[Estimate | None, int]:
     """The estimated cost of all runs of an experiment, None if it is not known, and how many are trained at a time."""
-    records = make_plan(experiment.records(scale), experiment.name).records
-    jobs, threads = split_cores(len(records), jobs=split.jobs, threads=split.threads)
-    configs = [record.config for record in records]
+    # not as a plan, which would prepare the text of language runs
+    configs = list({record.config.directory_name: record.config for record in experiment.records(scale)}.values())
+    jobs, threads = split_cores(len(configs), jobs=split.jobs, threads=split.threads)
     return estimate_runs(configs, threads=threads, measure=measure, elsewhere=costs, watch=watch), jobs
