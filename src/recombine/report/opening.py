@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from recombine.report.runs import ReportRun
 from recombine.tasks import Task
-from recombine.tasks.base import SPLIT_MEANINGS
+from recombine.tasks.sampling import SPLIT_MEANINGS
 
 TERMS = {
     "module": "A part that instances are made of, such as a rule of a puzzle or a term of a function.",

@@ -24,7 +24,7 @@ from recombine.errors import InputError
 from recombine.tables import Table
 from recombine.tasks.batch import Batch
 from recombine.tasks.metrics import METRICS, MIN_VARIANCE, Metric, Ratio, measure_r2
-from recombine.tasks.sampling import Sampler, SplitName
+from recombine.tasks.sampling import SPLIT_MEANINGS, SPLIT_TITLES, Sampler, SplitName
 
 if TYPE_CHECKING:
     from recombine.tasks.reading import Reading
@@ -35,18 +35,6 @@ SCALES: tuple[Scale, ...] = get_args(Scale)
 # scores that every result is compared with; see `Task.best_predictions`
 Reference = Literal["chance", "ceiling", "agnostic"]
 REFERENCES: tuple[Reference, ...] = get_args(Reference)
-SPLIT_TITLES: dict[SplitName, str] = {
-    "train": "training",
-    "test": "seen compositions",
-    "ood": "held-out compositions",
-    "unknown": "unseen modules",
-}
-SPLIT_MEANINGS: dict[SplitName, str] = {
-    "train": "the compositions and instances of the training",
-    "test": "seen compositions, new instances",
-    "ood": "held-out compositions of trained modules",
-    "unknown": "modules never trained, or more at once than trained",
-}
 RIGHT_FROM = 0.95  # of the headline metric of a row, where a task does not say what is right
 
 

@@ -23,6 +23,18 @@ from recombine.tasks.batch import Batch
 from recombine.tasks.stream import Stream
 
 SplitName = Literal["train", "test", "ood", "unknown", "text", "recall"]
+SPLIT_TITLES: dict[SplitName, str] = {
+    "train": "training",
+    "test": "seen compositions",
+    "ood": "held-out compositions",
+    "unknown": "unseen modules",
+}
+SPLIT_MEANINGS: dict[SplitName, str] = {
+    "train": "the compositions and instances of the training",
+    "test": "seen compositions, new instances",
+    "ood": "held-out compositions of trained modules",
+    "unknown": "modules never trained, or more at once than trained",
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,86 @@
+"""The card of claims follows from stored results: the answer on dropout, figures, and a row that is computed by hand."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recombine.cli import run as run_verb
+from recombine.commands.claims import draw_figures, read_card
+from recombine.recipes import EXPERIMENTS, Finished
+from recombine.recipes.card import build_card
+from recombine.recipes.card_page import format_page
+from recombine.recipes.stored import read_results, write_results
+from stored_runs import stored_line
+
+ROOT = Path(__file__).parent.parent
+
+
+def write_dropout(folder, leads):
+    """Stored runs of `dropout` with these leads of HYLA, with and without dropout."""
+    experiment = EXPERIMENTS["dropout"]
+    lines = []
+    for record in experiment.records("paper"):
+        settings = record.settings
+        if settings["steps"] == 20_000 and settings["attention"] != "linear":
+            score = 0.6 + (leads[settings["dropout"]] if settings["attention"] == "hyla" else 0.0)
+            line = stored_line(record, {"test": 0.95, "ood": score, "unknown": 0.0}, metric="r2")
+            line["result"]["scores"]["ood"]["r2"]["ceiling"] = 0.99
+            points = (10_000, 20_000)
+            line["curve"] = [{"step": step, "scores": {"test": {"r2": 0.9}, "ood": {"r2": 0.5}}} for step in points]
+            lines.append(line)
+    write_results(folder, experiment, "paper", lines)
+
+
+@pytest.mark.parametrize(
+    ("leads", "answer"),
+    [
+        ({0.1: 0.2, 0.0: 0.2}, "HYLA's lead does not need the dropout."),
+        ({0.1: 0.2, 0.0: 0.0}, "HYLA leads only with the dropout."),
+        ({0.1: 0.0, 0.0: 0.2}, "HYLA leads only without the dropout."),
+        ({0.1: 0.0, 0.0: 0.0}, "HYLA does not lead here."),
+    ],
+)
+def test_the_question_on_dropout_is_answered_from_the_numbers(tmp_path, leads, answer):
+    write_dropout(tmp_path, leads)
+    experiment = EXPERIMENTS["dropout"]
+    sentence = experiment.answer(read_results(tmp_path, experiment, "paper"))
+    assert sentence.endswith(answer)
+    assert f"scores {0.6 + leads[0.1]:.2f} and softmax attention 0.60" in sentence
+    assert f"**{sentence}**" in format_page(build_card([experiment], tmp_path))
+    assert experiment.answer(Finished(())) == ""
+
+
+def test_figures_are_drawn_from_stored_results_alone(tmp_path):
+    write_dropout(tmp_path, {0.1: 0.2, 0.0: 0.2})
+    (path,) = draw_figures(tmp_path, tmp_path / "figures")
+    assert path.name == "dropout_curves.png"
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_row_of_the_page_follows_from_the_stored_scores():
+    """One cheap row by hand: the mean over seeds of the difference between two widths."""
+    experiment = EXPERIMENTS["scale-width"]
+    scores: dict[Any, list[float]] = {}
+    for run in read_results(ROOT / "results", experiment, "small").runs:
+        scores.setdefault(run.record.settings["width"], []).append(run.score("ood", "r2_pooled"))
+    difference = sum(scores[512]) / len(scores[512]) - sum(scores[16]) / len(scores[16])
+    (line,) = [
+        line
+        for line in (ROOT / "docs" / "claims.md").read_text().splitlines()
+        if line.startswith("| wider networks recombine better (")
+    ]
+    assert line.split(" | ")[1].startswith(f"{difference:.3f} (")
+    assert f"{len(scores[512])} seeds" in line
+
+
+@pytest.mark.slow
+def test_a_row_of_the_card_is_repeated_from_scratch(tmp_path, capsys):
+    """`recombine reproduce scale-width`, the two widths of the claim: the same verdict and number as stored."""
+    command = ["reproduce", "scale-width", "--scale", "small", "--only", "width=16,512", "--out", str(tmp_path)]
+    assert run_verb([*command, "--jobs", "1", "--json"]) == 0
+    (first, _) = json.loads(capsys.readouterr().out)["tables"]["Claims"]
+    stored = next(row for row in read_card(ROOT / "results") if row.claim.text == first["claim"].partition(" (")[0])
+    assert first["verdict"] == stored.verdict
+    assert first["number"]["value"] == pytest.approx(stored.number.value, abs=0.01)
