@@ -76,6 +76,16 @@ def test_kills_at_some_operations_on_files(tmp_path, folder):
     assert kill_at_operations(tmp_path, folder, (0, 9, 21)) == 3
 
 
+def test_a_kill_right_before_the_working_copy_is_deleted(tmp_path, folder, monkeypatch):
+    """It is as large as the corpus, and would stay for ever."""
+    with monkeypatch.context() as patch:
+        patch.setattr(prepare.shutil, "rmtree", lambda *_, **__: None)
+        name = prepare_in(tmp_path / "cache", folder)
+    assert [*(tmp_path / "cache" / "language" / "work").glob("*/*")]
+    assert prepare_in(tmp_path / "cache", folder) == name
+    assert not [*(tmp_path / "cache" / "language" / "work").glob("*/*")]
+
+
 @pytest.mark.slow
 def test_kills_at_every_operation_on_files(tmp_path, folder):
     assert kill_at_operations(tmp_path, folder, range(10_000)) > 30

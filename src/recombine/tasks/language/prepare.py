@@ -78,7 +78,7 @@ def prepare(request: Request) -> str:
             work.mkdir(exist_ok=True)
             name = _Preparation(request, sources, content, work, problems).run()
             replace_file(pointer, json.dumps({"corpus": name}).encode())
-            shutil.rmtree(work, ignore_errors=True)
+        shutil.rmtree(work, ignore_errors=True)  # a kill right after the pointer leaves it behind
     for line in problems.lines:
         if line not in _said:  # a command may ask for the same corpus several times
             _said.add(line)
