@@ -112,7 +112,7 @@ def plant(source: Path) -> None:
     os.umask(0)
     os.setuid(ATTACKER)
     (source.parent / "cache").mkdir(mode=0o700)
-    compiler._build = build_planted
+    compiler._build = build_planted  # type: ignore[assignment]
     compiler.load_library(source)
 
 

@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import time
 from functools import partial
 from pathlib import Path
@@ -79,7 +80,7 @@ def test_kills_at_some_operations_on_files(tmp_path, folder):
 def test_a_kill_right_before_the_working_copy_is_deleted(tmp_path, folder, monkeypatch):
     """It is as large as the corpus, and would stay for ever."""
     with monkeypatch.context() as patch:
-        patch.setattr(prepare.shutil, "rmtree", lambda *_, **__: None)
+        patch.setattr(shutil, "rmtree", lambda *_, **__: None)
         name = prepare_in(tmp_path / "cache", folder)
     assert [*(tmp_path / "cache" / "language" / "work").glob("*/*")]
     assert prepare_in(tmp_path / "cache", folder) == name
