@@ -129,7 +129,7 @@ def ids(num=2, split="ood", task=LOGIC):
             "1 of 3 rows of split 'ood' are missing, the first is ood-2-of-3-",
         ),
         ({"row_id": [*ids(), ids()[0]], "prediction": [0.0] * 3}, "occurs 2 times: expected every row once"),
-        ({"row_id": ids(), "prediction": [0.0, np.nan]}, r"1 of 2 rows have a prediction that is not a number \(NaN\)"),
+        ({"row_id": ids(), "prediction": [0.0, np.nan]}, r"1 of 2 rows have NaN in the column 'prediction'"),
         (
             {"row_id": ids(task=RAVEN), "prediction": [0.0, 1.0]},
             "the predictions are for rows with hash .* expected the same",

@@ -156,7 +156,7 @@ def _as_numbers(values: Any, kind: str, identities: Sequence[RowId]) -> NDArray[
     bad = np.isnan(numbers.reshape(len(numbers), -1)).any(axis=1).nonzero()[0]
     if len(bad):
         raise InputError(
-            f"{len(bad)} of {len(numbers)} rows have a {kind} that is not a number (NaN), the first is row "
+            f"{len(bad)} of {len(numbers)} rows have NaN in the column {kind!r}, the first is row "
             f"{identities[bad[0]]}: expected numbers"
         )
     return numbers
