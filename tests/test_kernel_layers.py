@@ -72,3 +72,24 @@ def test_batches_are_those_of_the_definition(teacher, readout, monkeypatch):
     assert torch.equal(fast.inputs, plain.inputs)
     for one, other in ((fast.targets, plain.targets), (fast.info["hidden"], plain.info["hidden"])):
         torch.testing.assert_close(one, other, rtol=2e-6, atol=2e-6)
+
+
+@needs_kernel
+@pytest.mark.parametrize("width", [1, 20, 256])
+def test_running_sums_and_cleared_padding_have_the_bits_of_torch(width):
+    torch.manual_seed(0)
+    x, lengths = torch.randn(23, 9, width), torch.randint(0, 10, (23,))
+    real = (torch.arange(9) < lengths[:, None])[..., None].expand_as(x)
+    summed = kernel.sum_tokens(x.clone(), lengths)
+    assert torch.equal(summed[real], x.cumsum(dim=1)[real])
+    assert torch.equal(summed[~real], x[~real])
+    cleared = kernel.clear_padding(x.clone(), lengths)
+    assert cleared.numpy().tobytes() == (x * real).numpy().tobytes(), "-0 and all"
+
+
+def test_what_is_not_changed_in_place():
+    x, lengths = torch.randn(3, 4, 5), torch.tensor([1, 2, 3])
+    assert not kernel.changes_in_place(x[:, :2], lengths), "not contiguous"
+    assert not kernel.changes_in_place(x.double(), lengths)
+    assert not kernel.changes_in_place(x.clone().requires_grad_(), lengths)
+    assert not kernel.changes_in_place(torch.randn(1, 1, 300), lengths[:1]), "too wide"

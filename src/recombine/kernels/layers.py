@@ -1,6 +1,7 @@
 """Dense layers with a sigmoid after each in C (`layers.c`), for sequences of different lengths: their padding costs nothing.
 
-It computes what `recombine.tasks.sequences.functions.apply_layers` defines, up to rounding, without gradients.
+It computes what `recombine.tasks.sequences.functions.apply_layers` defines, up to rounding, without gradients. Running sums
+and cleared padding have the bits of torch.
 """
 
 from __future__ import annotations
@@ -35,7 +36,12 @@ class _Problem(ctypes.Structure):
 @cache
 def open_library() -> ctypes.CDLL | str:
     """The compiled kernel, or why there is none, in one line."""
-    functions = {"recombine_apply_layers": [ctypes.POINTER(_Problem)]}
+    in_place = [ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int64] * 3]
+    functions = {
+        "recombine_apply_layers": [ctypes.POINTER(_Problem)],
+        "recombine_sum_tokens": in_place,
+        "recombine_clear_padding": in_place,
+    }
     return open_kernel("layers.c", ["cpu_vector.h"], functions)
 
 
@@ -75,3 +81,37 @@ def apply_layers(
     assert not isinstance(library, str), library
     library.recombine_apply_layers(ctypes.byref(problem))
     return out
+
+
+def changes_in_place(x: Tensor, lengths: Tensor) -> bool:
+    """Whether `sum_tokens` and `clear_padding` take these; the first call compiles the kernel."""
+    return (
+        type(x) is Tensor
+        and x.dtype == torch.float32
+        and x.device.type == lengths.device.type == "cpu"
+        and not x.requires_grad
+        and x.is_contiguous()
+        and x.shape[-1] <= MAX_WIDTH
+        and not isinstance(open_library(), str)
+    )
+
+
+def sum_tokens(
+    x: Float[Tensor, "rows tokens features"], lengths: Int[Tensor, " rows"]
+) -> Float[Tensor, "rows tokens features"]:
+    """Sums over the tokens so far, in place, as `cumsum_` gives them; what is behind `lengths` tokens stays as it is."""
+    return _change("recombine_sum_tokens", x, lengths)
+
+
+def clear_padding(
+    x: Float[Tensor, "rows tokens features"], lengths: Int[Tensor, " rows"]
+) -> Float[Tensor, "rows tokens features"]:
+    """Multiply by 0 what is behind `lengths` tokens, in place."""
+    return _change("recombine_clear_padding", x, lengths)
+
+
+def _change(function: str, x: Tensor, lengths: Tensor) -> Tensor:
+    assert len(lengths) == len(x)
+    kept = lengths.contiguous()
+    getattr(open_library(), function)(x.data_ptr(), kept.data_ptr(), *x.shape)
+    return x

@@ -94,7 +94,10 @@ def represent(
 ) -> Float[Tensor, "b t hidden"]:
     """Hidden states at every position; with `lengths`, those of padding may be anything."""
     if name == "deep_set":
-        return apply_layers(weights, "embed", x, lengths).cumsum_(dim=1)
+        embedded = apply_layers(weights, "embed", x, lengths)
+        if lengths is not None and kernel.changes_in_place(embedded, lengths):
+            return kernel.sum_tokens(embedded, lengths)
+        return embedded.cumsum_(dim=1)
     if name == "product":
         return apply_layers(weights, "embed", x, lengths).cumprod_(dim=1)
     if name == "attention":

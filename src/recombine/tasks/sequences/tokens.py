@@ -25,6 +25,7 @@ from torch import Tensor
 
 from recombine.compositions import Composition, CompositionSplit
 from recombine.errors import InputError, check_choice, check_positive
+from recombine.kernels import layers
 from recombine.tasks.base import Batch, SplitName, Task
 from recombine.tasks.per_device import once_per_device
 from recombine.tasks.stream import Stream
@@ -140,12 +141,11 @@ class SequenceTask(Task):
         lengths: Int[Tensor, " b"],
     ) -> Batch:
         """The batch of these sequences: padding set to 0, and the outputs and hidden states of the teacher."""
-        real = mark_real(x, lengths)
-        is_real = real[..., None]
-        x = x.mul_(is_real)  # drawn for this batch alone, and so are the outputs of the teacher
+        x = clear_padding(x, lengths)  # drawn for this batch alone, and so are the outputs of the teacher
         hidden, y = self.label(x, lengths)
-        info = {"composition": composition, "length": lengths, "hidden": hidden.mul_(is_real)}
-        return Batch(x, y.mul_(is_real), self._modules(split, composition, real), info)
+        info = {"composition": composition, "length": lengths, "hidden": clear_padding(hidden, lengths)}
+        modules = self._modules(split, composition, mark_real(x, lengths))
+        return Batch(x, clear_padding(y, lengths), modules, info)
 
     def lengths(self, split: SplitName) -> tuple[int, int]:
         """The fewest and the most tokens of a sequence of a split."""
@@ -216,3 +216,10 @@ class SequenceTask(Task):
 def mark_real(x: Float[Tensor, "b t features"], lengths: Int[Tensor, " b"]) -> Bool[Tensor, "b t"]:
     """True for tokens, False for padding."""
     return torch.arange(x.shape[1], device=x.device) < lengths[:, None]
+
+
+def clear_padding(x: Float[Tensor, "b t features"], lengths: Int[Tensor, " b"]) -> Float[Tensor, "b t features"]:
+    """Multiply the features of padding by 0, in place."""
+    if layers.changes_in_place(x, lengths):
+        return layers.clear_padding(x, lengths)
+    return x.mul_(mark_real(x, lengths)[..., None])
