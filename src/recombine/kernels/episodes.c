@@ -10,6 +10,7 @@ Integers, comparisons, and float32 operations in the order of the definition, no
 #define NOTHING 0
 #define NUM_MOVES 4
 #define NUM_CHOICES (1 + NUM_MOVES)
+#define INLINE static inline __attribute__((always_inline))
 #define NOINLINE static __attribute__((noinline)) /* so that a product and a sum cannot become one operation */
 
 /* ---------------------------------------------------------------- the expert of the preference grid */
@@ -37,7 +38,7 @@ NOINLINE void collect(float *entered, const int64_t *objects, const float *worth
   }
 }
 
-NOINLINE void take_best(float *value, const float *entered, const int64_t *moves, int64_t num_cells, int64_t num_sets) {
+INLINE void take_best_of(float *value, const float *entered, const int64_t *moves, int64_t num_cells, int64_t num_sets) {
   for (int64_t c = 0; c < num_cells; c++, value += num_sets, moves += NUM_MOVES) {
     const float *a = entered + moves[0] * num_sets, *b = entered + moves[1] * num_sets;
     const float *d = entered + moves[2] * num_sets, *e = entered + moves[3] * num_sets;
@@ -47,6 +48,14 @@ NOINLINE void take_best(float *value, const float *entered, const int64_t *moves
       value[set] = best > 0 ? best : 0;
     }
   }
+}
+
+/* With a constant number of sets, where it is a common one: whole vectors instead of a loop. */
+NOINLINE void take_best(float *restrict value, const float *restrict entered, const int64_t *moves, int64_t num_cells, int64_t num_sets) {
+  if (num_sets == 4) take_best_of(value, entered, moves, num_cells, 4);
+  else if (num_sets == 8) take_best_of(value, entered, moves, num_cells, 8);
+  else if (num_sets == 16) take_best_of(value, entered, moves, num_cells, 16);
+  else take_best_of(value, entered, moves, num_cells, num_sets);
 }
 
 /* `entering` has room for num_steps + 1 tables of (cells, sets): W_0, W_1, ..., and V. */
@@ -102,6 +111,52 @@ int recombine_collect(const collection *p) {
     free(entering);
   }
   return failed;
+}
+
+/* ---------------------------------------------------------------- places of the goal grid */
+
+typedef struct {
+  const float *uniform;                        /* (episodes, 4, cells) */
+  const int64_t *maze, *quadrant, *distance;   /* (episodes), (episodes), (mazes, cells, cells) */
+  const uint8_t *walls, *quadrants;            /* (mazes, cells), (quadrants, cells) */
+  int64_t *goal, *start, *decoy;               /* (episodes) */
+  float *luck;                                 /* (episodes, cells): of the cells that are left for other objects */
+  int64_t num_episodes, num_cells, horizon, has_decoy;
+} placement;
+
+/* The cell with the largest number of those that are open, the first of several; 0 if none is. */
+static int64_t find_luckiest(const float *uniform, const uint8_t *open, int64_t num_cells) {
+  int64_t best = 0;
+  float most = 0;
+  for (int64_t c = 0; c < num_cells; c++)
+    if (open[c] && uniform[c] + 1 > most) best = c, most = uniform[c] + 1;
+  return best;
+}
+
+static void place(const placement *p, int64_t episode, uint8_t *open, uint8_t *left) {
+  const int64_t cells = p->num_cells;
+  const float *uniform = p->uniform + 4 * episode * cells;
+  const uint8_t *walls = p->walls + p->maze[episode] * cells, *inside = p->quadrants + p->quadrant[episode] * cells;
+  for (int64_t c = 0; c < cells; c++) left[c] = !walls[c], open[c] = left[c] & inside[c];
+  const int64_t goal = find_luckiest(uniform, open, cells);
+  const int64_t *steps = p->distance + p->maze[episode] * cells * cells + goal;
+  for (int64_t c = 0; c < cells; c++) open[c] = steps[c * cells] > 0 && steps[c * cells] < p->horizon;
+  const int64_t start = find_luckiest(uniform + cells, open, cells);
+  left[goal] = left[start] = 0;
+  for (int64_t c = 0; c < cells; c++) open[c] = left[c] & !inside[c];
+  const int64_t decoy = find_luckiest(uniform + 2 * cells, open, cells);
+  if (p->has_decoy) left[decoy] = 0;
+  for (int64_t c = 0; c < cells; c++) p->luck[episode * cells + c] = left[c] ? uniform[3 * cells + c] + 1 : 0;
+  p->goal[episode] = goal, p->start[episode] = start, p->decoy[episode] = decoy;
+}
+
+/* Returns 0, or 1 if there is not enough memory. */
+int recombine_place(const placement *p) {
+  uint8_t *room = malloc(2 * p->num_cells);
+  if (!room) return 1;
+  for (int64_t episode = 0; episode < p->num_episodes; episode++) place(p, episode, room, room + p->num_cells);
+  free(room);
+  return 0;
 }
 
 /* ---------------------------------------------------------------- the expert of the goal grid */

@@ -32,6 +32,11 @@ _Collection = _define(
     "num_episodes num_objects num_cells num_steps plans_for_remaining threads",
     ("discount", ctypes.c_float),
 )
+_Placement = _define(
+    "_Placement",
+    "uniform maze quadrant distance walls quadrants goal start decoy luck",
+    "num_episodes num_cells horizon has_decoy",
+)
 _Pursuit = _define(
     "_Pursuit",
     "start goal maze interaction moves shortest cells actions optimal",
@@ -47,7 +52,7 @@ _Observation = _define(
 @cache
 def open_library() -> ctypes.CDLL | str:
     """The compiled kernel, or why there is none, in one line."""
-    problems = {"collect": _Collection, "pursue": _Pursuit, "observe": _Observation}
+    problems = {"collect": _Collection, "place": _Placement, "pursue": _Pursuit, "observe": _Observation}
     functions = {f"recombine_{name}": [ctypes.POINTER(problem)] for name, problem in problems.items()}
     return open_kernel("episodes.c", [], functions)
 
@@ -80,6 +85,27 @@ def collect(
     problem = _Collection(*_point([*given, cells, actions, present, optimal]), *sizes, discount)
     _run("collect", problem)
     return cells, present, actions, optimal
+
+
+def place(
+    uniform: Float[Tensor, "batch 4 cells"],
+    maze: Int[Tensor, " batch"],
+    quadrant: Int[Tensor, " batch"],
+    distance: Int[Tensor, "maze cells cells"],
+    walls: Bool[Tensor, "maze cells"],
+    quadrants: Bool[Tensor, "quadrant cells"],
+    *,
+    horizon: int,
+    has_decoy: bool,
+) -> tuple[Tensor, Tensor, Tensor, Float[Tensor, "batch cells"]]:
+    """What `recombine.tasks.grids.places.place` defines."""
+    batch_size, _, num_cells = uniform.shape
+    goal, start, decoy = (maze.new_empty(batch_size, 1) for _ in range(3))
+    luck = uniform.new_empty(batch_size, num_cells)
+    given = [tensor.contiguous() for tensor in (uniform, maze, quadrant, distance, walls, quadrants)]
+    problem = _Placement(*_point([*given, goal, start, decoy, luck]), batch_size, num_cells, horizon, has_decoy)
+    _run("place", problem)
+    return goal, start, decoy[:, : int(has_decoy)], luck
 
 
 def pursue(

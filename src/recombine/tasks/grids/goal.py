@@ -34,6 +34,7 @@ from recombine.tasks.grids.imitation import ENDED, Episodes, ImitationTask
 from recombine.tasks.grids.map import MOVES, observation_dim, observe
 from recombine.tasks.grids.mazes import draw_mazes, find_optimal_moves, measure_ways
 from recombine.tasks.grids.picture import Mark, draw_map, write_map
+from recombine.tasks.grids.places import place
 from recombine.tasks.stream import Stream
 from recombine.tasks.text import TextForm
 
@@ -204,21 +205,17 @@ class GoalGrid(ImitationTask):
         self, stream: Stream, quadrant: Int[Tensor, " rows"], maze: Int[Tensor, " rows"], kind: Int[Tensor, " rows"]
     ) -> tuple[Int[Tensor, " rows"], Int[Tensor, "rows objects"], Int[Tensor, "rows objects"]]:
         """Different cells for agent and objects, and the kinds of objects. In its quadrant only the goal has its kind."""
-        luck = stream.uniform(4, self.grid_size**2) + 1
-        free = ~self.mazes.flatten(1).to(stream.device)[maze]
-        inside = self.quadrants.to(stream.device)[quadrant]
-        goal = (luck[:, 0] * (free & inside)).argmax(dim=1, keepdim=True)
-        steps = self.ways.distance.to(stream.device)[maze, :, goal[:, 0]]
-        start = (luck[:, 1] * ((steps > 0) & (steps < self.horizon))).argmax(dim=1, keepdim=True)
-        left = free.scatter(1, torch.cat([goal, start], dim=1), False)
-        decoy = (luck[:, 2] * (left & ~inside)).argmax(dim=1, keepdim=True)[:, : int(self.decoy)]
+        distance, walls, quadrants = (
+            table.to(stream.device) for table in (self.ways.distance, self.mazes.flatten(1), self.quadrants)
+        )
+        uniform, limits = stream.uniform(4, self.grid_size**2), {"horizon": self.horizon, "has_decoy": self.decoy}
+        goal, start, decoy, luck = place(uniform, maze, quadrant, distance, walls, quadrants, **limits)
         num_others = self.num_distractors - decoy.shape[1]
-        others = (luck[:, 3] * left.scatter(1, decoy, False)).topk(num_others, dim=1).indices
-
+        others = luck.topk(num_others, dim=1).indices
         kind = kind[:, None]
         anything = stream.integers(self.num_objects, num_others)
         something_else = (kind + 1 + stream.integers(self.num_objects - 1, num_others)) % self.num_objects
-        barred = inside.gather(1, others) if self.decoy else torch.ones_like(others, dtype=torch.bool)
+        barred = quadrants[quadrant[:, None], others] if self.decoy else torch.ones_like(others, dtype=torch.bool)
         kinds = torch.cat([kind, kind.expand_as(decoy), something_else.where(barred, anything)], dim=1)
         return start[:, 0], torch.cat([goal, decoy, others], dim=1), kinds
 
