@@ -1,6 +1,7 @@
 """Where the dispatcher of `recombine.kernels` should leave the fused kernel: measures what its rules were taken from.
 
-    python benchmarks/kernel_choice.py [--attentions softmax linear] [--lengths N ...] [--threads N] [--seconds S]
+    python benchmarks/kernel_choice.py [--attentions softmax linear] [--lengths N ...] [--widths N ...] [--threads N]
+        [--seconds S]
 
 For each length and head width, forward and backward of one layer without bias: how many times as fast as the fused kernel
 the alternative is (torch's `scaled_dot_product_attention`, or linear attention in linear time), beside what the rule says.
@@ -44,6 +45,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--attentions", nargs="+", choices=list(ALTERNATIVES), default=list(ALTERNATIVES))
     parser.add_argument("--lengths", nargs="+", type=int, default=LENGTHS)
+    parser.add_argument("--widths", nargs="+", type=int, default=[width for _, width in HEADS], help="of heads")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--seconds", type=float, default=1.0)
     options = parser.parse_args()
@@ -51,6 +53,8 @@ def main() -> None:
     if options.threads == 1:
         time.perf_counter = time.thread_time
     for attention, causal, (heads, width) in product(options.attentions, (True, False), HEADS):
+        if width not in options.widths:
+            continue
         other = ALTERNATIVES[attention]
         choices = {"normalisation": "softmax" if attention == "softmax" else "none", "value_network": "linear"}
         for length in options.lengths:

@@ -67,20 +67,27 @@ def test_everything_else_is_refused_by_the_kernel_and_left_to_others_by_the_door
 
 @pytest.mark.skipif(not cpu.is_available(), reason="no fused kernel to choose instead")
 @pytest.mark.parametrize(
-    ("amd_with_avx512", "length", "width", "causal", "taken"),
+    ("processor", "length", "width", "causal", "taken"),
     [
-        (False, 256, 64, True, True),
-        (False, 32, 64, True, False),
-        (False, 512, 8, True, False),
-        (False, 128, 64, False, True),
-        (True, 256, 64, False, False),
-        (True, 256, 128, True, False),
-        (True, 256, 128, False, True),
+        ("AVX2", 256, 64, True, True),
+        ("AVX2", 32, 64, True, False),
+        ("AVX2", 512, 8, True, False),
+        ("AVX2", 128, 64, False, True),
+        ("Intel, AVX512", 1024, 64, True, False),
+        ("Intel, AVX512", 2048, 64, True, True),
+        ("Intel, AVX512", 1024, 128, True, True),
+        ("Intel, AVX512", 2048, 16, True, False),
+        ("Intel, AVX512", 128, 64, False, True),
+        ("AMD, AVX512", 256, 64, False, False),
+        ("AMD, AVX512", 256, 128, True, False),
+        ("AMD, AVX512", 256, 128, False, True),
     ],
 )
-def test_the_door_takes_it_where_it_pays(monkeypatch, amd_with_avx512, length, width, causal, taken):
+def test_the_door_takes_it_where_it_pays(monkeypatch, processor, length, width, causal, taken):
     calls: list[Any] = []
-    monkeypatch.setattr(sdpa, "is_amd_with_avx512", lambda: amd_with_avx512)
+    monkeypatch.setattr(sdpa, "is_amd_with_avx512", lambda: processor.startswith("AMD"))
+    monkeypatch.setattr(sdpa, "HAS_AVX512", processor.endswith("AVX512"))
+    monkeypatch.setattr(sdpa, "ENOUGH", 8192 if processor.endswith("AVX512") else 16384)
     real = sdpa.attend
     monkeypatch.setattr(sdpa, "attend", record_calls(real, calls))
     tensors = draw_qkv(1, length, length, 1, width)

@@ -20,10 +20,11 @@ from recombine.kernels.door import open_door
 from recombine.kernels.dropout import Dropout
 from recombine.kernels.processor import is_amd_with_avx512
 
-ENOUGH = 8192 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 16384
-"""Length times head width (at most 64) from which torch is faster, causal: its products use the whole of wide vectors."""
+HAS_AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
+ENOUGH = 8192 if HAS_AVX512 else 16384
+"""Length times head width (at most 64) from which torch is faster; if not causal, half of it."""
 WIDE = 128
-"""Head width from which torch is faster on AMD's CPUs with AVX-512, for long sequences."""
+"""Head width from which torch is faster on CPUs with AVX-512, for long sequences."""
 
 
 def supports(
@@ -62,6 +63,8 @@ def pays(q: Tensor, k: Tensor, *, causal: bool) -> bool:
     length, width = min(q.shape[1], k.shape[1]), q.shape[3]
     if is_amd_with_avx512():
         return width >= WIDE and length >= (4096 if causal else 256)
+    if HAS_AVX512 and causal:  # measured on Intel's Cascade Lake
+        return width >= 32 and length >= (1024 if width >= WIDE else 2048)
     return width >= 16 and length * min(width, 64) * (1 if causal else 2) >= ENOUGH
 
 
