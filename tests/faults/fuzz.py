@@ -73,11 +73,16 @@ def call(argv: list[str]) -> tuple[int | None, str, str, str]:
     return code, out.getvalue(), err.getvalue(), trace
 
 
+def train_once(out: Path) -> Path:
+    """A finished run."""
+    code, said, err, trace = call(["train", *TASK, "--out", str(out)])
+    assert code == 0, err + trace
+    return Path(said.strip())
+
+
 def make_runs(root: Path) -> dict[str, bytes]:
     """The files of a finished, probed and diagnosed run."""
-    code, out, err, trace = call(["train", *TASK, "--out", str(root)])
-    assert code == 0, err + trace
-    run = Path(out.strip())
+    run = train_once(root)
     for verb in (["probe", "--num-instances", "30", "--no-tsne", "-q"], ["diagnose", "-q"]):
         code, _, err, trace = call([verb[0], str(run), *verb[1:]])
         assert code == 0, err + trace

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fuzz import TASK, call, verbs
+from fuzz import call, train_once, verbs
 from mutations import damage
 
 from recombine.errors import InputError
@@ -18,10 +18,7 @@ from recombine.store.schema import MetricsRow, ResultFile
 
 @pytest.fixture(scope="module")
 def pristine(tmp_path_factory):
-    """A finished run."""
-    code, out, err, trace = call(["train", *TASK, "--out", str(tmp_path_factory.mktemp("runs"))])
-    assert code == 0, err + trace
-    return Path(out.strip())
+    return train_once(tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from forked import in_fork
-from fuzz import TASK, call, verbs
+from fuzz import TASK, call, train_once, verbs
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -33,10 +33,7 @@ Tensors = dict[str, torch.Tensor]
 
 @pytest.fixture(scope="module")
 def pristine(tmp_path_factory):
-    """A finished run."""
-    code, out, err, trace = call(["train", *TASK, "--out", str(tmp_path_factory.mktemp("runs"))])
-    assert code == 0, err + trace
-    return Path(out.strip())
+    return train_once(tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture

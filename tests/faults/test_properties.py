@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from command_lines import command_lines, find_trouble, in_limits
-from fuzz import TASK, call, verbs
+from fuzz import call, train_once, verbs
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mutations import NASTY
@@ -29,9 +29,7 @@ FEW, SOME, MANY = (settings(max_examples=number, **SHARED) for number in (30, 60
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> Path:
     """A finished run."""
-    code, out, err, trace = call(["train", *TASK, "--out", str(tmp_path_factory.mktemp("runs"))])
-    assert code == 0, err + trace
-    return Path(out.strip())
+    return train_once(tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture(scope="module")
