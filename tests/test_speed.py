@@ -91,6 +91,22 @@ def test_rounds_are_interleaved():
     assert [len(each) for each in times.values()] == [machine.MIN_ROUNDS] * 2
 
 
+def test_the_time_of_batches_is_taken_within_training():
+    config = default_run("hyperteacher", "tiny")
+    trainer = Trainer(config.build_model(), config.task, config.training, "cpu")
+    batch, step = generators.time_training(trainer, seconds=0.0)
+    assert 0 < batch < step
+    assert trainer.step == (1 + machine.MIN_ROUNDS) * trainer.batches.group_size, "whole groups, one for each round"
+
+
+def test_one_round_is_enough_if_it_takes_long(monkeypatch):
+    monkeypatch.setattr(generators, "LONG", 0.0)
+    config = default_run("hyperteacher", "tiny")
+    trainer = Trainer(config.build_model(), config.task, config.training, "cpu")
+    generators.time_training(trainer, seconds=60.0)
+    assert trainer.step == trainer.batches.group_size
+
+
 @needs_kernel
 @pytest.mark.skipif(machine.measure_peak_memory(lambda: None) is None, reason="the system does not tell the peak")
 def test_memory_of_the_kernel_grows_with_the_inputs_only(monkeypatch):
