@@ -10,7 +10,6 @@ Integers, comparisons, and float32 operations in the order of the definition, no
 #define NOTHING 0
 #define NUM_MOVES 4
 #define NUM_CHOICES (1 + NUM_MOVES)
-#define INLINE static inline __attribute__((always_inline))
 #define NOINLINE static __attribute__((noinline)) /* so that a product and a sum cannot become one operation */
 
 /* ---------------------------------------------------------------- the expert of the preference grid */
@@ -38,7 +37,7 @@ NOINLINE void collect(float *entered, const int64_t *objects, const float *worth
   }
 }
 
-INLINE void take_best_of(float *value, const float *entered, const int64_t *moves, int64_t num_cells, int64_t num_sets) {
+NOINLINE void take_best(float *value, const float *entered, const int64_t *moves, int64_t num_cells, int64_t num_sets) {
   for (int64_t c = 0; c < num_cells; c++, value += num_sets, moves += NUM_MOVES) {
     const float *a = entered + moves[0] * num_sets, *b = entered + moves[1] * num_sets;
     const float *d = entered + moves[2] * num_sets, *e = entered + moves[3] * num_sets;
@@ -48,14 +47,6 @@ INLINE void take_best_of(float *value, const float *entered, const int64_t *move
       value[set] = best > 0 ? best : 0;
     }
   }
-}
-
-/* With a constant number of sets, where it is a common one: whole vectors instead of a loop. */
-NOINLINE void take_best(float *restrict value, const float *restrict entered, const int64_t *moves, int64_t num_cells, int64_t num_sets) {
-  if (num_sets == 4) take_best_of(value, entered, moves, num_cells, 4);
-  else if (num_sets == 8) take_best_of(value, entered, moves, num_cells, 8);
-  else if (num_sets == 16) take_best_of(value, entered, moves, num_cells, 16);
-  else take_best_of(value, entered, moves, num_cells, num_sets);
 }
 
 /* `entering` has room for num_steps + 1 tables of (cells, sets): W_0, W_1, ..., and V. */
