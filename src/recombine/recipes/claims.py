@@ -189,9 +189,10 @@ def difference(
 
 def describe_bounds(low: float, high: float) -> str:
     """What a number must be, in words."""
+    smallest, largest = (f"{bound:.3g}".replace("-", "−") for bound in (low, high))
     if low == float("-inf"):
-        return f"at most {high:g}"
-    return f"at least {low:g}" if high == float("inf") else f"{low:g} to {high:g}"
+        return f"at most {largest}"
+    return f"at least {smallest}" if high == float("inf") else f"{smallest} to {largest}"
 
 
 def judge_lead(number: SeedScore, by: float) -> Verdict:

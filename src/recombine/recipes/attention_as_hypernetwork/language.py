@@ -126,6 +126,9 @@ class LanguageModelling(Experiment):
     def tables(self, finished: Finished, device: str) -> list[Table]:
         return [*self.claim_tables(finished, device), tabulate_text(self, finished), tabulate_probes(finished)]
 
+    def summarise(self, finished: Finished) -> Table:
+        return tabulate_text(self, finished)
+
     def figures(self, finished: Finished, folder: Path) -> list[Path]:
         return [draw_curves(finished, folder / "language.png")]
 
@@ -211,7 +214,7 @@ def draw_curves(finished: Finished, path: Path) -> Path:
 def _draw_group(axes: Any, group: Group, split: str, metric: str) -> None:
     attention = str(group.settings["attention"])
     for number, run in enumerate(group.runs):
-        rows = [row for row in run.run.read_metrics() if metric in row.get("scores", {}).get(split, {})]
+        rows = [row for row in run.curve if metric in row["scores"].get(split, {})]
         axes.plot(
             [row["step"] for row in rows],
             [row["scores"][split][metric] for row in rows],

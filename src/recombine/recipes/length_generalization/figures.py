@@ -20,20 +20,24 @@ SMALLEST = 1e-8  # below that, 1 - R² is rounding
 
 
 def draw_lengths(finished: Finished, folder: Path) -> list[Path]:
-    """Error, its ratio to the constant and what identification misses, against length."""
+    """Error, its ratio to the constant and what identification misses, against length; dashed at the higher rate."""
     path = folder / "length_generalization.png"
-    with canvas(path, 10.5, 3.2) as figure:
+    students = dict(zip(dict.fromkeys(_values(finished, "student")), LIGHT_PALETTE, strict=False))
+    slow = min(_values(finished, "rate"))
+    with canvas(path, 10.5, 3.6) as figure:
         error, ratio, identified = figure.subplots(1, 3)
-        for colour, group in zip(LIGHT_PALETTE, finished.groups, strict=False):
-            _draw_seeds(error, _read(group, "error"), colour, group.text)
-            _draw_seeds(ratio, _read(group, "ratio"), colour)
-            for name, style in (("missed", "-"), ("missed_before", ":")):
+        for group in finished.groups:
+            colour = students[group.settings["student"]]
+            line = "-" if group.settings["rate"] == slow else "--"
+            _draw_seeds(error, _read(group, "error"), colour, group.text, style=line)
+            _draw_seeds(ratio, _read(group, "ratio"), colour, style=line)
+            for name, style in (("missed", line), ("missed_before", ":")):
                 _draw_seeds(identified, np.maximum(_read(group, name), SMALLEST), colour, style=style)
         _finish(error, "squared error at the last token")
         _finish(ratio, "as a ratio to the best constant")
         _finish(identified, "1 − R² of the teacher's hidden states\n(dotted: before training)")
         ratio.axhline(1, color="0.6", linewidth=0.8)
-        error.legend()
+        figure.legend(loc="outside lower center", ncols=4)
     return [path]
 
 
