@@ -216,9 +216,9 @@ def parse(owner: type[Flags], argv: Sequence[str], *, prog: str, **options: Any)
 
 
 def examples_of(prog: str) -> tuple[str, ...]:
-    """The example commands of a verb, such as `train` or `sweep status`: `EXAMPLES` of its module."""
-    module = importlib.import_module(f"recombine.commands.{prog.replace('-', '_').replace(' ', '_')}")
-    return getattr(module, "EXAMPLES", ())
+    """The example commands of a verb, such as `train`, `train fuzzy-logic` or `sweep status`: `EXAMPLES` of its module."""
+    name = "sweep_status" if prog == "sweep status" else prog.split()[0].replace("-", "_")
+    return getattr(importlib.import_module(f"recombine.commands.{name}"), "EXAMPLES", ())
 
 
 @contextlib.contextmanager
