@@ -41,7 +41,6 @@ ANSWERS = {
     "one at chance": ([0.01], "This run is not clearly better than chance"),
     "ceiling": ([0.99, 0.5], "hyla generalises best .* the interval includes the ceiling; its interval is clear"),
     "none finished": ([None, None], "No run has finished yet, so there is no answer; below is what they have written"),
-    "not a number": ([float("nan"), 0.5], "softmax reaches R² 0.500"),
 }
 
 
@@ -132,10 +131,19 @@ def test_what_users_write_is_text(render, tmp_path):
     assert "<" not in figures_of(page)["loss"]["data"][0]["name"]
 
 
-def test_not_a_number_leaves_a_gap(render, tmp_path):
+def test_a_score_that_is_no_number_is_damage(render, tmp_path):
     run = make_run(tmp_path, "hyla", make_score(float("nan")))
-    (run / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "loss": NaN}\n{"step": 3, "lo')
-    assert figures_of(render(run))["loss"]["data"][0]["y"] == [2.0, None]
+    with pytest.raises(InputError, match="result.json is damaged: .* expected a finite number"):
+        render(run)
+
+
+def test_a_loss_that_is_no_number_is_damage_and_a_row_cut_short_is_not(render, tmp_path):
+    run = make_run(tmp_path, "hyla", make_score(0.5))
+    (run / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "lo')
+    assert figures_of(render(run))["loss"]["data"][0]["y"] == [2.0]
+    (run / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "loss": NaN}\n')
+    with pytest.raises(InputError, match="metrics.jsonl line 2 is damaged: loss is nan: expected a finite number"):
+        render(run)
 
 
 def test_file_is_small_offline_and_allows_only_its_own_scripts(tmp_path):

@@ -57,6 +57,12 @@ def test_a_failed_write_leaves_the_old_file(run, monkeypatch):
     assert not [name for name in os.listdir(run.path) if name.endswith(".tmp")]
 
 
+def test_a_score_that_is_no_number_is_left_out_of_the_metrics(run):
+    scores = {"test": {"r2": float("nan"), "accuracy": 0.5}}
+    run.append_metrics({"step": 1, "loss": 1.0, "learning_rate": 0.1, "seconds": 1.0, "scores": scores})
+    assert run.read_metrics()[-1]["scores"] == {"test": {"accuracy": 0.5}}
+
+
 def test_metrics_survive_a_cut_and_rewind(run):
     for step in (10, 20, 30):
         run.append_metrics({"step": step})

@@ -17,6 +17,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -146,8 +147,15 @@ class RunDirectory:
         replace_file(self.path / name, content)
 
     def append_metrics(self, row: MetricsRow) -> None:
+        """Add a row. A score that is not a number is left out, because JSON has none."""
+        kept = dict(row)
+        if "scores" in row:
+            kept["scores"] = {
+                split: {name: value for name, value in scores.items() if math.isfinite(value)}
+                for split, scores in row["scores"].items()
+            }
         with open(self.path / "metrics.jsonl", "a") as file:
-            file.write(json.dumps(row) + "\n")
+            file.write(json.dumps(kept, allow_nan=False) + "\n")
 
     def read_metrics(self, *, damaged: Literal["refuse", "drop"] = "refuse") -> list[Json]:
         """The rows in order; a last line that a kill cut short is left out. `drop` leaves out all rows from damage on."""
