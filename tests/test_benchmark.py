@@ -67,6 +67,7 @@ def test_the_run_can_be_probed_and_diagnosed(tmp_path, capsys, monkeypatch):
 
 def test_progress_is_shown_unless_it_is_not_wanted(capsys, monkeypatch):
     monkeypatch.setattr(progress, "SILENT_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "_line_interval", lambda elapsed: 0.0)
     benchmark()
     assert "10/20 (50 %)  loss" in capsys.readouterr().err
     benchmark(progress=False)

@@ -203,7 +203,7 @@ def test_every_verb_has_help(verb, capsys):
         (["show", "fuzzy-logic", "--split", "oops"], "invalid choice 'oops'"),
         (["evaluate", "nowhere"], "run directory 'nowhere' does not exist"),
         (["evaluate", "."], "config.json does not exist"),
-        (["evaluate"], "missing from recombine evaluate: path"),
+        (["evaluate"], "RUN is missing: expected"),
         (["reproduce", "everything"], "unknown experiment 'everything': expected one of dropout, sraven-paper"),
         (["report", "nowhere"], "does not exist: expected a folder that"),
         (

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from recombine.engines import LocalEngine
-from recombine.models import TransformerConfig
+from recombine.models.language_model import LanguageModelConfig
 from recombine.recipes import Experiment, Record
 from recombine.recipes.stored import collect, locate, read_results, write_results
-from recombine.run import RunConfig, default_run
+from recombine.run import RunConfig, default_run, train_run
 from recombine.sweep.execute import find_work, run_sweep
 from recombine.sweep.plan import make_plan
 from recombine.tasks import Language
@@ -21,7 +21,7 @@ def small_run() -> RunConfig:
     run = default_run("language", "tiny")
     assert isinstance(run.task, Language)
     task = replace(run.task, text=(str(FOLDER),), context_length=64, num_pairs=4, held_out_documents=0.3)
-    assert isinstance(run.model, TransformerConfig)
+    assert isinstance(run.model, LanguageModelConfig)
     model = replace(run.model, num_layers=1, embedding_dim=16, kqv_dim=16, mlp_dim=16, num_heads=2)
     return replace(run, task=task, model=model, training=replace(run.training, steps=2, batch_size=4))
 
@@ -39,15 +39,16 @@ class Readers(Experiment):
 @pytest.fixture(scope="module")
 def out(tmp_path_factory) -> Path:
     folder: Path = tmp_path_factory.mktemp("runs")
-    plan = make_plan([small_run()], "here")
-    status = run_sweep(plan, LocalEngine(jobs=1, threads=1), out=folder)
-    assert [run.state for run in status.runs] == ["finished"]
+    train_run(small_run(), out=folder)
     return folder
 
 
 def test_a_finished_run_is_not_trained_again(out):
-    work = find_work(make_plan([small_run()], "here").records, out)
+    plan = make_plan([small_run()], "here")
+    work = find_work(plan.records, out)
     assert (len(work.todo), len(work.finished)) == (0, 1)
+    status = run_sweep(plan, LocalEngine(jobs=1, threads=1), out=out)
+    assert [run.state for run in status.runs] == ["finished"]
 
 
 def test_results_are_collected_and_name_the_corpus(out, tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from recombine.recipes.scale.figures import draw_scale
 from recombine.recipes.scale.runs import change
 from recombine.recipes.scale.tables import correlate_decodability, tabulate_seeds
 from recombine.run import default_run, train_run
+from recombine.store import RunDirectory
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +108,7 @@ def test_decodability_is_that_of_the_last_layer(monkeypatch):
     """Layer 10 comes after layer 9, although its name does not."""
     sites = {f"hidden.{layer}": {"ood": layer / 10} for layer in range(11)}
     monkeypatch.setattr("recombine.recipes.scale.runs.read_decodability", lambda run, device: {"sites": sites})
-    assert EXPERIMENTS["scale-decodability"].measures(None, "cpu") == {"z_held_out": 1.0}
+    assert EXPERIMENTS["scale-decodability"].measures(RunDirectory(Path("run")), "cpu") == {"z_held_out": 1.0}
 
 
 def test_reproduce_prints_the_tables(tmp_path, capsys):
