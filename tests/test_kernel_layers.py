@@ -13,7 +13,7 @@ needs_kernel = pytest.mark.skipif(isinstance(kernel.open_library(), str), reason
 
 
 def make_weights(*widths: int) -> dict[str, torch.Tensor]:
-    weights = {}
+    weights: dict[str, torch.Tensor] = {}
     for i, (inputs, outputs) in enumerate(itertools.pairwise(widths)):
         weights |= {
             f"part.{i}.weight": torch.randn(outputs, inputs) / inputs**0.5,

@@ -10,6 +10,7 @@ import ctypes
 from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -37,7 +38,7 @@ class _Problem(ctypes.Structure):
 def open_library() -> ctypes.CDLL | str:
     """The compiled kernel, or why there is none, in one line."""
     in_place = [ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int64] * 3]
-    functions = {
+    functions: dict[str, Sequence[Any]] = {
         "recombine_apply_layers": [ctypes.POINTER(_Problem)],
         "recombine_sum_tokens": in_place,
         "recombine_clear_padding": in_place,

@@ -208,8 +208,10 @@ class GoalGrid(ImitationTask):
         distance, walls, quadrants = (
             table.to(stream.device) for table in (self.ways.distance, self.mazes.flatten(1), self.quadrants)
         )
-        uniform, limits = stream.uniform(4, self.grid_size**2), {"horizon": self.horizon, "has_decoy": self.decoy}
-        goal, start, decoy, luck = place(uniform, maze, quadrant, distance, walls, quadrants, **limits)
+        uniform = stream.uniform(4, self.grid_size**2)
+        goal, start, decoy, luck = place(
+            uniform, maze, quadrant, distance, walls, quadrants, horizon=self.horizon, has_decoy=self.decoy
+        )
         num_others = self.num_distractors - decoy.shape[1]
         others = luck.topk(num_others, dim=1).indices
         kind = kind[:, None]
