@@ -98,3 +98,10 @@ def test_two_runs_that_agree_exactly_keep_the_spread_of_their_compositions():
     constant = [[1.0] * 5, [2.0] * 5]
     assert score_seeds([constant, constant]).low == pytest.approx(0.5)
     assert torch.isfinite(torch.tensor(score_seeds([constant, constant]).high))
+
+
+def test_runs_of_different_processors_are_paired_in_spite_of_rounding():
+    sums, rounded = [[1.0, 2.0], [4.0, 8.0]], [[2.0, 2.0], [4.0 * (1 + 1e-7), 8.0]]
+    assert compare_seeds([rounded], [sums]).value > 0
+    with pytest.raises(InputError, match="not of the same instances"):
+        compare_seeds([[[2.0, 2.0], [4.001, 8.0]]], [sums])

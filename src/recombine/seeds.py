@@ -60,10 +60,16 @@ def compare_seeds(runs: Sequence[Sums], others: Sequence[Sums]) -> SeedScore:
     if len(runs) != len(others):
         raise InputError(f"{len(runs)} runs and {len(others)} others: expected one of each for every seed")
     pairs = [(_SumTable(sums), _SumTable(other)) for sums, other in zip(runs, others, strict=True)]
-    for mine, theirs in pairs:
-        if not torch.equal(mine.totals[1], theirs.totals[1]):
+    for run, other in zip(runs, others, strict=True):
+        if not have_same_instances(run, other):
             raise InputError("the two scores are not of the same instances: expected the same task, split and number")
     return _summarise(pairs)
+
+
+def have_same_instances(run: Sums, other: Sums) -> bool:
+    """Whether two scores are of the same instances: equal denominators, up to rounding on different processors."""
+    mine, theirs = (torch.tensor(sums[1], dtype=torch.float64) for sums in (run, other))
+    return mine.shape == theirs.shape and torch.allclose(mine, theirs, rtol=1e-5, atol=0)
 
 
 def score_values(values: Sequence[float]) -> SeedScore:

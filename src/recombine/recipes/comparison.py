@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from recombine.recipes.experiment import Experiment, Finished, Group, show_setting
-from recombine.seeds import SeedScore, compare_seeds, score_seeds
+from recombine.seeds import SeedScore, compare_seeds, have_same_instances, score_seeds
 from recombine.tables import Cell, Column, Number, Table, Value
 from recombine.tasks.metrics import Metric
 
@@ -92,7 +92,7 @@ def difference_between(
     others = {run.record.seed: run for run in other.runs}
     pairs = [(run, others[run.record.seed]) for run in group.runs if run.record.seed in others]
     sums = [(run.sums(split, metric), paired.sums(split, metric)) for run, paired in pairs]
-    if not sums or any(mine[1] != theirs[1] for mine, theirs in sums):
+    if not sums or not all(have_same_instances(mine, theirs) for mine, theirs in sums):
         return None
     return compare_seeds([mine for mine, _ in sums], [theirs for _, theirs in sums])
 
