@@ -147,11 +147,11 @@ def replace(value: Any, path: tuple[Any, ...], wrong: Any) -> Any:
     return changed
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    ["nonsense", None, *(pytest.param(value, marks=pytest.mark.slow) for value in ([], {}, [["x"]], -1, float("nan")))],
-    ids=str,
-)
+MORE_WRONG_VALUES: tuple[Any, ...] = ([], {}, [["x"]], -1, float("nan"))
+WRONG_VALUES = ("nonsense", None, *(pytest.param(value, marks=pytest.mark.slow) for value in MORE_WRONG_VALUES))
+
+
+@pytest.mark.parametrize("wrong", WRONG_VALUES, ids=str)
 def test_no_wrong_value_anywhere_breaks_the_report(render, tmp_path, wrong):
     """Every reader, figure and template meets every value of the files replaced by a wrong one."""
     run = make_probed(tmp_path, "hyla")
