@@ -1,8 +1,8 @@
 """Language modelling: softmax, linear and hypernetwork attention on text (Attention as a Hypernetwork, section 5, figure 6).
 
 The paper trains 50M parameters on 130 billion tokens of C4 and finds that HYLA is better than linear attention and close to
-softmax attention. At `small`, 2.2 million parameters learn from the standard library of Python in 23 minutes or more on
-one thread: enough to compare the kinds of attention, not to repeat the paper's numbers. `paper` has the paper's sizes; give it
+softmax attention. At `small`, 2.2 million parameters learn from the standard library of Python in 23 minutes or more on one
+thread: enough to compare the kinds of attention, not to repeat the paper's numbers. `paper` has the paper's sizes; give it
 the paper's text with a configuration of your own (`--dataset allenai/c4:en` of `recombine train`).
 
 The figure has no numbers to compare with, so the bounds are ours: 0.02 bits per byte, about 4 % of perplexity per token, is a
