@@ -21,6 +21,7 @@ ROOMS = (
     "discovery",
     "splitmix",
     "settings",
+    "conform",
     "files",
     "archives",
     "folders",

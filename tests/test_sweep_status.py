@@ -106,7 +106,7 @@ def test_a_folder_without_a_sweep(tmp_path, capsys):
         '{"format": "recombine-sweep", "format_version": 1, "source": "", "runs": [{}]}'
     )
     assert run_verb(["sweep", "status", str(tmp_path)]) == 2
-    assert "lacks 'run'" in capsys.readouterr().err
+    assert "runs[0].run is missing" in capsys.readouterr().err
     (tmp_path / "sweep.json").write_text("{")
     assert run_verb(["sweep", "status", str(tmp_path)]) == 2
     assert "cannot be read" in capsys.readouterr().err

@@ -49,9 +49,10 @@ def _check_headers(path: Path) -> None:
         members = archive.infolist()
         require_memory(sum(member.file_size for member in members), f"{path}, unpacked,")
         for member in members:
-            if member.filename.endswith(".npy"):
-                with archive.open(member) as content:
-                    _check_header(path, member, content)
+            if not member.filename.endswith(".npy"):  # NumPy would give its bytes instead of an array
+                raise ValueError(f"{member.filename!r} is not an array")
+            with archive.open(member) as content:
+                _check_header(path, member, content)
 
 
 def _check_header(path: Path, member: zipfile.ZipInfo, content: Any) -> None:
@@ -61,6 +62,8 @@ def _check_header(path: Path, member: zipfile.ZipInfo, content: Any) -> None:
     shape, _, dtype = read_header(content)
     if dtype.hasobject:
         raise ValueError(f"{member.filename} holds Python objects")
+    if not dtype.itemsize:  # nothing would follow, however large it claims to be
+        raise ValueError(f"{member.filename} has values of 0 bytes")
     claimed = math.prod(shape) * dtype.itemsize
     stored = member.file_size - content.tell()
     if claimed != stored or min(shape, default=0) < 0:

@@ -10,9 +10,9 @@ import pytest
 from fuzz import call, train_once, verbs
 from mutations import damage
 
+from recombine.conform import find_fault
 from recombine.errors import InputError
 from recombine.store import RunDirectory
-from recombine.store.conform import find_fault
 from recombine.store.schema import MetricsRow, ResultFile
 
 

@@ -20,7 +20,7 @@ from pyarrow import parquet
 
 from recombine.archives import read_npz
 from recombine.errors import InputError
-from recombine.files import write_whole
+from recombine.files import require_regular, write_whole
 
 Suffix = Literal[".parquet", ".csv", ".jsonl", ".npz"]
 SUFFIXES: tuple[str, ...] = get_args(Suffix)
@@ -105,6 +105,7 @@ def read_columns(path: Path) -> Mapping[str, Sequence[Any] | NDArray[Any]]:
     suffix = check_suffix(path)
     readers = {".parquet": _read_parquet, ".csv": _read_csv, ".jsonl": _read_json_lines, ".npz": read_npz}
     try:
+        require_regular(path)
         return readers[suffix](path)
     except FileNotFoundError:
         raise InputError(f"{str(path)!r} does not exist: expected a file of predictions") from None

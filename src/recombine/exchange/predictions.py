@@ -71,13 +71,22 @@ def _read_file(path: Path, parser: Parser) -> tuple[Kind, list[RowId], Any]:
         raise InputError(
             f"{str(path)!r} has the columns {', '.join(columns) or 'none'}: expected row_id and one of {', '.join(KINDS)}"
         )
-    identities = [RowId.parse(str(text)) for text in columns["row_id"]]
-    values = columns[kinds[0]]
+    rows, values = columns["row_id"], columns[kinds[0]]
+    if len(_shape(rows)) != 1 or _shape(values)[:1] != _shape(rows):
+        raise InputError(
+            f"{str(path)!r} has {kinds[0]} of shape {_shape(values)} and row_id of shape {_shape(rows)}: expected one of "
+            "each per exported row"
+        )
+    identities = [RowId.parse(str(text)) for text in rows]
     if not identities:
         raise InputError(f"{str(path)!r} has no rows: expected one per exported row")
     if kinds[0] == "response":
         return "response", identities, [_as_text(*pair) for pair in zip(values, identities, strict=True)]
     return kinds[0], identities, _as_numbers(values, kinds[0], identities)
+
+
+def _shape(column: Any) -> tuple[int, ...]:
+    return column.shape if isinstance(column, np.ndarray) else (len(column),)
 
 
 def _join(files: Sequence[tuple[Kind, list[RowId], Any]], kind: str) -> NDArray[Any]:
@@ -128,11 +137,12 @@ def _order_rows(identities: Sequence[RowId], split: str) -> list[int]:
     """Where the rows of a split are in the file, in the order of the split; a missing one is an error."""
     indices = {identity.row: index for index, identity in enumerate(identities) if identity.split == split}
     example = identities[next(iter(indices.values()))]
-    missing = [row for row in range(example.num_rows) if row not in indices]
-    if missing:
+    num_missing = example.num_rows - len(indices)  # the file may claim any number of rows
+    if num_missing:
+        first = next(row for row in range(example.num_rows) if row not in indices)
         raise InputError(
-            f"{len(missing)} of {example.num_rows} rows of split {split!r} are missing, the first is "
-            f"{example._replace(row=missing[0])}: expected a prediction for every exported row"
+            f"{num_missing} of {example.num_rows} rows of split {split!r} are missing, the first is "
+            f"{example._replace(row=first)}: expected a prediction for every exported row"
         )
     return [indices[row] for row in range(example.num_rows)]
 
@@ -146,9 +156,11 @@ def _as_text(value: Any, identity: RowId) -> str:
 def _as_numbers(values: Any, kind: str, identities: Sequence[RowId]) -> NDArray[Any]:
     try:
         numbers = np.asarray(values)
-        if numbers.dtype == object or numbers.dtype.kind not in "biuf":
+        if numbers.dtype.kind in "OSU":  # null in JSON is NaN; text may say a number
             numbers = np.asarray([np.asarray(value, dtype=np.float64) for value in values])
-    except (ValueError, TypeError):
+        if numbers.dtype.kind not in "biuf":
+            raise TypeError
+    except (ValueError, TypeError, OverflowError):
         raise InputError(
             f"the column {kind!r} does not hold numbers of the same shape in every row: expected the shape of the target, "
             "or that of a module's prediction"
@@ -159,4 +171,4 @@ def _as_numbers(values: Any, kind: str, identities: Sequence[RowId]) -> NDArray[
             f"{len(bad)} of {len(numbers)} rows have NaN in the column {kind!r}, the first is row "
             f"{identities[bad[0]]}: expected numbers"
         )
-    return numbers
+    return numbers.astype(np.float64) if numbers.dtype == np.longdouble else numbers

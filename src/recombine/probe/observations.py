@@ -24,8 +24,10 @@ from jaxtyping import Float, Int, Num, Shaped
 
 from recombine.archives import read_npz
 from recombine.errors import InputError
+from recombine.memory import require_memory
 
 SPLITS = ("fit", "id", "ood")
+MAX_CLASSES = 100_000
 SYNONYMS = {"train": "fit", "test": "id"}
 
 
@@ -107,12 +109,13 @@ def _describe(key: Any) -> str:
 
 
 def _check_activations(name: str, values: np.ndarray, num_rows: int) -> np.ndarray:
-    if values.ndim < 2 or len(values) != num_rows or not np.issubdtype(values.dtype, np.number):
+    if values.ndim < 2 or len(values) != num_rows or values.dtype.kind not in "iuf":
         raise InputError(
             f"{name} has shape {values.shape} of {values.dtype}: expected ({num_rows}, features), a row of numbers for "
             f"each row of labels"
         )
-    values = values.reshape(num_rows, -1).astype(np.float32)
+    with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite
+        values = values.reshape(num_rows, -1).astype(np.float32)
     reason = find_fault(values)
     if reason is not None:
         raise InputError(f"{name} {reason}: expected finite numbers")
@@ -127,9 +130,12 @@ def find_fault(values: Float[np.ndarray, "rows features"]) -> str | None:
 
 def _check_labels(labels: np.ndarray) -> np.ndarray:
     if labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer) and len(labels) and labels.min() >= 0:
-        labels = np.eye(int(labels.max()) + 1)[labels]
-    numeric = np.issubdtype(labels.dtype, np.number) or labels.dtype == bool
-    if labels.ndim != 2 or 0 in labels.shape or not numeric:
+        num_classes = int(labels.max()) + 1
+        if num_classes > MAX_CLASSES:
+            raise InputError(f"labels has class number {num_classes - 1:,}: expected numbers below {MAX_CLASSES:,}")
+        require_memory(len(labels) * num_classes * 4, f"a table of {len(labels):,} rows and {num_classes:,} classes")
+        labels = (labels[:, None] == np.arange(num_classes)).astype(np.float32)
+    if labels.ndim != 2 or 0 in labels.shape or labels.dtype.kind not in "biuf":
         raise InputError(
             f"labels has shape {labels.shape} of {labels.dtype}: expected (rows,) class numbers from 0 on, or "
             f"(rows, modules) numbers"
@@ -142,7 +148,7 @@ def _check_labels(labels: np.ndarray) -> np.ndarray:
 def _check_target(target: np.ndarray | None) -> np.ndarray | None:
     if target is None:
         return None
-    if not np.issubdtype(target.dtype, np.number) or not np.isfinite(target).all():
+    if target.dtype.kind not in "iuf" or not np.isfinite(target).all():
         raise InputError(f"target of {target.dtype} has values that are not finite numbers: expected numbers")
     return target
 

@@ -18,6 +18,7 @@ from typing import TypedDict
 
 from markupsafe import Markup
 
+from recombine.conform import find_fault
 from recombine.drawing.palette import DARK_PALETTE, LIGHT_PALETTE, SCALES
 from recombine.errors import InputError
 from recombine.evaluate import compare
@@ -27,7 +28,6 @@ from recombine.report.runs import differing_settings, label_settings
 from recombine.run import default_run
 from recombine.settings import settings_as_dict
 from recombine.store import Json, RunDirectory, find_runs, hash_config
-from recombine.store.conform import find_fault
 from recombine.tasks import TASKS
 from recombine.tasks.base import SCALES as BUDGETS
 

@@ -18,9 +18,9 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from recombine.conform import find_fault
 from recombine.errors import InputError
 from recombine.files import require_regular
-from recombine.store.conform import find_fault
 from recombine.store.schema import CheckpointInfo
 
 

@@ -26,10 +26,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from recombine.conform import find_fault
 from recombine.errors import InputError
 from recombine.files import read_file, replace_file
 from recombine.store.checkpoint import DamagedError, encode_checkpoint, read_checkpoint
-from recombine.store.conform import find_fault
 from recombine.store.schema import FILES, CheckpointInfo, Json, MetricsRow
 
 FORMAT = "recombine-run"

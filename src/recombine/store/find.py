@@ -7,9 +7,9 @@ import logging
 from pathlib import Path
 from typing import TypedDict
 
+from recombine.conform import find_fault
 from recombine.errors import InputError
 from recombine.files import read_file
-from recombine.store.conform import find_fault
 from recombine.store.directory import FORMAT, RunDirectory
 from recombine.store.schema import Json
 

@@ -12,8 +12,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired, TypedDict
 
+from recombine.conform import find_fault
 from recombine.errors import InputError
 from recombine.files import read_file, require_regular
 from recombine.folders import FAILURE, METRICS, RESULT, RUNNING
@@ -23,9 +24,51 @@ FORMAT = "recombine-sweep"
 FORMAT_VERSION = 1
 PLAN = "sweep.json"
 SILENT_SECONDS = 60.0  # after which a worker counts as dead
+MAX_STEPS = 2**63 - 1
 
 State = Literal["finished", "failed", "running", "waiting"]
 STATES: tuple[State, ...] = ("running", "finished", "failed", "waiting")
+
+
+class PlannedRun(TypedDict):
+    """A run in `sweep.json`."""
+
+    run: str  # the name of its directory
+    settings: dict[str, str | int | float | bool | None]
+    searched: list[str]
+    seed: int
+    steps: int
+    metric: str
+    higher_is_better: bool
+
+
+class PlanFile(TypedDict):
+    """`sweep.json`."""
+
+    source: str
+    runs: list[PlannedRun]
+
+
+class Shown(TypedDict):
+    """Of a score or of a metric in `result.json`, what a status shows."""
+
+    value: NotRequired[float]
+    title: NotRequired[str]
+
+
+class Result(TypedDict):
+    """Of `result.json`, what a status relies on."""
+
+    seconds: float
+    scores: dict[str, dict[str, Shown]]
+    metrics: dict[str, Shown]
+
+
+class Progress(TypedDict):
+    """Of a line of `metrics.jsonl`, what a status relies on."""
+
+    step: int
+    seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,13 +143,7 @@ class SweepReader:
     def read(self) -> SweepStatus:
         plan = self.plan or read_plan(self.folder)
         alive = _list_alive(self.folder / RUNNING)
-        try:
-            runs = tuple(self._read_run(entry, alive) for entry in plan["runs"])
-        except (KeyError, TypeError) as error:
-            raise InputError(
-                f"{self.folder / PLAN} lacks {error}: expected a file that `recombine sweep` wrote"
-            ) from None
-        return SweepStatus(source=plan["source"], runs=runs)
+        return SweepStatus(source=plan["source"], runs=tuple(self._read_run(entry, alive) for entry in plan["runs"]))
 
     def read_run(self, key: str) -> RunStatus:
         """One run, by the name of its directory."""
@@ -134,7 +171,7 @@ class SweepReader:
         except OSError:
             return None
         if path.name not in self.results or self.results[path.name][0] != changed:
-            self.results[path.name] = changed, _without_sums(read_json(path / RESULT) or {})
+            self.results[path.name] = changed, _without_sums(_read_result(path / RESULT))
         return self.results[path.name][1]
 
 
@@ -147,7 +184,19 @@ def read_plan(folder: Path) -> dict[str, Any]:
         )
     if plan.get("format_version") != FORMAT_VERSION:
         raise InputError(f"{folder / PLAN} has version {plan.get('format_version')!r}: expected {FORMAT_VERSION}")
+    fault = find_fault(plan, PlanFile) or next(filter(None, map(_find_fault_of_run, plan["runs"])), None)
+    if fault is not None:
+        raise InputError(f"{folder / PLAN} is damaged: {fault}")
     return plan
+
+
+def _find_fault_of_run(entry: PlannedRun) -> str | None:
+    """A name that leads out of the folder, or steps beyond any training."""
+    if not entry["run"].isprintable() or Path(entry["run"]).name != entry["run"]:
+        return f"run is {entry['run'][:40]!r}: expected the name of a folder"
+    if not 0 <= entry["steps"] <= MAX_STEPS:
+        return f"steps is {str(entry['steps'])[:40]}: expected a number from 0 to {MAX_STEPS}"
+    return None
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -159,6 +208,14 @@ def read_json(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} cannot be read ({error}): expected JSON") from None
     return value if isinstance(value, dict) else None
+
+
+def _read_result(path: Path) -> dict[str, Any]:
+    result = read_json(path) or {}
+    fault = find_fault(result, Result, complete=False)
+    if fault is not None:
+        raise InputError(f"{path} is damaged: {fault}")
+    return result
 
 
 def _without_sums(result: dict[str, Any]) -> dict[str, Any]:
@@ -189,7 +246,8 @@ def _read_progress(path: Path) -> tuple[int, float]:
     for line in reversed(lines):
         try:
             row = json.loads(line)
-            return int(row["step"]), float(row["seconds"])
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, RecursionError):
             continue
+        if find_fault(row, Progress) is None and row["step"] <= MAX_STEPS:
+            return row["step"], float(row["seconds"])
     return 0, 0.0
