@@ -55,6 +55,28 @@ def test_the_headline_is_about_networks(runs):
     assert "compared with hidden dim 16, paired by seed" in answer
 
 
+def test_two_seeds_have_no_interval_but_their_scores(runs):
+    page = render(runs, "t", gallery=False)
+    assert "(+0.430 and +0.470) compared with" in words(page, '<p class="answer">', "</p>")
+    lead = words(page, '<p class="lead">', "</p>")
+    assert "hidden dim 512 has R² 0.978 on held-out compositions (its two seeds 0.973 and 0.983)" in lead
+    assert "interval" not in lead
+    assert "two seeds are too few for one" in page
+    (wide, _) = group_seeds(runs, "r2")
+    score = wide.score("ood", "r2")
+    assert (score.low, score.high) == pytest.approx((0.9733, 0.9833), abs=1e-4)
+    assert wide.held_out.low < 0.95  # the interval, which decides whether a difference is clear
+
+
+def test_three_seeds_have_an_interval(tmp_path):
+    runs = read_runs([make_seed(tmp_path, 16, seed, 0.5 + 0.2 * seed) for seed in range(3)])
+    page = render(runs, "t", gallery=False)
+    assert "(95 % interval 0." in words(page, '<p class="answer">', "</p>")
+    assert "too few" not in page
+    (group,) = group_seeds(runs, "r2")
+    assert group.score("ood", "r2").high == group.held_out.high == 1.0  # the ceiling
+
+
 def test_the_runs_of_a_folder_are_ordered_by_their_settings_with_numbers_as_numbers(tmp_path):
     rows = [(512, 2), (64, 10), (64, 9), (512, 1)]
     runs = [RunDirectory.open(make_seed(tmp_path, width, seed, 0.5)) for width, seed in rows]

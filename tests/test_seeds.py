@@ -6,7 +6,10 @@ import torch
 
 from recombine.errors import InputError
 from recombine.evaluate import CompositionSums, compare
-from recombine.seeds import compare_seeds, score_seeds
+from recombine.recipes.comparison import cell, explain_intervals
+from recombine.recipes.finished import FinishedRun, Group
+from recombine.seeds import SeedScore, compare_seeds, score_results, score_seeds, subtract
+from recombine.tables import Column, format_value
 
 NUM_COMPOSITIONS = 46
 
@@ -98,6 +101,53 @@ def test_two_runs_that_agree_exactly_keep_the_spread_of_their_compositions():
     constant = [[1.0] * 5, [2.0] * 5]
     assert score_seeds([constant, constant]).low == pytest.approx(0.5)
     assert torch.isfinite(torch.tensor(score_seeds([constant, constant]).high))
+
+
+def make_result(value, chance=0.0, ceiling=1.0):
+    scores = {"ood": {"r2": {"value": value, "chance": chance, "ceiling": ceiling}}}
+    return {"scores": scores, "composition_sums": {"ood": {"r2": [[value] * 5, [1.0] * 5]}}}
+
+
+def test_the_interval_of_a_score_ends_at_the_ceiling():
+    low, high = make_result(0.2), make_result(0.9)
+    free = score_seeds([result["composition_sums"]["ood"]["r2"] for result in (low, high)])
+    score = score_results([low, high], "ood", "r2")
+    assert free.high > 1
+    assert (score.low, score.high) == (free.low, 1.0)
+    other = make_result(0.2, ceiling=1.25)
+    assert score_results([other, high], "ood", "r2").high == 1.25  # the highest of the runs
+    errors = [make_result(value, chance=1.0, ceiling=0.0) for value in (0.1, 0.8)]  # lower is better
+    score = score_results(errors, "ood", "r2")
+    assert score.low == 0.0
+    assert score.high > 1
+    unknown = make_result(0.2, ceiling=None)
+    assert score_results([unknown, high], "ood", "r2") == free
+    assert score_results([high], "ood", "r2") == score_seeds([high["composition_sums"]["ood"]["r2"]])
+
+
+def test_two_seeds_are_shown_one_by_one():
+    score = SeedScore(value=0.5, low=-4.0, high=5.0, values=(0.9, 0.1))
+    assert score.pair == (0.1, 0.9)
+    assert format_value(cell(score), Column(name="")) == "0.500 (0.100 and 0.900)"
+    assert cell(score).as_dict() == {"value": 0.5, "low": -4.0, "high": 5.0, "values": [0.9, 0.1]}
+    three = SeedScore(value=0.5, low=0.25, high=0.75, values=(0.9, 0.2, 0.4))
+    assert three.pair is None
+    assert format_value(cell(three), Column(name="")) == "0.500 (0.250 … 0.750)"
+    assert SeedScore(value=0.5, low=0.25, high=0.75, values=(0.5, 0.5)).pair is None  # one number for both
+    assert subtract(three, SeedScore(value=0.2, low=0.1, high=0.3, values=(0.1, 0.3))).pair is None  # three against two
+
+
+@pytest.mark.parametrize(
+    ("counts", "words"),
+    [
+        ((1, 1), "in brackets: 95 % intervals over compositions; differences are paired by composition"),
+        ((2, 2), "means over seeds; in brackets: the values of the two seeds; "),
+        ((3, 2), "means over seeds; in brackets: 95 % intervals over seeds and compositions; the two values where "),
+    ],
+)
+def test_the_note_says_what_the_brackets_are(counts, words):
+    groups = [Group({}, (object.__new__(FinishedRun),) * count) for count in counts]
+    assert explain_intervals(groups).startswith(words)
 
 
 def test_runs_of_different_processors_are_paired_in_spite_of_rounding():

@@ -11,16 +11,21 @@ seed matters most. Two corrections make the interval honest. The deviation betwe
 
 and the deviation within runs is added only as far as the observed spread between runs falls short of it, because that spread
 already contains it. `tests/test_seeds.py` measures the coverage on simulated runs. With one run, the interval is the one over
-compositions that `recombine.evaluate` gives.
+compositions that `recombine.evaluate` gives. The interval of a score ends at the ceiling, which no predictor can exceed.
+
+With two runs such an interval is honest, but of no use to a reader: it is thirteen times as wide as the two values are apart.
+Tables and pages show the two values instead (`SeedScore.pair`); verdicts use the interval, which `--json` has.
 
 Two predictors are compared by the paired difference: the same seeds, and in each the same redrawn compositions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -49,10 +54,37 @@ class SeedScore:
     def num_seeds(self) -> int:
         return len(self.values)
 
+    @property
+    def pair(self) -> tuple[float, float] | None:
+        """The values of exactly two seeds, lower first, shown instead of the interval.
+
+        None if they do not differ, or are not all that the mean is of: `subtract` can have more seeds on one side.
+        """
+        low, high = min(self.values), max(self.values)
+        whole = math.isclose((low + high) / 2, self.value, rel_tol=1e-9, abs_tol=1e-12)
+        return (low, high) if self.num_seeds == 2 and low < high and whole else None
+
 
 def score_seeds(runs: Sequence[Sums]) -> SeedScore:
     """The mean of a metric over runs with different seeds."""
     return _summarise([(_SumTable(sums),) for sums in runs])
+
+
+def score_results(results: Sequence[Mapping[str, Any]], split: str, metric: str) -> SeedScore:
+    """The mean of a score over the results of runs (`result.json`) with different seeds, at best their highest ceiling."""
+    score = score_seeds([result["composition_sums"][split][metric] for result in results])
+    scores = [result["scores"][split][metric] for result in results]
+    ends = [(each.get("chance"), each.get("ceiling")) for each in scores]
+    known = [(chance, ceiling) for chance, ceiling in ends if chance is not None and ceiling is not None]
+    if len(known) < max(len(results), 2):
+        return score
+    if all(chance < ceiling for chance, ceiling in known):
+        best = max(ceiling for _, ceiling in known)
+        return replace(score, high=max(score.value, min(score.high, best)))
+    if all(chance > ceiling for chance, ceiling in known):  # lower is better
+        best = min(ceiling for _, ceiling in known)
+        return replace(score, low=min(score.value, max(score.low, best)))
+    return score
 
 
 def compare_seeds(runs: Sequence[Sums], others: Sequence[Sums]) -> SeedScore:

@@ -23,6 +23,7 @@ class Cell:
     high: Number | None = None
     error: Number | None = None
     values: tuple[Number, ...] = ()  # what the number was computed from, such as one score per seed
+    pair: tuple[Number, Number] | None = None  # shown instead of the bounds, such as the scores of two seeds
 
     def as_dict(self) -> dict[str, Any]:
         fields = {"value": self.value, "low": self.low, "high": self.high, "error": self.error}
@@ -115,7 +116,9 @@ def _format_cell(cell: Cell, column: Column) -> str:
     text = _format_float(cell.value, column)
     if cell.error is not None:
         text += f" ± {_format_float(cell.error, column)}"
-    if cell.low is not None and cell.high is not None:
+    if cell.pair is not None:
+        text += f" ({_format_float(cell.pair[0], column)} and {_format_float(cell.pair[1], column)})"
+    elif cell.low is not None and cell.high is not None:
         text += f" ({_format_float(cell.low, column)} … {_format_float(cell.high, column)})"
     return text
 

@@ -157,7 +157,8 @@ def tabulate_card(rows: Sequence[CardRow]) -> Table:
             )
             for row in rows
         ),
-        note=f"{count_verdicts(rows)}\nin brackets: 95 % intervals, over seeds and compositions where seeds are several",
+        note=f"{count_verdicts(rows)}\nin brackets: 95 % intervals, with three seeds or more over seeds and compositions; "
+        "of two seeds both values",
     )
 
 

@@ -23,7 +23,8 @@ is written by `recombine reproduce claims` from the files in `results/`; nothing
 
 - *ours*: the number that decides, its 95 % interval, and below it what the interval is over. With several seeds it is over
   seeds and compositions together (`recombine.seeds`); with one seed over compositions; for numbers that are read from the
-  networks, over seeds. A number that is read from a single network has none.
+  networks, over seeds. A number that is read from a single network has none. Of two seeds, both values are shown: an interval
+  over two is wider than anything a reader can use, but it still decides on the verdict (`recombine reproduce claims --json`).
 - *bound*: what the number must be. Bounds are in the code before the runs that they judge. Where earlier runs were known by
   then, the experiment says so: those bounds are not blind.
 - *seen*: the number reaches its bound and the interval agrees. *Seen in part*: one of the two. *Not seen*: neither.

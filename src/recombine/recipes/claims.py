@@ -6,7 +6,8 @@
     refuted         the 95 % interval lies on the other side of "no effect", or outside the bounds
     not run         a run that the claim needs is missing
 
-The interval is over compositions, and over seeds where there are several (`recombine.seeds`).
+The interval is over compositions, and over seeds where there are several (`recombine.seeds`). Where there are two,
+tables show their values instead; the interval still decides.
 """
 
 from __future__ import annotations
@@ -170,7 +171,7 @@ def tabulate_claims(claims: Sequence[Claim], experiment: Experiment, finished: F
             Column(name="source", wrap=True),
         ),
         rows=tuple(rows),
-        note="bounds are set before the runs that they judge; in brackets: 95 % intervals",
+        note="bounds are set before the runs that they judge; in brackets: 95 % intervals, or the values of two seeds",
     )
 
 

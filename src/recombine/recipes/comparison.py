@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from recombine.recipes.experiment import Experiment, Finished, Group, show_setting
-from recombine.seeds import SeedScore, compare_seeds, have_same_instances, score_seeds
+from recombine.seeds import SeedScore, compare_seeds, have_same_instances
 from recombine.tables import Cell, Column, Number, Table, Value
 from recombine.tasks.metrics import Metric
 
@@ -81,7 +81,7 @@ def metric_title(experiment: Experiment, finished: Finished) -> str:
 
 def score_group(experiment: Experiment, group: Group, split: str | None = None, metric: str | None = None) -> SeedScore:
     """The mean over seeds of a score, by default the experiment's, with its interval."""
-    return score_seeds([run.sums(split or experiment.split, metric or experiment.metric) for run in group.runs])
+    return group.score(split or experiment.split, metric or experiment.metric)
 
 
 def difference_between(
@@ -112,14 +112,21 @@ def baseline_name(experiment: Experiment, groups: Sequence[Group]) -> str:
     return show_setting(value) if isinstance(value, str) else f"{show_setting(experiment.compared or '')} {value}"
 
 
-def explain_intervals(groups: Sequence[Group]) -> str:
+def explain_intervals(groups: Sequence[Group], over: str = "compositions") -> str:
     """What the brackets of a table of scores are."""
-    if all(len(group.runs) == 1 for group in groups):
-        return "in brackets: 95 % intervals over compositions; differences are paired by composition"
-    return (
-        "means over seeds; in brackets: 95 % intervals over seeds and compositions (over compositions only where there is "
-        "one seed); differences are paired by seed and composition"
-    )
+    counts = {len(group.runs) for group in groups}
+    if counts == {1}:
+        return f"in brackets: 95 % intervals over {over}; differences are paired by {over.rstrip('s')}"
+    brackets = [
+        *([f"95 % intervals over seeds and {over}"] if max(counts) > 2 else []),
+        *(
+            ["the values of the two seeds" if max(counts) == 2 else "the two values where there are two seeds"]
+            * (2 in counts)
+        ),
+        *([f"95 % intervals over {over} where there is one seed"] * (1 in counts)),
+    ]
+    paired = f"differences are paired by seed and {over.rstrip('s')}"
+    return f"means over seeds; in brackets: {'; '.join(brackets)}; {paired}"
 
 
 def cell(score: SeedScore | None) -> Cell | None:
@@ -129,7 +136,7 @@ def cell(score: SeedScore | None) -> Cell | None:
     values = score.values if score.num_seeds > 1 else ()
     if not math.isfinite(score.low):  # a single measurement has no interval
         return Cell(value=score.value)
-    return Cell(value=score.value, low=score.low, high=score.high, values=values)
+    return Cell(value=score.value, low=score.low, high=score.high, values=values, pair=score.pair)
 
 
 def mean_cell(values: Sequence[Number | None]) -> Cell | None:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from recombine.progress import track
 from recombine.recipes.record import Published, Record, Setting, matches
+from recombine.seeds import SeedScore, score_results
 from recombine.store import Json, RunDirectory
 from recombine.tables import Column, describe_settings, show_setting
 
@@ -66,6 +67,10 @@ class Group:
         """One score per seed."""
         values = [run.score(split, metric) for run in self.runs]
         return [value for value in values if value is not None]
+
+    def score(self, split: str, metric: str) -> SeedScore:
+        """The mean over seeds with its interval."""
+        return score_results([run.result for run in self.runs], split, metric)
 
     def measured(self, quantity: str) -> list[float]:
         """One measured number per seed that has it."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from recombine.errors import InputError
 from recombine.evaluate import Score
 from recombine.report.runs import SEEDS, ReportRun, differing_settings, falls, label_settings
-from recombine.seeds import SeedScore, compare_seeds, score_seeds
+from recombine.seeds import SeedScore, compare_seeds, score_results
 from recombine.store import Json, hash_config
 
 
@@ -26,12 +26,13 @@ class RunGroup:
         return self.runs[0].series
 
     def score(self, split: str, metric: str) -> Score | None:
-        """The mean over seeds, with chance and ceiling of the first run."""
+        """The mean over seeds with its interval, or of two seeds their values; chance and ceiling of the first run."""
         spread = {"ood": self.held_out, "test": self.trained}.get(split)
         first = self.runs[0].score(split, metric)
         if spread is None or first is None:
             return None
-        return Score(value=spread.value, low=spread.low, high=spread.high, chance=first.chance, ceiling=first.ceiling)
+        low, high = spread.pair or (spread.low, spread.high)
+        return Score(value=spread.value, low=low, high=high, chance=first.chance, ceiling=first.ceiling)
 
 
 Shown = ReportRun | RunGroup  # what a figure of scores shows
@@ -68,8 +69,8 @@ def group_seeds(runs: Sequence[ReportRun], metric: str) -> list[RunGroup]:
         RunGroup(
             label=label or group[0].result["label"].replace("_", " "),
             runs=group,
-            held_out=score_seeds([run.result["composition_sums"]["ood"][metric] for run in group]),
-            trained=score_seeds([run.result["composition_sums"]["test"][metric] for run in group]),
+            held_out=score_results([run.result for run in group], "ood", metric),
+            trained=score_results([run.result for run in group], "test", metric),
         )
         for label, group in zip(labels, members.values(), strict=True)
     ]

@@ -121,9 +121,11 @@ def compare_leads(experiment: Experiment, finished: Finished, **rest: Setting) -
         scores = [score_group(experiment, group).value for group in (hyla, softmax)]
         word = f"With the release's dropout of {rate:g}" if rate else "without dropout"
         over = f"{lead.num_seeds} seed{'s' * (lead.num_seeds > 1)}"
+        low, high = lead.pair or (lead.low, lead.high)
+        bounds = f"{low:+.2f} {'and' if lead.pair else 'to'} {high:+.2f}"
         parts.append(
             f"{word} HYLA scores {scores[0]:.2f} and softmax attention {scores[1]:.2f} on held-out compositions "
-            f"(lead {lead.value:+.2f}, {lead.low:+.2f} to {lead.high:+.2f}, {over})"
+            f"(lead {lead.value:+.2f}, {bounds}, {over})"
         )
         leads.append(lead.value >= LEAD and lead.low > 0)
     verdict = {

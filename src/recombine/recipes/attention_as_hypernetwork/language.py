@@ -21,10 +21,9 @@ from recombine.drawing.canvas import canvas
 from recombine.drawing.palette import ATTENTION_COLOURS, QUIET
 from recombine.recipes.attention_as_hypernetwork.runs import ATTENTIONS, change_model
 from recombine.recipes.claims import Close, Lead
-from recombine.recipes.comparison import cell, difference_to_baseline, score_group, spread
+from recombine.recipes.comparison import cell, difference_to_baseline, explain_intervals, score_group, spread
 from recombine.recipes.experiment import Experiment, Finished, Group, Record, over_seeds
 from recombine.run import RunConfig, default_run
-from recombine.seeds import score_seeds
 from recombine.tables import Cell, Table, Value
 from recombine.tasks import Language
 from recombine.tasks.base import Scale
@@ -137,8 +136,10 @@ def tabulate_text(experiment: Experiment, finished: Finished) -> Table:
     """Bits per byte, cross-entropy and perplexity on held-out documents."""
     rows: list[tuple[Value, ...]] = []
     for group in finished.groups:
-        loss = score_seeds([run.sums("text", "loss") for run in group.runs])
-        perplexity = Cell(value=math.exp(loss.value), low=math.exp(loss.low), high=math.exp(loss.high))
+        loss = group.score("text", "loss")
+        value, low, high = map(math.exp, (loss.value, loss.low, loss.high))
+        pair = None if loss.pair is None else (math.exp(loss.pair[0]), math.exp(loss.pair[1]))
+        perplexity = Cell(value=value, low=low, high=high, pair=pair)
         accuracy = spread(group.scores("text", "accuracy"))
         bits = cell(score_group(experiment, group))
         above = cell(difference_to_baseline(experiment, finished.groups, group))
@@ -160,7 +161,7 @@ def tabulate_text(experiment: Experiment, finished: Finished) -> Table:
         title="Held-out documents",
         columns=(*finished.setting_columns, *names),
         rows=tuple(rows),
-        note="in brackets: 95 % intervals over seeds and documents; accuracy: lowest and highest seed",
+        note=f"{explain_intervals(finished.groups, 'documents')}; accuracy: lowest and highest seed",
     )
 
 

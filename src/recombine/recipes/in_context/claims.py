@@ -15,10 +15,9 @@ from recombine.probe.measures.decodability import measure_decodability
 from recombine.probe.measures.fitted_code import measure_fitted_code
 from recombine.probe.measures.gradients import track_run
 from recombine.recipes.claims import Claim, Lead, Level
-from recombine.recipes.comparison import cell, mean_cell
+from recombine.recipes.comparison import cell, explain_intervals, mean_cell
 from recombine.recipes.experiment import Finished, Group, Setting
 from recombine.recipes.measured_claims import Bounded, Exceeds, Gap, Reads
-from recombine.seeds import score_seeds
 from recombine.store import Json, RunDirectory
 from recombine.tables import Cell, Column, Table, Value
 
@@ -124,8 +123,7 @@ def read_latents(run: RunDirectory, device: str) -> dict[str, float]:
 
 def score_splits(group: Group) -> tuple[Cell | None, Cell | None]:
     """Scores on trained and held-out compositions, with their intervals over seeds."""
-    trained, held_out = (score_seeds([run.sums(split, METRIC) for run in group.runs]) for split in ("test", "ood"))
-    return cell(trained), cell(held_out)
+    return cell(group.score("test", METRIC)), cell(group.score("ood", METRIC))
 
 
 def tabulate_variants(finished: Finished) -> Table:
@@ -147,7 +145,7 @@ def tabulate_variants(finished: Finished) -> Table:
             Column(name="minutes", format="fixed", digits=1),
         ),
         rows=tuple(rows),
-        note="means over seeds; in brackets: 95 % intervals over seeds and compositions\n"
+        note=f"{explain_intervals(finished.groups)}\n"
         "fitted code: R² held out with the code fitted to the examples instead of inferred\n"
         "z: R² of ridge regression to the latent, best layer",
     )

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recombine.probe.measures.decodability import measure_decodability
-from recombine.recipes.comparison import cell, mean_cell, spread
+from recombine.recipes.comparison import cell, explain_intervals, mean_cell, spread
 from recombine.recipes.experiment import Finished, FinishedRun, Group
-from recombine.seeds import score_seeds
 from recombine.store import Json, RunDirectory
 from recombine.tables import Cell, Column, Table, Value
 
@@ -52,7 +51,7 @@ def tabulate_seeds(finished: Finished) -> list[Table]:
         Column(name="minutes", format="fixed", digits=1),
     )
     note = (
-        "R² pooled over outputs, means over seeds; in brackets: 95 % intervals over seeds and compositions\n"
+        f"R² pooled over outputs, {explain_intervals(finished.groups)}\n"
         "trained: training compositions; as published: R² of held-out compositions by the paper's definition\n"
         "more at once: tasks with more modules than any training task"
     )
@@ -133,7 +132,7 @@ def _score(group: Group, split: str) -> Cell | None:
     """The score over seeds, or nothing where the runs have no such split."""
     if len(group.scores(split, METRIC)) < len(group.runs):
         return None
-    return cell(score_seeds([run.sums(split, METRIC) for run in group.runs]))
+    return cell(group.score(split, METRIC))
 
 
 def _all(values: Sequence[bool]) -> str:
