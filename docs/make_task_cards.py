@@ -1,4 +1,4 @@
-"""Write the cards of all task families: docs/tasks/<family>.md, with a picture or an instance as text.
+"""Write the cards of all task families: docs/tasks/<family>.md, with a picture of an instance.
 
     python docs/make_task_cards.py [--num-instances 1024]
 

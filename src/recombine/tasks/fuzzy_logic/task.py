@@ -18,6 +18,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import ClassVar, TypeVar
 
 import torch
@@ -29,6 +30,7 @@ from recombine.drawing.card import Card
 from recombine.errors import InputError, check_choice, check_positive
 from recombine.tasks.base import Batch, Preset, Ratio, Reference, Scale, SplitName, Task, measure_r2
 from recombine.tasks.fuzzy_logic.card import TOLERANCE, make_card
+from recombine.tasks.fuzzy_logic.picture import draw_function
 from recombine.tasks.fuzzy_logic.posterior import WEIGHTINGS, average_consistent, find_most_probable
 from recombine.tasks.reading import Reading
 from recombine.tasks.rounding import snap
@@ -253,6 +255,10 @@ class FuzzyLogic(Task):
 
     def card(self, batch: Batch, row: int, answer: Tensor) -> Card:
         return make_card(self, batch, row, float(answer))
+
+    def draw(self, batch: Batch, row: int, path: Path | str) -> None:
+        """Write a picture of one function and its examples as PNG or SVG (by the suffix of the path)."""
+        draw_function(self, batch, row, path)
 
     def describe(self, composition: Composition) -> str:
         def term(number: int) -> str:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import ClassVar, get_args
 
 import torch
@@ -34,7 +35,7 @@ from recombine.tasks.modular.encodings import (
 from recombine.tasks.modular.strengths import Latents, draw_strengths
 from recombine.tasks.modular.supports import Support, split_support
 from recombine.tasks.modular.teacher import ModularTeacher, apply_teacher, draw_teacher
-from recombine.tasks.modular.writing import write_task
+from recombine.tasks.modular.writing import draw_task, write_task
 from recombine.tasks.per_device import once_per_device
 from recombine.tasks.reading import StrengthReading
 from recombine.tasks.stream import Stream
@@ -288,6 +289,10 @@ class Hyperteacher(Task):
 
     def describe(self, composition: Composition) -> str:
         return " + ".join(f"module {module}" for module in composition if module >= 0)
+
+    def draw(self, batch: Batch, row: int, path: Path | str) -> None:
+        task, strengths = batch.inputs[row], batch.info["strengths"][row]
+        draw_task(path, self.encoding, task, batch.targets[row], strengths, self.encoding_dim)
 
     def render(self, batch: Batch, row: int) -> str:
         x = batch.inputs[row, :, self.encoding_dim :]

@@ -25,6 +25,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
@@ -36,7 +37,7 @@ from recombine.errors import InputError, check_choice, check_positive
 from recombine.tasks.base import Batch, Preset, Ratio, Reference, Scale, SplitName, Task, measure_r2
 from recombine.tasks.modular.in_context_oracle import fit_latent
 from recombine.tasks.modular.in_context_support import Support, choose_support
-from recombine.tasks.modular.in_context_writing import write_sequence
+from recombine.tasks.modular.in_context_writing import describe_mixture, draw_sequence, write_sequence
 from recombine.tasks.modular.strengths import HIGHEST_LEVEL, LOWEST_LEVEL, draw_levels
 from recombine.tasks.modular.teacher import ModularTeacher, apply_teacher, draw_teacher
 from recombine.tasks.per_device import once_per_device
@@ -287,6 +288,9 @@ class InContext(Task):
 
     def render(self, batch: Batch, row: int) -> str:
         """The mixture, then the first examples and queries, with the first features of x."""
-        strengths = batch.info["strengths"][row]
-        mixed = " + ".join(f"{strengths[module]:.3f} · module {module}" for module in batch.latents[row].tolist())
-        return write_sequence(mixed, batch.inputs[row], batch.targets[row], input_size=self.input_size)
+        mixture = describe_mixture(batch.latents[row], batch.info["strengths"][row])
+        return write_sequence(mixture, batch.inputs[row], batch.targets[row], input_size=self.input_size)
+
+    def draw(self, batch: Batch, row: int, path: Path | str) -> None:
+        mixture = describe_mixture(batch.latents[row], batch.info["strengths"][row])
+        draw_sequence(path, mixture, batch.inputs[row], batch.targets[row], input_size=self.input_size)

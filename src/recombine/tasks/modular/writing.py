@@ -1,9 +1,13 @@
-"""One task of the hyperteacher as text: its modules, the beginning of its code, and a few inputs with their outputs."""
+"""One task of the hyperteacher as text or picture: its modules, its code, and inputs with their outputs."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from jaxtyping import Float
 from torch import Tensor
+
+from recombine.drawing.tokens import Panel, draw_tokens
 
 NUM_SHOWN_FEATURES, NUM_SHOWN_LINES, NUM_SHOWN_SAMPLES = 8, 4, 2
 
@@ -16,8 +20,7 @@ def write_task(
     y: Float[Tensor, "samples y"],
 ) -> str:
     """The text that `recombine show hyperteacher` prints."""
-    mixed = " + ".join(f"{strength:.2f} × module {m}" for m, strength in enumerate(strengths.tolist()) if strength)
-    lines = [f"task = {mixed}", f"encoded as {encoding}:"]
+    lines = [describe_mixture(strengths), f"encoded as {encoding}:"]
     shown = NUM_SHOWN_FEATURES * NUM_SHOWN_LINES
     for start in range(0, min(len(code), shown), NUM_SHOWN_FEATURES):
         lines.append("  " + _write_numbers(code[start : start + NUM_SHOWN_FEATURES].tolist()))
@@ -29,6 +32,35 @@ def write_task(
             break
         lines += [f"x{number}{_write_numbers(one_x)}", f" →{_write_numbers(one_y)}"]
     return "\n".join(lines)
+
+
+def draw_task(
+    path: Path | str,
+    encoding: str,
+    inputs: Float[Tensor, "samples features"],
+    targets: Float[Tensor, "samples y"],
+    strengths: Float[Tensor, " modules"],
+    code_size: int,
+) -> None:
+    """The picture of a task: a column per sample, with the code above the inputs and the outputs below them."""
+    tokens = inputs.detach().cpu()
+    draw_tokens(
+        path,
+        title=describe_mixture(strengths),
+        panels=[
+            Panel(f"the task, encoded as {encoding}", tokens[:, :code_size].T.numpy()),
+            Panel("input x", tokens[:, code_size:].T.numpy()),
+            Panel("output y", targets.detach().cpu().T.numpy(), asked=range(len(tokens))),
+        ],
+        parts=[(f"{len(tokens)} samples of the task, each answered independently", len(tokens))],
+        framed="what the network is asked for",
+    )
+
+
+def describe_mixture(strengths: Float[Tensor, " modules"]) -> str:
+    """The modules of a task with their strengths."""
+    mixed = " + ".join(f"{strength:.2f} × module {m}" for m, strength in enumerate(strengths.tolist()) if strength)
+    return f"task = {mixed}"
 
 
 def _write_numbers(values: list[float]) -> str:

@@ -15,6 +15,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import ClassVar, get_args
 
 import torch
@@ -36,6 +37,7 @@ from recombine.tasks.sequences.functions import (
     read_out,
     represent,
 )
+from recombine.tasks.sequences.picture import draw_labelled
 from recombine.tasks.sequences.tokens import SequenceTask, mark_real
 from recombine.tasks.stream import Stream
 
@@ -234,6 +236,9 @@ class SequenceTeacher(SequenceTask):
         from recombine.tasks.sequences.reading import SequenceTeacherReading
 
         return SequenceTeacherReading(self)
+
+    def draw(self, batch: Batch, row: int, path: Path | str) -> None:
+        draw_labelled(self, batch, row, path)
 
     def render(self, batch: Batch, row: int) -> str:
         length = int(batch.info["length"][row])
