@@ -27,16 +27,24 @@ with atheris.instrument_imports(include=["recombine"]):
     from recombine.archives import read_npz
     from recombine.errors import InputError
     from recombine.exchange.formats import encode_parquet, read_columns
+    from recombine.exchange.predictions import read_predictions
+    from recombine.integrations.huggingface_prompts import read_prompts
     from recombine.probe.observations import load_observations
+    from recombine.recipes.stored import read_lines
     from recombine.run import default_run, load_config
     from recombine.store import RunDirectory
     from recombine.store.checkpoint import encode_checkpoint, read_checkpoint
     from recombine.store.schema import CheckpointInfo
+    from recombine.sweep.results import choose_best
+    from recombine.sweep.status import SweepReader
 
 from mutations import damage
 
 FOLDER = Path(tempfile.mkdtemp(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
 RUN = RunDirectory(FOLDER / "run")
+PLAN = b"""{"format": "recombine-sweep", "format_version": 1, "source": "here", "runs": [
+    {"run": "a-1", "settings": {"x": 1}, "searched": ["x"], "seed": 0, "steps": 10, "metric": "r2", "higher_is_better": true}
+]}"""
 
 
 def in_run(name: str, read: Callable[[RunDirectory], object]) -> Callable[[bytes], None]:
@@ -55,6 +63,20 @@ def in_file(name: str, read: Callable[[Path], object]) -> Callable[[bytes], None
     return parse
 
 
+def in_sweep(name: str) -> Callable[[bytes], None]:
+    """The status of a sweep of one run, with one of its files."""
+    folder = FOLDER / "sweep" / name.replace("/", "-")
+
+    def parse(content: bytes) -> None:
+        (folder / "a-1").mkdir(parents=True, exist_ok=True)
+        (folder / "sweep.json").write_bytes(PLAN)
+        (folder / name).write_bytes(content)
+        status = SweepReader(folder).read()
+        _ = status.best, status.seconds_left, choose_best(status).as_text()
+
+    return parse
+
+
 PARSERS: list[Callable[[bytes], None]] = [
     in_run("config.json", load_config),
     in_run("result.json", lambda run: run.read_json("result.json", complete=True)),
@@ -64,6 +86,12 @@ PARSERS: list[Callable[[bytes], None]] = [
     in_file("arrays.npz", read_npz),
     in_file("arrays.npz", load_observations),
     *(in_file(f"table.{suffix}", read_columns) for suffix in ("csv", "jsonl", "npz", "parquet")),
+    *(in_file(f"table.{suffix}", read_predictions) for suffix in ("csv", "jsonl", "npz", "parquet")),
+    in_sweep("sweep.json"),
+    in_sweep("a-1/result.json"),
+    in_sweep("a-1/metrics.jsonl"),
+    in_file("prompts.jsonl", read_prompts),
+    in_file("stored.jsonl", read_lines),
 ]
 seen: Counter[str] = Counter()
 
@@ -109,6 +137,14 @@ def seeds() -> list[bytes]:
     valid[10] = encode_parquet(pa.table({"instance": ["a", "b"], "prediction": [[0.5], [1.0]]}))
     valid[7] = b"instance,prediction\na,0.5\nb,[1]\n"
     valid[8] = b'{"instance": "a", "prediction": [0.5]}\n'
+    valid[11] = f"row_id,answer\na-0-of-1-{0:012x},0.5\n".encode()
+    valid[12] = f'{{"row_id": "a-0-of-1-{0:012x}", "answer": [0.5]}}\n'.encode()
+    valid[14] = encode_parquet(pa.table({"row_id": [f"a-0-of-1-{0:012x}"], "answer": [[0.5]]}))
+    valid[15] = PLAN
+    valid[16] = b'{"seconds": 1.0, "scores": {"test": {"r2": {"value": 0.5}}}, "metrics": {"r2": {"title": "R2"}}}'
+    valid[17] = b'{"step": 1, "seconds": 0.5}\n'
+    valid[18] = b'{"text": "a b", "labels": ["a", "b"]}\n' * 4
+    valid[19] = b'{"hash": "a", "seed": 0, "result": {"seconds": 1, "steps": 1, "scores": {}}, "measured": {}}\n'
     return [bytes([number]) + content for number, content in valid.items()]
 
 

@@ -15,6 +15,7 @@ from rich.table import Table
 from recombine.cli import parse
 from recombine.commands.console import Output
 from recombine.errors import InputError, check_choice, check_positive
+from recombine.files import read_file, write_whole
 from recombine.kernels import cpu
 from recombine.precision import Precision
 from recombine.speed import PARTS, describe_machine, steps
@@ -60,6 +61,7 @@ def run(argv: list[str]) -> None:
         check_choice("workload", workload, steps.WORKLOADS)
     for scale in options.scales:
         check_choice("scale", scale, SCALES)
+    earlier = {} if options.out is None else read_earlier(options.out)
     if options.seconds <= 0:
         raise InputError(f"seconds is {options.seconds}: expected a positive number")
     if options.threads is not None:
@@ -75,10 +77,20 @@ def run(argv: list[str]) -> None:
         choice |= {"scales": options.scales} if part == "generators" else {}
         result[part] = PARTS[part](options.seconds, say, **choice)
     if options.out is not None:
-        earlier = json.loads(options.out.read_bytes()) if options.out.exists() else {}
-        options.out.write_text(json.dumps({**earlier, **result}, indent=1) + "\n")
+        write_whole(options.out, (json.dumps({**earlier, **result}, indent=1) + "\n").encode())
     charts = [] if options.charts is None else write_charts(result, options.charts)
     options.show(result, *tables(result), *(f"chart: {path}" for path in charts))
+
+
+def read_earlier(path: Path) -> Json:
+    """What the file holds already; read before anything is measured, so that no time is lost if it is something else."""
+    try:
+        value = json.loads(read_file(path)) if path.exists() else {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path} cannot be read ({error}): expected results that `recombine bench` wrote") from None
+    if not isinstance(value, dict):
+        raise InputError(f"{path} holds {type(value).__name__}: expected results that `recombine bench` wrote")
+    return value
 
 
 def tables(result: Json) -> list[Table | str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,8 @@ from dataclasses import dataclass
 from recombine.cli import parse
 from recombine.commands.console import RunOutput
 from recombine.commands.output import Device, RunPath
-from recombine.errors import InputError
+from recombine.errors import InputError, spell_out
+from recombine.files import read_file
 from recombine.models.generate import generate
 from recombine.models.language_model import LanguageModel
 from recombine.run import load_run
@@ -74,14 +76,19 @@ def run(argv: list[str]) -> None:
         return
     print(options.prompt, end="", flush=True)
     for piece in decode_stream(tokens, tokenizer, prompt):
-        print(piece, end="", flush=True)
+        print(show_text(piece), end="", flush=True)
     print()
+
+
+def show_text(text: str) -> str:
+    """Text with its line ends and tabs; other control characters are written out, since a model may produce any."""
+    return "".join(part if part in ("\n", "\t") else spell_out(part) for part in re.split(r"([\n\t])", text))
 
 
 def read_tokenizer(run: RunDirectory, size: int) -> Tokenizer:
     """The tokeniser that a run keeps."""
     try:
-        return load_tokenizer((run.path / "tokenizer").read_bytes(), size)
+        return load_tokenizer(read_file(run.path / "tokenizer"), size)
     except OSError as error:
         raise InputError(
             f"{run.path / 'tokenizer'} cannot be read ({error.strerror}): expected the tokenizer of the run"

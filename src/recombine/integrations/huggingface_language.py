@@ -23,7 +23,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PreT
 from transformers.modeling_outputs import CausalLMOutput
 
 from recombine.errors import InputError
-from recombine.files import write_whole
+from recombine.files import read_file, write_whole
 from recombine.models.language_model import LanguageModel, LanguageModelConfig
 from recombine.run import load_run
 from recombine.tasks.language.tokenizers import ByteTokenizer
@@ -129,7 +129,7 @@ def export_run(path: Path | str, folder: Path | str) -> RecombineForCausalLM:
     if not isinstance(model, LanguageModel):
         raise InputError(f"{path} holds a {type(model).__name__}: expected a run of `recombine train language`")
     exported = export_language_model(model, folder)
-    content = (run.path / "tokenizer").read_bytes()
+    content = read_file(run.path / "tokenizer")
     if content != ByteTokenizer.content:
         write_whole(Path(folder) / ("tokenizer.json" if content[:1] == b"{" else "tokenizer.model"), content)
     return exported

@@ -26,6 +26,7 @@ from recombine.probe.runs import ARRAYS_FILE, PROBE, is_of, pack_arrays
 from recombine.run import resolve_device
 from recombine.store import Json, RunDirectory
 
+LOCALLY: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}  # code in a folder is never run
 VERSION = 1  # of what this file adds to the probe
 
 
@@ -94,19 +95,19 @@ def load_model(folder: Path, *, with_head: bool) -> tuple[Any, nn.Module, nn.Mod
     import transformers
 
     try:
-        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        config = transformers.AutoConfig.from_pretrained(folder, **LOCALLY)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **LOCALLY)
         owner: Any = transformers.AutoModel
         if with_head:
-            name = (config.architectures or ["none"])[0]
+            name = str((config.architectures or ["none"])[0])
             owner = getattr(transformers, name, None)
-            if owner is None or "LM" not in name:
+            if not (isinstance(owner, type) and issubclass(owner, transformers.PreTrainedModel) and "LM" in name):
                 raise InputError(f"{folder} holds a {name}: expected a language model, since the prompts have answers")
-        model = owner.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        if isinstance(error, InputError):
-            raise
-        reason = str(error).strip().split("\n")[0]
+        model = owner.from_pretrained(folder, **LOCALLY)
+    except InputError:
+        raise
+    except Exception as error:  # of many kinds: damaged weights, a configuration with values of other types
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
         raise InputError(
             f"{folder} cannot be loaded ({reason}): expected a folder with a model and its tokenizer"
         ) from None

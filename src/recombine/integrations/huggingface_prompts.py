@@ -22,6 +22,7 @@ from typing import Any
 
 from recombine.compositions import Composition, CompositionSplit, split_compositions
 from recombine.errors import InputError
+from recombine.files import read_file
 
 DEFAULT_PAIR = (-1, -1)
 KEYS = ("text", "labels", "label", "pair", "split", "answer")
@@ -75,7 +76,7 @@ class PromptFile:
 def read_prompts(path: Path | str) -> PromptFile:
     """Read and check a prompts file."""
     try:
-        content = Path(path).read_bytes()
+        content = read_file(Path(path))
         lines = content.decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
@@ -123,7 +124,8 @@ def _read_line(path: Path | str, number: int, line: str) -> dict[str, Any]:
     where = f"{path} line {number}"
     try:
         row = json.loads(line)
-    except ValueError as error:
+        json.dumps(row, ensure_ascii=False).encode()  # a lone surrogate is valid JSON, but not text
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{where} is not JSON ({error}): expected one object per line") from None
     if not isinstance(row, dict) or not isinstance(row.get("text"), str) or not row["text"]:
         raise InputError(f"{where} has no text: expected an object with {', '.join(KEYS)}")

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
+from recombine.conform import find_fault
 from recombine.errors import InputError
 from recombine.evaluate import EVALUATION_VERSION
-from recombine.files import replace_file
+from recombine.files import read_file, replace_file
 from recombine.recipes.experiment import Experiment, Finished, FinishedRun, Record
 from recombine.store import Json, RunDirectory, hash_config
 from recombine.tasks import Task
@@ -43,6 +44,32 @@ RESULT_KEYS = (
     "baselines",
 )
 ENVIRONMENT_KEYS = ("recombine", "source_sha256", "python", "torch", "processor", "num_threads")
+
+
+class StoredVersions(TypedDict):
+    """Of the versions of a result, the one that is compared here; the others are part of the hash."""
+
+    evaluation: int
+
+
+class StoredResult(TypedDict):
+    """Of the result in a stored line, what is relied on."""
+
+    seconds: float
+    steps: int
+    versions: StoredVersions
+    scores: dict[str, dict[str, Json]]
+
+
+class StoredLine(TypedDict):
+    """A line of a file of results."""
+
+    hash: str
+    seed: int
+    result: StoredResult
+    certificate: Json
+    environment: Json
+    measured: Json
 
 
 @dataclass(frozen=True)
@@ -161,10 +188,11 @@ def read_lines(path: Path) -> list[Json]:
     if not path.exists():
         return []
     try:
-        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        if not all(isinstance(line["hash"], str) and isinstance(line["result"], dict) for line in lines):
-            raise ValueError("a line has no hash or no result")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        lines = [json.loads(line) for line in read_file(path).decode().splitlines()]
+        for number, line in enumerate(lines, start=1):
+            if (fault := find_fault(line, StoredLine)) is not None:
+                raise ValueError(f"line {number}: {fault}")
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} cannot be read ({error}): expected results that `reproduce claims` wrote") from None
     return lines
 

@@ -154,7 +154,7 @@ class RunDirectory:
                 split: {name: value for name, value in scores.items() if math.isfinite(value)}
                 for split, scores in row["scores"].items()
             }
-        with open(self.path / "metrics.jsonl", "a") as file:
+        with open(self.path / "metrics.jsonl", "a", opener=_open_unlinked) as file:
             file.write(json.dumps(kept, allow_nan=False) + "\n")
 
     def read_metrics(self, *, damaged: Literal["refuse", "drop"] = "refuse") -> list[Json]:
@@ -208,7 +208,10 @@ class RunDirectory:
         return read_checkpoint(previous, config_hash=config_hash, device=device)
 
     def _sync_metrics(self) -> None:
-        with contextlib.suppress(FileNotFoundError), open(self.path / "metrics.jsonl", "a") as file:
+        with (
+            contextlib.suppress(FileNotFoundError),
+            open(self.path / "metrics.jsonl", "a", opener=_open_unlinked) as file,
+        ):
             os.fsync(file.fileno())
 
     def _keep_checkpoint(self) -> None:

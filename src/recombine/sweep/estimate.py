@@ -180,7 +180,7 @@ class CostCache:
         try:
             stored = json.loads((self.folder / f"{self.environment}-{key}.json").read_bytes())
             return Cost(step=float(stored["step"]), interim=tuple(stored["interim"]), final=tuple(stored["final"]))
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return None
 
     def keep(self, key: str, cost: Cost) -> Cost:

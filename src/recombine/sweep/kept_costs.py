@@ -36,7 +36,7 @@ def read_costs(results: Path) -> Json:
     try:
         kept: Json = json.loads(path.read_bytes())
         _ = parse_costs(kept)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise InputError(f"{path} cannot be read ({error}): expected costs that `reproduce claims` wrote") from None
     return kept
 

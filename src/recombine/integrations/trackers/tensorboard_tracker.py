@@ -6,6 +6,7 @@ import json
 
 from torch.utils.tensorboard import SummaryWriter
 
+from recombine.errors import InputError
 from recombine.integrations.trackers import flatten_row, flatten_scores
 from recombine.run.tracking import Tracker
 from recombine.store import MetricsRow, ResultFile, RunDirectory
@@ -18,8 +19,11 @@ class TensorBoard(Tracker):
     writer: SummaryWriter
 
     def start(self, run: RunDirectory, step: int) -> None:
+        folder = run.path / "tensorboard"
+        if folder.is_symlink():
+            raise InputError(f"{folder} is a link: expected a folder, since a run writes to no other place")
         # what an earlier process wrote after the step is hidden, because it comes again
-        self.writer = SummaryWriter(str(run.path / "tensorboard"), purge_step=step + 1)
+        self.writer = SummaryWriter(str(folder), purge_step=step + 1)
         if step == 0:
             self.writer.add_text("config", f"```\n{json.dumps(run.config, indent=2)}\n```", 0)
 

@@ -57,11 +57,16 @@ def _open(name: str) -> Any:
     datasets = import_extra("datasets", extra="language", user=f"dataset {name!r}")
     path, _, config = (name, "", "") if Path(name).is_dir() else name.partition(":")
     try:
-        return datasets.load_dataset(path, config or None, split="train", streaming=True)
+        return datasets.load_dataset(path, config or None, split="train", streaming=True, **_forbid_code(datasets))
     except Exception as error:  # of many kinds: no network, no such data set, no such configuration
         raise InputError(
             f"dataset {name!r} cannot be loaded ({_reason(error)}): expected the name of a data set with a split 'train'"
         ) from None
+
+
+def _forbid_code(datasets: Any) -> dict[str, bool]:
+    """Flags that keep a data set from running code of its own; since version 4 it cannot, and the flag is gone."""
+    return {"trust_remote_code": False} if int(datasets.__version__.partition(".")[0]) < 4 else {}
 
 
 def _reason(error: Exception) -> str:

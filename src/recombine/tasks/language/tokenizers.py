@@ -21,6 +21,7 @@ import numpy as np
 
 from recombine.errors import InputError, require
 from recombine.extras import import_extra
+from recombine.files import read_file
 from recombine.tasks.language.sources import divide
 
 BYTES, SENTENCEPIECE = "bytes", "sentencepiece"
@@ -254,7 +255,7 @@ def _load(content: bytes, vocabulary: int | None) -> Tokenizer:
 def read_tokenizer(path: str) -> bytes:
     """The content of a tokeniser file that the user names."""
     try:
-        return Path(path).read_bytes()
+        return read_file(Path(path))
     except OSError as error:
         raise InputError(
             f"tokenizer {path!r} cannot be read ({error.strerror}): expected {BYTES}, {SENTENCEPIECE}, or a file: "

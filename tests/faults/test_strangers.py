@@ -1,0 +1,156 @@
+"""Models, tokenizers, prompts, data sets and tables of results from strangers: read in one line or refused, never run."""
+
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from recombine.cli import run as run_verb
+from recombine.commands.generate import read_tokenizer as read_tokenizer_of_run
+from recombine.commands.generate import show_text
+from recombine.errors import InputError
+from recombine.integrations.huggingface_prompts import read_prompts
+from recombine.recipes.stored import read_lines
+from recombine.store import MetricsRow, RunDirectory
+from recombine.sweep.kept_costs import read_costs
+from recombine.tasks.language import hub
+from recombine.tasks.language.tokenizers import read_tokenizer
+
+ROW: MetricsRow = {"step": 1, "loss": 0.5, "learning_rate": 0.1, "seconds": 1.0}
+
+
+def test_metrics_are_not_written_through_a_link(tmp_path):
+    """Not even where a `result.json` that says nothing keeps the rows from being read before training goes on."""
+    (tmp_path / "mine").write_text("mine")
+    run = RunDirectory(tmp_path / "run")
+    run.path.mkdir()
+    (run.path / "metrics.jsonl").symlink_to(tmp_path / "mine")
+    with pytest.raises(OSError, match="symbolic links"):
+        run.append_metrics(ROW)
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
+def test_events_are_not_written_through_a_link(tmp_path):
+    pytest.importorskip("tensorboard")
+    from recombine.integrations.trackers.tensorboard_tracker import TensorBoard
+
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "tensorboard").symlink_to(tmp_path / "mine")
+    with pytest.raises(InputError, match="is a link"):
+        TensorBoard().start(RunDirectory(tmp_path / "run"), 0)
+    assert not [*(tmp_path / "mine").iterdir()]
+
+
+def test_a_pipe_instead_of_a_tokenizer(tmp_path):
+    os.mkfifo(tmp_path / "tokenizer")
+    for read in (
+        lambda: read_tokenizer(str(tmp_path / "tokenizer")),
+        lambda: read_tokenizer_of_run(RunDirectory(tmp_path), 300),
+        lambda: read_prompts(tmp_path / "tokenizer"),
+    ):
+        with pytest.raises(InputError, match="it is not a regular file"):
+            read()
+
+
+def test_what_a_model_writes_cannot_command_a_terminal():
+    assert show_text("a\n\tb\x1b[2J\x9b\u202ec\r\n") == "a\n\tb\\x1b[2J\\x9b\\u202ec\\r\n"
+
+
+@pytest.mark.parametrize("text", ['"\\ud800 a"', "[" * 10**5, '{"a": "\\udfff"}'])
+def test_prompts_that_are_no_text(text, tmp_path):
+    (tmp_path / "prompts.jsonl").write_text(f'{{"text": {text}, "label": "a"}}\n' * 4)
+    with pytest.raises(InputError, match="line 1"):
+        read_prompts(tmp_path / "prompts.jsonl")
+
+
+CODE = "from pathlib import Path\nPath(__file__ + '.ran').touch()\nPath({trace!r}).touch()\n"
+CONFIG = {"model_type": "stranger", "auto_map": {"AutoConfig": "code.Config", "AutoModel": "code.Model"}}
+
+
+def test_code_in_the_folder_of_a_model_is_not_run(tmp_path, monkeypatch):
+    """Nor is the user asked whether to run it."""
+    pytest.importorskip("transformers")
+    from recombine.integrations.huggingface_probe import load_model
+
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("the user was asked"))
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "code.py").write_text(CODE.format(trace=str(tmp_path / "trace")))
+    with pytest.raises(InputError, match="cannot be loaded"):
+        load_model(tmp_path, with_head=False)
+    assert not (tmp_path / "trace").exists()
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory) -> Path:
+    pytest.importorskip("transformers")
+    from huggingface_models import build_model, make_tokenizer
+
+    folder = tmp_path_factory.mktemp("model")
+    build_model("gpt2", "sdpa").save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    return folder
+
+
+DAMAGES: list[tuple[str, Any]] = [
+    ("model.safetensors", b"\xff" * 9),
+    ("model.safetensors", b""),
+    ("tokenizer.json", b"{"),
+    ("config.json", b"[]"),
+    ("config.json", b"[" * 10**5),
+    ("config.json", {"model_type": 5}),
+    ("config.json", {"architectures": ["CONFIG_MAPPING"]}),
+    ("config.json", {"architectures": [["AutoLM"]]}),
+    ("config.json", {"architectures": ["logging.sys.LM"]}),
+]
+
+
+@pytest.mark.parametrize(("name", "content"), DAMAGES)
+def test_a_damaged_model_ends_in_one_line(name, content, pretrained, tmp_path):
+    from recombine.integrations.huggingface_probe import load_model
+
+    for path in pretrained.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    if isinstance(content, dict):
+        content = json.dumps(json.loads((pretrained / name).read_text()) | content).encode()
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError) as caught:
+        load_model(tmp_path, with_head=True)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("version", "flags"), [("2.19.0", {"trust_remote_code": False}), ("5.2.0", {})])
+def test_a_data_set_runs_no_code_of_its_own(version, flags, monkeypatch):
+    """Versions before 4 could run a script of the data set, those before 2.20 without a question."""
+    given: dict[str, Any] = {}
+    fake = SimpleNamespace(__version__=version, load_dataset=lambda *_, **options: given.update(options))
+    monkeypatch.setattr(hub, "import_extra", lambda *_, **__: fake)
+    hub._open("far/away")
+    assert given == {"split": "train", "streaming": True, **flags}
+
+
+@pytest.mark.parametrize(
+    "content", ["[]", "{}", "[" * 10**5, '{"hash": "a", "result": {}}', '{"hash": 1}', "\0", "nan"]
+)
+def test_results_that_nobody_stored(content, tmp_path):
+    (tmp_path / "x.jsonl").write_text(content)
+    with pytest.raises(InputError, match="expected results that `reproduce claims` wrote"):
+        read_lines(tmp_path / "x.jsonl")
+
+
+@pytest.mark.parametrize("content", ["[]", '{"sizes": []}', "[" * 10**5, '{"sizes": {"a": {"interim": [1, 2]}}}', "{}"])
+def test_costs_that_nobody_kept(content, tmp_path):
+    (tmp_path / "costs.json").write_text(content)
+    with pytest.raises(InputError, match="expected costs"):
+        read_costs(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["[]", "{", "[" * 10**5])
+def test_benchmarks_are_not_measured_for_a_file_of_another_kind(content, tmp_path, capsys):
+    (tmp_path / "results.json").write_text(content)
+    assert run_verb(["bench", "memory", "--out", str(tmp_path / "results.json")]) == 2
+    assert "expected results that `recombine bench` wrote" in capsys.readouterr().err
+    assert (tmp_path / "results.json").read_text() == content
