@@ -54,13 +54,13 @@ def test_a_swap_gives_each_row_the_codes_of_its_partner():
     model, batch = Echo(), FUZZY.sample("test", 0, batch_size=400)
     partner = find_partners(batch.composition)
     with torch.inference_mode():
-        mean = mean_codes(model, batch.inputs)[0]
-        swapped = predict(model, batch, {0: make_edit("swap", mean, None)}, 1, partner)
+        mean = mean_codes(model, batch.inputs, 150)[0]
+        swapped = predict(model, batch.inputs, [make_edit("swap", mean, None)], batch.inputs[partner])
         assert torch.equal(swapped, model(batch.inputs)[partner])
-        averaged = predict(model, batch, {0: make_edit("mean", mean, None)}, 1)
+        averaged = predict(model, batch.inputs, [make_edit("mean", mean, None)])
         torch.testing.assert_close(averaged, model(batch.inputs).mean().expand_as(averaged))
-        assert (predict(model, batch, {0: make_edit("zero", mean, 0)}, 1) == 0).all()
-        assert torch.equal(predict(model, batch, {0: make_edit("zero", mean, 1)}, 1), model(batch.inputs))
+        assert (predict(model, batch.inputs, [make_edit("zero", mean, 0)]) == 0).all()
+        assert torch.equal(predict(model, batch.inputs, [make_edit("zero", mean, 1)]), model(batch.inputs))
 
 
 def test_partners():
@@ -141,3 +141,23 @@ def test_in_the_first_layer_the_query_knows_nothing_of_its_examples():
         assert follows[(0,), "probed"] == pytest.approx(0, abs=1e-5)
         assert all(arm["interval"][0] <= arm["follows"] <= arm["interval"][1] for arm in each["arms"])
         assert abs(follows[(0,), "all"]) > 1e-3
+
+
+def test_rows_are_computed_a_few_at_a_time(monkeypatch):
+    """Predictions of a language model are large: no more rows than the task allows, and the same numbers."""
+    model = build_model(SOFTMAX, FUZZY, seed=0)
+    expected: Any = measure_ablations(model, FUZZY, metric="r2_pooled", num_instances=20)
+    swapped: Any = measure_swaps(model, FUZZY.reading(), num_instances=20)
+    monkeypatch.setattr(FuzzyLogic, "max_rows_at_once", 7)
+    sizes = []
+    model.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0])))
+    found: Any = measure_ablations(model, FUZZY, metric="r2_pooled", num_instances=20)
+    assert max(sizes) == 14  # 7 rows and their donors
+    for kind in ("layers", "heads"):
+        for row, same in zip(found[kind], expected[kind], strict=True):
+            assert row["ood"] == pytest.approx(same["ood"], abs=1e-4)
+    sizes.clear()
+    again: Any = measure_swaps(model, FUZZY.reading(), num_instances=20)
+    assert max(sizes) == 7
+    for arm, same in zip(again["splits"]["ood"]["arms"], swapped["splits"]["ood"]["arms"], strict=True):
+        assert arm["follows"] == pytest.approx(same["follows"], abs=1e-4)

@@ -158,8 +158,10 @@ def swap_table(swap: Json) -> Table:
     """Whose answer the model gives when the last token gets the codes of another instance."""
     by_rule = swap["kind"] == "rules"
     first, *others = ("other", "own", "same_rule") if by_rule else ("follows",)
+    what = "rule" if swap.get("rules") else "answer"
     caption = (
-        "other, own: the answer follows the swapped-in rule, or its own; same rule: right with codes of the same rule"
+        f"other, own: the answer follows the swapped-in {what}, or its own; "
+        f"same {what}: right with codes of the same {what}"
     )
     table = _table(
         "codes of the last token swapped", caption if by_rule else "0: ignores the code; 1: gives the donor's answer"
@@ -167,7 +169,7 @@ def swap_table(swap: Json) -> Table:
     for name in ("split", "layers", "keys"):
         table.add_column(name)
     for name in (first, "95 % interval", *others):
-        table.add_column(name.replace("_", " "), justify="right")
+        table.add_column(name.replace("_rule", f" {what}"), justify="right")
     for split, results in swap["splits"].items():
         rows = [("none", "", results["base"])] if by_rule else []
         rows += [(" ".join(map(str, arm["layers"])), arm["keys"], arm) for arm in results["arms"]]

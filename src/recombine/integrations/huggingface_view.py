@@ -11,7 +11,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -116,4 +115,4 @@ def _as_linear(layer: nn.Module) -> tuple[Float[Tensor, "out in"], Float[Tensor,
     """Weight and bias as `nn.Linear` has them; GPT-2's Conv1D stores the transpose."""
     weight: Tensor = layer.weight if isinstance(layer, nn.Linear) else layer.weight.T  # type: ignore[assignment]
     bias = getattr(layer, "bias", None)
-    return weight.detach(), torch.zeros(len(weight), dtype=weight.dtype) if bias is None else bias.detach()
+    return weight.detach(), weight.new_zeros(len(weight)) if bias is None else bias.detach()

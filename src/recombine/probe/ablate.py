@@ -12,7 +12,7 @@ it, on the same instances. Its 95 % interval comes from a bootstrap over composi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from recombine.evaluate import CompositionSums, compare
 from recombine.kernels import CodeMap
-from recombine.probe.collect import CHUNK_SIZE, evaluating
+from recombine.probe.collect import evaluating, rows_at_once
 from recombine.probe.schema import SIDES, Ablation, Ablations, Change, Side
 from recombine.progress import track
 from recombine.tasks import Batch, Ratio, Task
@@ -51,17 +51,17 @@ def measure_ablations(
         for split in SIDES:
             if task.split.compositions(split):
                 batch = task.sample(split, 0, batch_size=num_instances, device=device)
-                base = task.metrics(predict(model, batch), batch)[metric]
+                base = score_rows(model, task, batch, metric)
                 instances[split] = _Instances(batch=batch, base=base, partner=find_partners(batch.composition))
-        means = mean_codes(model, instances["test"].batch.inputs)
+        means = mean_codes(model, instances["test"].batch.inputs, rows_at_once(task))
 
         def measure(layer: int, kind: Kind, head: int | None = None) -> Ablation:
             changes: dict[Side, Change] = {}
             for split, rows in instances.items():
-                edit = make_edit(kind, means[layer], head)
+                maps = [make_edit(kind, means[layer], head) if i == layer else None for i in range(len(means))]
                 partner = rows.partner if kind == "swap" else None
-                predictions = predict(model, rows.batch, {layer: edit}, len(means), partner)
-                changes[split] = measure_change(rows.base, task.metrics(predictions, rows.batch)[metric], rows.batch)
+                changed = score_rows(model, task, rows.batch, metric, maps, partner)
+                changes[split] = measure_change(rows.base, changed, rows.batch)
             ablation: Ablation = {"layer": layer, "kind": kind, "test": changes["test"]}
             return _add_optional(ablation, head, changes)
 
@@ -104,29 +104,38 @@ def make_edit(kind: Kind, mean: Tensor, head: int | None) -> CodeMap:
     return edit
 
 
-def predict(
+def score_rows(
     model: nn.Module,
+    task: Task,
     batch: Batch,
-    edits: Mapping[int, CodeMap] | None = None,
-    num_layers: int = 0,
+    metric: str,
+    maps: Sequence[CodeMap | None] | None = None,
     partner: Int[Tensor, " rows"] | None = None,
+) -> Ratio:
+    """A metric with the codes of some layers changed; only the predictions of some rows are held at once."""
+    num_rows = rows_at_once(task)
+    parts = batch.divide(num_rows)
+    donors = [None] * len(parts) if partner is None else batch.inputs[partner].split(num_rows)
+    scored = [
+        task.metrics(predict(model, part.inputs, maps, donor), part)[metric]
+        for part, donor in zip(parts, donors, strict=True)
+    ]
+    return Ratio(*map(torch.cat, zip(*scored, strict=True)))
+
+
+def predict(
+    model: nn.Module, inputs: Tensor, maps: Sequence[CodeMap | None] | None, donors: Tensor | None = None
 ) -> Tensor:
-    """Predictions with the codes of some layers changed. With `partner`, the donors of a chunk follow its own rows."""
-    maps = None if edits is None else [edits.get(layer) for layer in range(num_layers)]
-    predictions = []
-    for rows in torch.arange(len(batch), device=batch.inputs.device).split(CHUNK_SIZE):
-        if partner is None:
-            predictions.append(model(batch.inputs[rows], code_maps=maps))
-        else:
-            both = batch.inputs[torch.cat([rows, partner[rows]])]
-            predictions.append(model(both, code_maps=maps)[: len(rows)])
-    return torch.cat(predictions)
+    """Predictions with changed codes. With `donors`, these rows are computed as well, behind the others."""
+    if donors is None:
+        return model(inputs, code_maps=maps)
+    return model(torch.cat([inputs, donors]), code_maps=maps)[: len(inputs)]
 
 
-def mean_codes(model: nn.Module, inputs: Tensor) -> list[Tensor]:
-    """The mean of each layer's codes over instances, (h, q, k)."""
+def mean_codes(model: nn.Module, inputs: Tensor, num_rows: int) -> list[Tensor]:
+    """The mean of each layer's codes over instances, (h, q, k); `num_rows` instances are computed at once."""
     totals: list[Tensor] = []
-    for chunk in inputs.split(CHUNK_SIZE):
+    for chunk in inputs.split(num_rows):
         sums = [codes.sum(dim=0) for codes in model(chunk, return_codes=True)[1]]
         totals = [total + added for total, added in zip(totals, sums, strict=True)] if totals else sums
     return [total / len(inputs) for total in totals]

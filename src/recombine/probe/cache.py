@@ -6,7 +6,7 @@ numbers:
     name, version     of the measurement; raise `version` when the same arguments give other numbers or other keys
     arguments         what the caller asked for, such as the number of instances
     checkpoint        step and SHA-256 of the checkpoint, or null for a measurement that does not look at it
-    code              versions of task, model and training (`RunConfig.as_dict`)
+    code              versions of task, model and training (`RunConfig.as_dict`), and of the task's reading if it is not 1
 
 If the key differs, or the file is missing or cannot be read, the measurement is made again and replaces the file. Files are
 written atomically. A measurement takes its key *before* it loads the model: if training goes on meanwhile, the file
@@ -20,7 +20,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from recombine.errors import InputError
 from recombine.registry import Code
@@ -44,6 +44,7 @@ class CodeVersions(TypedDict):
     task: int | str
     model: int | str
     training: int | str
+    reading: NotRequired[int]
 
 
 class MeasurementKey(TypedDict):
@@ -71,16 +72,20 @@ class Measurement:
     def make_key(self, run: RunDirectory, config: RunConfig, arguments: Mapping[str, Any]) -> MeasurementKey:
         """The key of a measurement that would be made now."""
         versions = config.as_dict()
+        code: CodeVersions = {
+            "task": versions["task"]["version"],
+            "model": versions["model"]["version"],
+            "training": versions["training"]["version"],
+        }
+        reading = config.task.reading().version
+        if reading > 1:  # keys from before readings had versions stay valid
+            code["reading"] = reading
         return {
             "name": self.name,
             "version": self.version,
             "arguments": dict(arguments),
             "checkpoint": describe_checkpoint(run) if self.uses_checkpoint else None,
-            "code": {
-                "task": versions["task"]["version"],
-                "model": versions["model"]["version"],
-                "training": versions["training"]["version"],
-            },
+            "code": code,
         }
 
     def read(self, run: RunDirectory, key: MeasurementKey) -> Json | None:

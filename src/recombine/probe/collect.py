@@ -25,10 +25,15 @@ from recombine.models.base import Site
 from recombine.probe.converted import ConvertedModel, show_codes
 from recombine.probe.observations import Observations, find_fault
 from recombine.probe.schema import SIDES, Side
-from recombine.tasks import Batch
+from recombine.tasks import Batch, Task
 from recombine.tasks.reading import Reading
 
 CHUNK_SIZE = 250  # rows whose codes of all layers are in memory at once
+
+
+def rows_at_once(task: Task) -> int:
+    """How many rows are computed at once where codes or predictions of all their tokens are in memory."""
+    return min(CHUNK_SIZE, task.max_rows_at_once)
 
 
 def has_codes(model: nn.Module) -> bool:

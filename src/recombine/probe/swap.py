@@ -32,7 +32,7 @@ from recombine.errors import InputError
 from recombine.evaluate import CompositionSums
 from recombine.kernels import CodeMap
 from recombine.probe.ablate import find_partners
-from recombine.probe.collect import CHUNK_SIZE, evaluating
+from recombine.probe.collect import evaluating, rows_at_once
 from recombine.probe.schema import (
     SIDES,
     AnswerShares,
@@ -90,7 +90,8 @@ def measure_swaps(
                 continue
             batch = Batch.join(list(swapped.batches(split, num_instances, device)))
             partner = find_partners(swapped.group(batch))
-            base = swapped.read_answer(model(batch.inputs))
+            parts = batch.inputs.split(rows_at_once(swapped.task))
+            base = torch.cat([swapped.read_answer(model(inputs)) for inputs in parts])
             expected = swapped.counterfactual(batch, partner, base)
             if not expected.distinct.any():
                 raise InputError(f"no two instances of {split} have answers that differ: expected more instances")
@@ -112,17 +113,18 @@ def list_arms(num_layers: int, reading: Reading) -> list[Arm]:
     return probed + [Arm(chosen, "all", None) for chosen in layers]
 
 
-def swap_codes(model: nn.Module, inputs: Tensor, partner: Int[Tensor, " rows"], arms: Sequence[Arm]) -> list[Tensor]:
-    """For each arm, the predictions when the last query has its partner's codes in these layers, with these keys."""
-    predictions: list[list[Tensor]] = [[] for _ in arms]
-    chunked = torch.arange(len(inputs), device=inputs.device).split(CHUNK_SIZE)
+def swap_codes(model: nn.Module, swap: Swap, partner: Int[Tensor, " rows"], arms: Sequence[Arm]) -> list[Tensor]:
+    """For each arm, the answers when the last query has the codes of `partner` in these layers, with these keys."""
+    answers: list[list[Tensor]] = [[] for _ in arms]
+    inputs = swap.batch.inputs
+    chunked = torch.arange(len(inputs), device=inputs.device).split(rows_at_once(swap.reading.task))
     for rows in track(chunked, "swapping codes"):
         _, codes = model(inputs[partner[rows]], return_codes=True)
         donors = [layer_codes[:, :, -1] for layer_codes in codes]
-        for arm, chunks in zip(arms, predictions, strict=True):
+        for arm, chunks in zip(arms, answers, strict=True):
             maps = [_paste(donor, arm.keys) if layer in arm.layers else None for layer, donor in enumerate(donors)]
-            chunks.append(model(inputs[rows], code_maps=maps))
-    return [torch.cat(chunks) for chunks in predictions]
+            chunks.append(swap.reading.read_answer(model(inputs[rows], code_maps=maps)))
+    return [torch.cat(chunks) for chunks in answers]
 
 
 def _paste(donor: Tensor, keys: Sequence[int] | None) -> CodeMap:
@@ -138,11 +140,10 @@ def _paste(donor: Tensor, keys: Sequence[int] | None) -> CodeMap:
 
 def _count_answers(model: nn.Module, swap: Swap, arms: Sequence[Arm]) -> CountedSplit:
     """How often the answer follows the swapped-in rule, its own rule, or neither."""
-    read, inputs, expected = swap.reading.read_answer, swap.batch.inputs, swap.expected
+    expected = swap.expected
     twin = find_partners(swap.reading.group(swap.batch), same=True)
     has_twin = twin != torch.arange(len(twin), device=twin.device)
-    answers = [read(predictions) for predictions in swap_codes(model, inputs, swap.partner, arms)]
-    controls = [read(predictions) for predictions in swap_codes(model, inputs, twin, arms)]
+    answers, controls = (swap_codes(model, swap, donors, arms) for donors in (swap.partner, twin))
     counted: list[CountedArm] = []
     for arm, answer, control in zip(arms, answers, controls, strict=True):
         same_rule = float((control == expected.own)[has_twin].double().mean())
@@ -187,8 +188,8 @@ def _measure_slopes(model: nn.Module, swap: Swap, arms: Sequence[Arm]) -> SlopeS
     gap = expected.other - expected.own
     weight = gap.square().sum(dim=-1).clamp_min(1e-12) * expected.distinct
     measured: list[SlopeArm] = []
-    for arm, predictions in zip(arms, swap_codes(model, swap.batch.inputs, swap.partner, arms), strict=True):
-        moved = ((swap.reading.read_answer(predictions) - expected.own) * gap).sum(dim=-1)
+    for arm, answers in zip(arms, swap_codes(model, swap, swap.partner, arms), strict=True):
+        moved = ((answers - expected.own) * gap).sum(dim=-1)
         slope = torch.where(expected.distinct, moved / weight, 0)
         follows = float((slope * weight).sum() / weight.sum())
         interval = _bound(slope, weight, swap.batch)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from recombine.drawing.palette import LIGHT_PALETTE
@@ -27,12 +27,24 @@ ROWS = {
 }  # split: tick, symbol, place in its run
 
 
-def metric_title(metric: str) -> str:
-    return Task.metric(metric).title
+def metric_title(metric: str, runs: Iterable[ReportRun] = ()) -> str:
+    """What the tasks of these runs call a metric; without runs, its usual title."""
+    return _join_titles(run.find_title("metrics", metric) for run in runs) or Task.metric(metric).title
 
 
-def split_title(split: str) -> str:
-    return SPLIT_TITLES.get(split, split.replace("_", " "))
+def split_title(split: str, runs: Iterable[ReportRun] = ()) -> str:
+    """The title of a split; for one that only some families have, what the tasks of these runs call it."""
+    titles = _join_titles(run.find_title("splits", split) for run in runs)
+    return SPLIT_TITLES.get(split) or titles or split.replace("_", " ")
+
+
+def _join_titles(titles: Iterable[str | None]) -> str:
+    return " / ".join(dict.fromkeys(title for title in titles if title))
+
+
+def list_runs(shown: Sequence[Shown]) -> list[ReportRun]:
+    """The runs themselves, and those of groups."""
+    return [run for each in shown for run in ([each] if isinstance(each, ReportRun) else each.runs)]
 
 
 def score_figure(runs: Sequence[Shown], metric: str) -> Figure:
@@ -68,9 +80,8 @@ def score_figure(runs: Sequence[Shown], metric: str) -> Figure:
         "fixedrange": True,
         "showgrid": False,
     }
-    return make_figure(
-        traces, height=90 + 84 * len(runs), x_title=metric_title(metric), y=axis, annotations=labels + titles
-    )
+    title = plain(metric_title(metric, list_runs(runs)))
+    return make_figure(traces, height=90 + 84 * len(runs), x_title=title, y=axis, annotations=labels + titles)
 
 
 def _name_ends(chance: float, ceiling: float) -> list[Figure]:

@@ -55,7 +55,10 @@ def read_swap(run: ReportRun) -> Json | None:
                 for words, row in rows
             ]
     by_rule = {split: _read_matrix(swap, split) for split in splits if swap["splits"][split].get("by_rule")}
-    return {"kind": swap["kind"], "columns": columns, "splits": splits, "by_rule": by_rule}
+    what = (
+        "rule" if swap.get("rules") else "answer"
+    )  # codes are swapped between rules that have names, or between answers
+    return {"kind": swap["kind"], "what": what, "columns": columns, "splits": splits, "by_rule": by_rule}
 
 
 def _read_interval(row: Json) -> tuple[float | None, float | None]:

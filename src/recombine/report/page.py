@@ -144,11 +144,26 @@ def _by_head(changes: Sequence[Change]) -> dict[tuple[int, int | None], dict[str
     return heads
 
 
+def _runs_of(context: jinja2.runtime.Context) -> list[ReportRun]:
+    """The runs of a page; none in a page that shows something else."""
+    return [run for run in context.get("runs", ()) if isinstance(run, ReportRun)]
+
+
+@jinja2.pass_context
+def _title_metric(context: jinja2.runtime.Context, metric: str) -> str:
+    return figures.metric_title(metric, _runs_of(context))
+
+
+@jinja2.pass_context
+def _title_split(context: jinja2.runtime.Context, split: str) -> str:
+    return figures.split_title(split, _runs_of(context))
+
+
 FILTERS: dict[str, Callable[..., Any]] = {
     "number": lambda value: format_number(value),
     "signed": lambda value: ("+" if value > 0 else "") + format_number(value),
-    "metric": figures.metric_title,
-    "split": figures.split_title,
+    "metric": _title_metric,
+    "split": _title_split,
     "site": _title_site,
     "decoder": lambda metric: inside_figures.DECODER_TITLES[metric],
     "kind": lambda kind: inside_figures.KIND_TITLES.get(kind, kind),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from recombine import evaluate
 from recombine.errors import InputError
@@ -38,6 +38,13 @@ class ReportRun:
     @cached_property
     def result(self) -> Json:
         return self.read("result.json")
+
+    def find_title(self, what: Literal["metrics", "splits"], name: str) -> str | None:
+        """What its task calls a metric or a split."""
+        described = self.result.get(what)
+        found = described.get(name) if isinstance(described, dict) else None
+        title = found.get("title") if isinstance(found, dict) else None
+        return title if isinstance(title, str) else None
 
     @cached_property
     def pretrained(self) -> bool:

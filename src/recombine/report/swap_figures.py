@@ -9,17 +9,17 @@ from recombine.report.figures import Figure, make_figure, plain
 from recombine.store import Json
 
 
-def rules_figure(rows: Sequence[Json]) -> Figure:
-    """Which rule the answer follows: its own, the one whose codes were swapped in, or neither."""
+def rules_figure(rows: Sequence[Json], what: str) -> Figure:
+    """Which rule (or answer, by `what`) the answer follows: its own, the one whose codes were swapped in, or neither."""
     parts = {"other": "var(--follow-1)", "own": "var(--follow-0)", "neither": "var(--track)"}
-    words = {"other": "the swapped-in rule", "own": "its own rule", "neither": "neither"}
+    words = {"other": f"the swapped-in {what}", "own": f"its own {what}", "neither": "neither"}
     traces = [_bars(rows, part, parts[part], words[part]) for part in parts]
     traces[0] = _mark_interval(traces[0], rows, "other")
     reach = {"range": [0, 1.001], "tickformat": ".0%", "dtick": 0.25}
     return _bars_figure(traces, len(rows), reach, barmode="stack")
 
 
-def functions_figure(rows: Sequence[Json]) -> Figure:
+def functions_figure(rows: Sequence[Json], _: str) -> Figure:
     """How far the answer moves towards that of the function whose codes were swapped in."""
     values = [value for row in rows for value in (row["follows"], *row["interval"]) if value is not None]
     reach: dict[str, Any] = {"range": [min([0.0, *values]) - 0.02, max([1.0, *values]) + 0.01]}

@@ -41,6 +41,8 @@ class Counterfactual:
 class Reading:
     """The default: the code of the last token attending to itself, and the modules of the instance."""
 
+    version: int = 1
+    """Raise it when the same task is read differently: its runs are then probed again."""
     instances: str = "instances as trained on"
     codes: str = "the last token attending to itself"
     labels: str = "the modules of the instance"

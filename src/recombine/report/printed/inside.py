@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Style = Callable[[ReportRun], tuple[str, str]]  # colour and label of a run
 LIGHT = SCALES["light"]
 PRESENCE_METRICS = ("f1", "auc", "exact")
-SWAP_WORDS = {"other": "swapped-in rule", "own": "own rule", "neither": "neither", "follows": "follows the donor"}
+SWAP_WORDS = {"other": "swapped-in {}", "own": "own {}", "neither": "neither", "follows": "follows the donor"}
 
 
 def inside_figures(runs: Sequence[ReportRun], style: Style) -> Iterator[tuple[str, Canvas]]:
@@ -140,7 +140,9 @@ def _draw_swap(swap: Json, label: str) -> Canvas:
         names = [row["words"] for row in rows]
         for part in (name for name in colours if name in swap["columns"]):
             widths = [row[part] or 0.0 for row in rows]
-            axes.barh(names, widths, left=left, color=colours[part], height=0.65, label=SWAP_WORDS[part])
+            axes.barh(
+                names, widths, left=left, color=colours[part], height=0.65, label=SWAP_WORDS[part].format(swap["what"])
+            )
             left = [start + width for start, width in zip(left, widths, strict=True)]
         for name, row in zip(names, rows, strict=True):
             if None not in row["interval"]:

@@ -42,7 +42,7 @@ def static_figures(runs: Sequence[ReportRun], metrics: Sequence[str]) -> Iterato
             for number, split in enumerate(splits, start=1):
                 axes = canvas.add_subplot(1, len(splits), number)
                 _draw_curves(axes, [(run, run.score_curve(split, metric)) for run in runs])
-                axes.set(title=split_title(split), ylabel=metric_title(metric), ylim=score_range(runs, metric))
+                axes.set(title=split_title(split), ylabel=_print_metric(metric, runs), ylim=score_range(runs, metric))
         pictures |= inside_figures(runs, lambda run: (_print_colour(run), _print_label(run)))
         for name, canvas in pictures.items():
             for suffix in METADATA:
@@ -71,7 +71,9 @@ def _draw_scores(axes: Axes, runs: Sequence[ReportRun], metric: str) -> None:
             axes.plot(score.value, y, marker="o", color=colour, markerfacecolor="white" if "open" in symbol else colour)
     labels = [_print_label(run) for run in runs]
     axes.set_title("● held-out   ○ seen compositions", fontsize="medium")
-    axes.set(xlabel=metric_title(metric), yticks=range(len(runs)), yticklabels=labels, ylim=(len(runs) - 0.4, -0.6))
+    axes.set(
+        xlabel=_print_metric(metric, runs), yticks=range(len(runs)), yticklabels=labels, ylim=(len(runs) - 0.4, -0.6)
+    )
 
 
 def _print_colour(run: ReportRun) -> str:
@@ -80,3 +82,7 @@ def _print_colour(run: ReportRun) -> str:
 
 def _print_label(run: ReportRun) -> str:
     return escape_text(run.label)
+
+
+def _print_metric(metric: str, runs: Sequence[ReportRun]) -> str:
+    return escape_text(metric_title(metric, runs))

@@ -24,7 +24,7 @@ def build(runs: Sequence[ReportRun]) -> Section | None:
             drawn[f"heads-{run.series}-{kind}"] = inside_figures.heads_figure(run, ablation, kind)
     for run, swap in swaps:
         draw = swap_figures.rules_figure if swap["kind"] == "rules" else swap_figures.functions_figure
-        drawn |= {f"swap-{run.series}-{split}": draw(rows) for split, rows in swap["splits"].items()}
+        drawn |= {f"swap-{run.series}-{split}": draw(rows, swap["what"]) for split, rows in swap["splits"].items()}
         drawn |= {
             f"by-rule-{run.series}-{split}": swap_figures.by_rule_figure(table)
             for split, table in swap["by_rule"].items()

@@ -17,10 +17,11 @@ ORDER = 40
 def build(runs: Sequence[ReportRun]) -> Section | None:
     """One panel per kind of site; one set of panels per metric and reading."""
     drawn: dict[str, Figure] = {}
-    readings, all_problems = {}, []
+    readings, subjects, all_problems = {}, [], []
     for key, described in READINGS.items():
         found, problems = gather(runs, partial(read_decoders, key=key))
         all_problems += problems
+        subjects += [_describe_subject(run) for run, _ in found]
         if found:
             words = {_describe_reading(run, described) for run, _ in found}
             metrics = [
@@ -35,10 +36,23 @@ def build(runs: Sequence[ReportRun]) -> Section | None:
                 for metric in metrics
                 for kind in kinds
             }
-    content = {"readings": readings, "problems": list(dict.fromkeys(all_problems))}
+    content = {
+        "readings": readings,
+        "subjects": list(dict.fromkeys(filter(None, subjects))),
+        "problems": list(dict.fromkeys(all_problems)),
+    }
     if not readings and not all_problems:
         return None
     return Section(name="decodability", title="Decodability", content=content, figures=drawn)
+
+
+def _describe_subject(run: ReportRun) -> str:
+    """What is decoded, and which codes are read."""
+    reading = run.read("probe.json").get("reading")
+    if not isinstance(reading, dict):
+        return ""
+    labels, instances, codes = (reading.get(key) for key in ("labels", "instances", "codes"))
+    return f"Decoded: {labels}; from {instances}. Codes: {codes}."
 
 
 def _describe_reading(run: ReportRun, key: str) -> str:

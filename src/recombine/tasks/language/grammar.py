@@ -74,6 +74,25 @@ class Sentences:
     def shortest(self) -> int:
         return int(self.ends.min())
 
+    @cached_property
+    def shortest_command(self) -> int:
+        return int(self.answers.min())
+
+    @cached_property
+    def longest_command(self) -> int:
+        return int(self.answers.max())
+
+    @cached_property
+    def longest_answer(self) -> int:
+        return int((self.ends - self.answers).max())
+
+    @cached_property
+    def num_shared(self) -> int:
+        """With how many tokens all answers begin alike: none, or the space behind the colon."""
+        places = self.answers[:, None] + torch.arange(int((self.ends - self.answers).min()))
+        beginnings = self.tokens.gather(1, places)
+        return int((beginnings == beginnings[0]).all(dim=0).int().cumprod(dim=0).sum())
+
     def pack(
         self, chosen: Int[Tensor, "rows sentences"], length: int
     ) -> tuple[Int[Tensor, "rows length"], Bool[Tensor, "rows length"], Int[Tensor, "rows length"]]:

@@ -36,6 +36,7 @@ from recombine.tasks.language.rows import FIRST_DOCUMENT, FIRST_KEY, Rows
 from recombine.tasks.language.scoring import RECALL, TEXT
 from recombine.tasks.language.tokenizers import BYTES, SENTENCEPIECE, ByteTokenizer, Tokenizer
 from recombine.tasks.metrics import Metric
+from recombine.tasks.reading import Reading
 from recombine.tasks.stream import Stream
 
 SPLIT_TITLES = {"text": "Held-out documents", "recall": "In-context recall"}
@@ -245,6 +246,11 @@ class Language(Task):
         return SPLIT_MEANINGS.get(split) or super().split_meaning(split)
 
     # words
+
+    def reading(self) -> Reading:
+        from recombine.tasks.language.reading import LanguageReading
+
+        return LanguageReading(self)
 
     def describe(self, composition: Composition) -> str:
         return " ".join(map(_name_module, composition))
