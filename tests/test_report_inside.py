@@ -147,8 +147,8 @@ def replace(value: Any, path: tuple[Any, ...], wrong: Any) -> Any:
     return changed
 
 
-MORE_WRONG_VALUES: tuple[Any, ...] = ([], {}, [["x"]], -1, float("nan"))
-WRONG_VALUES = ("nonsense", None, *(pytest.param(value, marks=pytest.mark.slow) for value in MORE_WRONG_VALUES))
+MORE_WRONG_VALUES: tuple[Any, ...] = (None, [], {}, [["x"]], -1, float("nan"))
+WRONG_VALUES = ("nonsense", *(pytest.param(value, marks=pytest.mark.slow) for value in MORE_WRONG_VALUES))
 
 
 @pytest.mark.parametrize("wrong", WRONG_VALUES, ids=str)

@@ -48,7 +48,7 @@ def benchmark_generators(
     rows = []
     for name, scale in product(TASKS, scales):
         say(f"generators: {name} {scale}")
-        config = default_run(name, scale)
+        config = default_run(name, scale).prepare()
         task = config.task
         batch_size = min(config.training.batch_size, max(1, MOST_TOKENS // task.train_length))
         trainer = Trainer(config.build_model(), task, replace(config.training, batch_size=batch_size), "cpu")
