@@ -54,7 +54,7 @@ def kill_at_random(family: str, tmp_path: Path, num_kills: int) -> None:
     print(f"{family}: {killed} kills in {tries} processes; the last recovery took {time.monotonic() - started:.2f} s")
 
 
-@pytest.mark.parametrize("family", ["fuzzy_logic", "language"])
+@pytest.mark.parametrize("family", ["fuzzy_logic", pytest.param("language", marks=pytest.mark.slow)])
 def test_a_few_kills_at_random(family, tmp_path):
     kill_at_random(family, tmp_path, 4)
 
