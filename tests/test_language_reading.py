@@ -63,8 +63,9 @@ class AnswerByCode(nn.Module):
     def __init__(self, task: Language, *, driven: bool) -> None:
         super().__init__()
         self.task, self.driven, self.unused = task, driven, nn.Parameter(torch.zeros(()))
-        self.known = {}
-        for split in ("test", "ood"):
+        self.known: dict[tuple[int, ...], int] = {}
+        splits: list[Any] = ["test", "ood"]
+        for split in splits:
             batch = Batch.join(list(task.reading().batches(split, 200)))
             self.known |= dict(zip(map(tuple, batch.inputs.tolist()), batch.targets[:, -1].tolist(), strict=True))
 

@@ -115,21 +115,23 @@ def score_rows(
     """A metric with the codes of some layers changed; only the predictions of some rows are held at once."""
     num_rows = rows_at_once(task)
     parts = batch.divide(num_rows)
-    donors = [None] * len(parts) if partner is None else batch.inputs[partner].split(num_rows)
+    donors: Sequence[Tensor | None] = [None] * len(parts)
+    if partner is not None:
+        donors = batch.inputs[partner].split(num_rows)
     scored = [
         task.metrics(predict(model, part.inputs, maps, donor), part)[metric]
         for part, donor in zip(parts, donors, strict=True)
     ]
-    return Ratio(*map(torch.cat, zip(*scored, strict=True)))
+    return Ratio(torch.cat([part.numerator for part in scored]), torch.cat([part.denominator for part in scored]))
 
 
 def predict(
     model: nn.Module, inputs: Tensor, maps: Sequence[CodeMap | None] | None, donors: Tensor | None = None
 ) -> Tensor:
     """Predictions with changed codes. With `donors`, these rows are computed as well, behind the others."""
-    if donors is None:
-        return model(inputs, code_maps=maps)
-    return model(torch.cat([inputs, donors]), code_maps=maps)[: len(inputs)]
+    rows = inputs if donors is None else torch.cat([inputs, donors])
+    predictions: Tensor = model(rows, code_maps=maps)
+    return predictions[: len(inputs)]
 
 
 def mean_codes(model: nn.Module, inputs: Tensor, num_rows: int) -> list[Tensor]:
