@@ -77,6 +77,7 @@ def test_a_dead_worker_does_not_stop_the_others(mortal, tmp_path):
     assert all((tmp_path / "out" / run.directory_name / "result.json").exists() for run in runs[:2])
 
 
+@pytest.mark.slow
 def test_submitit_resumes_a_job_that_died(mortal, tmp_path):
     pytest.importorskip("submitit")
     (tmp_path / "deaths-0").write_text("1")

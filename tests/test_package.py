@@ -30,6 +30,7 @@ def test_the_wheel_holds_what_is_not_python(wheel):
     assert not any(name.startswith("tests/") for name in names)
 
 
+@pytest.mark.slow
 def test_the_wheel_works_elsewhere(wheel, tmp_path):
     """Unpacked into an empty folder, run from another one: trains with the kernel and reports."""
     site = tmp_path / "site"

@@ -22,6 +22,7 @@ needs_kernel = pytest.mark.skipif(not cpu.is_available(), reason=f"no kernel: {c
 def small(monkeypatch):
     """Everything that is measured, in sizes of a test, and without the seconds that compilation takes."""
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    monkeypatch.setattr(steps, "default_run", partial(default_run, scale="tiny"))
     monkeypatch.setattr(steps, "WORKLOADS", ("fuzzy_logic", "language"))
     monkeypatch.setattr(steps, "LANGUAGE", replace(steps.LANGUAGE, num_layers=1, embedding_dim=16, kqv_dim=16))
     monkeypatch.setattr(steps, "LANGUAGE_TOKENS", 8)
