@@ -19,7 +19,7 @@ from recombine.sweep.execute import run_sweep
 from recombine.sweep.plan import make_plan
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")]
-STEPS, NUM_KILLS = 400, 12
+STEPS, NUM_KILLS = 400, 50
 FAMILY = FAMILIES["hyperteacher"]  # whose final evaluation takes least time
 CONFIGS = [
     replace(FAMILY, task=replace(FAMILY.task, seed=seed), training=replace(FAMILY.training, steps=STEPS))

@@ -66,6 +66,7 @@ def kill_at_operations(tmp_path: Path, folder: Path, numbers) -> int:
         code = in_fork(work)
         assert code in (0, -9)
         if code == 0:
+            print(f"{count} operations, each killed once")
             return count
         assert prepare_in(cache, folder) == name, f"after a kill at operation {number}"
         assert content(cache, name) == expected
