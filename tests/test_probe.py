@@ -14,6 +14,7 @@ from recombine.models import TransformerConfig, build_model
 from recombine.probe import examine
 from recombine.run import RunConfig, train_run
 from recombine.store import RunDirectory
+from recombine.tables import Table
 from recombine.tasks import FuzzyLogic, SRaven
 from recombine.train import TrainingConfig
 
@@ -118,4 +119,8 @@ def test_a_broken_model_still_gets_the_rest():
     assert "NaN" in found["skipped"]["residual.0"]
     assert found["ablations"]["base"]["ood"] is None  # the model answers NaN, which JSON cannot say
     assert json.loads(json.dumps(found, allow_nan=False)) == found
-    assert tables(found)
+    shown = [table for table in tables(found) if not isinstance(table, str)]
+    assert shown
+    assert all(isinstance(table, Table) for table in shown)  # printed as the tables of other verbs
+    (layers,) = (table for table in shown if table.title.startswith("codes of a layer changed"))
+    assert next(row["change (95 % interval)"] for row in layers.as_dicts() if row["split"] == "ood") is None

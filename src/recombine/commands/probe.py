@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
-from rich.table import Table
 
 from recombine.cli import parse
 from recombine.commands.console import RunOutput
@@ -15,7 +14,7 @@ from recombine.commands.output import Device
 from recombine.errors import InputError
 from recombine.probe import examine_activations, probe_run
 from recombine.store import Json
-from recombine.tables import format_number
+from recombine.tables import Cell, Table, Value, format_number
 from recombine.tasks.base import Task
 
 EXAMPLES = (
@@ -88,70 +87,68 @@ def tables(numbers: Json) -> list[Table | str]:
 
 
 DECODER_LEGEND = (
-    "The last four columns are on held-out compositions. majority: always the most frequent label; control: labels shuffled\n"
-    "between compositions; selective: ood minus control; untrained: the same network before training"
+    "(seen: id, held out: ood)\nThe last four columns are on held-out compositions. "
+    "majority: always the most frequent label; control: labels shuffled between compositions; "
+    "selective: ood minus control; untrained: the same network before training"
 )
 
 
 def decoder_table(decoders: Json, title: str) -> Table:
     """One row per site: the score of a linear decoder of the labels, and of an uninformed one."""
     metric = "f1" if any("f1" in scores.get("id", {}) for scores in decoders.values()) else "r2"
-    table = _table(
-        title,
-        f"{TITLES[metric]} of a linear decoder, fitted on seen compositions only (seen: id, held out: ood)\n{DECODER_LEGEND}",
-    )
-    for name in ("site", "id", "ood", "majority", "control", "selective", "untrained"):
-        table.add_column(name, justify="left" if name == "site" else "right")
+    rows = []
     for site, scores in decoders.items():
         ood = scores.get("ood", {})
         references = [ood.get(name, {}).get(metric) for name in ("majority", "control", "selectivity", "untrained")]
-        cells = [scores.get("id", {}).get(metric), ood.get(metric), *references]
-        table.add_row(site, *map(format_number, cells))
-    return table
+        rows.append((site, scores.get("id", {}).get(metric), ood.get(metric), *references))
+    return Table(
+        title=title,
+        columns=("site", "id", "ood", "majority", "control", "selective", "untrained"),
+        rows=tuple(rows),
+        note=f"{TITLES[metric]} of a linear decoder, fitted on seen compositions only {DECODER_LEGEND}",
+    )
 
 
 def structure_table(structure: Json) -> Table:
     """Purity and silhouette of each site."""
-    table = _table(
-        "neighbourhoods of codes",
-        "purity: share of the ten nearest neighbours with the same colour, chance in brackets; untrained: before training",
+    return Table(
+        title="neighbourhoods of codes",
+        columns=("site", "colour", "purity", "chance", "untrained", "silhouette"),
+        rows=tuple(
+            (site, colour, *(values.get(name) for name in ("purity", "chance", "untrained", "silhouette")))
+            for site, colours in structure.items()
+            for colour, values in colours.items()
+        ),
+        note="purity: share of the ten nearest neighbours with the same colour; untrained: purity before training",
     )
-    for name in ("site", "colour", "purity", "untrained", "silhouette"):
-        table.add_column(name, justify="left" if name in ("site", "colour") else "right")
-    for site, colours in structure.items():
-        for colour, values in colours.items():
-            purity = f"{format_number(values['purity'])} ({format_number(values['chance'])})"
-            untrained = format_number(values.get("untrained"))
-            table.add_row(site, colour, purity, untrained, format_number(values["silhouette"]))
-    return table
 
 
 def layer_table(ablations: Json) -> Table:
     """How the score changes when the codes of a layer are changed."""
     base = ", ".join(f"{split} {format_number(value)}" for split, value in ablations["base"].items())
-    table = _table(f"codes of a layer changed: {Task.metric(ablations['metric']).title}, unchanged: {base}")
-    table.add_column("layer", justify="right")
-    table.add_column("codes")
-    for split in ablations["base"]:
-        table.add_column(f"{split}, 95 % interval", justify="right")
-    table.caption = "swapped: each instance gets the codes of an instance with another composition"
     words = {"zero": "zero", "mean": "mean", "swap": "swapped"}
-    for row in ablations["layers"]:
-        table.add_row(str(row["layer"]), words[row["kind"]], *(_change(row[split]) for split in ablations["base"]))
-    return table
+    return Table(
+        title=f"codes of a layer changed: {Task.metric(ablations['metric']).title}, unchanged: {base}",
+        columns=("layer", "codes", "split", "change (95 % interval)"),
+        rows=tuple(
+            (row["layer"], words[row["kind"]], split, _change(row[split]))
+            for row in ablations["layers"]
+            for split in ablations["base"]
+        ),
+        note="swapped: each instance gets the codes of an instance with another composition",
+    )
 
 
 def head_table(ablations: Json, num_heads: int = 3) -> Table:
     """The heads that matter most."""
     split = list(ablations["base"])[-1]
-    table = _table(f"codes of one head replaced by their mean: the worst {num_heads}")
-    for name in ("layer", "head", f"{split}, 95 % interval"):
-        table.add_column(name, justify="right")
+    rows: list[tuple[Value, ...]] = []
     for layer in sorted({row["layer"] for row in ablations["heads"]}):
-        rows = [row for row in ablations["heads"] if row["layer"] == layer and row["kind"] == "mean"]
-        for row in sorted(rows, key=lambda row: row[split]["change"] or 0.0)[:num_heads]:
-            table.add_row(str(layer), str(row["head"]), _change(row[split]))
-    return table
+        heads = [row for row in ablations["heads"] if row["layer"] == layer and row["kind"] == "mean"]
+        worst = sorted(heads, key=lambda row: row[split]["change"] or 0.0)[:num_heads]
+        rows += [(layer, row["head"], _change(row[split])) for row in worst]
+    title = f"codes of one head replaced by their mean: the worst {num_heads}"
+    return Table(title=title, columns=("layer", "head", f"change on {split} (95 % interval)"), rows=tuple(rows))
 
 
 def swap_table(swap: Json) -> Table:
@@ -159,30 +156,34 @@ def swap_table(swap: Json) -> Table:
     by_rule = swap["kind"] == "rules"
     first, *others = ("other", "own", "same_rule") if by_rule else ("follows",)
     what = "rule" if swap.get("rules") else "answer"
-    caption = (
+    note = (
         f"other, own: the answer follows the swapped-in {what}, or its own; "
         f"same {what}: right with codes of the same {what}"
     )
-    table = _table(
-        "codes of the last token swapped", caption if by_rule else "0: ignores the code; 1: gives the donor's answer"
-    )
-    for name in ("split", "layers", "keys"):
-        table.add_column(name)
-    for name in (first, "95 % interval", *others):
-        table.add_column(name.replace("_rule", f" {what}"), justify="right")
+    rows: list[tuple[Value, ...]] = []
     for split, results in swap["splits"].items():
-        rows = [("none", "", results["base"])] if by_rule else []
-        rows += [(" ".join(map(str, arm["layers"])), arm["keys"], arm) for arm in results["arms"]]
-        for layers, keys, row in rows:
-            interval = " … ".join(map(format_number, row["interval"]))
-            more = [format_number(row.get(name)) for name in others]
-            table.add_row(split, layers, keys, format_number(row[first]), interval, *more)
-    return table
+        arms = [("none", "", results["base"])] if by_rule else []
+        arms += [(" ".join(map(str, arm["layers"])), arm["keys"], arm) for arm in results["arms"]]
+        for layers, keys, arm in arms:
+            low, high = arm["interval"]
+            rows.append((split, layers, keys, _cell(arm[first], low, high), *(arm.get(name) for name in others)))
+    return Table(
+        title="codes of the last token swapped",
+        columns=(
+            "split",
+            "layers",
+            "keys",
+            f"{first} (95 % interval)",
+            *(name.replace("_rule", f" {what}") for name in others),
+        ),
+        rows=tuple(rows),
+        note=note if by_rule else "0: ignores the code; 1: gives the donor's answer",
+    )
 
 
-def _table(title: str, caption: str | None = None) -> Table:
-    return Table(title=title, title_justify="left", caption=caption, caption_justify="left")
+def _change(change: Json) -> Cell | None:
+    return _cell(change["change"], change["low"], change["high"])
 
 
-def _change(change: dict[str, Any]) -> str:
-    return f"{format_number(change['change'])}  {format_number(change['low'])} … {format_number(change['high'])}"
+def _cell(value: float | None, low: float | None, high: float | None) -> Cell | None:
+    return None if value is None else Cell(value=value, low=low, high=high)
