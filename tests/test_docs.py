@@ -160,7 +160,8 @@ def test_tutorials_keep_their_headings():
 
 def test_the_site_builds_without_warnings(tmp_path):
     pytest.importorskip("mkdocs")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site"), "-q"]
+    # not quiet, which would hide the warnings that strict counts
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "site" / "tutorials" / "test_your_model" / "index.html").exists()
