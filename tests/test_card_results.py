@@ -52,6 +52,7 @@ def test_the_question_on_dropout_is_answered_from_the_numbers(tmp_path, leads, a
     assert experiment.answer(Finished(())) == ""
 
 
+@pytest.mark.slow
 def test_figures_are_drawn_from_stored_results_alone(tmp_path):
     write_dropout(tmp_path, {0.1: 0.2, 0.0: 0.2})
     (path,) = draw_figures(tmp_path, tmp_path / "figures")

@@ -96,6 +96,7 @@ def wait_until(condition, seconds=60):
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_reproduce_at_once(tmp_path, capsys, monkeypatch):
     from recombine.recipes import EXPERIMENTS, Record
 

@@ -159,7 +159,7 @@ def test_no_wrong_value_anywhere_breaks_the_report(render, tmp_path, wrong):
     for part in ("decoders", "structure", "similarity"):
         probe[part] = {"codes.0": probe[part]["codes.0"]}  # one is enough to go wrong
     for name, planted in (("probe.json", probe), ("diagnosis.json", make_diagnosis())):
-        for path in list(paths_in(planted))[1:]:
+        for path in list(paths_in(planted))[1 :: 1 if wrong != "nonsense" else 4]:  # all of them in the slow cases
             (run / name).write_text(json.dumps(replace(planted, path, wrong)))
             assert 'id="scores"' in render(run), path
         (run / name).write_text(json.dumps(planted))

@@ -49,7 +49,7 @@ def train(config, kernel, num_steps):
 @pytest.mark.parametrize(
     ("task", "name"),
     [
-        ("fuzzy_logic", "hyla"),
+        pytest.param("fuzzy_logic", "hyla", marks=pytest.mark.slow),
         pytest.param("fuzzy_logic", "softmax", marks=pytest.mark.slow),
         pytest.param("sraven", "softmax", marks=pytest.mark.slow),
         pytest.param("sraven", "linear", marks=pytest.mark.slow),

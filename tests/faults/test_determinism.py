@@ -9,7 +9,8 @@ from small_runs import FAMILIES, final_state, train
 
 @pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize(
-    "family", [pytest.param(name, marks=[pytest.mark.slow] if name == "language" else []) for name in FAMILIES]
+    "family",
+    [pytest.param(name, marks=[pytest.mark.slow] if name in ("language", "sraven") else []) for name in FAMILIES],
 )
 def test_the_same_configuration_gives_the_same_bits(family, num_threads, tmp_path):
     before = torch.get_num_threads()
