@@ -103,6 +103,7 @@ train_run(CONFIG, out=sys.argv[1], evaluation_instances=200, watch=watch)
 """
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_bit_for_bit(tmp_path):
     finished = train_run(CONFIG, out=tmp_path / "finished", evaluation_instances=200)
     command = [sys.executable, "-c", UNTIL_KILLED, str(tmp_path / "killed"), str(Path(__file__).parent)]

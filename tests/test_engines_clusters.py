@@ -63,6 +63,7 @@ def job_for(run, out, **choices):
     return Job(**{**values, "threads": 1, "mark": "", **choices})
 
 
+@pytest.mark.slow
 def test_a_dead_worker_does_not_stop_the_others(mortal, tmp_path):
     (tmp_path / "deaths-1").write_text("1")
     (tmp_path / "deaths-2").write_text("9")

@@ -126,6 +126,7 @@ def test_every_comparison_is_there_at_every_scale(scale):
         assert any(is_concerned(claim, record) for record in records)
 
 
+@pytest.mark.slow
 def test_the_experiment_from_the_command_line(tmp_path, capsys, monkeypatch):
     """A miniature of every run; then once more, from what the first left behind."""
     experiment = EXPERIMENTS["in-context"]

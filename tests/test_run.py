@@ -102,6 +102,7 @@ train_run(CONFIG, out=sys.argv[1], evaluation_instances=200, watch=watch)
 """
 
 
+@pytest.mark.slow
 def test_a_killed_run_ends_with_the_same_bits(finished, tmp_path):
     """SIGKILL in mid-training, twice, then to the end."""
     import pathlib
