@@ -80,9 +80,12 @@ def test_running_sums_and_cleared_padding_have_the_bits_of_torch(width):
     torch.manual_seed(0)
     x, lengths = torch.randn(23, 9, width), torch.randint(0, 10, (23,))
     real = (torch.arange(9) < lengths[:, None])[..., None].expand_as(x)
-    summed = kernel.sum_tokens(x.clone(), lengths)
-    assert torch.equal(summed[real], x.cumsum(dim=1)[real])
-    assert torch.equal(summed[~real], x[~real])
+    embed = [(torch.randn(width, width), torch.randn(width)) for _ in range(2)]
+    readout = [(torch.randn(3, width), torch.randn(3))]
+    summed, y = kernel.sum_layers(x, lengths, embed, readout)
+    expected = kernel.apply_layers(x, lengths, embed).cumsum(dim=1) * real
+    assert torch.equal(summed, expected)
+    assert torch.equal(y, kernel.apply_layers(expected, lengths, readout))
     cleared = kernel.clear_padding(x.clone(), lengths)
     assert cleared.numpy().tobytes() == (x * real).numpy().tobytes(), "-0 and all"
 

@@ -11,6 +11,7 @@ and padding set to 0.
 
 #define MAX_WIDTH 256
 #define MAX_LAYERS 4
+#define BLOCK 16 /* rows that pass through all layers before the next ones do */
 
 typedef struct {
   const float *x;                                        /* (rows, tokens, widths[0]) */
@@ -107,13 +108,25 @@ int recombine_apply_layers(const problem *p) {
 }
 
 /* Sums over the tokens so far, for the first `lengths` tokens of each row of `x` (rows, tokens, width), in double precision. */
-int recombine_sum_tokens(float *x, const int64_t *lengths, int64_t rows, int64_t tokens, int64_t width) {
+static void sum_tokens(float *x, const int64_t *lengths, int64_t rows, int64_t tokens, int64_t width) {
   double sums[MAX_WIDTH];
   for (int64_t row = 0; row < rows; row++) {
     float *at = x + row * tokens * width;
-    memset(sums, 0, sizeof sums);
+    memset(sums, 0, width * sizeof *sums);
     for (int64_t t = 0; t < lengths[row]; t++, at += width)
       for (int64_t i = 0; i < width; i++) sums[i] += at[i], at[i] = sums[i];
+  }
+}
+
+/* Layers, sums over the tokens so far, layers: `embed->out` is `readout->x`. In blocks of rows, which stay in cache. */
+int recombine_sum_layers(const problem *embed, const problem *readout) {
+  const int64_t blocks = (embed->rows + BLOCK - 1) / BLOCK, tokens = embed->tokens, width = embed->widths[embed->num_layers];
+#pragma omp parallel for num_threads(embed->threads) schedule(static) if (embed->threads > 1)
+  for (int64_t block = 0; block < blocks; block++) {
+    const int64_t start = block * BLOCK, end = smaller(start + BLOCK, embed->rows);
+    apply_rows(embed, start, end);
+    sum_tokens(embed->out + start * tokens * width, embed->lengths + start, end - start, tokens, width);
+    apply_rows(readout, start, end);
   }
   return 0;
 }

@@ -37,11 +37,10 @@ class _Problem(ctypes.Structure):
 @cache
 def open_library() -> ctypes.CDLL | str:
     """The compiled kernel, or why there is none, in one line."""
-    in_place = [ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int64] * 3]
     functions: dict[str, Sequence[Any]] = {
         "recombine_apply_layers": [ctypes.POINTER(_Problem)],
-        "recombine_sum_tokens": in_place,
-        "recombine_clear_padding": in_place,
+        "recombine_sum_layers": [ctypes.POINTER(_Problem)] * 2,
+        "recombine_clear_padding": [ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int64] * 3],
     }
     return open_kernel("layers.c", ["cpu_vector.h"], functions)
 
@@ -62,30 +61,58 @@ def apply_layers(
     x: Float[Tensor, "rows tokens input"], lengths: Int[Tensor, " rows"], layers: Sequence[Layer]
 ) -> Float[Tensor, "rows tokens output"]:
     """The last layer's values for the first `lengths` tokens of each row, and 0 for the others."""
-    rows, tokens, _ = x.shape
+    _check_lengths(x, lengths)
+    problem, kept = _state(x, lengths, layers)
+    _library().recombine_apply_layers(ctypes.byref(problem))
+    return kept[0]
+
+
+def sum_layers(
+    x: Float[Tensor, "rows tokens input"],
+    lengths: Int[Tensor, " rows"],
+    embed: Sequence[Layer],
+    readout: Sequence[Layer],
+) -> tuple[Float[Tensor, "rows tokens hidden"], Float[Tensor, "rows tokens output"]]:
+    """`embed`, sums over the tokens so far, `readout`: the sums and the last values, 0 behind `lengths` tokens."""
+    _check_lengths(x, lengths)
+    first, kept = _state(x, lengths, embed)
+    second, kept_too = _state(kept[0], lengths, readout)
+    _library().recombine_sum_layers(ctypes.byref(first), ctypes.byref(second))
+    return kept[0], kept_too[0]
+
+
+def _check_lengths(x: Tensor, lengths: Tensor) -> None:
     shortest, longest = lengths.aminmax()
-    assert (len(lengths), lengths.dtype) == (rows, torch.int64)
+    assert (len(lengths), lengths.dtype) == (len(x), torch.int64)
     assert shortest >= 0
-    assert longest <= tokens
+    assert longest <= x.shape[1]
+
+
+def _state(x: Tensor, lengths: Tensor, layers: Sequence[Layer]) -> tuple[_Problem, list[Tensor]]:
+    """The problem, and the tensors whose memory it names, its output first."""
+    rows, tokens, _ = x.shape
     widths = [x.shape[2], *(len(bias) for _, bias in layers)]
     assert [weight.shape for weight, _ in layers] == [(outputs, inputs) for inputs, outputs in pairwise(widths)]
-    kept = [x.contiguous(), lengths.contiguous(), *(tensor.contiguous() for layer in layers for tensor in layer)]
     out = x.new_empty(rows, tokens, widths[-1])
-    problem = _Problem(x=kept[0].data_ptr(), lengths=kept[1].data_ptr(), out=out.data_ptr())
-    for number in range(len(layers)):
-        problem.weights[number], problem.biases[number] = (kept[2 + 2 * number + i].data_ptr() for i in range(2))
-    for number, width in enumerate(widths):
-        problem.widths[number] = width
+    x, lengths = x.contiguous(), lengths.contiguous()
+    weights, biases = ([tensor.contiguous() for tensor in kind] for kind in zip(*layers, strict=True))
+    problem = _Problem(x=x.data_ptr(), lengths=lengths.data_ptr(), out=out.data_ptr())
+    problem.weights[: len(layers)] = [tensor.data_ptr() for tensor in weights]
+    problem.biases[: len(layers)] = [tensor.data_ptr() for tensor in biases]
+    problem.widths[: len(widths)] = widths
     problem.num_layers, problem.rows, problem.tokens = len(layers), rows, tokens
     problem.threads = max(1, min(rows, torch.get_num_threads()))
+    return problem, [out, x, lengths, *weights, *biases]
+
+
+def _library() -> ctypes.CDLL:
     library = open_library()
     assert not isinstance(library, str), library
-    library.recombine_apply_layers(ctypes.byref(problem))
-    return out
+    return library
 
 
 def changes_in_place(x: Tensor, lengths: Tensor) -> bool:
-    """Whether `sum_tokens` and `clear_padding` take these; the first call compiles the kernel."""
+    """Whether `clear_padding` takes these; the first call compiles the kernel."""
     return (
         type(x) is Tensor
         and x.dtype == torch.float32
@@ -97,22 +124,11 @@ def changes_in_place(x: Tensor, lengths: Tensor) -> bool:
     )
 
 
-def sum_tokens(
-    x: Float[Tensor, "rows tokens features"], lengths: Int[Tensor, " rows"]
-) -> Float[Tensor, "rows tokens features"]:
-    """Sums over the tokens so far, in place, as `cumsum_` gives them; what is behind `lengths` tokens stays as it is."""
-    return _change("recombine_sum_tokens", x, lengths)
-
-
 def clear_padding(
     x: Float[Tensor, "rows tokens features"], lengths: Int[Tensor, " rows"]
 ) -> Float[Tensor, "rows tokens features"]:
     """Multiply by 0 what is behind `lengths` tokens, in place."""
-    return _change("recombine_clear_padding", x, lengths)
-
-
-def _change(function: str, x: Tensor, lengths: Tensor) -> Tensor:
     assert len(lengths) == len(x)
     kept = lengths.contiguous()
-    getattr(open_library(), function)(x.data_ptr(), kept.data_ptr(), *x.shape)
+    _library().recombine_clear_padding(x.data_ptr(), kept.data_ptr(), *x.shape)
     return x

@@ -28,6 +28,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from recombine.kernels import layers as kernel
+from recombine.tasks.sequences.padding import clear_padding
 from recombine.tasks.stream import Stream
 
 SequenceClass = Literal["deep_set", "attention", "ssm", "rnn", "product"]
@@ -84,6 +85,24 @@ def draw_rotation(stream: Stream, size: int) -> Float[Tensor, "size size"]:
     return q.float()
 
 
+def label(
+    name: SequenceClass,
+    weights: Weights,
+    x: Float[Tensor, "b t tokens"],
+    *,
+    attention: AttentionWeights = "sigmoid",
+    lengths: Int[Tensor, " rows"] | None = None,
+) -> tuple[Float[Tensor, "b t hidden"], Float[Tensor, "b t targets"]]:
+    """Hidden states and outputs at every position; with `lengths`, those of padding are 0."""
+    if name == "deep_set" and lengths is not None:
+        embed, readout = list_layers(weights, "embed"), list_layers(weights, "readout")
+        if kernel.supports(x, [*embed, *readout]):
+            return kernel.sum_layers(x, lengths, embed, readout)
+    hidden = represent(name, weights, x, attention=attention, lengths=lengths)
+    y = read_out(weights, hidden, lengths)
+    return (hidden, y) if lengths is None else (clear_padding(hidden, lengths), clear_padding(y, lengths))
+
+
 def represent(
     name: SequenceClass,
     weights: Weights,
@@ -94,10 +113,7 @@ def represent(
 ) -> Float[Tensor, "b t hidden"]:
     """Hidden states at every position; with `lengths`, those of padding may be anything."""
     if name == "deep_set":
-        embedded = apply_layers(weights, "embed", x, lengths)
-        if lengths is not None and kernel.changes_in_place(embedded, lengths):
-            return kernel.sum_tokens(embedded, lengths)
-        return embedded.cumsum_(dim=1)
+        return apply_layers(weights, "embed", x, lengths).cumsum_(dim=1)
     if name == "product":
         return apply_layers(weights, "embed", x, lengths).cumprod_(dim=1)
     if name == "attention":
@@ -136,12 +152,18 @@ def apply_layers(
     weights: Weights, prefix: str, x: Float[Tensor, "*b features"], lengths: Int[Tensor, " rows"] | None = None
 ) -> Float[Tensor, "*b outputs"]:
     """Dense layers with a sigmoid after each; values behind `lengths` tokens are of no use, and may be anything."""
-    layers: list[kernel.Layer] = []
-    while f"{prefix}.{len(layers)}.weight" in weights:
-        name = f"{prefix}.{len(layers)}"
-        layers.append((weights[f"{name}.weight"], weights[f"{name}.bias"]))
+    layers = list_layers(weights, prefix)
     if lengths is not None and kernel.supports(x, layers):
         return kernel.apply_layers(x, lengths, layers)
     for weight, bias in layers:
         x = (x @ weight.T).add_(bias).sigmoid_()
     return x
+
+
+def list_layers(weights: Weights, prefix: str) -> list[kernel.Layer]:
+    """Weight and bias of the layers of one part, in order."""
+    layers: list[kernel.Layer] = []
+    while f"{prefix}.{len(layers)}.weight" in weights:
+        name = f"{prefix}.{len(layers)}"
+        layers.append((weights[f"{name}.weight"], weights[f"{name}.bias"]))
+    return layers

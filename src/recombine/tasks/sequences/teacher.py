@@ -34,11 +34,11 @@ from recombine.tasks.sequences.functions import (
     SequenceClass,
     Weights,
     draw_weights,
-    read_out,
-    represent,
+    label,
 )
+from recombine.tasks.sequences.padding import mark_real
 from recombine.tasks.sequences.picture import draw_labelled
-from recombine.tasks.sequences.tokens import SequenceTask, mark_real
+from recombine.tasks.sequences.tokens import SequenceTask
 from recombine.tasks.stream import Stream
 
 NUM_STILLEST = 5
@@ -53,7 +53,7 @@ class SequenceTeacher(SequenceTask):
     name: ClassVar[str] = "sequence_teacher"
     summary: ClassVar[str] = "imitate a random sequence model on longer sequences than trained (arXiv 2402.04875)"
     evaluation_instances: ClassVar[int] = 4_000  # of up to 100 tokens each
-    max_batches_at_once: ClassVar[int] = 4
+    max_batches_at_once: ClassVar[int] = 16
     models: ClassVar[tuple[str, ...]] = ("deep_set", "attention", "ssm", "rnn")
     metric_info: ClassVar[Mapping[str, Metric]] = METRICS | {
         "loss_all_tokens": Metric(title="squared error, all tokens", higher_is_better=False),
@@ -125,8 +125,7 @@ class SequenceTeacher(SequenceTask):
                 f"tokens have shape {tuple(x.shape)}: expected (rows, tokens, {self.token_dim}) with at least one token"
             )
         weights = self.weights_on(x.device)
-        hidden = represent(self.teacher, weights, x, attention=self.teacher_attention, lengths=lengths)
-        return hidden, read_out(weights, hidden, lengths)
+        return label(self.teacher, weights, x, attention=self.teacher_attention, lengths=lengths)
 
     @cached_property
     def weights(self) -> Weights:

@@ -20,14 +20,14 @@ from functools import cached_property
 from typing import Literal, get_args
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from recombine.compositions import Composition, CompositionSplit
 from recombine.errors import InputError, check_choice, check_positive
-from recombine.kernels import layers
 from recombine.tasks.base import Batch, SplitName, Task
 from recombine.tasks.per_device import once_per_device
+from recombine.tasks.sequences.padding import clear_padding, mark_real
 from recombine.tasks.stream import Stream
 
 Generalisation = Literal["lengths", "corners"]
@@ -70,7 +70,7 @@ class SequenceTask(Task):
     def label(
         self, x: Float[Tensor, "b t tokens"], lengths: Int[Tensor, " b"] | None = None
     ) -> tuple[Float[Tensor, "b t hidden"], Float[Tensor, "b t targets"]]:
-        """Hidden states and outputs for these tokens, in tensors of their own; those behind `lengths` are not used."""
+        """Hidden states and outputs for these tokens, in tensors of their own; 0 behind `lengths` tokens."""
 
     @property
     def input_dim(self) -> int:
@@ -141,11 +141,10 @@ class SequenceTask(Task):
         lengths: Int[Tensor, " b"],
     ) -> Batch:
         """The batch of these sequences: padding set to 0, and the outputs and hidden states of the teacher."""
-        x = clear_padding(x, lengths)  # drawn for this batch alone, and so are the outputs of the teacher
+        x = clear_padding(x, lengths)  # in place, for it was drawn for this batch alone
         hidden, y = self.label(x, lengths)
-        info = {"composition": composition, "length": lengths, "hidden": clear_padding(hidden, lengths)}
-        modules = self._modules(split, composition, mark_real(x, lengths))
-        return Batch(x, clear_padding(y, lengths), modules, info)
+        info = {"composition": composition, "length": lengths, "hidden": hidden}
+        return Batch(x, y, self._modules(split, composition, mark_real(x, lengths)), info)
 
     def lengths(self, split: SplitName) -> tuple[int, int]:
         """The fewest and the most tokens of a sequence of a split."""
@@ -211,15 +210,3 @@ class SequenceTask(Task):
         if len(composition) == 2 * self.token_dim:
             return "every feature low and high, in turn"
         return "features " + "".join("+" if module % 2 else "−" for module in composition)
-
-
-def mark_real(x: Float[Tensor, "b t features"], lengths: Int[Tensor, " b"]) -> Bool[Tensor, "b t"]:
-    """True for tokens, False for padding."""
-    return torch.arange(x.shape[1], device=x.device) < lengths[:, None]
-
-
-def clear_padding(x: Float[Tensor, "b t features"], lengths: Int[Tensor, " b"]) -> Float[Tensor, "b t features"]:
-    """Multiply the features of padding by 0, in place."""
-    if layers.changes_in_place(x, lengths):
-        return layers.clear_padding(x, lengths)
-    return x.mul_(mark_real(x, lengths)[..., None])
