@@ -117,10 +117,12 @@ def main() -> None:
     faulthandler.enable()
     base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=base) as folder, open(arguments.log, "a") as log:
-        fuzz(Path(folder), arguments, log)
+        failures = fuzz(Path(folder), arguments, log)
+    sys.exit(1 if failures else 0)
 
 
-def fuzz(root: Path, arguments: argparse.Namespace, log: Any) -> None:
+def fuzz(root: Path, arguments: argparse.Namespace, log: Any) -> int:
+    """Damage files until the time is over; returns how many cases failed."""
     files = make_runs(root / "pristine")
     name = files.pop("").decode()
     run = root / "runs" / name
@@ -187,6 +189,7 @@ def fuzz(root: Path, arguments: argparse.Namespace, log: Any) -> None:
                 flush=True,
             )
     print(json.dumps({"cases": case - arguments.seed, "outcomes": counts, "failures": seen}), file=log, flush=True)
+    return sum(seen.values())
 
 
 def type_of(trouble: str) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from fuzz import call, train_once, verbs
 from mutations import damage
+from recovery import record, recover
 
 from recombine.conform import find_fault
 from recombine.errors import InputError
@@ -186,6 +187,22 @@ def check_damage(run: Path, pristine: Path, tmp_path: Path, scores, seed: int, n
     assert code in (0, 2), f"seed {seed}, {verb}, {damaged}: {err}"
     if code == 0 and verb == "evaluate" and damaged != "config.json":
         assert json.loads(out)["scores"] == scores, f"seed {seed}: another number after damage to {damaged}"
+    call_again(run, pristine, tmp_path, scores, (damaged, verb, code))
+
+
+def call_again(run: Path, pristine: Path, tmp_path: Path, scores, case: tuple[str, str, int | None]) -> None:
+    """A verb that refused a damaged file takes it when it is whole again, and gives the same scores."""
+    damaged, verb, code = case
+    if code == 0:
+        record("random damage", f"{verb}, accepted", tried=1)
+        return
+    (run / damaged).write_bytes((pristine / damaged).read_bytes())
+
+    def find_lost(outcome: tuple[int | None, str, str, str]) -> list[str]:
+        same = outcome[0] == 0 and (verb != "evaluate" or json.loads(outcome[1])["scores"] == scores)
+        return [] if same else [f"{damaged}: {outcome[2]}"]
+
+    recover("random damage", f"{verb}, refused", lambda: call(verbs(run, tmp_path)[verb]), find_lost)
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from forked import drop_rights, in_fork, limit_files, limit_memory
+from recovery import differences, record, recover
 from small_runs import FAMILIES, check_often, final_state, train
 
 from recombine.cli import run as run_verb
@@ -54,6 +55,34 @@ def attempt(argv: list[str], errors: Path, starve) -> str:
     return errors.read_text()
 
 
+def results(run: Path, out: Path) -> dict[str, Path]:
+    """The file that each of them writes; `*` is the name of a run."""
+    return {
+        "train": out / "*" / "result.json",
+        "probe": run / "probe.json",
+        "diagnose": run / "diagnosis.json",
+        "report": out / "report.html",
+        "export": out / "rows.parquet",
+        "show": out / "puzzle.png",
+    }
+
+
+def read_files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def call_again(fault: str, verb: str, run: Path, out: Path, before: dict[str, bytes]) -> None:
+    """Call a verb without the fault: it must write its result, and leave the files of its run as they were."""
+
+    def find_lost(code: int) -> list[str]:
+        result = results(run, out)[verb].relative_to(out.parent)
+        missing = [] if list(out.parent.glob(str(result))) else [str(result)]
+        changed = [name for name in before if name != "lock" and (run / name).read_bytes() != before[name]]
+        return [f"exit code {code}"] * (code != 0) + missing + changed
+
+    recover(fault, verb, lambda: in_fork(lambda: run_verb(verbs(run, out)[verb])), find_lost)
+
+
 SLOW = [pytest.param(verb, marks=pytest.mark.slow) for verb in ("probe", "diagnose", "report")]
 VERBS = ("train", "export", "show", *SLOW)
 
@@ -62,23 +91,28 @@ VERBS = ("train", "export", "show", *SLOW)
 def test_a_full_disk(verb, copied, tmp_path):
     out = tmp_path / "out"
     out.mkdir()
-    before = {path.name: path.read_bytes() for path in copied.iterdir()}
+    before = read_files(copied)
     error = attempt(verbs(copied, out)[verb], tmp_path / "errors", lambda: limit_files(300))
     assert len(error.strip().splitlines()) == 1, error
     assert "File too large" in error
     assert {name: (copied / name).read_bytes() for name in before} == before
     assert not [path for path in tmp_path.rglob("*") if path.suffix in (".tmp", ".html", ".png", ".parquet")]
+    call_again("full disk", verb, copied, out, before)
 
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_folder_that_cannot_be_written(verb, copied, tmp_path):
     out = tmp_path / "out"
     out.mkdir()
+    before = read_files(copied)
     out.chmod(0o555)
     copied.chmod(0o555)
     error = attempt(verbs(copied, out)[verb], tmp_path / "errors", drop_rights)
     assert len(error.strip().splitlines()) == 1, error
     assert "Permission denied" in error
+    out.chmod(0o755)
+    copied.chmod(0o755)
+    call_again("folder without write permission", verb, copied, out, before)
 
 
 def test_a_finished_run_in_a_folder_that_cannot_be_written(copied):
@@ -88,8 +122,8 @@ def test_a_finished_run_in_a_folder_that_cannot_be_written(copied):
     copied.chmod(0o555)
     argv = [*TRAIN, "--warmup-steps", "2", "--attention", "hyla", "--evaluation-instances", "20"]
 
-    def work() -> int:
-        drop_rights()
+    def work(limit=drop_rights) -> int:
+        limit()
         return run_verb([*argv, "--out", str(copied.parent)])
 
     assert in_fork(work) == 0
@@ -97,6 +131,13 @@ def test_a_finished_run_in_a_folder_that_cannot_be_written(copied):
         name: time for name, time in before.items() if name != "lock"
     }
     assert not (copied / "lock").exists()
+    copied.chmod(0o755)
+
+    def find_lost(code: int) -> list[str]:
+        return [f"exit code {code}"] * (code != 0) + [name for name in before if not (copied / name).exists()]
+
+    fault = "finished run in a folder without write permission"
+    recover(fault, "train", lambda: in_fork(lambda: work(lambda: None)), find_lost)
 
 
 def test_training_goes_on_when_there_is_room_again(tmp_path, monkeypatch):
@@ -111,15 +152,27 @@ def test_training_goes_on_when_there_is_room_again(tmp_path, monkeypatch):
         return 0
 
     for limit in (size // 2, 600, 900, size - 1):
-        in_fork(partial(work, limit), errors=tmp_path / "errors")
-    assert final_state(train(CONFIG, tmp_path / "disturbed")) == undisturbed
+        assert in_fork(partial(work, limit), errors=tmp_path / "errors") != 0
+    recover(
+        "full disk",
+        "training, 4 moments",
+        lambda: train(CONFIG, tmp_path / "disturbed"),
+        lambda run: differences(final_state(run), undisturbed),
+        tried=4,
+    )
 
 
 def test_memory_that_runs_out(tmp_path):
-    argv = [*TRAIN, "--batch-size", "3000000", "--evaluation-instances", "20", "--out", str(tmp_path / "out")]
-    error = attempt(argv, tmp_path / "errors", lambda: limit_memory(300_000_000))
+    argv = [*TRAIN, "--steps", "2", "--batch-size", "100000", "--evaluation-instances", "20", "--out", str(tmp_path)]
+    error = attempt(argv, tmp_path / "errors", lambda: limit_memory(50_000_000))
     assert "recombine: out of memory (" in error
     assert "Traceback" not in error
+    recover(
+        "memory exhausted",
+        "train",
+        lambda: in_fork(lambda: run_verb(argv)),
+        lambda code: [f"exit code {code}"] * (code != 0),
+    )
 
 
 @pytest.mark.slow
@@ -133,7 +186,9 @@ def test_a_real_file_system_that_is_full(tmp_path):
     mount -t tmpfs -o size=64k tmpfs {place} || exit 77
     {sys.executable} -m recombine {arguments}; echo "first $?" >&2
     mount -o remount,size=8m {place}
+    date +"began %s.%N" >&2
     {sys.executable} -m recombine {arguments}; echo "second $?" >&2
+    date +"ended %s.%N" >&2
     cp -r {place} {tmp_path / "copy"}
     """
     done = subprocess.run(["unshare", "-rm", "sh", "-c", script], capture_output=True, text=True, env=os.environ)
@@ -144,3 +199,5 @@ def test_a_real_file_system_that_is_full(tmp_path):
     assert [line for line in lines if line.startswith(("first", "second"))] == ["first 2", "second 0"]
     (run,) = (RunDirectory(path) for path in (tmp_path / "copy").iterdir())
     assert run.finished
+    began, ended = (float(line.split()[1]) for line in lines if line.startswith(("began", "ended")))
+    record("64 kB file system", "train", tried=1, times={"seconds": round(ended - began, 3)})

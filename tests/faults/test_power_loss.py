@@ -7,6 +7,7 @@ of a training are recorded, and their order is checked.
 import os
 
 import pytest
+from recovery import record
 from small_runs import FAMILIES, check_often, train
 
 from recombine import files
@@ -45,6 +46,7 @@ def test_every_rename_is_synced_before_and_after(operations, tmp_path, monkeypat
         if target == "checkpoint.safetensors":
             earlier = operations[:number][-6:]
             assert ("fsync", "metrics.jsonl") in earlier, "rows before a checkpoint must outlive it"
+    record("power failure", "renames", tried=len(renames))
 
 
 def test_file_systems_that_cannot_sync_folders(tmp_path, monkeypatch):
@@ -69,3 +71,4 @@ def test_a_wall_clock_that_jumps_changes_nothing(tmp_path, monkeypatch):
     run = train(FAMILIES["hyperteacher"], tmp_path / "jumping")
     assert final_state(run) == steady
     assert run.read_json("result.json")["seconds"] >= 0
+    record("jumping clock", "run", tried=1)

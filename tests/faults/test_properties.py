@@ -15,6 +15,7 @@ from fuzz import call, train_once, verbs
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from mutations import NASTY
+from recovery import record
 
 import recombine
 from recombine.errors import InputError
@@ -61,14 +62,17 @@ def test_any_command_line(data, paths, finished, folder):
 @pytest.mark.parametrize("part", range(10))
 def test_many_command_lines(part, paths, finished, folder):
     """1,500 in all. Each part has a seed of its own; without one, all parts would try the same command lines."""
+    tried: list[list[str]] = []
 
     @seed(part)
     @MANY
     @given(argv=command_lines(paths, [str(finished)]))
     def attempt(argv: list[str]) -> None:
+        tried.append(argv)
         assert find_trouble(argv, folder) is None
 
     attempt()
+    record("command lines", f"seed {part}", tried=len(tried))
 
 
 # what JSON can say, and what Python's reader takes besides: NaN, infinity, numbers of any length

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from forked import in_fork
+from recovery import Stopwatch, differences, record, recover
 from small_runs import FAMILIES, final_state
 
 from recombine.engines import LocalEngine
@@ -20,6 +21,7 @@ from recombine.sweep.plan import make_plan
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")]
 STEPS, NUM_KILLS = 400, 50
+FAULT = "kills of a sweep"
 FAMILY = FAMILIES["hyperteacher"]  # whose final evaluation takes least time
 CONFIGS = [
     replace(FAMILY, task=replace(FAMILY.task, seed=seed), training=replace(FAMILY.training, steps=STEPS))
@@ -48,21 +50,20 @@ def test_kills_of_a_sweep(tmp_path):
     assert in_fork(partial(work, tmp_path / "timed")) == 0
     seconds = time.monotonic() - started
     draw = random.Random(0)
-    killed, tries, ended, out = 0, 0, 0, tmp_path / "disturbed-0"
+    killed, tries, out = 0, 0, tmp_path / "disturbed-0"
+    recovered = 0  # kills after which a sweep has come to its end
     while killed < NUM_KILLS:
         tries += 1
         assert tries < 10 * NUM_KILLS, "too fast to be killed"
+        stopwatch = Stopwatch()
         code = in_fork(partial(work, out), kill_after=draw.uniform(0, seconds))
         assert code in (0, -9)
         killed += code == -9
         if code == 0:
-            ended += 1
-            assert states(out) == undisturbed
-            out = tmp_path / f"disturbed-{tries}"
-    started = time.monotonic()
-    status = sweep(out)
-    print(
-        f"{killed} kills in {tries} processes, {ended} sweeps ended; recovery took {time.monotonic() - started:.1f} s"
-    )
+            assert differences(states(out), undisturbed) == []
+            if killed > recovered:
+                record(FAULT, "3 runs", tried=killed - recovered, times=stopwatch.read())
+            recovered, out = killed, tmp_path / f"disturbed-{tries}"
+    find_lost = lambda _: differences(states(out), undisturbed)  # noqa: E731
+    status = recover(FAULT, "3 runs", partial(sweep, out), find_lost, tried=killed - recovered)
     assert status.count("finished") == len(CONFIGS)
-    assert states(out) == undisturbed

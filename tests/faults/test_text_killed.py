@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from forked import drop_rights, in_fork
+from recovery import differences, recover
 from test_kills import Countdown
 
 from recombine.tasks.language import prepare
@@ -52,10 +53,14 @@ def _environment(monkeypatch):
     monkeypatch.setenv("RECOMBINE_CACHE", os.environ.get("RECOMBINE_CACHE", ""))  # is set back afterwards
 
 
-def kill_at_operations(tmp_path: Path, folder: Path, numbers) -> int:
+def kill_at_operations(fault: str, tmp_path: Path, folder: Path, numbers) -> int:
     """How many of the numbers are operations on files of a preparation; it is resumed after each kill."""
     name = prepare_in(tmp_path / "undisturbed", folder)
     expected = content(tmp_path / "undisturbed", name)
+
+    def find_lost(cache: Path):
+        return lambda name: differences(content(cache, name), expected)
+
     for count, number in enumerate(numbers):
         cache = tmp_path / f"cache-{number}"
 
@@ -66,16 +71,14 @@ def kill_at_operations(tmp_path: Path, folder: Path, numbers) -> int:
         code = in_fork(work)
         assert code in (0, -9)
         if code == 0:
-            print(f"{count} operations, each killed once")
             return count
-        assert prepare_in(cache, folder) == name, f"after a kill at operation {number}"
-        assert content(cache, name) == expected
+        assert recover(fault, f"operation {number}", partial(prepare_in, cache, folder), find_lost(cache)) == name
         assert not [*(cache / "language" / "work").glob("*/*")]
     return len(numbers)
 
 
 def test_kills_at_some_operations_on_files(tmp_path, folder):
-    assert kill_at_operations(tmp_path, folder, (0, 9, 21)) == 3
+    assert kill_at_operations("text, some operations", tmp_path, folder, (0, 9, 21)) == 3
 
 
 def test_a_kill_right_before_the_working_copy_is_deleted(tmp_path, folder, monkeypatch):
@@ -90,12 +93,13 @@ def test_a_kill_right_before_the_working_copy_is_deleted(tmp_path, folder, monke
 
 @pytest.mark.slow
 def test_kills_at_every_operation_on_files(tmp_path, folder):
-    assert kill_at_operations(tmp_path, folder, range(10_000)) > 30
+    assert kill_at_operations("text, every operation", tmp_path, folder, range(10_000)) > 30
 
 
 def test_kills_at_random_also_while_the_tokeniser_is_trained(tmp_path, folder):
     started = time.monotonic()
     name = prepare_in(tmp_path / "undisturbed", folder)
+    expected = content(tmp_path / "undisturbed", name)
     seconds = time.monotonic() - started
 
     def work(cache: Path) -> None:
@@ -104,10 +108,10 @@ def test_kills_at_random_also_while_the_tokeniser_is_trained(tmp_path, folder):
     draw, killed = random.Random(1), 0
     for number in range(12):
         cache = tmp_path / f"cache-{number}"
-        for _ in range(3):
-            killed += in_fork(partial(work, cache), kill_after=draw.uniform(0, seconds)) == -9
+        codes = [in_fork(partial(work, cache), kill_after=draw.uniform(0, seconds)) for _ in range(3)]
+        killed += codes.count(-9)
         assert prepare_in(cache, folder) == name
-        assert content(cache, name) == content(tmp_path / "undisturbed", name)
+        assert content(cache, name) == expected
         if killed >= 4:
             return
     raise AssertionError(f"only {killed} kills: too fast to be killed")
