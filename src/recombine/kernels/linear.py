@@ -30,6 +30,8 @@ from recombine.kernels.processor import is_amd_with_avx512
 
 CHUNK = 64
 """Tokens that are multiplied pair by pair; about the width of a head costs least."""
+ROOM = 1 << 18
+"""Numbers of an operand that one call multiplies, in several chunks: enough to pay for the call, few enough for a cache."""
 VALUE_NETWORKS = ("linear", "nonlinear_value")
 
 
@@ -171,19 +173,34 @@ torch.library.define("recombine::causal_product", "(Tensor a, Tensor b, Tensor c
 
 @torch.library.impl("recombine::causal_product", "CompositeExplicitAutograd")
 def _causal_product(a, b, c, scale, reverse):
-    batch, num_tokens, heads, _ = a.shape
+    batch, num_tokens, heads, width = a.shape
     out = torch.empty_like(c, memory_format=torch.contiguous_format)
-    total = c.new_zeros(batch * heads, b.shape[3], c.shape[3])
-    starts = range(0, num_tokens, CHUNK)
-    for start in reversed(starts) if reverse else starts:
-        chunk = slice(start, start + CHUNK)
-        rows, keys, values = (x[:, chunk].transpose(1, 2).reshape(batch * heads, -1, x.shape[3]) for x in (a, b, c))
-        rows = rows * scale
-        pairs = torch.bmm(rows, keys.mT)
-        result = torch.bmm(rows, total).baddbmm_(pairs.triu_() if reverse else pairs.tril_(), values)
-        out[:, chunk] = result.view(batch, heads, -1, c.shape[3]).transpose(1, 2)
-        total.baddbmm_(keys.mT, values)
+    total = c.new_zeros(batch * heads, width, c.shape[3])
+    step = CHUNK * max(1, ROOM // (batch * heads * CHUNK * max(width, c.shape[3])))
+    starts = range(0, num_tokens - num_tokens % CHUNK, step)
+    parts = [slice(start, min(start + step, num_tokens - num_tokens % CHUNK)) for start in starts]
+    if num_tokens % CHUNK:
+        parts.append(slice(num_tokens - num_tokens % CHUNK, num_tokens))
+    for part in reversed(parts) if reverse else parts:
+        values = _multiply_chunks(*(x[:, part] for x in (a, b, c)), total, reverse)
+        torch.mul(values.transpose(1, 2), scale, out=out[:, part])
     return out
+
+
+def _multiply_chunks(a: Tensor, b: Tensor, c: Tensor, total: Tensor, reverse: bool) -> Tensor:
+    """The causal product of some chunks of one size, with what came before them in `total`, which is carried on in place."""
+    batch, num_tokens, heads, width = a.shape
+    size = min(CHUNK, num_tokens)
+    rows, keys, values = (x.transpose(1, 2).reshape(-1, size, x.shape[3]) for x in (a, b, c))
+    pairs = torch.bmm(rows, keys.mT)
+    sums = torch.bmm(keys.mT, values).view(batch * heads, -1, width, c.shape[3])
+    earlier = torch.empty_like(sums)
+    for i in reversed(range(sums.shape[1])) if reverse else range(sums.shape[1]):
+        earlier[:, i] = total
+        total += sums[:, i]
+    result = torch.bmm(rows, earlier.view(-1, width, c.shape[3]))
+    result.baddbmm_(pairs.triu_() if reverse else pairs.tril_(), values)
+    return result.view(batch, heads, num_tokens, c.shape[3])
 
 
 @torch.library.register_fake("recombine::causal_product")
