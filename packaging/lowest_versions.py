@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-TOOLS = ("pytest", "pytest-xdist", "hypothesis", "beartype")
+TOOLS = ("pytest", "pytest-xdist", "hypothesis", "beartype", "pandas")
 # Without files that need a browser, a cluster, the documentation tools or a package of an extra.
 TESTS = (
     "test_audit test_benchmark test_cli test_cli_errors test_compositions test_convert test_diagnose test_evaluate "

@@ -77,6 +77,6 @@ What to do.
 ╰────────────────────────────╯
 """
     page = write_page(printed, examples=(), width=80)
-    assert page.splitlines()[0] == "usage: recombine do PATH [flags]"
+    assert page.splitlines()[0] == "usage: recombine do [PATH] [flags]"
     assert "  PATH                    Where." in page
     assert "  --few INT ...           Numbers." in page

@@ -14,16 +14,9 @@ from dataclasses import dataclass
 WIDTH = 80  # at which tyro prints the frames that are read here
 OUTPUT = ("--json", "--quiet", "--verbose", "--help")
 WHERE = (
-    "--out",
-    "--device",
-    "--jobs",
-    "--engine",
-    "--code",
-    "--compile",
-    "--image",
-    "--figures",
-    "--report",
-    "--charts",
+    *("--code", "--out", "--image", "--report", "--figures", "--charts", "--device"),
+    *("--engine", "--jobs", "--threads", "--gpus", "--address", "--partition", "--time-limit", "--answer-within"),
+    *("--compile", "--compile-steps", "--deterministic", "--shard", "--track"),
 )
 TITLES = {
     "positional arguments": "Arguments",
@@ -52,9 +45,9 @@ def write_page(printed: str, *, examples: Sequence[str], width: int) -> str:
     """The page for what tyro prints for `--help`."""
     head, frames = printed.split("╭─", 1)[0], list(read_frames(printed))
     usage, _, description = head.strip().partition("\n\n")
-    usage = re.sub(r" \[(-[\w-]+|OPTIONS)\]", "", " ".join(usage.split()))
+    usage = re.sub(r" \[(-[^\]]*|OPTIONS)\]", "", " ".join(usage.split()))
     parts = [
-        f"{_tidy_call(usage)} [flags]",
+        f"{_tidy_call(usage, keep_brackets=True)} [flags]",
         *([textwrap.fill(" ".join(description.split()), width)] if description else []),
     ]
     if examples:
@@ -78,6 +71,7 @@ def sort_entries(frames: Sequence[tuple[str, list[Entry]]]) -> dict[str, list[En
                 where.append(entry)
             else:
                 groups.setdefault(TITLES.get(title, title), []).append(entry)
+    where.sort(key=lambda entry: min(WHERE.index(name) for name in entry.names if name in WHERE))
     output.sort(key=lambda entry: OUTPUT.index(entry.names[-1]))
     return groups | {"Where and how": where, "Output": output}
 
@@ -109,13 +103,15 @@ def _read_entries(rows: Sequence[str]) -> Iterator[Entry]:
 def _tidy(call: str, text: str) -> Entry:
     text = " ".join(text.split())
     text = re.sub(r" ?\((default: (None|False|''|)|required|repeatable)\)$", "", text)
+    text = text.replace("(default: True)", "(default: on)")
     return Entry(call=_tidy_call(call), text=text.replace("show this help message and exit", "Print this page."))
 
 
-def _tidy_call(call: str) -> str:
+def _tidy_call(call: str, *, keep_brackets: bool = False) -> str:
     call = re.sub(r"\{None\}\|", "", call).replace("{None,", "{")
     call = re.sub(r"\[*([A-Z.]+) \[\1 \.\.\.\]\]*", r"\1 ...", call)
-    return re.sub(r"\[([A-Z]+)\]", r"\1", call)
+    call = re.sub(r"^(-[\w-]+) ([^,]+), (--[\w-]+) \2$", r"\1, \3 \2", call)  # the value of two names once
+    return call if keep_brackets else re.sub(r"\[([A-Z]+(?: \.\.\.)?)\]", r"\1", call)
 
 
 def _write_group(title: str, entries: Sequence[Entry], width: int) -> str:

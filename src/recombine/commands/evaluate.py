@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
 
 from recombine.cli import parse
 from recombine.commands.console import RunOutput, score_table
@@ -25,8 +28,8 @@ class EvaluateOptions(RunOutput):
 
     run: RunPath
     """Run directory."""
-    splits: tuple[SplitName, ...] = ()
-    """Splits to score (default: all but train)."""
+    splits: Annotated[tuple[SplitName, ...], tyro.conf.arg(metavar="SPLIT ...")] = ()
+    """Splits to score, such as test or ood (default: all but train)."""
     num_instances: int | None = None
     """Instances per split (default: as in the paper)."""
     device: Device = "auto"

@@ -35,8 +35,8 @@ class ExportOptions(TaskOptions):
     """File to write. Its suffix is the format: .parquet, .csv, .jsonl or .npz. A folder for text and --hub-layout."""
     format: Format = "table"
     """A table of numbers, or prompts for language models with a task for lm-evaluation-harness."""
-    splits: Annotated[tuple[SplitName, ...], tyro.conf.arg(aliases=["--split"])] = ()
-    """Splits to write (default: all but train)."""
+    splits: Annotated[tuple[SplitName, ...], tyro.conf.arg(aliases=["--split"], metavar="SPLIT ...")] = ()
+    """Splits to write, such as test or ood (default: all but train)."""
     num_instances: int = 1_000
     """Number of instances per split: the first ones of those that `train` and `evaluate` score."""
     blind: tyro.conf.FlagCreatePairsOff[bool] = False

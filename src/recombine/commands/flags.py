@@ -15,7 +15,7 @@ from typing import Annotated, TypeVar, cast
 
 import tyro
 
-from recombine.cli import ParsedFlags, examples_of, parse, parse_known
+from recombine.cli import VERBS, ParsedFlags, examples_of, parse, parse_known
 from recombine.commands.console import Output, RunOutput
 from recombine.errors import InputError
 from recombine.models import ModelConfig
@@ -93,7 +93,7 @@ def parse_task(owner: type[TaskVerb], argv: Sequence[str], *, verb: str) -> tupl
         task = default_run(task_class, parse_known(owner, flags, prog=prog).scale).task
     default = TaskFlags(options=owner(), task=task)
     _require_distinct(default.options, task)
-    parsed = parse(TaskFlags, flags, prog=prog, **_tyro_options(default, task_class))
+    parsed = parse(TaskFlags, flags, prog=prog, **_tyro_options(default, task_class, verb))
     return parsed.task, cast(TaskVerb, parsed.options)
 
 
@@ -104,29 +104,39 @@ def parse_run(owner: type[ModelVerb], argv: Sequence[str], *, verb: str) -> tupl
     run = default_run(task_class, first.scale, first.model)
     default = RunFlags(options=owner(), task=run.task, model=run.model, training=run.training)
     _require_distinct(default.options, run.task, run.model, run.training)
-    parsed = parse(RunFlags, flags, prog=prog, **_tyro_options(default, task_class))
+    parsed = parse(RunFlags, flags, prog=prog, **_tyro_options(default, task_class, verb))
     return RunConfig(task=parsed.task, model=parsed.model, training=parsed.training), cast(ModelVerb, parsed.options)
 
 
 def _split_task(argv: Sequence[str], verb: str) -> tuple[type[Task], list[str], str]:
     """The task class that a command names first, the flags after it, and the command up to there."""
     if not argv or argv[0] in ("-h", "--help"):
-        names = ", ".join(name.replace("_", "-") for name in TASKS)
-        run = "" if verb == "train" else " or RUN"
-        text = (
-            f"TASK is one of {names}; the name of a task in an installed package; or your own, as FILE.py:CLASS or "
-            f"package.module:CLASS.{'' if verb == 'train' else ' RUN is a run directory: its task is taken.'} "
-            f"recombine {verb} TASK --help lists its flags."
-        )
-        shown = textwrap.fill(text, shutil.get_terminal_size().columns, break_on_hyphens=False)
-        examples = "".join(f"\n  {example}" for example in examples_of(verb))
-        print(f"usage: recombine {verb} TASK{run} [flags]\n\n{shown}\n\nExamples{examples}")
+        print(_describe_task_verb(verb, shutil.get_terminal_size().columns))
         raise SystemExit(0 if argv else 2)
     return find_task(argv[0]), list(argv[1:]), f"{verb} {argv[0]}"
 
 
-def _tyro_options(default: TaskFlags | RunFlags, task: type[Task]) -> dict[str, object]:
-    summary = task.summary[:1].upper() + task.summary[1:].rstrip(".") + "."
+def _describe_task_verb(verb: str, width: int) -> str:
+    """The help of a verb before a task is named."""
+    names = ", ".join(name.replace("_", "-") for name in TASKS)
+    run, files = "" if verb == "train" else "|RUN", " FILE ..." if verb == "score" else ""
+    paragraphs = (
+        _make_sentence(VERBS[verb]),
+        f"TASK is one of {names}; the name of a task in an installed package; or your own, as FILE.py:CLASS or "
+        f"package.module:CLASS.{' RUN is a run directory, whose task is used.' if run else ''}",
+        f"`recombine {verb} TASK --help` lists the flags for a task.",
+    )
+    shown = "\n\n".join(textwrap.fill(text, width, break_on_hyphens=False) for text in paragraphs)
+    examples = "".join(f"\n  {example}" for example in examples_of(verb))
+    return f"usage: recombine {verb} TASK{run}{files} [flags]\n\n{shown}\n\nExamples{examples}"
+
+
+def _make_sentence(text: str) -> str:
+    return text[:1].upper() + text[1:].rstrip(".") + "."
+
+
+def _tyro_options(default: TaskFlags | RunFlags, task: type[Task], verb: str) -> dict[str, object]:
+    summary = f"{_make_sentence(VERBS[verb])} The task: {task.summary.rstrip('.')}."
     models = f" Models with sizes for this task: {', '.join(task.models)}." if isinstance(default, RunFlags) else ""
     return {"default": default, "description": summary + models, "config": (tyro.conf.OmitArgPrefixes,)}
 

@@ -48,9 +48,9 @@ class ReproduceOptions(EngineFlags, Output):
     """Name of an experiment (`recombine reproduce list` prints them), FILE.py:NAME for one of your own, or `claims`."""
     scale: Scale | None = None
     """Size of the experiment: tiny takes minutes, paper has the paper's sizes (default: depends on the experiment)."""
-    only: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE")] = ()
+    only: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE ...")] = ()
     """Run only records with these settings, e.g. --only model=vanilla trunk=softmax,hyla."""
-    attention: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME")] = ()
+    attention: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")] = ()
     """Run only these attentions, e.g. --attention softmax hyla. Short for --only attention=softmax,hyla."""
     steps: int | None = None
     """Training steps of every run (default: as the experiment says)."""
@@ -72,8 +72,8 @@ class ReproduceOptions(EngineFlags, Output):
     """With `list` or `claims`: measure the cost of runs that have not been measured on this machine. Takes many minutes."""
     results: Annotated[Path, tyro.conf.arg(metavar="FOLDER")] = Path("results")
     """For `claims`: folder of the small files with the results of finished runs."""
-    page: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="FILE")] = ()
-    """For `claims`: write the card to this Markdown file. A page with markers gets what belongs between them."""
+    page: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="FILE ...")] = ()
+    """For `claims`: write the card to these Markdown files. A page with markers gets what belongs between them."""
 
 
 def run(argv: list[str]) -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
 
 from recombine.commands.console import score_table
 from recombine.commands.flags import TaskOptions, parse_task
@@ -21,19 +25,20 @@ EXAMPLES = (
 class ScoreOptions(TaskOptions):
     """How predictions are read. The task flags must be those of the export."""
 
+    files: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="FILE ...")] = ()
+    """Predictions for the rows that `recombine export` wrote: .parquet, .csv, .jsonl or .npz."""
     parser: Parser = "lenient"
     """How answers are read from text: the response is the answer (strict), or contains it (lenient)."""
 
 
 def run(argv: list[str]) -> None:
-    first_flag = next((index for index, argument in enumerate(argv) if argument.startswith("-")), len(argv))
-    files = argv[1:first_flag]
-    if first_flag == 1 and not {"-h", "--help"} & set(argv):
+    task, options = parse_task(ScoreOptions, argv, verb="score")
+    files = [str(path) for path in options.files]
+    if not files:
         raise InputError(
             f"score {argv[0]} names no file: expected `recombine score TASK FILE...` with predictions for the rows that "
-            "`recombine export` wrote, then flags"
+            "`recombine export` wrote"
         )
-    task, options = parse_task(ScoreOptions, [*argv[:1], *argv[first_flag:]], verb="score")
     scored = score_predictions(task, read_predictions(*files, parser=options.parser), parser=options.parser)
     value = {"files": files, **scored.as_dict()}
     table = score_table(value["scores"], task.name, metrics=value["metrics"], splits=describe_splits(task))

@@ -15,7 +15,10 @@ from recombine.sweep.results import choose_best
 from recombine.sweep.status import STATES, SweepReader, SweepStatus
 from recombine.tables import Column, Table
 
-EXAMPLES = ("recombine sweep status runs/widths",)
+EXAMPLES = (
+    "recombine sweep status runs/widths",
+    "recombine sweep status runs/widths --json",
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,6 +22,11 @@ from recombine.engines.base import LOST_RETRIES, Engine, Job, Outcome, count_thr
 from recombine.engines.worker import train_job
 from recombine.errors import check_positive
 from recombine.train import StoppedError
+
+if TYPE_CHECKING:
+    Pipe = Connection[Any, Any]
+else:
+    Pipe = Connection  # generic for type checkers alone: it cannot be subscripted
 
 STOP_SECONDS = 10.0  # after which a worker that was asked to stop is killed
 
@@ -110,7 +115,7 @@ class Worker:
         self.process.close()
 
 
-def _serve(connection: Connection[Any, Any], number: int) -> None:
+def _serve(connection: Pipe, number: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # stop without a traceback; checkpoints are kept
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if torch.cuda.is_available():
