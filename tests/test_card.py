@@ -70,7 +70,7 @@ def decide_on(claim, **world):
         (Exceeds(text="", source="", of=WIDE, quantity="z", over="before", by=0.1), "seen", 0.7),
         (Higher(text="", source="", of=WIDE, than=NARROW, quantity="z", by=0.1), "seen", 0.5),
         (Higher(text="", source="", of=NARROW, than=WIDE, quantity="z", by=0.1), "refuted", -0.5),
-        (Correlates(text="", source="", quantity="z", at_least=0.7), "seen", 1.0),
+        (Correlates(text="", source="", quantity="z", by=0.7), "seen", 1.0),
     ],
 )
 def test_verdicts_on_measured_numbers(claim, verdict, value):

@@ -15,7 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from recombine.recipes.comparison import cell, difference_between, score_group, show_metric
 from recombine.recipes.experiment import Experiment, Finished, Setting
@@ -61,12 +61,41 @@ class Claim(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lead(Claim):
+class AtLeast(Claim):
+    """The number, as a rule a difference, must be large enough."""
+
+    number_name: ClassVar[str] = "difference"
+    by: float
+
+    def judge(self, number: SeedScore) -> Verdict:
+        return judge_lead(number, self.by)
+
+    @property
+    def bound(self) -> str:
+        return f"{self.number_name} of at least {self.by:g}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Between(Claim):
+    """The number must lie between bounds."""
+
+    low: float = float("-inf")
+    high: float = float("inf")
+
+    def judge(self, number: SeedScore) -> Verdict:
+        return judge_range(number, self.low, self.high)
+
+    @property
+    def bound(self) -> str:
+        return describe_bounds(self.low, self.high)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lead(AtLeast):
     """One setting scores better than another: higher, or lower where the metric is better when it is lower."""
 
     better: Mapping[str, Setting]
     worse: Mapping[str, Setting]
-    by: float
 
     def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:
         higher, lower = self.better, self.worse
@@ -74,21 +103,13 @@ class Lead(Claim):
             higher, lower = lower, higher
         return difference(experiment, finished, higher, lower, self.split, self.metric)
 
-    def judge(self, number: SeedScore) -> Verdict:
-        return judge_lead(number, self.by)
-
-    @property
-    def bound(self) -> str:
-        return f"difference of at least {self.by:g}"
-
 
 @dataclass(frozen=True, kw_only=True)
-class Fall(Claim):
+class Fall(AtLeast):
     """The score falls from one setting to another whose task is different, so that instances cannot be paired."""
 
     higher: Mapping[str, Setting]
     lower: Mapping[str, Setting]
-    by: float
 
     def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:
         higher, lower = finished.find(**self.higher), finished.find(**self.lower)
@@ -98,13 +119,6 @@ class Fall(Claim):
             score_group(experiment, higher, self.split, self.metric),
             score_group(experiment, lower, self.split, self.metric),
         )
-
-    def judge(self, number: SeedScore) -> Verdict:
-        return judge_lead(number, self.by)
-
-    @property
-    def bound(self) -> str:
-        return f"difference of at least {self.by:g}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,23 +141,14 @@ class Close(Claim):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Level(Claim):
+class Level(Between):
     """A score lies between bounds, for instance near the published one."""
 
     of: Mapping[str, Setting]
-    low: float = float("-inf")
-    high: float = float("inf")
 
     def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:
         group = finished.find(**self.of)
         return None if group is None else score_group(experiment, group, self.split, self.metric)
-
-    def judge(self, number: SeedScore) -> Verdict:
-        return judge_range(number, self.low, self.high)
-
-    @property
-    def bound(self) -> str:
-        return describe_bounds(self.low, self.high)
 
 
 def decide(claim: Claim, experiment: Experiment, finished: Finished) -> tuple[Verdict, SeedScore | None]:

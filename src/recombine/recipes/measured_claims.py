@@ -8,32 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
-from recombine.recipes.claims import Claim, Verdict, describe_bounds, difference, judge_lead, judge_range
+from recombine.recipes.claims import AtLeast, Between, Verdict, describe_bounds, difference, judge_range
 from recombine.recipes.comparison import score_group
 from recombine.recipes.experiment import Experiment, Finished, Setting
 from recombine.seeds import SeedScore, score_values, subtract
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gap(Claim):
+class Gap(AtLeast):
     """A network scores lower on held-out than on trained compositions."""
 
+    number_name: ClassVar[str] = "trained minus held-out"
     of: Mapping[str, Setting]
-    by: float
 
     def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:
         group = finished.find(**self.of)
         if group is None:
             return None
         return subtract(score_group(experiment, group, "test"), score_group(experiment, group, "ood"))
-
-    def judge(self, number: SeedScore) -> Verdict:
-        return judge_lead(number, self.by)
-
-    @property
-    def bound(self) -> str:
-        return f"trained minus held-out of at least {self.by:g}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,23 +39,18 @@ class NoGap(Gap):
 
     @property
     def bound(self) -> str:
-        return f"trained minus held-out of at most {self.by:g}"
+        return f"{self.number_name} of at most {self.by:g}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bounded(Claim):
+class Bounded(Between):
     """The difference between two settings lies between bounds."""
 
     first: Mapping[str, Setting]
     second: Mapping[str, Setting]
-    low: float = float("-inf")
-    high: float = float("inf")
 
     def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:
         return difference(experiment, finished, self.first, self.second, self.split, self.metric)
-
-    def judge(self, number: SeedScore) -> Verdict:
-        return judge_range(number, self.low, self.high)
 
     @property
     def bound(self) -> str:
@@ -69,35 +58,25 @@ class Bounded(Claim):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reads(Claim):
+class Reads(Between):
     """A number that is read from the networks lies between bounds."""
 
     of: Mapping[str, Setting]
     quantity: str
-    low: float = float("-inf")
-    high: float = float("inf")
 
     def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:
         group = finished.find(**self.of)
         values = [] if group is None else group.measured(self.quantity)
         return score_values(values) if values else None
 
-    def judge(self, number: SeedScore) -> Verdict:
-        return judge_range(number, self.low, self.high)
-
-    @property
-    def bound(self) -> str:
-        return describe_bounds(self.low, self.high)
-
 
 @dataclass(frozen=True, kw_only=True)
-class Exceeds(Claim):
+class Exceeds(AtLeast):
     """A number that is read from the networks exceeds another one of the same networks."""
 
     of: Mapping[str, Setting]
     quantity: str
     over: str
-    by: float
 
     def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:
         group = finished.find(**self.of)
@@ -105,22 +84,14 @@ class Exceeds(Claim):
         pairs = [run.measured for run in runs if {self.quantity, self.over} <= run.measured.keys()]
         return score_values([pair[self.quantity] - pair[self.over] for pair in pairs]) if pairs else None
 
-    def judge(self, number: SeedScore) -> Verdict:
-        return judge_lead(number, self.by)
-
-    @property
-    def bound(self) -> str:
-        return f"difference of at least {self.by:g}"
-
 
 @dataclass(frozen=True, kw_only=True)
-class Higher(Claim):
+class Higher(AtLeast):
     """A number that is read from the networks is higher in one setting than in another, with the same seeds."""
 
     of: Mapping[str, Setting]
     than: Mapping[str, Setting]
     quantity: str
-    by: float
 
     def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:
         groups = (finished.find(**self.of), finished.find(**self.than))
@@ -133,20 +104,13 @@ class Higher(Claim):
         seeds = sorted(values[0].keys() & values[1].keys())
         return score_values([values[0][seed] - values[1][seed] for seed in seeds]) if seeds else None
 
-    def judge(self, number: SeedScore) -> Verdict:
-        return judge_lead(number, self.by)
-
-    @property
-    def bound(self) -> str:
-        return f"difference of at least {self.by:g}"
-
 
 @dataclass(frozen=True, kw_only=True)
-class Correlates(Claim):
+class Correlates(AtLeast):
     """Over all runs, a number that is read from the networks goes with their score."""
 
+    number_name: ClassVar[str] = "Pearson correlation"
     quantity: str
-    at_least: float
     fair: bool = True  # only runs whose training compositions cover all modules and connect them
 
     def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:
@@ -166,10 +130,3 @@ class Correlates(Claim):
         seeds = {run.record.seed for run in chosen}
         value = float(result.statistic)
         return SeedScore(value=value, low=float(interval.low), high=float(interval.high), values=(value,) * len(seeds))
-
-    def judge(self, number: SeedScore) -> Verdict:
-        return judge_lead(number, self.at_least)
-
-    @property
-    def bound(self) -> str:
-        return f"Pearson correlation of at least {self.at_least:g}"

@@ -220,7 +220,7 @@ class Decodability(ScaleExperiment):
             headline=True,
             source=SOURCE,
             quantity="z_held_out",
-            at_least=0.7,
+            by=0.7,
         ),
         Reads(
             text="modules are linearly decodable where a network succeeds (width 512)",
