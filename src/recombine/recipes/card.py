@@ -7,6 +7,7 @@ them cannot disagree.
 from __future__ import annotations
 
 import importlib
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -118,7 +119,7 @@ def _decide(
         claim=claim,
         verdict=verdict,
         number=number,
-        core_hours=sum((done[name].core_hours for name in concerned.keys() & done.keys()), 0.0),
+        core_hours=math.fsum(done[name].core_hours for name in concerned.keys() & done.keys()),
         missing=len(hours),
         missing_hours=None if None in hours else sum((hour for hour in hours if hour is not None), 0.0),
     )
