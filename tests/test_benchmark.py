@@ -76,3 +76,22 @@ def test_progress_is_shown_unless_it_is_not_wanted(capsys, monkeypatch):
     benchmark(watch=lambda progress: steps.append(progress.step))
     assert steps == [10, 20]
     assert capsys.readouterr().err == ""
+
+
+class WithWeights(nn.Module):
+    """Returns more than its predictions, as many modules do."""
+
+    def __init__(self, task=None):
+        super().__init__()
+        self.layers = make_model(TASK)
+
+    def forward(self, inputs):
+        return self.layers(inputs), None
+
+
+def test_a_model_that_returns_a_tuple_is_refused_in_training_too(tmp_path, capsys):
+    with pytest.raises(InputError, match=r"the model returned a tuple of 2 \(Tensor, NoneType\): .* wrap it"):
+        benchmark(model=WithWeights())
+    argv = ["train", "fuzzy-logic", "--num-examples", "4", "--model", f"{__file__}:WithWeights", "--steps", "2"]
+    assert run_verb([*argv, "--batch-size", "8", "-q", "--out", str(tmp_path)]) == 2
+    assert "the model returned a tuple of 2" in capsys.readouterr().err

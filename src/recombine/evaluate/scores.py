@@ -201,10 +201,9 @@ def _measure(
     return sums
 
 
-def _measure_model(predict: Predictor, task: Task, batch: Batch) -> dict[str, Ratio]:
-    """The metrics of one batch, after checking the model's predictions."""
-    predictions = predict(batch.inputs)
-    expected = f"expected a tensor with {len(batch)} rows, one per input"
+def check_predictions(predictions: object, *, num_rows: int) -> Tensor:
+    """What a model returned, if it is a floating-point tensor with a row per input."""
+    expected = f"expected a tensor with {num_rows} rows, one per input"
     if isinstance(predictions, (tuple, list)):
         kinds = ", ".join(type(part).__name__ for part in predictions[:4])
         raise InputError(
@@ -213,10 +212,16 @@ def _measure_model(predict: Predictor, task: Task, batch: Batch) -> dict[str, Ra
         )
     if not isinstance(predictions, Tensor):
         raise InputError(f"the model returned {type(predictions).__name__}: {expected}")
-    if predictions.shape[:1] != batch.targets.shape[:1]:
+    if predictions.shape[:1] != (num_rows,):
         raise InputError(f"the model returned {tuple(predictions.shape)}: {expected}")
     if not predictions.is_floating_point():
         raise InputError(f"the model returned {predictions.dtype}: expected floating-point predictions")
+    return predictions
+
+
+def _measure_model(predict: Predictor, task: Task, batch: Batch) -> dict[str, Ratio]:
+    """The metrics of one batch, after checking the model's predictions."""
+    predictions = check_predictions(predict(batch.inputs), num_rows=len(batch))
     num_nan = int(predictions.isnan().sum())
     if num_nan:
         raise InputError(f"{num_nan} of {predictions.numel()} predictions are not finite (NaN): expected numbers")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from recombine.errors import InputError
+from recombine.evaluate import check_predictions
 from recombine.layers.dropout import DropoutKeys
 from recombine.optim import build_optimizer, learning_rate
 from recombine.parallel import ALONE, Group, gather, local_part, shard_like, spread
@@ -89,7 +90,7 @@ class Trainer:
             use_precision(config.precision, self.device, compiled=self.is_compiled),
             self.dropout.at(seed, self.step),
         ):
-            predictions = self.forward(batch.inputs)
+            predictions = check_predictions(self.forward(batch.inputs), num_rows=len(batch))
         loss = self.task.loss(predictions.float(), batch)
         factor, self.agreed_to_stop = self.group.combine(self.task.loss_weight(batch), stop)
         self.optimizer.zero_grad(set_to_none=True)
