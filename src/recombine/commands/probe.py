@@ -12,7 +12,7 @@ from recombine.cli import parse
 from recombine.commands.console import RunOutput
 from recombine.commands.output import Device
 from recombine.errors import InputError
-from recombine.probe import examine_activations, probe_run
+from recombine.probe import NotKeptError, examine_activations, probe_run
 from recombine.store import Json
 from recombine.tables import Cell, Table, Value, format_number
 from recombine.tasks.base import Task
@@ -47,21 +47,29 @@ def run(argv: list[str]) -> None:
     options = parse(ProbeOptions, argv, prog="probe")
     if (options.run is None) == (options.activations is None):
         raise InputError("expected a run directory or --activations FILE, one of the two; see recombine probe --help")
+    try:
+        numbers = examine(options)
+    except NotKeptError as error:
+        options.show(error.numbers, *tables(error.numbers))
+        raise
+    options.show(numbers, *tables(numbers))
+
+
+def examine(options: ProbeOptions) -> Json:
+    """The numbers of the run or of the file."""
     say = (lambda _: None) if options.json else (lambda part: options.say(f"probe: {part}"))
     if options.activations is not None:
-        numbers = dict(examine_activations(options.activations, tsne=options.tsne, say=say).numbers)
-    else:
-        assert options.run is not None
-        numbers = probe_run(
-            options.run,
-            num_instances=options.num_instances,
-            tsne=options.tsne,
-            save_activations=options.save_activations,
-            device=options.device,
-            say=say,
-            code=options.code,
-        )
-    options.show(numbers, *tables(numbers))
+        return dict(examine_activations(options.activations, tsne=options.tsne, say=say).numbers)
+    assert options.run is not None
+    return probe_run(
+        options.run,
+        num_instances=options.num_instances,
+        tsne=options.tsne,
+        save_activations=options.save_activations,
+        device=options.device,
+        say=say,
+        code=options.code,
+    )
 
 
 def tables(numbers: Json) -> list[Table | str]:

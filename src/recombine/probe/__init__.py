@@ -21,10 +21,11 @@ from recombine.probe.decode import decode
 from recombine.probe.examination import Examination
 from recombine.probe.examine import examine, examine_activations
 from recombine.probe.observations import Observations, load_observations
-from recombine.probe.runs import is_probed, probe_run, read_probe
+from recombine.probe.runs import NotKeptError, is_probed, probe_run, read_probe
 
 __all__ = [
     "Examination",
+    "NotKeptError",
     "Observations",
     "collect",
     "decode",

@@ -29,6 +29,14 @@ PROBE = Measurement(name="probe", version=FORMAT_VERSION)
 ARRAYS_FILE = "probe.npz"
 
 
+class NotKeptError(OSError):
+    """A probe that could not be written. Its `numbers` took minutes and can still be shown."""
+
+    def __init__(self, error: OSError, numbers: Json) -> None:
+        super().__init__(error.errno, error.strerror, error.filename)
+        self.numbers = numbers
+
+
 def probe_run(
     path: Path | str,
     *,
@@ -42,7 +50,7 @@ def probe_run(
 ) -> Json:
     """The contents of `probe.json` (see `schema.Probe`): as kept if the arguments are the same, else examined anew.
 
-    `code` names the run's classes from outside the package.
+    `code` names the run's classes from outside the package. Where nothing can be written, a `NotKeptError` has the contents.
     """
     arguments: dict[str, Any] = {
         "num_instances": num_instances,
@@ -57,9 +65,12 @@ def probe_run(
         return kept
     run, config, model = load_run(path, device, code=code)
     examination = examine(model, config.task, untrained=config.build_model(), device=device, say=say, **arguments)
-    run.write_bytes(ARRAYS_FILE, pack_arrays(examination, key))
-    about = {"run": run.path.name, "task": config.task.name, "label": config.model.label}
-    PROBE.write(run, key, {**about, **examination.numbers})
+    numbers = {"run": run.path.name, "task": config.task.name, "label": config.model.label, **examination.numbers}
+    try:
+        run.write_bytes(ARRAYS_FILE, pack_arrays(examination, key))
+        PROBE.write(run, key, numbers)
+    except OSError as error:
+        raise NotKeptError(error, numbers) from error
     return run.read_json(PROBE.file)
 
 
