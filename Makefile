@@ -52,7 +52,6 @@ format: $(VENV)/dev
 
 bench: $(VENV)/dev
 	$(BIN)/recombine bench --out benchmarks/results.json --charts docs/images
-	for file in benchmarks/*.py; do $(BIN)/python $$file; done
 
 # the documentation site, in build/site
 docs: $(VENV)/dev

@@ -19,10 +19,10 @@ from dataclasses import replace
 
 import torch
 
-from recombine.recipes.experiment import SCALES
 from recombine.run import default_run
 from recombine.tasks import Batch, PreferenceGrid
 from recombine.tasks.ahead import Ahead
+from recombine.tasks.base import SCALES
 from recombine.train import Trainer
 
 BATCH_SIZE = 128

@@ -1,0 +1,37 @@
+"""The scripts in `benchmarks/` run, each in a small size."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SMALL = {
+    "attention_before.py": f"{ROOT} --lengths 64 --rounds 1",
+    "compare_commits.py": f"{ROOT} {ROOT} --only linear",
+    "core_split.py": "--seconds 0.2 --workloads hyperteacher",
+    "dense_products.py": "--seconds 0.01",
+    "grid_generators.py": "--repeats 1",
+    "hyperteacher_generator.py": "--rounds 1",
+    "kernel_choice.py": "--attentions linear --lengths 64 --widths 16 --seconds 0.01",
+    "output_scale.py": "--lengths 32 --steps 2 --rates 0.001 --out scale.jsonl",
+    "small_models.py": "hyperteacher --seconds 0.01",
+    "sraven_generator.py": "--repeats 1",
+    "sraven_solver.py": "--repeats 1",
+    "sweep_500.py": "--runs 3",
+}
+TOO_LONG = {"experiment_costs.py", "language_model.py"}  # they measure the sizes of the papers
+
+
+def test_every_script_is_run_here():
+    assert {path.name for path in (ROOT / "benchmarks").glob("*.py")} == SMALL.keys() | TOO_LONG
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", SMALL)
+def test_scripts_run(script, tmp_path):
+    command = [sys.executable, str(ROOT / "benchmarks" / script), *SMALL[script].split()]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=900, check=False)
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert result.stdout.strip()
