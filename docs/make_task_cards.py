@@ -18,11 +18,13 @@ from recombine.errors import InputError
 from recombine.evaluate import describe_metrics, score_references
 from recombine.models import count_parameters
 from recombine.run import default_run
+from recombine.sweep.kept_costs import PACKAGED, estimate_hours, read_costs
 from recombine.tables import format_number
 from recombine.tasks import TASKS, Task
 from recombine.tasks.base import SCALES
 
 FOLDER = Path(__file__).parent / "tasks"
+MAX_NAMES = 13  # modules on a card
 OWN_PAGES = {"language": "../language.md"}  # a card would have to prepare a corpus first
 
 
@@ -33,31 +35,38 @@ def write_card(name: str, task_class: type[Task], num_instances: int) -> str:
     command = name.replace("_", "-")
     summary = task.summary[:1].upper() + task.summary[1:].rstrip(".")
     parts = [f"# {command}", f"{link_papers(summary)}.", draw_instance(command, task)]
-    parts.append(f"*The first held-out instance at scale tiny: `recombine show {command} --scale tiny`.*")
+    parts.append(f"*The first instance of `ood` at scale tiny: `recombine show {command} --scale tiny`.*")
+    parts += ["## Modules", list_modules(task)]
+    hours = estimate_hours(PACKAGED)
     rows = [
         [
             scale,
+            f"{len(run.task.split.certificate.coverage):,}",
             f"{run.task.split.certificate.num_train:,}",
             f"{run.task.split.certificate.num_ood:,}",
             str(run.task.split.certificate.min_coverage),
             run.model.label,
             f"{count_parameters(run.build_model()):,}",
             f"{run.training.steps:,} × {run.training.batch_size:,}",
+            show_time(hours(run)),
         ]
         for scale, run in runs.items()
     ]
     names = [
         "scale",
+        "modules",
         "trained",
         "held out",
         "least per module",
         "model",
         "parameters",
         "steps × batch",
+        "time",
     ]
-    sizes = "Compositions that are trained and held out, the least number of trained compositions that a module is part of, "
-    sizes += "default model and training\nat each scale (seed 0)."
-    parts += ["## Sizes", sizes, table(names, rows, numbers={1, 2, 3, 5, 6})]
+    sizes = "Numbers of modules, trained compositions and held-out compositions, and the least number of trained "
+    sizes += "compositions that any module is part of\n(seed 0). Then the default model and training, and the estimated "
+    sizes += f"time on one core of this processor: {read_costs(PACKAGED)['processor']}."
+    parts += ["## Sizes", sizes, table(names, rows, numbers={1, 2, 3, 4, 6, 7, 8})]
     splits = [[f"`{split}`", task.split_title(split), task.split_meaning(split)] for split in task.splits]
     parts += ["## Splits", table(["split", "called", "holds"], splits)]
     references = score_references(task, num_instances=num_instances)
@@ -86,6 +95,25 @@ def write_card(name: str, task_class: type[Task], num_instances: int) -> str:
     ]
     parts.append(f"Models with sizes for this task: {', '.join(f'`{model}`' for model in task.models)}.")
     return "\n\n".join(parts) + "\n"
+
+
+def list_modules(task: Task) -> str:
+    """How many modules there are and what they are called."""
+    names = [task.describe((module,)) for module in sorted(task.split.certificate.coverage)]
+    if len(names) == 1:
+        return "This family has no modules: its compositions are the lengths of sequences."
+    shown = ", ".join(f"`{name}`" for name in names[:MAX_NAMES]) + (", …" if len(names) > MAX_NAMES else "")
+    return f"{len(names)} at scale tiny: {shown}."
+
+
+def show_time(hours: float | None) -> str:
+    """A time in one or two digits."""
+    if hours is None:
+        return "–"
+    for unit, length in (("days", 24.0), ("hours", 1.0), ("min", 1 / 60)):
+        if hours >= 2 * length:
+            return f"{hours / length:.0f} {unit}"
+    return f"{max(hours * 3600, 1):.0f} s"
 
 
 def draw_instance(name: str, task: Task) -> str:

@@ -93,7 +93,7 @@ def test_references_that_differ_stand_beside_their_run(render, tmp_path):
     page = render(
         make_run(tmp_path, "hyla", make_score(0.8, chance=0.1)), make_run(tmp_path, "softmax", make_score(0.5))
     )
-    assert "chance 0.100, ceiling 1.000" in page
+    assert "chance 0.100, ceiling 1.000" in words(page, "<caption>R² with 95 % interval</caption>", "</table>")
 
 
 def test_curves_are_drawn_and_thinned(render, tmp_path):

@@ -51,7 +51,7 @@ def test_gallery_is_optional_and_breaks_nothing(render, trained, tmp_path):
     run = tmp_path / trained.name
     shutil.copytree(trained, run)
     page = render(run)
-    assert "instances right" in section_of(page, "gallery")
+    assert "instances are right" in section_of(page, "gallery")
     assert 'id="gallery"' not in render_page(read_runs([run]), "t", gallery=False)
     (run / "checkpoint.safetensors").write_bytes(b"nothing")
     page = render(run)

@@ -51,13 +51,13 @@ def test_groups_are_named_by_what_differs_and_runs_end_with_their_seed(runs):
 
 def test_the_headline_is_about_networks(runs):
     answer = words(render(runs, "t", gallery=False), '<p class="answer">', "</p>")
-    assert answer.startswith("On compositions never seen in training, hidden dim 512 has R² +0.450")
-    assert "compared with hidden dim 16, paired by seed" in answer
+    assert answer.startswith("On compositions never seen in training, the R² of hidden dim 512 is 0.450 above")
+    assert "that of hidden dim 16 (paired by seed:" in answer
 
 
 def test_two_seeds_have_no_interval_but_their_scores(runs):
     page = render(runs, "t", gallery=False)
-    assert "(+0.430 and +0.470) compared with" in words(page, '<p class="answer">', "</p>")
+    assert "(paired by seed: +0.430 and +0.470)" in words(page, '<p class="answer">', "</p>")
     lead = words(page, '<p class="lead">', "</p>")
     assert "hidden dim 512 has R² 0.978 on held-out compositions (its two seeds 0.973 and 0.983)" in lead
     assert "interval" not in lead

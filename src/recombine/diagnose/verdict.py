@@ -214,9 +214,12 @@ def _explain(verdict: Verdict, evidence: Evidence) -> str:
         return f"It recombines: {both}."
     read = evidence["decodability"]
     assert read is not None
+    uninformed = f"{read['baseline']:.2f} for an uninformed decoder"
+    if read["baseline"] >= READABLE:
+        uninformed += ", because the input states the modules"
     decoded = (
         f"a linear decoder of {read['site']} has {DECODER_TITLES[read['metric']]} {read['held_out']:.2f} on held-out ones "
-        f"({read['trained']:.2f} on trained ones, {read['baseline']:.2f} for an uninformed decoder)"
+        f"({read['trained']:.2f} on trained ones, {uninformed})"
     )
     if verdict == "inferred but unused":
         return f"It infers modules but does not use them: {both}, yet {decoded}."

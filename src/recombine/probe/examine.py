@@ -200,7 +200,7 @@ def _intervene(examination: Examination, model: nn.Module, task: Task, reading: 
     """Ablate and swap codes."""
     numbers = examination.numbers
     if not can_intervene(model):
-        reason = f"the codes of {type(model).__name__} cannot be changed: its forward takes no code_maps"
+        reason = "the codes of this model cannot be changed (its forward takes no code_maps)"
         numbers["skipped"] |= {"ablate": reason, "swap": reason}
         return
     num_instances = numbers["num_instances"]

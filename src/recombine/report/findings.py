@@ -47,21 +47,27 @@ class Decoded:
 
 
 def gather(runs: Sequence[ReportRun], read: Callable[[ReportRun], T | None]) -> tuple[Found[T], list[str]]:
-    """The value of each run that has one, and a sentence for each run whose file cannot be used."""
+    """The value of each run that has one, and a sentence for each reason why files cannot be used."""
     found: Found[T] = []
-    problems: list[str] = []
+    problems: dict[str, list[str]] = {}  # reason -> labels of runs
     for run in runs:
         try:
             value = read(run)
         except InputError as error:
-            problems.append(f"{run.label}: {error}.")
+            problems.setdefault(f"{error}.", []).append(run.label)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, OSError) as error:
             reason = f"{type(error).__name__} {error}".strip()
-            problems.append(f"{run.label}: this cannot be read ({reason}): expected what recombine probe writes.")
+            problems.setdefault(f"this cannot be read ({reason}): expected what recombine probe writes.", []).append(
+                run.label
+            )
         else:
             if value is not None:
                 found.append((run, value))
-    return found, problems
+    every = len(runs) > 1
+    return found, [
+        f"{f'All {len(runs)} runs' if every and len(labels) == len(runs) else ', '.join(labels)}: {reason}"
+        for reason, labels in problems.items()
+    ]
 
 
 def read_diagnosis(run: ReportRun) -> Json | None:

@@ -266,8 +266,8 @@ class Task(Sampler):
 
 def shorten(numbers: Sequence[float], most: int = 6) -> str:
     """The first few numbers, with an ellipsis if there are more."""
-    shown = ", ".join(f"{number:.3g}" for number in numbers[:most])
-    return f"{shown}, ..." if len(numbers) > most else shown
+    shown = ", ".join(f"{number:.3g}" for number in numbers[:most]).replace("-", "−")
+    return f"{shown}, …" if len(numbers) > most else shown
 
 
 __all__ = [

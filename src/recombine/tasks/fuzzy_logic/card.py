@@ -26,7 +26,10 @@ def make_card(task: FuzzyLogic, batch: Batch, row: int, answer: float) -> Card:
         picture=draw_values(batch.inputs[row, :-1, -1].tolist(), truth, answer),
         composition=tuple(f"({term})" for term in terms),
         joined_by=" ∨ ",
-        remarks=(f"at x = ({query})", f"network {answer:.3f}, truth {truth:.3f}, error {abs(answer - truth):.3f}"),
+        remarks=(
+            f"at x = ({query})",
+            f"network {answer:.3f}, truth {truth:.3f}, error {abs(answer - truth):.3f}".replace("-", "−"),
+        ),
     )
 
 
