@@ -64,8 +64,8 @@ def write_card(name: str, task_class: type[Task], num_instances: int) -> str:
         "time",
     ]
     sizes = "Numbers of modules, trained compositions and held-out compositions, and the least number of trained "
-    sizes += "compositions that any module is part of\n(seed 0). Then the default model and training, and the estimated "
-    sizes += f"time on one core of this processor: {read_costs(PACKAGED)['processor']}."
+    sizes += "compositions that any module is part of\n(seed 0). Then the default model and training, and the "
+    sizes += f"estimated time on one core of this processor: {read_costs(PACKAGED)['processor']}."
     parts += ["## Sizes", sizes, table(names, rows, numbers={1, 2, 3, 4, 6, 7, 8})]
     splits = [[f"`{split}`", task.split_title(split), task.split_meaning(split)] for split in task.splits]
     parts += ["## Splits", table(["split", "called", "holds"], splits)]
