@@ -13,7 +13,7 @@ from recombine.drawing.palette import LIGHT_PALETTE
 from recombine.models import SequenceModel, build_model
 from recombine.models.constructed_network import build_modular_mlp, count_neurons
 from recombine.models.constructed_students import change_basis, forget_beyond
-from recombine.recipes.length_generalization.runs import STUDENTS
+from recombine.run import default_run
 from recombine.tasks import Hyperteacher, SequenceTeacher
 
 MODULES = (4, 8, 16, 24, 32, 48, 64)
@@ -57,7 +57,7 @@ def draw_neurons(path: Path) -> None:
 
 def copy_teacher(name: str) -> tuple[SequenceTeacher, SequenceModel]:
     task = SequenceTeacher(teacher=name)  # type: ignore[arg-type]
-    model = build_model(STUDENTS[name], task, seed=0)
+    model = build_model(default_run(SequenceTeacher, "paper", name).model, task, seed=0)
     assert isinstance(model, SequenceModel)
     model.load_state_dict(task.weights)
     return task, model.double()

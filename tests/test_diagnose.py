@@ -71,8 +71,8 @@ def test_sentences_carry_the_numbers():
         "The split cannot show recombination: module 7 was never trained."
     )
     assert diagnose(scores(0.97, 0.4), COVERED, READ).sentence == (
-        "It infers modules but does not use them: 0.40 on held-out compositions against 0.97 on trained ones, yet a linear "
-        "decoder of residual.1 has F1 0.90 on held-out ones (0.95 on trained ones, 0.20 for an uninformed decoder)."
+        "It infers modules but does not use them: 0.40 on held-out compositions against 0.97 on seen ones, yet a linear "
+        "decoder of residual.1 has F1 0.90 on held-out ones (0.95 on seen ones, 0.20 for an uninformed decoder)."
     )
 
 

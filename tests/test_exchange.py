@@ -91,7 +91,7 @@ def test_answers_are_class_numbers(tmp_path):
     assert scored.num_instances == {"test": 40, "ood": 40}
     assert scored.verdict.verdict == "not recombined"
     assert scored.verdict.possible == ("inferred but unused", "not inferred")
-    assert "0.75 on held-out compositions against 1.00 on trained ones" in scored.verdict.sentence
+    assert "0.75 on held-out compositions against 1.00 on seen ones" in scored.verdict.sentence
 
 
 def test_a_verdict_needs_both_splits(tmp_path, capsys):

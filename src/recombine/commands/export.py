@@ -102,7 +102,7 @@ def export_text(task: Task, splits: tuple[SplitName, ...], options: ExportOption
     }
     options.show(
         value,
-        f"{options.out}: {value['rows']} prompts of {task.name} ({', '.join(splits)}) in {len(files)} files",
+        f"{options.out}: {value['rows']} prompts of {named} ({', '.join(splits)}) in {len(files)} files",
         f"Score answers to them with: recombine score {named} FILE, with the task flags used here.",
     )
 
@@ -122,7 +122,7 @@ def export_table(task: Task, splits: tuple[SplitName, ...], options: ExportOptio
     } | {key.decode(): text.decode() for key, text in table.schema.metadata.items() if key != b"settings"}
     options.show(
         value,
-        f"{options.out}: {table.num_rows} rows of {task.name} ({', '.join(splits)}), {value['bytes']:,} bytes",
+        f"{options.out}: {table.num_rows} rows of {named} ({', '.join(splits)}), {value['bytes']:,} bytes",
         Table(title="columns", columns=("column", "contents"), rows=tuple(about.items())),
         f"Score predictions for them with: recombine score {named} FILE, with the task flags used here.",
     )

@@ -191,7 +191,7 @@ def _read_number(score: Mapping[str, Any], key: str) -> float | None:
 
 
 def _compare(trained: PlacedScore, held_out: PlacedScore) -> str:
-    return f"{held_out['value']:.2f} on held-out compositions against {trained['value']:.2f} on trained ones"
+    return f"{held_out['value']:.2f} on held-out compositions against {trained['value']:.2f} on seen ones"
 
 
 def _explain(verdict: Verdict, evidence: Evidence) -> str:
@@ -205,7 +205,7 @@ def _explain(verdict: Verdict, evidence: Evidence) -> str:
         return f"The split cannot show recombination: {never}."
     if verdict == "not learned":
         return (
-            f"Trained compositions score {trained['value']:.2f} of a possible {trained['ceiling']:.2f}: the task itself is "
+            f"Seen compositions score {trained['value']:.2f} of a possible {trained['ceiling']:.2f}: the task itself is "
             f"not learned yet."
         )
     if verdict == "ambiguous":
@@ -219,7 +219,7 @@ def _explain(verdict: Verdict, evidence: Evidence) -> str:
         uninformed += ", because the input states the modules"
     decoded = (
         f"a linear decoder of {read['site']} has {DECODER_TITLES[read['metric']]} {read['held_out']:.2f} on held-out ones "
-        f"({read['trained']:.2f} on trained ones, {uninformed})"
+        f"({read['trained']:.2f} on seen ones, {uninformed})"
     )
     if verdict == "inferred but unused":
         return f"It infers modules but does not use them: {both}, yet {decoded}."

@@ -18,7 +18,7 @@ from recombine.tasks.evaluation import evaluation_batches
 
 COLUMNS = {
     "row_id": "identity of the row, which predictions carry back",
-    "split": "split of the row: train, test (trained compositions), ood (held-out ones) or unknown (modules never trained)",
+    "split": "split of the row",
     "row": "number of the row in its split",
     "composition": "number of the composition, unique over all splits; test has the numbers of train",
     "modules": "numbers of the modules in the composition",
@@ -31,7 +31,8 @@ COLUMNS = {
 def describe_columns(task: Task) -> dict[str, str]:
     """What each column of an export of this task holds."""
     own = task.columns(task.sample(task.splits[0], 0, batch_size=1))
-    return COLUMNS | {name: task.column_info.get(name, "") for name in own}
+    splits = ", ".join(f"{split} ({task.split_title(split)})" for split in task.splits)
+    return COLUMNS | {"split": f"split of the row: {splits}"} | {name: task.column_info.get(name, "") for name in own}
 
 
 def make_rows(task: Task, splits: Sequence[SplitName], num_instances: int, *, blind: bool = False) -> pa.Table:

@@ -94,7 +94,7 @@ def choose_best(status: SweepStatus) -> Table:
             "ood",
         ),
         rows=tuple(_describe_point(point, names, bool(searched)) for point in best),
-        note=f"{chosen}, the trained compositions; ood has held-out compositions and is only shown. Means over seeds",
+        note=f"{chosen}, the seen compositions; ood has held-out compositions and is only shown. Means over seeds",
     )
 
 

@@ -62,4 +62,4 @@ class Demo(Experiment):
         assert held_out is not None
         kept = held_out.value / trained.value
         ending = "so it recombines the modules" if kept >= LOST else "so it fits what it saw and fails on the rest"
-        return f"keeps {kept:.0%} of its R² on compositions it never saw, {ending}"
+        return f"keeps {100 * kept:.0f} % of its R² on compositions it never saw, {ending}"
