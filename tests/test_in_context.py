@@ -224,6 +224,6 @@ def test_the_command_line_shows_and_checks_it(capsys):
     assert max(map(len, shown.splitlines())) <= 80
     flags = ["--support", "custom", "--combinations", "0-1 2-3 4-5", "--num-instances", "0"]
     assert run_verb(["check", "in-context", *flags]) == 0
-    assert "NO, 3 component(s)" in capsys.readouterr().out
+    assert "NO, 3 groups" in capsys.readouterr().out
     assert run_verb(["check", "in-context", "--num-active", "9"]) == 2
     assert "num_active is 9" in capsys.readouterr().err

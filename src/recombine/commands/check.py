@@ -85,7 +85,9 @@ def certificate_table(certificate: Json) -> Table:
         "with unseen modules or more at once": certificate["num_unknown"],
         "every module trained": f"{covered}, at least {certificate['min_coverage']} times",
         "times trained, by module": " ".join(f"{module}:{count}" for module, count in coverage.items()),
-        "modules connected by co-occurrence": f"{connected}, {certificate['num_components']} component(s)",
+        "modules connected by co-occurrence": connected
+        if certificate["num_components"] == 1
+        else f"{connected}, {certificate['num_components']} groups",
         "compositions in two splits": certificate["overlap"],
         "redraws until every module is trained": certificate["redraws"],
     }

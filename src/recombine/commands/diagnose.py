@@ -11,13 +11,14 @@ from recombine.diagnose import DECODER_TITLES, Diagnosis, diagnose_run
 from recombine.errors import InputError
 from recombine.probe import is_probed, probe_run
 from recombine.store import RunDirectory
-from recombine.tables import Cell, Table, Value, format_number
+from recombine.tables import Cell, Table, Value
 
 EXAMPLES = (
     "recombine diagnose runs/sraven-hyla-0123456789ab",
     "recombine diagnose runs/sraven-hyla-0123456789ab --json",
 )
 
+REACHED = "reached: how far the score is on the way from chance (0 %) to the ceiling (100 %)"
 UNINFORMED = (
     "decoder: a linear classifier or regression from activations to modules, fitted on seen compositions\n"
     "best uninformed: the best of the majority class, shuffled labels and an untrained network"
@@ -65,15 +66,16 @@ def evidence_table(diagnosis: Diagnosis) -> Table:
     rows: list[tuple[Value, ...]] = []
     for score, words in ((evidence["trained"], "seen compositions"), (evidence["held_out"], "held-out compositions")):
         cell = Cell(value=score["value"], low=score["low"], high=score["high"])
-        ends = f"{format_number(score['chance'])} … {format_number(score['ceiling'])}: {score['placed']:.0%}"
-        rows.append((f"{evidence['title']}, {words}", cell, ends))
+        placed = f"{100 * score['placed']:.0f} %".replace("-", "−")
+        rows.append((f"{evidence['title']}, {words}", cell, score["chance"], score["ceiling"], placed))
     read = evidence["decodability"]
     if read is not None:
         title = f"decoder's {DECODER_TITLES[read['metric']]}"
-        rows.append((f"{title}, seen compositions", read["trained"], ""))
-        rows.append((f"{title}, held-out compositions", read["held_out"], ""))
-        rows.append((f"{title}, best uninformed", read["baseline"], ""))
-    rows.append(("every module trained", "yes" if evidence["covered"] else "NO", ""))
-    rows.append(("modules connected", "yes" if evidence["connected"] else "NO", ""))
-    columns = ("evidence", "value (95 % interval)", "chance … ceiling: reached")
-    return Table(title="evidence", columns=columns, rows=tuple(rows), note=UNINFORMED if read is not None else "")
+        rows.append((f"{title}, seen compositions", read["trained"], "", "", ""))
+        rows.append((f"{title}, held-out compositions", read["held_out"], "", "", ""))
+        rows.append((f"{title}, best uninformed", read["baseline"], "", "", ""))
+    rows.append(("every module trained", "yes" if evidence["covered"] else "NO", "", "", ""))
+    rows.append(("modules connected", "yes" if evidence["connected"] else "NO", "", "", ""))
+    columns = ("evidence", "value (95 % interval)", "chance", "ceiling", "reached")
+    note = REACHED if read is None else f"{REACHED}\n{UNINFORMED}"
+    return Table(title="evidence", columns=columns, rows=tuple(rows), note=note)
