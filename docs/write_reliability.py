@@ -187,6 +187,7 @@ def summarise_soak(folder: Path) -> dict[str, Any]:
         | {"minutes": round(float(suite.attrib["time"]) / 60, 1)},
         "fuzz": {
             "cases": fuzzed["cases"],
+            "minutes": round(fuzzed["seconds"] / 60, 1),
             "failures": sum(fuzzed["failures"].values()),
             "outcomes": fuzzed["outcomes"],
         },
@@ -195,13 +196,13 @@ def summarise_soak(folder: Path) -> dict[str, Any]:
 
 
 def format_times(summary: Mapping[str, Any]) -> str:
-    """`0.7 s`, or the median and the longest of several."""
-    if "seconds" not in summary:
-        return "none"
-    seconds = summary["seconds"]
-    if summary["recoveries"] == 1:
-        return f"{seconds['median']:.1f} s"
-    return f"{seconds['median']:.1f} s (at most {seconds['most']:.1f} s)"
+    """`0.9 s, at most 3.0 s (CPU 0.3 s, at most 1.0 s)`: the median and the longest, if there were several."""
+    words = []
+    for name in ("seconds", "cpu_seconds"):
+        if name in summary:
+            most = f", at most {summary[name]['most']:.1f} s" if summary["recoveries"] > 1 else ""
+            words.append(f"{summary[name]['median']:.1f} s{most}")
+    return words[0] + "".join(f" (CPU {cpu})" for cpu in words[1:]) if words else "none"
 
 
 def format_row(row: Row, summary: Mapping[str, Any]) -> str:
@@ -210,7 +211,7 @@ def format_row(row: Row, summary: Mapping[str, Any]) -> str:
         "tried": f"{summary['tried']:,}",
         "tried_by_case": ", ".join(f"{each['tried']} {case.replace('_', ' ')}" for case, each in cases.items()),
         "times": format_times(summary),
-        "times_by_case": ", ".join(f"{case} {format_times(each)}" for case, each in cases.items()),
+        "times_by_case": "; ".join(f"{case} {format_times(each)}" for case, each in cases.items()),
         "unneeded": f"{summary['tried'] - summary['recoveries']:,}",
     }
     lost = f"in {summary['lost']} recoveries" if summary["lost"] else "nothing"
@@ -225,16 +226,32 @@ def format_table(summary: Mapping[str, Any]) -> str:
     return "\n".join([*head, *(format_row(row, summary["faults"][row.fault]) for row in ROWS)])
 
 
+def describe_soak(summary: Mapping[str, Any]) -> str:
+    """What was run, and what failed."""
+    tests, fuzz = summary["tests"], summary["fuzz"]
+    return (
+        f"Last run on {summary['date']}: {tests['tests']:,} tests in {tests['minutes']:.0f} minutes, "
+        f"{tests['failures'] + tests['errors']} failed, {tests['skipped']} skipped, "
+        f"with {summary['faults']['command lines']['tried']:,} random command lines; "
+        f"then {fuzz['cases']:,} cases of random damage in {fuzz['minutes']:.0f} minutes, {fuzz['failures']} failed."
+    )
+
+
+def format_part(summary: Mapping[str, Any]) -> str:
+    """The part of the page that is written."""
+    return f"{describe_soak(summary)}\n\n{format_table(summary)}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("soak", type=Path, nargs="?", help="Folder that `make soak` wrote.")
     folder = parser.parse_args().soak
     if folder is not None:
         SUMMARY.write_text(json.dumps(summarise_soak(folder), indent=2) + "\n")
-    table = format_table(json.loads(SUMMARY.read_text()))
+    part = format_part(json.loads(SUMMARY.read_text()))
     before, rest = PAGE.read_text().split(BEGIN)
-    PAGE.write_text(f"{before}{BEGIN}\n{table}\n{END}{rest.split(END)[1]}")
-    print(table)
+    PAGE.write_text(f"{before}{BEGIN}\n{part}\n{END}{rest.split(END)[1]}")
+    print(part)
 
 
 if __name__ == "__main__":

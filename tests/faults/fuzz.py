@@ -188,7 +188,9 @@ def fuzz(root: Path, arguments: argparse.Namespace, log: Any) -> int:
                 file=sys.stderr,
                 flush=True,
             )
-    print(json.dumps({"cases": case - arguments.seed, "outcomes": counts, "failures": seen}), file=log, flush=True)
+    took = round(time.monotonic() - started)
+    summary = {"cases": case - arguments.seed, "seconds": took, "outcomes": counts, "failures": seen}
+    print(json.dumps(summary), file=log, flush=True)
     return sum(seen.values())
 
 

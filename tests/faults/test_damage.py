@@ -13,6 +13,7 @@ from recovery import record, recover
 
 from recombine.conform import find_fault
 from recombine.errors import InputError
+from recombine.probe.runs import PROBE
 from recombine.store import RunDirectory
 from recombine.store.schema import MetricsRow, ResultFile
 
@@ -121,6 +122,44 @@ def test_lists_of_runs_with_a_damaged_one(name, content, run, pristine, tmp_path
         code, _, err, trace = call(verbs(run, tmp_path)[verb])
         assert not trace, trace
         assert code == 0 or (verb == "compare" and len(err.strip().splitlines()) == 1), err
+
+
+def test_sums_of_compositions_that_do_not_belong_together(run, pristine, tmp_path):
+    shutil.copytree(pristine, run.parent / "intact")
+    result = json.loads((run / "result.json").read_text())
+    numerators, denominators = result["composition_sums"]["ood"]["r2"]
+    for sums in ([numerators, denominators[:-1]], [numerators], [numerators, [0] * len(numerators)]):
+        result["composition_sums"]["ood"]["r2"] = sums
+        (run / "result.json").write_text(json.dumps(result))
+        assert "result.json is damaged: composition_sums.ood.r2 has" in refuse(verbs(run, tmp_path)["compare"])
+        code, _, _, trace = call(verbs(run, tmp_path)["leaderboard"])
+        assert (code, trace) == (0, "")
+
+
+@pytest.mark.parametrize(("name", "value"), [("seed", [1]), ("seed", {}), ("name", 1)])
+def test_a_configuration_that_is_only_listed(name, value, run, tmp_path, caplog):
+    config = json.loads((run / "config.json").read_text())
+    config["task"][name] = value
+    (run / "config.json").write_text(json.dumps(config))
+    code, out, _, trace = call([*verbs(run, tmp_path)["runs"], "--json"])
+    assert (code, trace) == (0, "")
+    assert json.loads(out) == {"runs": []}
+    assert "config.json is damaged" in caplog.text
+
+
+def test_a_kept_probe_of_other_types_is_made_again(run, tmp_path):
+    verb = verbs(run, tmp_path)["probe"]
+    assert call(verb)[0] == 0
+    kept = json.loads((run / "probe.json").read_text())
+    for damaged in ({"key": kept["key"]}, kept | {"tsne_share": {}}, kept | {"decoders": 5}):
+        assert PROBE.read(RunDirectory(run), kept["key"]) is not None
+        (run / "probe.json").write_text(json.dumps(damaged))
+        assert PROBE.read(RunDirectory(run), kept["key"]) is None
+        (run / "probe.json").write_text(json.dumps(kept))
+    (run / "probe.json").write_text(json.dumps(damaged))
+    code, _, _, trace = call(verb)
+    assert (code, trace) == (0, "")
+    assert json.loads((run / "probe.json").read_text())["decoders"] == kept["decoders"]
 
 
 def test_a_loss_that_is_text(run, tmp_path):

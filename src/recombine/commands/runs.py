@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypedDict
 
 import tyro
 
 from recombine.cli import parse
 from recombine.commands.console import Output, split_legend, title_of
+from recombine.conform import find_fault
 from recombine.errors import InputError
 from recombine.store import Json, RunDirectory, find_runs
 from recombine.tables import Column, Table
@@ -29,6 +30,15 @@ class RunsOptions(Output):
 
     folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="[DIR]")] = Path("runs")
     """Folder with run directories."""
+
+
+class Row(TypedDict):
+    """What a configuration says of itself, as far as it is shown."""
+
+    task: str | None
+    model: str | None
+    seed: int | None
+    steps: int | None
 
 
 def run(argv: list[str]) -> None:
@@ -52,7 +62,7 @@ def describe_run(run: RunDirectory, folder: Path) -> Json:
     done = run.read_json("checkpoint.json").get("step", 0) if (run.path / "checkpoint.json").exists() else 0
     scores = result.get("scores", {})
     metric = next(iter(scores.get("test", {})), None)
-    return {
+    row: Json = {
         "run": str(run.path.relative_to(folder)) if run.path != folder else run.path.name,
         "task": config["task"].get("name"),
         "model": result.get("label") or config["model"].get("attention") or config["model"].get("kind"),
@@ -64,6 +74,10 @@ def describe_run(run: RunDirectory, folder: Path) -> Json:
         "num_parameters": result.get("num_parameters"),
         "seconds": result.get("seconds"),
     }
+    fault = find_fault(row, Row)
+    if fault is not None:
+        raise InputError(f"{run.path / 'config.json'} is damaged: {fault}")
+    return row
 
 
 def tabulate_runs(rows: list[Json]) -> Table:

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
+from recombine.conform import find_fault
 from recombine.errors import InputError
 from recombine.registry import Code
 from recombine.run import RunConfig
@@ -64,6 +65,8 @@ class Measurement:
     name: str
     version: int
     uses_checkpoint: bool = True
+    content: Any = Json
+    """The type of what is kept; a file of another type is made again."""
 
     @property
     def file(self) -> str:
@@ -131,9 +134,10 @@ class Measurement:
 
     def _read_file(self, run: RunDirectory) -> Json | None:
         try:
-            return run.read_json(self.file) if (run.path / self.file).exists() else None
+            kept = run.read_json(self.file) if (run.path / self.file).exists() else None
         except InputError:  # cut short or foreign: made again
             return None
+        return kept if find_fault(kept, self.content) is None else None
 
 
 def is_outdated(run: RunDirectory, kept: Mapping[str, Any]) -> bool:

@@ -25,7 +25,7 @@ from recombine.registry import Code
 from recombine.run import RunConfig, load_run
 from recombine.store import Json, RunDirectory
 
-PROBE = Measurement(name="probe", version=FORMAT_VERSION)
+PROBE = Measurement(name="probe", version=FORMAT_VERSION, content=Probe)
 ARRAYS_FILE = "probe.npz"
 
 

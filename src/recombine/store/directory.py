@@ -30,7 +30,7 @@ from recombine.conform import find_fault
 from recombine.errors import InputError
 from recombine.files import read_file, replace_file
 from recombine.store.checkpoint import DamagedError, encode_checkpoint, read_checkpoint
-from recombine.store.schema import FILES, CheckpointInfo, Json, MetricsRow
+from recombine.store.schema import FILES, CheckpointInfo, Json, MetricsRow, find_uneven_sums
 
 FORMAT = "recombine-run"
 FORMAT_VERSION = 2
@@ -139,6 +139,8 @@ class RunDirectory:
         if not isinstance(value, dict):
             raise InputError(f"{path} holds {type(value).__name__}: expected a JSON object")
         fault = find_fault(value, FILES.get(name, Json), complete=complete)
+        if fault is None and name == "result.json":
+            fault = find_uneven_sums(value)
         if fault is not None:
             raise InputError(f"{path} is damaged: {fault}")
         return value

@@ -131,6 +131,18 @@ class ResultFile(TypedDict):
     baselines: dict[str, dict[str, dict[str, float]]]  # strategy -> split -> metric -> value
 
 
+def find_uneven_sums(result: Json) -> str | None:
+    """Which sums of a result are not numerators and denominators of the same compositions, in words, or None."""
+    for split, metrics in result.get("composition_sums", {}).items():
+        for name, sums in metrics.items():
+            place = f"composition_sums.{split}.{name}"
+            if len(sums) != 2 or len(sums[0]) != len(sums[1]):
+                return f"{place} has {' and '.join(str(len(row)) for row in sums)} numbers: expected two equal counts"
+            if sum(sums[1]) == 0:
+                return f"{place} has denominators whose sum is 0: expected another"
+    return None
+
+
 # the type of each file; what a file with another name holds is not checked here
 FILES: dict[str, Any] = {
     "config.json": Json,
