@@ -101,7 +101,9 @@ def _splits(rows: list[Json]) -> list[str]:
 
 def tabulate_settings(settings: list[Json]) -> Table:
     """The settings in which the runs differ."""
-    rows = tuple((name, *(str(of_run[name]) for of_run in settings)) for name in settings[0])
+    rows = tuple(
+        (name, *("–" if of_run[name] is None else str(of_run[name]) for of_run in settings)) for name in settings[0]
+    )
     return Table(title="settings that differ", columns=("setting", "first", "second"), rows=rows)
 
 

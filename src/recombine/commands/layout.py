@@ -68,7 +68,7 @@ def draw(table: Table) -> RichTable:
 
 
 def stack(table: Table | RichTable, width: int) -> Text:
-    """The table with a block of lines per row, a line per column that is not empty; only the note is wrapped."""
+    """The table with a block of lines per row, a line per column that is not empty; sentences are wrapped."""
     if isinstance(table, RichTable):
         return stack(_plain(table), width)
     names = table.names
@@ -77,11 +77,26 @@ def stack(table: Table | RichTable, width: int) -> Text:
     is_pair = len(names) == 2
     for row in table.as_text():
         texts = [spell_out(text) for text in row]
-        lines = [f"  {name.rjust(indent)}  {text}" for name, text in zip(names, texts, strict=True) if text]
+        lines = [_fold(name.rjust(indent), text, width) for name, text in zip(names, texts, strict=True) if text]
         blocks.append(f"  {texts[0]}: {texts[1]}" if is_pair else "\n".join(lines))
     note = [textwrap.fill(line, width) for line in table.note.splitlines()]
     text = ("\n" if is_pair else "\n\n").join([*blocks, *note])
     return Text(f"{table.title}\n", style="italic").append(f"{text}\n", style="not italic")
+
+
+def _fold(name: str, text: str, width: int) -> str:
+    """A value after its name; a sentence goes on below its beginning."""
+    before = f"  {name}  "
+    if " " not in text or width - len(before) < SENTENCE:
+        return before + text
+    return textwrap.fill(
+        text,
+        width,
+        initial_indent=before,
+        subsequent_indent=" " * len(before),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _plain(table: RichTable) -> Table:

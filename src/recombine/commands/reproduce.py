@@ -180,6 +180,9 @@ def describe_run(run: FinishedRun) -> Json:
 def train_records(records: Sequence[Record], options: ReproduceOptions) -> Finished:
     """Train every record; finished runs are reused, and records that share a configuration share a run."""
     plan = make_plan(records, f"reproduce {options.name}")
+    num_finished = len(find_work(plan.records, options.out, retry=True).finished)
+    if num_finished and not options.json and options.jobs != 1:  # otherwise each run is named below
+        options.say(f"{num_finished} of {len(plan.records)} runs in {options.out} were finished already")
     train_elsewhere(plan, options)
     runs: dict[str, RunDirectory] = {}
     quiet = options.quiet or options.json
