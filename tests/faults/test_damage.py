@@ -136,6 +136,15 @@ def test_sums_of_compositions_that_do_not_belong_together(run, pristine, tmp_pat
         assert (code, trace) == (0, "")
 
 
+@pytest.mark.parametrize("verb", ["report", "evaluate", "diagnose", "train"])
+def test_parts_of_a_configuration_that_are_no_objects(verb, run, tmp_path):
+    for part in ("task", "model", "training"):
+        config = json.loads((run / "config.json").read_text())
+        (run / "config.json").write_text(json.dumps(config | {part: "x"}))
+        assert f"config.json is damaged: {part} is 'x': expected an object" in refuse(verbs(run, tmp_path)[verb])
+        (run / "config.json").write_text(json.dumps(config))
+
+
 @pytest.mark.parametrize(("name", "value"), [("seed", [1]), ("seed", {}), ("name", 1)])
 def test_a_configuration_that_is_only_listed(name, value, run, tmp_path, caplog):
     config = json.loads((run / "config.json").read_text())

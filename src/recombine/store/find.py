@@ -5,22 +5,12 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
-from typing import TypedDict
 
 from recombine.conform import find_fault
 from recombine.errors import InputError
 from recombine.files import read_file
 from recombine.store.directory import FORMAT, RunDirectory
-from recombine.store.schema import Json
-
-
-class Parts(TypedDict):
-    """What every list of runs relies on."""
-
-    task: Json
-    model: Json
-    training: Json
-
+from recombine.store.schema import Parts
 
 _log = logging.getLogger(__name__)
 

@@ -9,6 +9,14 @@ from recombine.evaluate import MetricDict, ScoreDict, SplitDict
 Json = dict[str, Any]
 
 
+class Parts(TypedDict):
+    """What every reader of a configuration relies on; the rest of it is checked by the classes that it names."""
+
+    task: Json
+    model: Json
+    training: Json
+
+
 class ConfigFile(TypedDict):
     """`config.json`: names, versions and settings. `origins` says where classes from outside the package came from."""
 
@@ -145,7 +153,7 @@ def find_uneven_sums(result: Json) -> str | None:
 
 # the type of each file; what a file with another name holds is not checked here
 FILES: dict[str, Any] = {
-    "config.json": Json,
+    "config.json": Parts,
     "split.json": SplitFile,
     "environment.json": EnvironmentFile,
     "checkpoint.json": CheckpointInfo,
