@@ -182,7 +182,7 @@ def _causal_product(a, b, c, scale, reverse):
     if num_tokens % CHUNK:
         parts.append(slice(num_tokens - num_tokens % CHUNK, num_tokens))
     for part in reversed(parts) if reverse else parts:
-        values = _multiply_chunks(*(x[:, part] for x in (a, b, c)), total, reverse)
+        values = _multiply_chunks(a[:, part], b[:, part], c[:, part], total, reverse)
         torch.mul(values.transpose(1, 2), scale, out=out[:, part])
     return out
 
