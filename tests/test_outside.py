@@ -43,7 +43,8 @@ def test_every_verb(verb, tmp_path):
     assert "sin(" in verb("show", TASK, "--num-waves", "4", "--num-examples", "4")
     checked = json.loads(verb("check", TASK, "--num-instances", "50", "--json"))
     assert checked["references"]["ood"]["r2"]["ceiling"] == pytest.approx(1)
-    assert "10 rows of waves (test, ood)" in verb("export", TASK, "--num-instances", "5", "-o", "rows.parquet")
+    exported = verb("export", TASK, "--num-instances", "5", "-o", "rows.parquet")
+    assert f"10 rows of {TASK} (test, ood)" in " ".join(exported.split())
     run = verb(*TRAIN, "-q").strip()
     assert run.startswith("runs/waves-averaging-")
     origins = json.loads((tmp_path / run / "config.json").read_text())["origins"]

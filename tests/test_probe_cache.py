@@ -61,7 +61,8 @@ def train(config, folder, *, until=None):
 
 def plant_examination(model, task, *, num_instances, **arguments):
     numbers: Any = start_numbers(num_instances)
-    decoder = {"cross_validated": {"f1": 0.5}, "id": SCORES, "ood": SCORES}
+    decoder: Any = {"num_features": 2, "strength": {}, "modules": {}, "cross_validated": {"f1": 0.5}}
+    decoder |= {"id": SCORES, "ood": SCORES}
     numbers |= {"best_site": "codes.0", "decoders": {"codes.0": decoder}}
     return Examination(numbers=numbers, arrays={"labels": np.zeros((num_instances, 2))})
 
