@@ -1,0 +1,192 @@
+"""Rules in latent codes: numbers are those of the probe, the table shows them, figures draw them, claims read them."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from recombine.models import TransformerConfig, build_model
+from recombine.probe import probe_run
+from recombine.probe.collect import collect
+from recombine.recipes import EXPERIMENTS, Finished, FinishedRun
+from recombine.recipes.attention_as_hypernetwork import rule_codes, rule_figures
+from recombine.recipes.attention_as_hypernetwork.figure_5 import ROWS
+from recombine.recipes.claims import decide
+from recombine.recipes.stored import read_results, summarise, write_results
+from recombine.run import train_run
+from recombine.store import hash_config
+from recombine.tasks import SRaven
+from recombine.tasks.sraven.rules import RULES
+from recombine.train import TrainingConfig
+from stored_runs import stored_run
+
+EXPERIMENT: Any = EXPERIMENTS["figure-5"]
+NUM_INSTANCES = 400
+SMALL = {"embedding_dim": 16, "kqv_dim": 8, "mlp_dim": 16, "num_heads": 4, "num_layers": 2}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A miniature of the first record, with what is read from it."""
+    (record, *_) = EXPERIMENT.records("tiny")
+    config = record.config
+    config = replace(
+        config,
+        model=replace(config.model, **SMALL),
+        training=TrainingConfig(steps=20, batch_size=8, warmup_steps=5),
+    )
+    run = train_run(config, out=tmp_path_factory.mktemp("runs"), evaluation_instances=100)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rule_codes, "NUM_INSTANCES", NUM_INSTANCES)
+        patch.setattr("recombine.progress.SILENT_SECONDS", 60)
+        finished = EXPERIMENT.measure_runs(Finished((FinishedRun(replace(record, config=config), run),)), "cpu")
+        patch.setattr(rule_codes, "examine_codes", lambda *_: pytest.fail("measured twice"))
+        assert EXPERIMENT.measures(run, "cpu") == finished.runs[0].measured
+    return finished.runs[0]
+
+
+@pytest.mark.parametrize("scale", ["tiny", "small", "paper"])
+def test_the_runs_are_those_of_sraven_paper(scale):
+    runs, others = (
+        [hash_config(record.config.identity) for record in EXPERIMENTS[name].records(scale)]
+        for name in ("figure-5", "sraven-paper")
+    )
+    assert runs == others
+
+
+def test_the_numbers_of_the_row_are_those_of_the_probe(trained):
+    probe = probe_run(trained.run.path, num_instances=NUM_INSTANCES, tsne=False, device="cpu")
+    measured = trained.measured
+    for layer in (0, 1):
+        site = f"codes.{layer}"
+        decoder, structure = probe["decoders"][site]["ood"], probe["structure"][site]
+        pairs = {
+            "f1": decoder["f1"],
+            "f1_untrained": decoder["untrained"]["f1"],
+            "purity_rule": structure["module"]["purity"],
+            "purity_rule_untrained": structure["module"]["untrained"],
+            "purity_target": structure["target"]["purity"],
+            "cosine": probe["similarity"][site]["centred"][5][6],
+        }
+        for name, value in pairs.items():
+            assert measured[f"row_{name}_layer_{layer}"] == pytest.approx(value, abs=1e-6), name
+    assert measured["f1_majority"] == decoder["majority"]["f1"]
+    assert measured["row_cosine_addition_subtraction"] == measured["row_cosine_last"] == measured["row_cosine_layer_1"]
+    swap = probe["swap"]["splits"]["ood"]
+    assert measured["swap_none_own"] == swap["base"]["own"]
+    for arm in swap["arms"]:
+        reading = {"probed": "row", "all": "all"}[arm["keys"]]
+        place = "all_layers" if arm["layers"] == [0, 1] else f"layer_{arm['layers'][0]}"
+        for name in ("other", "own", "same_rule"):
+            assert measured[f"{reading}_swap_{name}_{place}"] == pytest.approx(arm[name])
+
+
+def test_the_code_with_itself_is_the_last_part_of_the_codes_with_the_row():
+    task = SRaven(num_features=2)
+    model = build_model(TransformerConfig(attention="softmax", **SMALL), task, seed=0)
+    own, row = (
+        collect(model, reading, num_instances=20, sites=()).activations["codes.1"]
+        for reading in rule_codes.make_readings(task).values()
+    )
+    assert (own.shape[1], row.shape[1]) == (4, 12)
+    torch.testing.assert_close(torch.tensor(own), torch.tensor(row[:, -4:]))
+
+
+def test_layers_are_summarised_by_halves():
+    layers = [dict.fromkeys((*rule_codes.HALVED, "cosine"), value) for value in (0.1, 0.3, 0.5, 0.9)]
+    numbers = dict(rule_codes.summarise_layers(layers, layers[::-1]))
+    assert (numbers["f1_early"], numbers["f1_late"]) == pytest.approx((0.2, 0.7))
+    assert (numbers["cosine_last"], numbers["cosine_untrained_last"]) == (0.9, 0.1)
+    assert numbers["purity_rule_untrained_layer_1"] == 0.5
+
+
+def test_the_best_layer_of_a_swap_is_chosen_on_trained_compositions():
+    def arms(*shares):
+        return {
+            "base": {"other": 0.0, "own": 1.0},
+            "arms": [
+                {"layers": layers, "keys": keys, "other": other, "own": 0.2, "same_rule": 0.5, "interval": [0.0, None]}
+                for keys in ("probed", "all")
+                for layers, other in zip(([0], [1], [0, 1]), shares, strict=True)
+            ],
+        }
+
+    swap: Any = {"splits": {"test": arms(0.1, 0.2, 0.3), "ood": arms(0.7, 0.6, 0.8)}}
+    numbers = rule_codes.flatten_swaps({"self": swap, "row": swap})
+    assert (numbers["row_swap_best_layer"], numbers["row_swap_other_best"]) == (1, 0.6)
+    assert numbers["all_swap_other_all_layers"] == 0.8
+    assert "row_swap_other_high_best" not in numbers
+
+
+def test_the_table_shows_what_was_measured(trained, tmp_path):
+    """Made of the run, and of what is stored of it."""
+    table = EXPERIMENT.summarise(Finished((trained,)))
+    assert table.names == ("number", "softmax, self", "softmax, row")
+    for row, name in zip(table.rows, ROWS.values(), strict=True):
+        assert [cell.value for cell in row[1:]] == [
+            trained.measured[name.format(reading)] for reading in ("self", "row")
+        ]
+    experiment = type("Miniature", (type(EXPERIMENT),), {"records": lambda self, scale: [trained.record]})()
+    write_results(tmp_path, experiment, "tiny", [summarise(trained)])
+    stored = experiment.summarise(read_results(tmp_path, experiment, "tiny"))
+    assert stored.as_text() == table.as_text()
+
+
+def test_every_claim_reads_a_number_that_is_measured(trained):
+    records = list(EXPERIMENT.records("paper"))
+    for claim in EXPERIMENT.claims:
+        assert {claim.quantity, getattr(claim, "over", claim.quantity)} <= trained.measured.keys()
+        assert any(claim.of.items() <= record.settings.items() for record in records), claim.title
+    finished = Finished(tuple(stored_run(record, {"ood": 0.5}, trained.measured, "accuracy") for record in records))
+    for claim in EXPERIMENT.claims:
+        verdict, number = decide(claim, EXPERIMENT, finished)
+        expected = trained.measured[claim.quantity] - (trained.measured[claim.over] if hasattr(claim, "over") else 0)
+        assert number.value == pytest.approx(expected)
+        assert verdict in ("seen in part", "not seen")
+
+
+@pytest.fixture
+def group():
+    """A network with a number of its own for everything that is drawn."""
+    names = [
+        f"{reading}_{name}{state}_layer_{layer}"
+        for reading in ("self", "row")
+        for layer in (0, 1)
+        for name in rule_codes.HALVED
+        for state in ("", "_untrained")
+    ]
+    names += [f"{reading}_cosine_{one}_{other}" for reading in ("self", "row") for one in RULES for other in RULES]
+    names += [name.format(share) for _, name in rule_figures.list_swaps(2) for share in ("other", "own", "same_rule")]
+    names += ["f1_majority", "chance_rule"]
+    measured = {name: number / len(names) / 2 for number, name in enumerate(names)}
+    (record, *_) = EXPERIMENT.records("tiny")
+    return Finished((stored_run(record, {"ood": 0.5}, measured, "accuracy"),)).groups[0]
+
+
+def test_figures_draw_what_is_stored(group, tmp_path):
+    measured = group.runs[0].measured
+    decoders, neighbours, similarity, swap = Figure().subplots(1, 4)
+    rule_figures.draw_decoders(decoders, group)
+    lines = {line.get_label(): list(line.get_ydata()) for line in decoders.lines}
+    assert lines["with itself"] == [measured["self_f1_layer_0"], measured["self_f1_layer_1"]]
+    assert lines["with its row, untrained"] == [
+        measured["row_f1_untrained_layer_0"],
+        measured["row_f1_untrained_layer_1"],
+    ]
+    assert set(lines["majority"]) == {measured["f1_majority"]}
+    rule_figures.draw_neighbours(neighbours, group)
+    lines = {line.get_label(): list(line.get_ydata()) for line in neighbours.lines}
+    assert lines["target, with its row"] == [measured[f"row_purity_target_layer_{layer}"] for layer in (0, 1)]
+    image = rule_figures.draw_similarity(similarity, group, "self", named=True)
+    assert image.get_array()[6, 5] == image.get_array()[5, 6] == measured["self_cosine_addition_subtraction"]
+    rule_figures.draw_swap(swap, group)
+    rows = rule_figures.list_swaps(2)
+    assert [label.get_text() for label in swap.get_yticklabels()] == [words for words, _ in rows]
+    widths = [bar.get_width() for bar in swap.patches]
+    assert widths[: len(rows)] == [measured[name.format("other")] for _, name in rows]
+    assert widths[len(rows) : 2 * len(rows)] == pytest.approx([measured[name.format("own")] for _, name in rows])
+    paths = EXPERIMENT.figures(Finished(group.runs), tmp_path)
+    assert [path.name for path in paths] == [f"inside_sraven_{name}.png" for name in ("layers", "similarity", "swap")]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
