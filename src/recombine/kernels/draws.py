@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from recombine.kernels import recycled
 from recombine.kernels.compiler import open_kernel
 
 MOST_KEPT = 16
@@ -49,28 +50,24 @@ def is_available() -> bool:
 
 def draw_bits(keys: Sequence[int], count: int) -> Int[Tensor, "keys count"]:
     """The bits at counters 0 .. count - 1 under each key."""
-    return _draw("bits", keys, count, _allocate(len(keys), count, dtype=torch.int64))
+    return _draw("bits", keys, count, recycled.empty(len(keys), count, dtype=torch.int64))
 
 
 def draw_uniform(keys: Sequence[int], count: int) -> Float[Tensor, "keys count"]:
     """The first 24 of these bits, as a fraction."""
-    return _draw("uniform", keys, count, _allocate(len(keys), count))
+    return _draw("uniform", keys, count, recycled.empty(len(keys), count))
 
 
 def draw_integers(keys: Sequence[int], count: int, high: int) -> Int[Tensor, "keys count"]:
     """The first 32 of these bits times `high`, divided by 2^32."""
-    return _draw("integers", keys, count, _allocate(len(keys), count, dtype=torch.int64), high)
+    return _draw("integers", keys, count, recycled.empty(len(keys), count, dtype=torch.int64), high)
 
 
 def draw_orders(keys: Sequence[int], count: int, size: int, kept: int) -> Int[Tensor, "keys places"]:
     """Of each `size` consecutive numbers, the places of the `kept` smallest, in order; at most MOST_KEPT of them."""
     assert 0 < kept <= min(size, MOST_KEPT)
-    out = _allocate(len(keys), count // size * kept, dtype=torch.int64)
+    out = recycled.empty(len(keys), count // size * kept, dtype=torch.int64)
     return _draw("orders", keys, count, out, size, kept)
-
-
-def _allocate(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.empty(shape, dtype=dtype, device="cpu")  # even where another device is the default
 
 
 def _draw(name: str, keys: Sequence[int], count: int, out: Tensor, *numbers: int) -> Tensor:

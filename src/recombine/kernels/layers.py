@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from recombine.kernels import recycled
 from recombine.kernels.compiler import open_kernel
 
 MAX_WIDTH, MAX_LAYERS = 256, 4  # as in layers.c
@@ -93,7 +94,7 @@ def _state(x: Tensor, lengths: Tensor, layers: Sequence[Layer]) -> tuple[_Proble
     rows, tokens, _ = x.shape
     widths = [x.shape[2], *(len(bias) for _, bias in layers)]
     assert [weight.shape for weight, _ in layers] == [(outputs, inputs) for inputs, outputs in pairwise(widths)]
-    out = x.new_empty(rows, tokens, widths[-1])
+    out = recycled.empty(rows, tokens, widths[-1])
     x, lengths = x.contiguous(), lengths.contiguous()
     weights, biases = ([tensor.contiguous() for tensor in kind] for kind in zip(*layers, strict=True))
     problem = _Problem(x=x.data_ptr(), lengths=lengths.data_ptr(), out=out.data_ptr())

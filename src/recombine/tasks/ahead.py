@@ -32,6 +32,7 @@ class Ahead:
         """Training batch `index`."""
         first = index - index % self.group_size
         if first != self._first:
+            self._first, self._group = -1, []  # so that the next group can have the memory of this one
             self._group = self.make_group(first)
             self._first = first
         return self._group[index - first]

@@ -1,0 +1,52 @@
+"""Memory of large tensors, used again when they are gone.
+
+The system takes a large block back when it is freed, and gives a new one page by page, each cleared at its first use. For a
+group of training batches that takes longer than filling it with numbers. A generator makes groups of the same size again and
+again, so their blocks are kept: `empty` is `torch.empty` in a block of the same size that nobody uses any more, if there is
+one.
+
+A block is in use as long as a tensor, a view or an array of it is: their storage owns an array, whose end returns the block.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+
+import torch
+from torch import Tensor
+
+SMALLEST, LARGEST = 1 << 16, 1 << 24
+"""Bytes of a block that is kept. The allocator itself keeps smaller ones; for larger ones the cost hardly matters."""
+MOST_KEPT = 1 << 26
+"""Bytes of all blocks that nobody uses. More are given back, the oldest first."""
+
+_free: dict[int, Tensor] = {}  # by address, the oldest first
+
+
+def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """A tensor with arbitrary content, on the CPU even where another device is the default."""
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if not SMALLEST <= num_bytes <= LARGEST:
+        return torch.empty(shape, dtype=dtype, device="cpu")
+    block = _take(num_bytes)
+    memory = block.numpy()
+    weakref.finalize(memory, _give_back, block).atexit = False
+    return torch.from_numpy(memory).view(dtype).view(shape)
+
+
+def _take(num_bytes: int) -> Tensor:
+    """The free block of this size that was used last, or a new one."""
+    for address, block in reversed(list(_free.items())):
+        if len(block) == num_bytes and _free.pop(address, None) is not None:  # unless another thread was faster
+            return block
+    return torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
+
+
+def _give_back(block: Tensor) -> None:
+    _free[block.data_ptr()] = block
+    num_bytes = 0
+    for address, other in reversed(list(_free.items())):
+        num_bytes += len(other)
+        if num_bytes > MOST_KEPT:
+            _free.pop(address, None)

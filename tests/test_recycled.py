@@ -1,0 +1,100 @@
+"""Memory of large tensors is used again, but never while anything still refers to it."""
+
+import threading
+
+import pytest
+import torch
+
+from recombine.kernels import recycled
+from recombine.run import default_run
+from recombine.tasks.ahead import Ahead
+
+LARGE = (300, 1000)
+
+
+@pytest.fixture(autouse=True)
+def _own_blocks(monkeypatch):
+    monkeypatch.setattr(recycled, "_free", {})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool])
+@pytest.mark.parametrize("shape", [(0,), (3, 4), LARGE, (recycled.LARGEST,)])
+def test_it_is_an_ordinary_tensor(shape, dtype):
+    for _ in range(2):
+        tensor = recycled.empty(*shape, dtype=dtype)
+        assert (type(tensor), tuple(tensor.shape), tensor.dtype) == (torch.Tensor, shape, dtype)
+        assert tensor.is_contiguous()
+        assert tensor.device.type == "cpu"
+        assert tensor.data_ptr() % 64 == 0, "rounding of matrix products may depend on it"
+
+
+def test_a_block_is_used_again_only_when_nothing_refers_to_it():
+    first = recycled.empty(*LARGE)
+    address, view, array = first.data_ptr(), first[3:5].fill_(7), first.numpy()
+    del first
+    assert recycled.empty(*LARGE).data_ptr() != address
+    del array
+    assert recycled.empty(*LARGE).data_ptr() != address
+    assert (view == 7).all()
+    del view
+    assert recycled.empty(LARGE[1], LARGE[0]).data_ptr() == address, "of the same size"
+    assert recycled.empty(7, *LARGE).data_ptr() != address
+
+
+def test_small_blocks_are_left_to_the_allocator_and_few_are_kept():
+    recycled.empty(8, 8)
+    assert not recycled._free
+    held = [recycled.empty(recycled.LARGEST, dtype=torch.bool) for _ in range(6)]
+    addresses = [tensor.data_ptr() for tensor in held]
+    while held:
+        held.pop(0)
+    assert list(recycled._free) == addresses[-recycled.MOST_KEPT // recycled.LARGEST :], "the oldest are given back"
+
+
+def test_threads_never_share_a_block():
+    wrong = []
+
+    def work(number: int) -> None:
+        for _ in range(200):
+            tensor = recycled.empty(20_000, dtype=torch.int64).fill_(number)
+            if not (tensor == number).all():
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@pytest.mark.parametrize("name", ["sequence_teacher", "goal_grid", "preference_grid"])
+def test_a_group_of_batches_has_the_memory_of_the_one_before(name):
+    run = default_run(name, "tiny")
+    batches = Ahead(run.task, batch_size=run.training.batch_size)
+    addresses = [batches.take(index * batches.group_size).inputs.data_ptr() for index in range(8)]
+    assert len(set(addresses)) <= 3, "columns of the same size take turns"
+    kept = batches.take(0)
+    inputs = kept.inputs.clone()
+    assert batches.take(batches.group_size).inputs.data_ptr() != kept.inputs.data_ptr(), "a batch that is still held"
+    assert torch.equal(kept.inputs, inputs)
+
+
+def test_a_group_that_fails_is_made_again():
+    run = default_run("hyperteacher", "tiny")
+
+    class Failing(Ahead):
+        fails = False
+
+        def make_group(self, first):
+            if self.fails:
+                raise KeyboardInterrupt
+            return super().make_group(first)
+
+    batches = Failing(run.task, batch_size=4)
+    expected = batches.take(0).inputs.clone()
+    batches.fails = True
+    with pytest.raises(KeyboardInterrupt):
+        batches.take(batches.group_size)
+    batches.fails = False
+    assert torch.equal(batches.take(0).inputs, expected)
