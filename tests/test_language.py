@@ -4,14 +4,16 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from recombine.errors import InputError
 from recombine.evaluate import score
 from recombine.models import TransformerConfig, build_model
+from recombine.run import default_run
 from recombine.tasks import Language
-from recombine.tasks.language import grammar
+from recombine.tasks.language import grammar, recall
 from recombine.tasks.language.scoring import GRAMMAR, RECALL, TEXT
 
 FOLDER = Path(__file__).with_name("text")
@@ -150,3 +152,28 @@ def test_impossible_settings_are_errors(settings, message):
 def test_models_for_features_are_refused(task):
     with pytest.raises(InputError, match="does not fit task 'language', which has numbers of tokens as inputs"):
         build_model(TransformerConfig(causal=True), task, seed=0)
+
+
+def test_rows_of_a_mixed_batch_are_those_of_their_kind_made_for_every_row(task):
+    rows, stream = task._rows, task.stream("train", 5, batch_size=300, rows=None, device="cpu")
+    batch, length = task.make_batch("train", stream), task.context_length + 1
+    stream = task.stream("train", 5, batch_size=300, rows=None, device="cpu")
+    stream.uniform(1)
+    starts = (stream.bits(1)[:, 0] & (2**63 - 1)) % task.tokens.num_tokens
+    task.draw_compositions("train", stream)
+    grammatical = rows._pack("train", stream, length)
+    recalling = recall.draw_recall(stream, task.tokenizer_in_use, task.num_pairs, length)
+    windows = np.stack([task.tokens.window(int(start), length) for start in starts]).astype(np.int64)
+    text = torch.from_numpy(windows), torch.ones(windows.shape, dtype=torch.bool)
+    kind = batch.info["kind"]
+    for each, (tokens, scored, *_) in ((TEXT, text), (GRAMMAR, grammatical), (RECALL, recalling)):
+        assert (kind == each).any()
+        assert torch.equal(batch.inputs[kind == each], tokens[kind == each, :-1])
+        assert torch.equal(batch.targets[kind == each], tokens[kind == each, 1:])
+        assert torch.equal(batch.info["scored"][kind == each], scored[kind == each, 1:])
+
+
+def test_small_batches_are_made_in_groups_and_large_ones_alone():
+    for scale, expected in (("tiny", 16), ("small", 1), ("paper", 1)):
+        run = default_run("language", scale)
+        assert run.task.count_batches_at_once(run.training.batch_size) == expected

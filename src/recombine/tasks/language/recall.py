@@ -26,17 +26,20 @@ def length_of(num_pairs: int) -> int:
 
 
 def draw_recall(
-    stream: Stream, tokenizer: Tokenizer, num_pairs: int, length: int
+    stream: Stream, tokenizer: Tokenizer, num_pairs: int, length: int, *, rows: Int[Tensor, " rows"] | None = None
 ) -> tuple[Int[Tensor, "rows length"], Bool[Tensor, "rows length"], Int[Tensor, " rows"]]:
     """Pairs, then queries: tokens, which of them are recalled values, and the number of the first key that is asked for.
 
-    The keys are asked for in random order, all of them before any is asked for again.
+    The keys are asked for in random order, all of them before any is asked for again. With `rows`, only these rows of the
+    stream are made.
     """
     rare = torch.tensor(tokenizer.rare)
     num_queries = -(-(length - 2 * num_pairs) // 2)
     keys = stream.choices(NUM_KEYS, num_pairs)
     values = stream.integers(NUM_VALUES, num_pairs)
     order = stream.permutations(num_pairs, -(-num_queries // num_pairs)).flatten(1)[:, :num_queries]
+    if rows is not None:
+        keys, values, order = keys[rows], values[rows], order[rows]
     shown_keys = torch.cat([keys, keys.gather(1, order)], dim=1)
     shown_values = torch.cat([values, values.gather(1, order)], dim=1)
     tokens = torch.stack([rare[shown_keys], rare[NUM_KEYS + shown_values]], dim=-1).flatten(1)[:, :length]

@@ -41,35 +41,48 @@ class Rows:
         return makers[split](stream) if split in makers else self._ask_grammar(split, stream)
 
     def _mix(self, stream: Stream) -> Batch:
+        """Rows of all kinds. Each draws the numbers of every kind, and then only its own tokens are made."""
         length = self.length + 1
         share = stream.uniform(1)[:, 0]
         kind = torch.where(share < self.task.grammar_fraction, GRAMMAR, TEXT)
         kind[share >= 1 - self.task.recall_fraction] = RECALL
         starts = (stream.bits(1)[:, 0] & (2**63 - 1)).numpy() % max(1, self.corpus.num_tokens)
         number, modules = self.task.draw_compositions("train", stream)
-        sentences, in_answers = self._pack("train", stream, length)
-        recalled, in_recalled, _ = recall.draw_recall(stream, self.tokenizer, self.num_pairs, length)
-        tokens = torch.stack([torch.from_numpy(self.corpus.window(int(s), length).astype(np.int64)) for s in starts])
-        scored = torch.ones_like(tokens, dtype=torch.bool)
-        for each, made, mask in ((GRAMMAR, sentences, in_answers), (RECALL, recalled, in_recalled)):
-            rows = (kind == each)[:, None]
-            tokens, scored = torch.where(rows, made, tokens), torch.where(rows, mask, scored)
+        text, grammatical, recalling = ((kind == each).nonzero()[:, 0] for each in (TEXT, GRAMMAR, RECALL))
+        shape = (len(kind), length)
+        tokens = torch.empty(shape, dtype=torch.int64, device="cpu")
+        scored = torch.ones(shape, dtype=torch.bool, device="cpu")
+        windows = tokens.numpy()
+        for row in text.tolist():
+            windows[row] = self.corpus.window(int(starts[row]), length)
+        tokens[grammatical], scored[grammatical] = self._pack("train", stream, length, rows=grammatical)
+        made = recall.draw_recall(stream, self.tokenizer, self.num_pairs, length, rows=recalling)
+        tokens[recalling], scored[recalling], _ = made
         return self._batch(tokens, scored, kind, number, modules)
 
     def _pack(
-        self, split: SplitName, stream: Stream, length: int, last: Int[Tensor, " rows"] | None = None
+        self,
+        split: SplitName,
+        stream: Stream,
+        length: int,
+        *,
+        last: Int[Tensor, " all"] | None = None,
+        rows: Int[Tensor, " rows"] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Windows of packed sentences of trained commands: tokens, and which belong to answers.
 
-        With `last`, the window ends with that command of the split, and only its answer is marked.
+        With `last`, the window ends with that command of the split, and only its answer is marked. With `rows`, only these
+        rows of the stream are made.
         """
         sentences = self._sentences["train"]
         count = -(-length // sentences.shortest) + 1
         chosen = stream.integers(len(self.split.train), count)
         room = length + sentences.tokens.shape[1]
         if last is None:
-            tokens, answers, _ = sentences.pack(chosen, room)
             first = stream.integers(sentences.tokens.shape[1], 1)
+            if rows is not None:
+                chosen, first = chosen[rows], first[rows]
+            tokens, answers, _ = sentences.pack(chosen, room)
         else:
             every = self._sentences["all"]
             shift = len(self.split.train) if split == "ood" else 0

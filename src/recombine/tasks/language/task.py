@@ -78,6 +78,8 @@ class Language(Task):
     evaluation_instances: ClassVar[int] = 1_000
     training_evaluation_instances: ClassVar[int] = 100
     training_evaluations: ClassVar[int] = 20
+    max_batches_at_once: ClassVar[int] = 16
+    max_numbers_at_once: ClassVar[int] = 1 << 14
 
     text: tuple[str, ...] = ()
     """Files or folders of text: plain, JSON lines or Parquet, also .gz and .zst (default: the standard library of Python)."""
