@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
@@ -56,6 +57,12 @@ def test_the_runs_are_those_of_sraven_paper(scale):
     assert runs == others
 
 
+def read_codes(run):
+    """Codes of the last layer with labels and splits, as the probe keeps them."""
+    with np.load(run.path / "probe.npz", allow_pickle=False) as arrays:
+        return arrays["activations.codes.1"], arrays["labels"], arrays["split"]
+
+
 def test_the_numbers_of_the_row_are_those_of_the_probe(trained):
     probe = probe_run(trained.run.path, num_instances=NUM_INSTANCES, tsne=False, device="cpu")
     measured = trained.measured
@@ -74,6 +81,11 @@ def test_the_numbers_of_the_row_are_those_of_the_probe(trained):
             assert measured[f"row_{name}_layer_{layer}"] == pytest.approx(value, abs=1e-6), name
     assert measured["f1_majority"] == decoder["majority"]["f1"]
     assert measured["row_cosine_addition_subtraction"] == measured["row_cosine_last"] == measured["row_cosine_layer_1"]
+    codes, labels, split = read_codes(trained.run)
+    mean = codes[(split == "ood") & (labels[:, 5] > 0.5)].mean(axis=0)
+    assert [measured[f"self_code_addition_head_{head}"] for head in range(4)] == pytest.approx(
+        list(mean[-4:]), rel=1e-5
+    )
     swap = probe["swap"]["splits"]["ood"]
     assert measured["swap_none_own"] == swap["base"]["own"]
     for arm in swap["arms"]:
@@ -159,6 +171,7 @@ def group():
     ]
     names += [f"{reading}_cosine_{one}_{other}" for reading in ("self", "row") for one in RULES for other in RULES]
     names += [name.format(share) for _, name in rule_figures.list_swaps(2) for share in ("other", "own", "same_rule")]
+    names += [f"self_code_{rule}_head_{head}" for head in range(4) for rule in RULES]
     names += ["f1_majority", "chance_rule"]
     measured = {name: number / len(names) / 2 for number, name in enumerate(names)}
     (record, *_) = EXPERIMENT.records("tiny")
@@ -167,7 +180,7 @@ def group():
 
 def test_figures_draw_what_is_stored(group, tmp_path):
     measured = group.runs[0].measured
-    decoders, neighbours, similarity, swap = Figure().subplots(1, 4)
+    decoders, neighbours, similarity, codes, swap = Figure().subplots(1, 5)
     rule_figures.draw_decoders(decoders, group)
     lines = {line.get_label(): list(line.get_ydata()) for line in decoders.lines}
     assert lines["with itself"] == [measured["self_f1_layer_0"], measured["self_f1_layer_1"]]
@@ -181,6 +194,10 @@ def test_figures_draw_what_is_stored(group, tmp_path):
     assert lines["target, with its row"] == [measured[f"row_purity_target_layer_{layer}"] for layer in (0, 1)]
     image = rule_figures.draw_similarity(similarity, group, "self", named=True)
     assert image.get_array()[6, 5] == image.get_array()[5, 6] == measured["self_cosine_addition_subtraction"]
+    scaled = rule_figures.draw_codes(codes, group, named=True).get_array()
+    assert scaled.shape == (8, 4)
+    assert (scaled[0] < scaled[1]).all()  # numbers rise from rule to rule
+    np.testing.assert_allclose(scaled.std(axis=0), 1)
     rule_figures.draw_swap(swap, group)
     rows = rule_figures.list_swaps(2)
     assert [label.get_text() for label in swap.get_yticklabels()] == [words for words, _ in rows]

@@ -10,6 +10,7 @@ The numbers are flat, so that they can be stored. A name starts with the reading
     self_purity_rule_layer_2     share of the nearest codes that have the same rule (`purity_target`: the same target)
     self_cosine_layer_2          cosine of the mean codes of addition and subtraction, after subtracting the mean of all codes
     self_cosine_other_layer_2    the same for the other pairs of rules, averaged
+    self_code_addition_head_5    mean code of a rule in the last layer (figure A8), for `self` only
     self_swap_other_layer_2      share of answers that follow the rule whose code is swapped in; `own`: the puzzle's own rule;
                                  `same_rule`: right answers with codes of another puzzle of the same rule
 
@@ -30,7 +31,9 @@ from torch import nn
 from recombine.probe.cache import Measurement
 from recombine.probe.collect import collect
 from recombine.probe.decode import decode, find_best_site
+from recombine.probe.observations import Observations
 from recombine.probe.schema import CountedArm, CountedSwap
+from recombine.probe.sites import last_site
 from recombine.probe.structure import measure_similarity, measure_structure, sample_rows
 from recombine.probe.swap import measure_swaps
 from recombine.run import load_run
@@ -92,6 +95,18 @@ def examine_codes(model: nn.Module, reading: SRavenReading) -> Json:
         "decoders": decode(observations, seed=reading.task.seed, controlled=False),
         "structure": {site: measure_structure(observations, site, rows) for site in observations.activations},
         "similarity": {site: measure_similarity(observations, site) for site in observations.activations},
+        "mean_codes": average_codes(observations),
+    }
+
+
+def average_codes(observations: Observations) -> dict[str, list[float]]:
+    """The mean code of each rule in the last layer, over held-out compositions."""
+    rows = observations.rows("ood")
+    codes, labels = observations.activations[last_site(observations.activations)][rows], observations.labels[rows]
+    return {
+        name: codes[labels[:, number] > 0.5].mean(axis=0).tolist()
+        for number, name in enumerate(observations.modules)
+        if labels[:, number].any()
     }
 
 
@@ -108,6 +123,8 @@ def flatten(found: Json) -> Numbers:
         numbers["f1_majority"] = best["majority"]["f1"]
         last = list(found[reading]["trained"]["similarity"].values())[-1]
         numbers |= {f"{reading}_cosine_{one}_{other}": cosine for one, other, cosine in list_pairs(last)}
+    for rule, code in found["self"]["trained"]["mean_codes"].items():
+        numbers |= {f"self_code_{rule}_head_{head}": score for head, score in enumerate(code)}
     structure = list(found["self"]["trained"]["structure"].values())[-1]
     numbers |= {"chance_rule": structure["module"]["chance"], "chance_target": structure["target"]["chance"]}
     return numbers | flatten_swaps({reading: found[reading]["swap"] for reading in READINGS})

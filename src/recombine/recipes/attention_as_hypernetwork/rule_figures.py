@@ -8,8 +8,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from recombine.drawing.canvas import canvas
-from recombine.drawing.palette import ATTENTION_COLOURS, DARK, LIGHT_PALETTE, QUIET, SCALES, TRACK
+from recombine.drawing.palette import DARK, LIGHT_PALETTE, QUIET, SCALES, TRACK
 from recombine.recipes.experiment import Finished, Group
 from recombine.recipes.learning_curves import NAMES
 from recombine.tasks.sraven.rules import RULES
@@ -41,12 +43,14 @@ def draw_rules(finished: Finished, folder: Path) -> list[Path]:
         grid[1][0].set(ylabel="neighbours alike", ylim=(0, 1.02))
         for axes in grid[:, -1]:
             axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
-    with canvas(similarity, 1.2 + 2.2 * len(groups), 4.4) as figure:
-        panels = figure.subplots(2, len(groups), squeeze=False)
-        for reading, row in zip(LINES, panels, strict=True):
-            for number, (axes, group) in enumerate(zip(row, groups, strict=True)):
-                image = draw_similarity(axes, group, reading, named=number == 0)
-        figure.colorbar(image, ax=list(panels.flat), shrink=0.6, label="cosine, minus the mean")
+    with canvas(similarity, 2.2 + 2.4 * len(groups), 6.0) as figure:
+        panels = figure.subplots(3, len(groups), squeeze=False)
+        for column, group in enumerate(groups):
+            for row, reading in enumerate(LINES):
+                cosines = draw_similarity(panels[row][column], group, reading, named=column == 0)
+            codes = draw_codes(panels[2][column], group, named=column == 0)
+        figure.colorbar(cosines, ax=list(panels[:2].flat), shrink=0.6, label="cosine, minus the mean")
+        figure.colorbar(codes, ax=list(panels[2]), label="deviations")
     with canvas(swap, 1.6 + WIDTH * len(groups), 4.2) as figure:
         bars = figure.subplots(1, len(groups), sharey=True, squeeze=False)[0]
         for axes, group in zip(bars, groups, strict=True):
@@ -76,12 +80,11 @@ def count_layers(group: Group) -> int:
 def draw_decoders(axes: Axes, group: Group) -> None:
     """Figure 5F: F1 of each layer, with that of the untrained network and of the majority."""
     layers = range(count_layers(group))
-    colour = ATTENTION_COLOURS[str(group.settings["attention"])]
     for reading, line in LINES.items():
         trained, untrained = (
             [mean_of(group, f"{reading}_f1{state}_layer_{layer}") for layer in layers] for state in ("", "_untrained")
         )
-        axes.plot(layers, trained, line, color=colour, marker="o", label=READING_WORDS[reading])
+        axes.plot(layers, trained, line, color=DARK, marker="o", label=READING_WORDS[reading])
         marker = {"self": "x", "row": "+"}[reading]
         axes.plot(layers, untrained, marker, color=QUIET, label=f"{READING_WORDS[reading]}, untrained")
     axes.axhline(mean_of(group, "f1_majority"), color=QUIET, linewidth=0.8, label="majority")
@@ -116,6 +119,24 @@ def draw_similarity(axes: Axes, group: Group, reading: str, *, named: bool) -> A
     return image
 
 
+def draw_codes(axes: Axes, group: Group, *, named: bool) -> AxesImage:
+    """Figure A8B: the mean code of each rule in the last layer; of each head, deviations from the mean over rules."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    num_heads = sum(name.startswith(f"self_code_{RULES[0]}_head_") for name in group.runs[0].measured)
+    codes = np.array([[mean_of(group, f"self_code_{rule}_head_{head}") for head in range(num_heads)] for rule in RULES])
+    spread = codes.std(axis=0)
+    scaled = (codes - codes.mean(axis=0)) / np.where(spread > 0, spread, 1)
+    diverging = LinearSegmentedColormap.from_list("diverging", SCALES["light"]["diverging"])
+    image = axes.imshow(scaled, cmap=diverging, vmin=-2, vmax=2, aspect="auto")
+    axes.set(
+        title=f"{name_network(group)}, mean codes", xticks=[], xlabel="head", yticks=range(len(RULES)) if named else []
+    )
+    if named:
+        axes.set_yticklabels(RULES, fontsize=6)
+    return image
+
+
 def draw_swap(axes: Axes, group: Group) -> None:
     """What answers follow without a swap and with one, and right answers with codes of the same rule."""
     rows = list_swaps(count_layers(group))
@@ -126,6 +147,9 @@ def draw_swap(axes: Axes, group: Group) -> None:
         axes.barh(words, widths, left=left, color=colour, height=0.65, label=f"follows {meaning}")
         left = [start + width for start, width in zip(left, widths, strict=True)]
     axes.barh(words, [1 - start for start in left], left=left, color=TRACK, height=0.65, label="neither")
+    for meaning, name in rows if len(group.runs) == 1 else ():
+        interval = [mean_of(group, name.format(f"other_{end}")) for end in ("low", "high")]
+        axes.plot(interval, [meaning] * 2, color=DARK, linewidth=1)
     controls = [mean_of(group, name.format("same_rule")) for _, name in rows]
     axes.plot(controls, words, "D", color=DARK, markersize=4, label="right with codes of the same rule")
     axes.set(title=name_network(group), xlim=(0, 1), xlabel="share of answers, held-out")
