@@ -72,8 +72,16 @@ def test_sentences_carry_the_numbers():
     )
     assert diagnose(scores(0.97, 0.4), COVERED, READ).sentence == (
         "It infers modules but does not use them: 0.40 on held-out compositions against 0.97 on seen ones, yet a linear "
-        "decoder of residual.1 has F1 0.90 on held-out ones (0.95 on seen ones, 0.20 for an uninformed decoder)."
+        "decoder (site residual.1) reaches F1 0.90 on held-out ones (0.95 on seen ones, 0.20 for an uninformed decoder)."
     )
+
+
+def test_sentences_call_splits_as_the_task_does():
+    titles = {"test": "trained lengths", "ood": "longer sequences"}
+    found = diagnose(scores(0.98, 0.97), COVERED, READ, splits=titles)
+    assert found.sentence == "It generalises: 0.97 on longer sequences against 0.98 on trained lengths."
+    assert found.evidence["splits"] == {"trained": "trained lengths", "held_out": "longer sequences"}
+    assert "−0.30 on trained lengths" in diagnose(scores(-0.3, -0.3), COVERED, READ, splits=titles).sentence
 
 
 def test_a_wide_interval_tells_its_alternatives():

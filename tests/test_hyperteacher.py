@@ -84,6 +84,8 @@ def test_compositions_are_drawn_uniformly():
 def test_unknown_tasks_mix_more_modules():
     assert {len(each) for each in replace(TASK, num_extra=2, num_modules=8).split.unknown} == {4, 5}
     assert not replace(TASK, num_extra=0).split.unknown
+    assert TASK.split_title("unknown") == "more modules at once"
+    assert replace(TASK, support="non_compositional").split_title("unknown") == "unseen modules"
     assert not Hyperteacher(num_modules=4, num_active=4).split.unknown
     batch = TASK.sample("unknown", 0)
     assert ((batch.info["strengths"] > 0).sum(dim=1) == 4).all()

@@ -37,7 +37,7 @@ ANSWERS = {
     "overlap": ([0.8, 0.77], "hyla scores highest .* overlaps that of softmax, so the order is not certain"),
     "chance": ([0.01, -0.01], "No run is clearly better than chance .* hyla, the highest, has R² 0.010"),
     "below": ([-0.3, -0.5], "even hyla is below chance"),
-    "one": ([0.8], "^On compositions never seen in training, run-[0-9a-f]+ reaches R² 0.800 .* 80 % of the way"),
+    "one": ([0.8], "^On held-out compositions, run-[0-9a-f]+ reaches R² 0.800 .* 80 % of the way"),
     "one at chance": ([0.01], "This run is not clearly better than chance"),
     "ceiling": ([0.99, 0.5], "hyla generalises best .* the interval includes the ceiling; its interval is clear"),
     "none finished": ([None, None], "No run has finished yet, so there is no answer; below is what they have written"),
@@ -84,9 +84,10 @@ def test_table_certificate_and_origin(render, tmp_path):
         words(page, "The split</h2>", "</article>"),
     )
     origin = words(page, "How it was made</h2>", "</main>")
-    assert re.search("differ in model.attention, and in nothing else", origin)
+    assert re.search("differ in model.attention and agree in everything else", origin)
     assert re.search(r"hyla 151,265 3 5 61 8.2 run-[0-9a-f]{12}", origin)
     assert "2.13.0" in origin
+    assert "No verdict yet: hyla and softmax. recombine diagnose RUN" in words(page, '<p class="answer">', "<figure>")
 
 
 def test_references_that_differ_stand_beside_their_run(render, tmp_path):

@@ -51,7 +51,7 @@ def test_groups_are_named_by_what_differs_and_runs_end_with_their_seed(runs):
 
 def test_the_headline_is_about_networks(runs):
     answer = words(render(runs, "t", gallery=False), '<p class="answer">', "</p>")
-    assert answer.startswith("On compositions never seen in training, the R² of hidden dim 512 is 0.450 above")
+    assert answer.startswith("On held-out compositions, the R² of hidden dim 512 is 0.450 above")
     assert "that of hidden dim 16 (paired by seed:" in answer
 
 
@@ -61,7 +61,7 @@ def test_two_seeds_have_no_interval_but_their_scores(runs):
     lead = words(page, '<p class="lead">', "</p>")
     assert "hidden dim 512 has R² 0.978 on held-out compositions (its two seeds 0.973 and 0.983)" in lead
     assert "interval" not in lead
-    assert "two seeds are too few for one" in page
+    assert "with two seeds, both scores are given instead" in page
     (wide, _) = group_seeds(runs, "r2")
     score = wide.score("ood", "r2")
     assert (score.low, score.high) == pytest.approx((0.9733, 0.9833), abs=1e-4)

@@ -114,6 +114,12 @@ class CompositionSplit:
         """The compositions that a split of a task draws from; `test` shares those of `train`."""
         return {"train": self.train, "test": self.train, "ood": self.ood, "unknown": self.unknown}[split]
 
+    @property
+    def only_larger(self) -> bool:
+        """Whether the unknown compositions consist of trained modules only, more of them at once than in training."""
+        trained = {module for composition in self.train for module in composition}
+        return all(trained.issuperset(composition) for composition in self.unknown)
+
     @cached_property
     def certificate(self) -> Certificate:
         """Counts, coverage, connectivity and hash, computed from the compositions alone."""

@@ -82,9 +82,9 @@ def certificate_table(certificate: Json) -> Table:
     rows = {
         "training compositions": certificate["num_train"],
         "held-out compositions": certificate["num_ood"],
-        "with unseen modules or more at once": certificate["num_unknown"],
+        "compositions of the split unknown": certificate["num_unknown"],
         "every module trained": f"{covered}, at least {certificate['min_coverage']} times",
-        "times trained, by module": " ".join(f"{module}:{count}" for module, count in coverage.items()),
+        "training compositions per module": " ".join(f"{module}:{count}" for module, count in coverage.items()),
         "modules connected by co-occurrence": connected
         if certificate["num_components"] == 1
         else f"{connected}, {certificate['num_components']} groups",

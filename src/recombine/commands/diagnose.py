@@ -11,17 +11,17 @@ from recombine.diagnose import DECODER_TITLES, Diagnosis, diagnose_run
 from recombine.errors import InputError
 from recombine.probe import is_probed, probe_run
 from recombine.store import RunDirectory
-from recombine.tables import Cell, Table, Value
+from recombine.tables import Cell, Column, Table, Value
 
 EXAMPLES = (
     "recombine diagnose runs/sraven-hyla-0123456789ab",
     "recombine diagnose runs/sraven-hyla-0123456789ab --json",
 )
 
-REACHED = "reached: how far the score is on the way from chance (0 %) to the ceiling (100 %)"
+REACHED = "reached: position of the score between chance (0 %) and the ceiling (100 %)"
 UNINFORMED = (
     "decoder: a linear classifier or regression from activations to modules, fitted on seen compositions\n"
-    "best uninformed: the best of the majority class, shuffled labels and an untrained network"
+    "uninformed: the best of the majority class, shuffled labels and an untrained network"
 )
 
 
@@ -64,18 +64,20 @@ def evidence_table(diagnosis: Diagnosis) -> Table:
     """The numbers behind the verdict."""
     evidence = diagnosis.evidence
     rows: list[tuple[Value, ...]] = []
-    for score, words in ((evidence["trained"], "seen compositions"), (evidence["held_out"], "held-out compositions")):
+    splits = evidence["splits"]
+    for score, words in ((evidence["trained"], splits["trained"]), (evidence["held_out"], splits["held_out"])):
         cell = Cell(value=score["value"], low=score["low"], high=score["high"])
         placed = f"{100 * score['placed']:.0f} %".replace("-", "−")
         rows.append((f"{evidence['title']}, {words}", cell, score["chance"], score["ceiling"], placed))
     read = evidence["decodability"]
     if read is not None:
-        title = f"decoder's {DECODER_TITLES[read['metric']]}"
-        rows.append((f"{title}, seen compositions", read["trained"], "", "", ""))
-        rows.append((f"{title}, held-out compositions", read["held_out"], "", "", ""))
-        rows.append((f"{title}, best uninformed", read["baseline"], "", "", ""))
+        title = f"decoder {DECODER_TITLES[read['metric']]}"
+        rows.append((f"{title}, {splits['trained']}", read["trained"], "", "", ""))
+        rows.append((f"{title}, {splits['held_out']}", read["held_out"], "", "", ""))
+        rows.append((f"{title}, uninformed", read["baseline"], "", "", ""))
     rows.append(("every module trained", "yes" if evidence["covered"] else "NO", "", "", ""))
     rows.append(("modules connected", "yes" if evidence["connected"] else "NO", "", "", ""))
-    columns = ("evidence", "value (95 % interval)", "chance", "ceiling", "reached")
+    references = (Column(name=name, optional=True) for name in ("chance", "ceiling"))
+    columns = (Column(name="evidence", wrap=True), "value (95 % interval)", *references, "reached")
     note = REACHED if read is None else f"{REACHED}\n{UNINFORMED}"
     return Table(title="evidence", columns=columns, rows=tuple(rows), note=note)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from recombine.diagnose.record import Verdict
-from recombine.diagnose.verdict import UndecidedError, diagnose
+from recombine.diagnose.verdict import SPLIT_NAMES, UndecidedError, diagnose
 
 NEEDS_PROBE: tuple[Verdict, ...] = ("inferred but unused", "not inferred")
 
@@ -42,14 +42,15 @@ def judge_scores(
     *,
     title: str | None = None,
     higher_is_better: bool = True,
+    splits: Mapping[str, str] = SPLIT_NAMES,
 ) -> ScoreVerdict:
     """The verdict on the headline metric of `test` and `ood`."""
     try:
-        diagnosis = diagnose(scores, certificate, None, title=title, higher_is_better=higher_is_better)
+        diagnosis = diagnose(scores, certificate, None, title=title, higher_is_better=higher_is_better, splits=splits)
     except UndecidedError as error:
         sentence = (
-            f"It does not recombine: {error.comparison}. Whether it infers the modules cannot be told from scores alone; "
-            "it takes a network to probe."
+            f"It does not recombine: {error.comparison}. Scores alone cannot show whether it infers the modules; "
+            "that needs a network to probe."
         )
         return ScoreVerdict(verdict="not recombined", possible=NEEDS_PROBE, sentence=sentence)
     return ScoreVerdict(

@@ -42,6 +42,7 @@ class Evidence(TypedDict):
     higher_is_better: bool
     trained: PlacedScore
     held_out: PlacedScore
+    splits: dict[str, str]  # titles of the splits of `trained` and `held_out`
     covered: bool
     connected: bool
     uncovered_modules: list[str]

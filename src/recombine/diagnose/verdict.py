@@ -46,6 +46,7 @@ from recombine.probe.runs import read_probe
 from recombine.store import Json, RunDirectory
 
 DECODER_TITLES = {"f1": "F1", "r2": "R²"}
+SPLIT_NAMES = {"test": "seen compositions", "ood": "held-out compositions"}  # unless the task has other titles
 
 ADVICE: dict[str, str] = {
     "uncovered": "hold out fewer compositions, or check the split (recombine check) before diagnosing the network",
@@ -97,8 +98,12 @@ def diagnose(
     metric: str | None = None,
     title: str | None = None,
     higher_is_better: bool = True,
+    splits: Mapping[str, str] = SPLIT_NAMES,
 ) -> Diagnosis:
-    """The verdict on `scores` (split -> metric -> value, low, high, chance, ceiling), by default on the headline metric."""
+    """The verdict on `scores` (split -> metric -> value, low, high, chance, ceiling), by default on the headline metric.
+
+    `splits` has the titles that the task gives to `test` and `ood`.
+    """
     for split in ("test", "ood"):
         if not scores.get(split):
             raise InputError(f"there is no score on {split!r}: expected scores on test and ood")
@@ -117,7 +122,7 @@ def diagnose(
 
     verdict = decide(trained["value"], held_out["value"])
     if verdict is None:
-        raise UndecidedError(_compare(trained, held_out))
+        raise UndecidedError(_compare(trained, held_out, splits))
     others = {decide(a, b) for a in (trained["low"], trained["high"]) for b in (held_out["low"], held_out["high"])}
     evidence: Evidence = {
         "metric": metric,
@@ -125,6 +130,7 @@ def diagnose(
         "higher_is_better": higher_is_better,
         "trained": trained,
         "held_out": held_out,
+        "splits": {"trained": splits["test"], "held_out": splits["ood"]},
         "covered": certificate["covered"],
         "connected": certificate["connected"],
         "uncovered_modules": [module for module, count in certificate.get("coverage", {}).items() if count == 0],
@@ -190,36 +196,47 @@ def _read_number(score: Mapping[str, Any], key: str) -> float | None:
     return float(number) if isinstance(number, (int, float)) and math.isfinite(number) else None
 
 
-def _compare(trained: PlacedScore, held_out: PlacedScore) -> str:
-    return f"{held_out['value']:.2f} on held-out compositions against {trained['value']:.2f} on seen ones"
+def _compare(trained: PlacedScore, held_out: PlacedScore, splits: Mapping[str, str]) -> str:
+    seen = "seen ones" if splits == SPLIT_NAMES else splits["test"]
+    return f"{_show(held_out['value'])} on {splits['ood']} against {_show(trained['value'])} on {seen}"
+
+
+def _show(value: float) -> str:
+    return f"{value:.2f}".replace("-", "−")
 
 
 def _explain(verdict: Verdict, evidence: Evidence) -> str:
     trained, held_out = evidence["trained"], evidence["held_out"]
-    both = _compare(trained, held_out)
+    splits = {"test": evidence["splits"]["trained"], "ood": evidence["splits"]["held_out"]}
+    both = _compare(trained, held_out, splits)
     if verdict == "uncovered":
-        named = ", ".join(map(str, evidence["uncovered_modules"]))
-        never = (
-            f"module {named} was never trained" if named else "training has groups of modules that never occur together"
-        )
+        named = evidence["uncovered_modules"]
+        never = "training has groups of modules that never occur together"
+        if named:
+            never = (
+                f"module{'s' * (len(named) > 1)} {', '.join(named)} {'were' if len(named) > 1 else 'was'} never trained"
+            )
         return f"The split cannot show recombination: {never}."
     if verdict == "not learned":
         return (
-            f"Seen compositions score {trained['value']:.2f} of a possible {trained['ceiling']:.2f}: the task itself is "
-            f"not learned yet."
+            f"The task itself is not learned yet: {_show(trained['value'])} on {splits['test']}, where "
+            f"{_show(trained['ceiling'])} is possible."
         )
     if verdict == "ambiguous":
-        return f"It reaches its ceiling, {held_out['value']:.2f} of {held_out['ceiling']:.2f}: the inputs tell no more."
+        return (
+            f"It reaches the ceiling of {splits['ood']}, {_show(held_out['value'])} of {_show(held_out['ceiling'])}: the "
+            "inputs do not determine the rest."
+        )
     if verdict == "solved":
-        return f"It recombines: {both}."
+        return f"It {'recombines' if splits == SPLIT_NAMES else 'generalises'}: {both}."
     read = evidence["decodability"]
     assert read is not None
-    uninformed = f"{read['baseline']:.2f} for an uninformed decoder"
+    uninformed = f"{_show(read['baseline'])} for an uninformed decoder"
     if read["baseline"] >= READABLE:
         uninformed += ", because the input states the modules"
     decoded = (
-        f"a linear decoder of {read['site']} has {DECODER_TITLES[read['metric']]} {read['held_out']:.2f} on held-out ones "
-        f"({read['trained']:.2f} on seen ones, {uninformed})"
+        f"a linear decoder (site {read['site']}) reaches {DECODER_TITLES[read['metric']]} {_show(read['held_out'])} on "
+        f"held-out ones ({_show(read['trained'])} on seen ones, {uninformed})"
     )
     if verdict == "inferred but unused":
         return f"It infers modules but does not use them: {both}, yet {decoded}."
@@ -262,6 +279,15 @@ def diagnose_run(path: Path | str) -> Diagnosis:
         read_decodability(probe),
         title=info.get("title"),
         higher_is_better=info.get("higher_is_better", True),
+        splits=_name_splits(result),
     )
     run.write_json("diagnosis.json", dict(diagnosis.as_dict()))
     return diagnosis
+
+
+def _name_splits(result: Json) -> dict[str, str]:
+    """What the task of a run calls `test` and `ood`."""
+    found = result.get("splits")
+    described = found if isinstance(found, dict) else {}
+    titles = {split: described[split].get("title") for split in SPLIT_NAMES if isinstance(described.get(split), dict)}
+    return SPLIT_NAMES | {split: title for split, title in titles.items() if isinstance(title, str)}

@@ -135,4 +135,5 @@ def _judge(task: Task, scores: Scores) -> ScoreVerdict | None:
         task.split.certificate.as_dict(),
         title=info.title,
         higher_is_better=info.higher_is_better,
+        splits={split: task.split_title(split) for split in ("test", "ood")},
     )

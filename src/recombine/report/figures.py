@@ -33,9 +33,9 @@ def metric_title(metric: str, runs: Iterable[ReportRun] = ()) -> str:
 
 
 def split_title(split: str, runs: Iterable[ReportRun] = ()) -> str:
-    """The title of a split; for one that only some families have, what the tasks of these runs call it."""
+    """What the tasks of these runs call a split; without runs, its usual title."""
     titles = _join_titles(run.find_title("splits", split) for run in runs)
-    return SPLIT_TITLES.get(split) or titles or split.replace("_", " ")
+    return titles[:1].upper() + titles[1:] or SPLIT_TITLES.get(split) or split.replace("_", " ")
 
 
 def _join_titles(titles: Iterable[str | None]) -> str:

@@ -39,12 +39,14 @@ class ReportRun:
     def result(self) -> Json:
         return self.read("result.json")
 
-    def find_title(self, what: Literal["metrics", "splits"], name: str) -> str | None:
-        """What its task calls a metric or a split."""
+    def find_title(
+        self, what: Literal["metrics", "splits"], name: str, key: Literal["title", "meaning"] = "title"
+    ) -> str | None:
+        """What its task calls a metric or a split, or what it says about it."""
         described = self.result.get(what)
         found = described.get(name) if isinstance(described, dict) else None
-        title = found.get("title") if isinstance(found, dict) else None
-        return title if isinstance(title, str) else None
+        text = found.get(key) if isinstance(found, dict) else None
+        return text if isinstance(text, str) else None
 
     @cached_property
     def pretrained(self) -> bool:

@@ -24,7 +24,14 @@ from recombine.errors import InputError
 from recombine.tables import Table
 from recombine.tasks.batch import Batch
 from recombine.tasks.metrics import METRICS, MIN_VARIANCE, Metric, Ratio, measure_r2
-from recombine.tasks.sampling import SPLIT_MEANINGS, SPLIT_TITLES, Sampler, SplitName
+from recombine.tasks.sampling import (
+    LARGER_MEANING,
+    LARGER_TITLE,
+    SPLIT_MEANINGS,
+    SPLIT_TITLES,
+    Sampler,
+    SplitName,
+)
 
 if TYPE_CHECKING:
     from recombine.tasks.reading import Reading
@@ -183,13 +190,13 @@ class Task(Sampler):
 
     def split_title(self, split: SplitName) -> str:
         """A split in two or three words, for headings."""
-        return SPLIT_TITLES[split]
+        return LARGER_TITLE if split == "unknown" and self.split.only_larger else SPLIT_TITLES[split]
 
     def split_meaning(self, split: SplitName) -> str:
         """What a split holds, in a line."""
         if split == "ood" and self.split.certificate.min_coverage == 0:
             return "held-out compositions, with modules never trained"
-        return SPLIT_MEANINGS[split]
+        return LARGER_MEANING if split == "unknown" and self.split.only_larger else SPLIT_MEANINGS[split]
 
     @abstractmethod
     def describe(self, composition: Composition) -> str:

@@ -30,11 +30,12 @@ SPLIT_TITLES: dict[SplitName, str] = {
     "unknown": "unseen modules",
 }
 SPLIT_MEANINGS: dict[SplitName, str] = {
-    "train": "the compositions and instances of the training",
+    "train": "training compositions and instances",
     "test": "seen compositions, new instances",
     "ood": "held-out compositions of trained modules",
     "unknown": "modules never trained, or more at once than trained",
 }
+LARGER_TITLE, LARGER_MEANING = "more modules at once", "more modules at once than in training"  # such an `unknown`
 
 
 @dataclass(frozen=True, kw_only=True)

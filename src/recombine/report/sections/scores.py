@@ -22,5 +22,12 @@ def build(runs: Sequence[ReportRun]) -> Section | None:
     }
     shared = {key: next(iter(pairs)) for key, pairs in references.items() if len(pairs) == 1}
     drawn = {f"scores-{metric}": figures.score_figure(runs, metric) for metric in metrics}
-    content = {"metrics": metrics, "splits": splits_of(runs), "shared": shared}
+    content = {"metrics": metrics, "splits": splits_of(runs), "shared": shared, "meanings": _list_meanings(runs)}
     return Section(name="scores", title="Scores", content=content, figures=drawn) if metrics else None
+
+
+def _list_meanings(runs: Sequence[ReportRun]) -> dict[str, list[str]]:
+    """What the tasks of the runs say that each split holds."""
+    found = {split: [run.find_title("splits", split, "meaning") for run in runs] for split in splits_of(runs)}
+    meanings = {split: list(dict.fromkeys(text for text in texts if text)) for split, texts in found.items()}
+    return {split: texts for split, texts in meanings.items() if texts}
