@@ -3,8 +3,8 @@
     python packaging/lowest_versions.py [--extras language] [--keep torch] [--folder DIR] [-- PYTEST ARGUMENTS]
 
 It makes an environment with exactly those versions, prints them, and runs the tests there. Tools that only the tests need
-have no bound here. `--keep` leaves a dependency at the version in constraints.txt. torch is kept by default: its old CPU
-builds need another index.
+have no bound here. `--keep` leaves a dependency at the version in constraints.txt. torch is kept by default, because on Linux
+its lowest version brings several gigabytes of CUDA packages; `--keep` without a name tests that one too.
 """
 
 from __future__ import annotations

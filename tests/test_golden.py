@@ -5,11 +5,13 @@ numbers must therefore raise a version; this test fails when somebody forgets. A
 
     python tests/test_golden.py --record
 
-Sums are compared with a tolerance, since the last bits of floating-point sums differ between processors.
+Sums are compared with a tolerance, since the last bits of floating-point sums differ between processors. Initial parameters come
+from torch's generator and may change with its version, so those of networks are compared for the pinned version only.
 """
 
 import json
 import math
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,6 +31,7 @@ from recombine.train import TRAINING_VERSION, Trainer
 
 FILE = Path(__file__).with_name("golden.json")
 TEXT = Path(__file__).with_name("text")
+PINNED_TORCH = re.findall(r"^torch==([\d.]+)", FILE.parent.with_name("constraints.txt").read_text(), re.MULTILINE)[0]
 TOLERANCE = 1e-5  # of the root mean square, for means over a tensor
 LOSS_TOLERANCE = 1e-4  # of losses after a few steps, which add up differences
 # sums of ratios to the variance of 16 samples, some of them tiny: 1.1e-4 between two processors
@@ -158,6 +161,8 @@ def recorded() -> dict:
 
 @pytest.mark.parametrize("entry", list_entries())
 def test_numbers_have_not_moved(entry, recorded):
+    if not entry.startswith("task ") and torch.__version__.partition("+")[0] != PINNED_TORCH:
+        pytest.skip(f"initial parameters are recorded for torch {PINNED_TORCH}")
     versions, describe = list_entries()[entry]
     check(entry, versions, describe(), recorded)
 

@@ -124,7 +124,7 @@ def test_a_code_that_is_fitted_tells_execution_from_inference(tmp_path):
     with torch.no_grad():
         answers = model.execution(fit_code(model, batch.inputs), model.queries(batch.inputs))
     error = (answers - batch.targets).square().mean(dim=(1, 2)) / batch.targets.var()
-    assert error.median() < 1e-3  # six examples leave some codes open
+    assert error.median() < 1e-2  # six examples leave some codes open
     assert (model(batch.inputs) - batch.targets).square().mean() / batch.targets.var() > 0.5
     assert all(torch.equal(before[name], each) for name, each in model.state_dict().items())
 

@@ -31,6 +31,7 @@ from recombine.kernels.processor import constant_in_graphs
 from recombine.kernels.reference import CodeMap, Normalisation, ValueNetwork
 
 Kernel = Literal["auto", "reference", "cpu", "triton", "chunked", "linear", "sdpa"]
+KERNELS: tuple[Kernel, ...] = get_args(Kernel)  # once: compilers of old versions of torch cannot follow get_args
 
 _log = logging.getLogger(__name__)
 _chosen: str = os.environ.get("RECOMBINE_KERNEL", "auto")
@@ -40,7 +41,7 @@ _chosen: str = os.environ.get("RECOMBINE_KERNEL", "auto")
 def use_kernel(kernel: Kernel) -> Iterator[None]:
     """Take this kernel where none is named, inside a `with` block."""
     global _chosen
-    before, _chosen = _chosen, check_choice("kernel", kernel, get_args(Kernel))
+    before, _chosen = _chosen, check_choice("kernel", kernel, KERNELS)
     try:
         yield
     finally:
@@ -64,7 +65,7 @@ def attend(
     kernel: Kernel | None = None,
 ) -> tuple[Float[Tensor, "b q h e"], Float[Tensor, "b h q k"] | None]:
     """What `reference.attend` defines, by the fastest path there is; codes only if they are asked for."""
-    choice = check_choice("kernel", _chosen if kernel is None else kernel, get_args(Kernel))
+    choice = check_choice("kernel", _chosen if kernel is None else kernel, KERNELS)
     q, k, v = open_door(q, k, v, bias=bias, mask=mask, dropout=dropout, deep_weight=deep_weight)
     if dropout is not None:
         dropout = move_to_start(dropout, q.shape[2], q.shape[1], k.shape[1])

@@ -63,8 +63,8 @@ def open_door(
 
 def check_broadcasts(name: str, tensor: Tensor, shape: tuple[int, int, int, int]) -> None:
     """Require a bias or mask to broadcast to (b, h, q, k)."""
-    aligned = zip(reversed(tensor.shape), reversed(shape), strict=False)
-    if tensor.dim() > len(shape) or any(size not in (1, wanted) for size, wanted in aligned):
+    wanted = shape[-tensor.dim() :] if tensor.dim() else ()
+    if tensor.dim() > len(shape) or any(size not in (1, full) for size, full in zip(tensor.shape, wanted, strict=True)):
         raise InputError(f"{name} has shape {tuple(tensor.shape)}: expected to broadcast to (b, h, q, k) = {shape}")
 
 
@@ -98,7 +98,8 @@ def is_key_mask(mask: Tensor) -> bool:
 
 def _common_size(what: str, dimension: int, *tensors: Tensor) -> int:
     sizes = [tensor.shape[dimension] for tensor in tensors]
-    common = next((size for size in sizes if size != 1), 1)
+    others = [size for size in sizes if size != 1]
+    common = others[0] if others else 1
     if any(size not in (1, common) for size in sizes):
         listed = ", ".join(map(str, sizes))
         raise InputError(f"q, k, v have {what} {listed}: expected the same, or 1 where they are shared")

@@ -28,6 +28,7 @@ from recombine.errors import InputError, check_choice
 from recombine.splitmix import advance_key, mix
 
 DropoutForm = Literal["pairs", "elements"]
+DROPOUT_FORMS: tuple[DropoutForm, ...] = get_args(DropoutForm)
 
 
 class Rows(NamedTuple):
@@ -70,7 +71,7 @@ def check_dropout(rate: float, form: str = "elements") -> None:
     """Require a rate that leaves something, and a form that exists."""
     if not isinstance(rate, int | float) or not 0 <= rate < 1:
         raise InputError(f"dropout is {rate!r}: expected a number from 0 to below 1")
-    check_choice("form of dropout", form, get_args(DropoutForm))
+    check_choice("form of dropout", form, DROPOUT_FORMS)
 
 
 def drop(codes: Float[Tensor, "b h q k"], dropout: Dropout) -> Float[Tensor, "b h q k"]:

@@ -40,6 +40,8 @@ from recombine.kernels.dropout import Dropout, drop
 
 Normalisation = Literal["none", "softmax", "rms_head", "softmax_rms_head"]
 ValueNetwork = Literal["linear", "hyper_linear", "hyper_relu", "hyper_deep", "nonlinear_value"]
+NORMALISATIONS: tuple[Normalisation, ...] = get_args(Normalisation)
+VALUE_NETWORKS: tuple[ValueNetwork, ...] = get_args(ValueNetwork)
 CodeMap = Callable[[Tensor], Tensor]
 
 RMS_EPSILON = 1e-6
@@ -68,8 +70,8 @@ def attend(
     `code_map` changes the codes before they are used: the one hook for causal interventions, such as zeroing a head or
     swapping the codes of two queries. The codes have the precision of the scores: at least float32.
     """
-    check_choice("normalisation", normalisation, get_args(Normalisation))
-    check_choice("value network", value_network, get_args(ValueNetwork))
+    check_choice("normalisation", normalisation, NORMALISATIONS)
+    check_choice("value network", value_network, VALUE_NETWORKS)
     if (value_network == "hyper_deep") != (deep_weight is not None):
         given = "missing" if deep_weight is None else "given"
         raise InputError(f"deep_weight is {given} for {value_network}: expected for hyper_deep, and only there")
