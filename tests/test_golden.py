@@ -5,8 +5,8 @@ numbers must therefore raise a version; this test fails when somebody forgets. A
 
     python tests/test_golden.py --record
 
-Sums are compared with a tolerance, since the last bits of floating-point sums differ between processors. Initial parameters come
-from torch's generator and may change with its version, so those of networks are compared for the pinned version only.
+Sums are compared with a tolerance, since the last bits of floating-point sums differ between processors. Initial parameters
+come from torch's generator and may change with its version, so those of networks are compared for the pinned version only.
 """
 
 import json

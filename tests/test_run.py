@@ -279,5 +279,5 @@ def test_too_many_recompilations_are_an_error_not_a_slow_run(unchecked):
     limit = "recompile_limit" if hasattr(torch._dynamo.config, "recompile_limit") else "cache_size_limit"  # torch 2.6
     with torch._dynamo.config.patch({limit: 1}), torch.inference_mode():
         trainer.forward(CONFIG.task.sample("train", 0, batch_size=2).inputs)
-        with pytest.raises(RuntimeError, match="limit reached|fullgraph=True"):
+        with pytest.raises(Exception, match=r"limit reached|fullgraph=True"):
             trainer.forward(CONFIG.task.sample("train", 0, batch_size=3).inputs)
