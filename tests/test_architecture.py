@@ -52,6 +52,7 @@ ROOMS = (
     "speed",
     "report",
     "help_page",
+    "usage_errors",
     "cli",
     "commands",
     "__main__",

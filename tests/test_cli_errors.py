@@ -21,9 +21,9 @@ TRAIN = ["train", "fuzzy-logic", *SIZES, "--steps", "10", "--batch-size", "4", "
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--step", "10"], "Unrecognized options: --step, 10 (did you mean --compile-steps or --steps or"),
+        (["--step", "10"], "unknown flag --step (did you mean --compile-steps or --steps or"),
         (["--batchsize", "10"], "(did you mean --batch-size?); see recombine train fuzzy-logic --help"),
-        (["--xyzzy", "10"], "Unrecognized options: --xyzzy, 10; see recombine train fuzzy-logic --help"),
+        (["--xyzzy", "10"], "unknown flag --xyzzy; see recombine train fuzzy-logic --help"),
     ],
 )
 def test_a_mistyped_flag_gets_a_suggestion(flags, message, capsys):
@@ -47,10 +47,18 @@ class Terminal(io.StringIO):
         ),
         (
             ["report", "runs", "--otu", "x"],
-            "Unrecognized options: --otu, x (did you mean --out?); see recombine report",
+            "unknown flag --otu (did you mean --out?); see recombine report",
         ),
-        (["compare", "a"], "RUN is missing: expected Run directory of a finished run on the same task and seed; see"),
-        (["check", "fuzzy-logic", "--scale", "big"], "Expected one of ('tiny', 'small', 'paper'); see recombine check"),
+        (["compare", "a"], "RUN is missing: expected run directory of a finished run on the same task and seed; see"),
+        (
+            ["check", "fuzzy-logic", "--scale", "big"],
+            "--scale is 'big': expected one of tiny, small, paper; see recombine check",
+        ),
+        (["reproduce", "list", "--scale", "tinny"], "expected one of paper, small, tiny; did you mean tiny?; see"),
+        (["train", "fuzzy-logic", "--steps", "ten"], "--steps is 'ten': expected a whole number; see"),
+        (["train", "fuzzy-logic", "--learning-rate", "x"], "--learning-rate is 'x': expected a number; see"),
+        (["train", "fuzzy-logic", "--steps"], "--steps has no value: expected one after it; see"),
+        (["train", "fuzzy-logic", "more"], "unexpected argument 'more'; see"),
         (["chekc", "sraven"], "report, bench; did you mean check?"),
         (["train", "fuzy-logic"], "FILE.py:CLASS; did you mean fuzzy-logic?"),
     ],

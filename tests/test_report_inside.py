@@ -115,7 +115,7 @@ def test_what_was_left_out_says_why(render, tmp_path):
     probe["skipped"] = {"tsne": "not asked for", "ablate": "no code_maps", "swap": "no code_maps"}
     (run / "probe.json").write_text(json.dumps(probe))
     page = render(run)
-    assert "left out of the probe: not asked for." in section_of(page, "codes")
+    assert "not measured: not asked for." in section_of(page, "codes")
     assert section_of(page, "ablations").count("no code_maps") == 1
     for broken in (b"", b"PK\x03\x04 no archive"):
         (run / "probe.json").write_text(json.dumps(make_probe()))

@@ -79,8 +79,11 @@ def test_metrics_survive_a_cut_and_rewind(run):
 def test_missing_foreign_and_other_versions(tmp_path, run):
     with pytest.raises(InputError, match="does not exist: expected a folder"):
         RunDirectory.open(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=r"config.json does not exist"):
-        RunDirectory.open(tmp_path)
+        RunDirectory.open(tmp_path / "empty")
+    with pytest.raises(InputError, match=f"is a folder of runs: expected one of them, such as '{run.path}'"):
+        RunDirectory.open(run.path.parent)
     (run.path / "config.json").write_text('{"format": "other"}')
     with pytest.raises(InputError, match="does not belong to a Recombine run"):
         RunDirectory.open(run.path)

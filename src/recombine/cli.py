@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from recombine import progress
 from recombine.errors import InputError, check_choice, spell_out
 from recombine.help_page import WIDTH, write_page
+from recombine.usage_errors import explain_usage
 
 VERBS = {
     "tasks": "list the task families",
@@ -28,25 +29,26 @@ VERBS = {
     "train": "train a model on a task",
     "evaluate": "score a trained run again",
     "probe": "look inside a run: what can be decoded from it, and what its codes do",
-    "probe-model": "the same for a pretrained model of Hugging Face, on labelled prompts",
+    "probe-model": "the same for a pretrained Hugging Face model, on labelled prompts",
     "diagnose": "say whether a run generalises, and if not, why not",
     "generate": "continue a text with a trained language model",
     "export": "write instances of a task to a file",
     "score": "score predictions for exported instances, made by any program",
     "runs": "list the runs in a folder",
     "compare": "print paired differences between two runs",
-    "leaderboard": "write one HTML file that ranks runs",
+    "leaderboard": "write an HTML page that ranks runs",
     "reproduce": "run a named experiment and print it next to the paper's figures",
     "sweep": "train many runs from a Python file, on this machine, Ray or SLURM",
-    "report": "write one HTML file about runs",
+    "report": "write an HTML report about runs",
     "bench": "measure how fast this machine trains, compared with the plain definition",
 }
 
+QUESTION = "Does a network recombine what it learned into compositions it has never seen?"
 RESUMABLE = ("train", "reproduce", "sweep")
 
 USAGE = """usage: recombine VERB ...
 
-Does a network recombine what it learned into compositions it has never seen?
+{question}
 
 {verbs}
 
@@ -155,7 +157,7 @@ def _write_usage(width: int) -> str:
         textwrap.fill(what, max(width, 40), initial_indent=f"  {verb:<13}", subsequent_indent=" " * 15)
         for verb, what in VERBS.items()
     ]
-    return USAGE.format(verbs="\n".join(lines))
+    return USAGE.format(question=textwrap.fill(QUESTION, max(width, 40)), verbs="\n".join(lines))
 
 
 def _complain(message: object, code: int, *, follower: bool = False) -> int:
@@ -207,7 +209,7 @@ def parse(owner: type[Flags], argv: Sequence[str], *, prog: str, **options: Any)
             stdout.seek(0)
             print(write_page(stdout.read(), examples=examples_of(prog), width=shutil.get_terminal_size().columns))
             raise
-        raise InputError(f"{_first_message(stderr.getvalue())}; see recombine {prog} --help") from None
+        raise InputError(f"{explain_usage(stderr.getvalue())}; see recombine {prog} --help") from None
     if flags.is_verbose():
         logging.getLogger().setLevel(logging.INFO)
     if flags.shows_progress() and not _is_follower():
@@ -245,24 +247,7 @@ def parse_known(owner: type[Flags], argv: Sequence[str], *, prog: str) -> Flags:
         with contextlib.redirect_stderr(stderr):
             return tyro.cli(owner, args=list(argv), return_unknown_args=True, add_help=False)[0]
     except SystemExit:
-        raise InputError(f"{_first_message(stderr.getvalue())}; see recombine {prog} --help") from None
-
-
-def _first_message(box: str) -> str:
-    """The first message in the frame that tyro draws around its errors, and its suggestion if there is one."""
-    paragraphs: list[list[str]] = [[]]
-    for line in re.sub(r"\x1b\[[\d;]*m", "", box).splitlines()[1:]:  # in a terminal, the frame is coloured
-        text = line.strip("│|+╭╰╮╯ ")
-        if text.strip("─-"):
-            paragraphs[-1].append(text)
-        elif paragraphs[-1]:
-            paragraphs.append([])
-    message = re.sub(r"^Error parsing (?!--)[\w.-]+: ", "", " ".join(paragraphs[0])).removesuffix(".")
-    message = re.sub(r"^Missing from [\w -]+: (\S+) (.*?)\.? \(required\)$", r"\1 is missing: expected \2", message)
-    suggestions = [paragraph for paragraph in paragraphs if paragraph and paragraph[0].startswith("Perhaps you meant")]
-    lines = [line for paragraph in suggestions for line in paragraph]
-    flags = [found[1] for line in lines if (found := re.match(r"(?:-\w, )?(--[\w-]+)", line))]
-    return f"{message} (did you mean {' or '.join(flags)}?)" if flags else message
+        raise InputError(f"{explain_usage(stderr.getvalue())}; see recombine {prog} --help") from None
 
 
 if __name__ == "__main__":

@@ -77,7 +77,12 @@ def evidence_table(diagnosis: Diagnosis) -> Table:
         rows.append((f"{title}, uninformed", read["baseline"], "", "", ""))
     rows.append(("every module trained", "yes" if evidence["covered"] else "NO", "", "", ""))
     rows.append(("modules connected", "yes" if evidence["connected"] else "NO", "", "", ""))
-    references = (Column(name=name, optional=True) for name in ("chance", "ceiling"))
-    columns = (Column(name="evidence", wrap=True), "value (95 % interval)", *references, "reached")
+    columns: tuple[str | Column, ...] = (
+        Column(name="evidence", wrap=True),
+        "value (95 % interval)",
+        Column(name="chance", optional=True),
+        Column(name="ceiling", optional=True),
+        "reached",
+    )
     note = REACHED if read is None else f"{REACHED}\n{UNINFORMED}"
     return Table(title="evidence", columns=columns, rows=tuple(rows), note=note)

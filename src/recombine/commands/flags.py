@@ -40,7 +40,7 @@ class ModelOptions(Output):
     """Flags of every verb that names a task and a model."""
 
     scale: Scale = "paper"
-    """Size of task, model and training. Sets the defaults of all other flags."""
+    """Size of task, model and training: tiny takes at most 5 minutes, paper up to days. Sets all other defaults."""
     model: Annotated[str | None, tyro.conf.arg(metavar="MODEL")] = None
     """Model to train, by name or as FILE.py:CLASS (default: the task's first). Determines the available model flags."""
 

@@ -22,7 +22,7 @@ EXAMPLES = (
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeModelOptions(Output):
-    """Look inside a pretrained model of Hugging Face, on prompts that you have labelled."""
+    """Look inside a pretrained Hugging Face model, on prompts that you have labelled."""
 
     folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FOLDER")]
     """Folder with a pretrained model and its tokenizer, as `save_pretrained` writes them."""

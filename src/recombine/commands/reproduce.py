@@ -49,7 +49,7 @@ class ReproduceOptions(EngineFlags, Output):
     scale: Scale | None = None
     """Size of the experiment: tiny takes minutes, paper has the paper's sizes (default: depends on the experiment)."""
     only: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE ...")] = ()
-    """Run only records with these settings, e.g. --only model=vanilla trunk=softmax,hyla."""
+    """Run only these settings, e.g. --only model=vanilla trunk=softmax,hyla."""
     attention: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")] = ()
     """Run only these attentions, e.g. --attention softmax hyla. Short for --only attention=softmax,hyla."""
     steps: int | None = None
@@ -73,7 +73,7 @@ class ReproduceOptions(EngineFlags, Output):
     results: Annotated[Path, tyro.conf.arg(metavar="FOLDER")] = Path("results")
     """For `claims`: folder of the small files with the results of finished runs."""
     page: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="FILE ...")] = ()
-    """For `claims`: write the card to these Markdown files. A page with markers gets what belongs between them."""
+    """For `claims`: Markdown files to write the claims to. In a page with markers, only the text between them is replaced."""
 
 
 def run(argv: list[str]) -> None:

@@ -23,5 +23,10 @@ def run(argv: list[str]) -> None:
         value[name] = {"summary": task.summary, "splits": list(task.splits), "settings": settings}
         rows.append((name.replace("_", "-"), task.summary))
     columns = ("task", Column(name="what it asks", wrap=True))
-    table = Table(title="Tasks", columns=columns, rows=tuple(rows), note="recombine train TASK --help: its settings")
+    table = Table(
+        title="Tasks",
+        columns=columns,
+        rows=tuple(rows),
+        note="recombine train TASK --help lists the settings of a task.",
+    )
     output.show(value, table)

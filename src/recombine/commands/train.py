@@ -19,8 +19,8 @@ from recombine.run import RunConfig, progress_bar, train_run
 from recombine.store import RunDirectory
 
 EXAMPLES = (
-    "recombine train sraven --attention hyla --scale tiny",
-    "recombine train fuzzy-logic --scale small --seed 1 --out runs/fuzzy",
+    "recombine train hyperteacher --scale small",
+    "recombine train fuzzy-logic --scale small --attention hyla --seed 1",
 )
 
 

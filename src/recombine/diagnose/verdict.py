@@ -201,8 +201,8 @@ def _compare(trained: PlacedScore, held_out: PlacedScore, splits: Mapping[str, s
     return f"{_show(held_out['value'])} on {splits['ood']} against {_show(trained['value'])} on {seen}"
 
 
-def _show(value: float) -> str:
-    return f"{value:.2f}".replace("-", "−")
+def _show(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}".replace("-", "−")
 
 
 def _explain(verdict: Verdict, evidence: Evidence) -> str:

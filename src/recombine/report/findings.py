@@ -116,7 +116,7 @@ def read_part(run: ReportRun, name: str, *, step: str | None = None) -> Json | N
     if name not in probe:
         reason = probe.get("skipped", {}).get(step or name)
         if reason:
-            raise InputError(f"left out of the probe: {reason}")
+            raise InputError(f"not measured: {reason}")
         return None
     return {"probe": probe, name: probe[name]}
 
@@ -135,7 +135,7 @@ def read_decoders(run: ReportRun, key: str) -> list[Decoded] | None:
     if key not in probe:
         reason = probe.get("skipped", {}).get("decode", "nothing was decoded")
         if key == "decoders":
-            raise InputError(f"left out of the probe: {reason}")
+            raise InputError(f"not measured: {reason}")
         return None
     places = {site["name"]: (site["kind"], site["layer"]) for site in probe["sites"]}
     decoded = []

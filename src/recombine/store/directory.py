@@ -76,6 +76,8 @@ class RunDirectory:
             raise InputError(
                 f"run directory {str(path)!r} does not exist: expected a folder that `recombine train` made"
             )
+        if not (run.path / "config.json").exists() and (found := min(run.path.glob("*/config.json"), default=None)):
+            raise InputError(f"{str(path)!r} is a folder of runs: expected one of them, such as {str(found.parent)!r}")
         _ = run.config
         return run
 
