@@ -5,7 +5,7 @@ the task is the query and holds z. In head m the query is z_m, the key of the to
 Theta_m.
 
 `build_modular_mlp`: a multilayer perceptron on (z, x) that computes relu(sum_m z_m (x Theta_m + b_m)) Omega to any precision
-(Scale leads to compositional generalization, arXiv 2507.07207: neurons linear in the number of modules). Products come
+(Scaling can lead to compositional generalization, arXiv 2507.07207: neurons linear in the number of modules). Products come
 from squares, 2 a b = (a + b)² - a² - b², and a square from straight lines between n knots per unit, which are too large by
 at most 1 / (4 n²). One hidden layer holds all M I + M + I squares; the second is the teacher's own. All squares have
 their knots at the same positions, so that the errors of an inactive module cancel: (0 + x)² - x² is exactly 0.

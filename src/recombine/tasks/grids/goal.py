@@ -1,4 +1,4 @@
-"""A grid world of goals in four parts (Scale leads to compositional generalization, arXiv 2507.07207).
+"""A grid world of goals in four parts (Scaling can lead to compositional generalization, arXiv 2507.07207).
 
 A goal names a quadrant of the map, an interaction, a maze and an object: 4 x 5 x 5 x 5 = 500 goals. The agent is in that
 maze. It should walk to that object in that quadrant along a shortest path and perform the interaction, which ends the

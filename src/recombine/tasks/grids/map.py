@@ -3,7 +3,7 @@
 A map has height x width cells, numbered in reading order. The four moves are up, right, down, left. A move that would leave
 the map or enter a wall has no effect. An observation is a stack of one-hot planes: one per kind of object, one for the
 agent, one for the walls (if they are shown), and a one-hot of the remaining steps (if time matters). It is divided by the
-root of its mean square (Scale leads to compositional generalization, arXiv 2507.07207).
+root of its mean square (Scaling can lead to compositional generalization, arXiv 2507.07207).
 """
 
 from __future__ import annotations

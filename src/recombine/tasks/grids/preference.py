@@ -1,4 +1,4 @@
-"""A grid world of preferences (Scale leads to compositional generalization, arXiv 2507.07207).
+"""A grid world of preferences (Scaling can lead to compositional generalization, arXiv 2507.07207).
 
 Four rooms contain objects, each of one of F kinds, and an agent that picks up objects it steps on. A task is a vector z
 over M modules, of which 1 to K are active. It determines the value of an object of kind f:

@@ -4,7 +4,7 @@ Each module m holds a weight matrix Theta_m and a bias b_m for every hidden laye
 
     h = relu(x . sum_m z_m Theta_m + sum_m z_m b_m)   (once for each hidden layer),   y = h . Omega
 
-with one readout Omega for all tasks (Scale leads to compositional generalization, arXiv 2507.07207; When can
+with one readout Omega for all tasks (Scaling can lead to compositional generalization, arXiv 2507.07207; When can
 transformers compositionally generalize in-context?, arXiv 2407.12275). Weights have variance `weight_scale / fan_in`.
 """
 
