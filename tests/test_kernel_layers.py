@@ -90,6 +90,17 @@ def test_running_sums_and_cleared_padding_have_the_bits_of_torch(width):
     assert cleared.numpy().tobytes() == (x * real).numpy().tobytes(), "-0 and all"
 
 
+@needs_kernel
+@pytest.mark.parametrize("length", [-1, 5, 2**62, -(2**62)])
+def test_impossible_lengths_are_refused(length):
+    x, lengths = torch.randn(3, 4, 2), torch.tensor([1, length, 4])
+    layers = [(torch.randn(2, 2), torch.randn(2))]
+    with pytest.raises(AssertionError, match="a length is negative or larger than the number of tokens"):
+        kernel.apply_layers(x, lengths, layers)
+    with pytest.raises(AssertionError, match="a length is negative or larger than the number of tokens"):
+        kernel.sum_layers(x, lengths, layers, layers)
+
+
 def test_what_is_not_changed_in_place():
     x, lengths = torch.randn(3, 4, 5), torch.tensor([1, 2, 3])
     assert not kernel.changes_in_place(x[:, :2], lengths), "not contiguous"

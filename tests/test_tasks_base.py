@@ -102,6 +102,7 @@ def test_a_chain_draws_what_its_streams_draw():
             lambda stream: stream.uniform(4),
             lambda stream: stream.integers(9, 2),
             lambda stream: stream.permutations(5),
+            lambda stream: stream.uniform_sequences(torch.full((len(stream),), 2), 3, 4),
         ):
             assert torch.equal(draw(chain), torch.cat([draw(stream) for stream in alone]))
 
@@ -122,6 +123,7 @@ def test_draws_are_the_same_without_a_compiler(rows, monkeypatch):
         stream = Stream.chain([Stream("c", number, rows=range(3, 3 + rows)) for number in range(2)])
         numbers = [
             stream.uniform(9, 5),
+            stream.uniform_sequences(torch.arange(2 * rows) % 8, 7, 5),
             stream.integers(2**31 - 1, 3),
             stream.integers(1, 2),
             *stream.digits([5, 7], 4),
@@ -135,6 +137,17 @@ def test_draws_are_the_same_without_a_compiler(rows, monkeypatch):
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_sequences_are_uniform_numbers_with_zeros_behind_them(is_compiled, monkeypatch):
+    monkeypatch.setattr(draws, "is_available", lambda: is_compiled)
+    lengths = torch.arange(5).repeat(40)
+    found = Stream("s", rows=range(9, 209)).uniform_sequences(lengths, 4, 100)
+    expected = Stream("s", rows=range(9, 209)).uniform(4, 100)
+    real = torch.arange(4) < lengths[:, None]
+    assert torch.equal(found[real], expected[real])
+    assert not found[~real].any()
+
+
 def test_choices_are_the_beginning_of_a_permutation():
     orders = Stream("p", rows=range(500)).permutations(30)
     for count in (1, 4, 16, 30):
@@ -144,6 +157,7 @@ def test_choices_are_the_beginning_of_a_permutation():
 def test_a_draw_is_in_memory_where_another_device_is_the_default():
     with torch.device("meta"):
         assert Stream("golden", rows=range(1)).bits(3).tolist() == GOLDEN_BITS
+        assert Stream("golden", rows=range(100)).uniform(1000).device.type == "cpu"
 
 
 def test_rows_of_one_key_are_drawn_together():

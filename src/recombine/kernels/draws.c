@@ -4,6 +4,7 @@ several keys, shifted, scaled or ordered on the way, so that the 64 bits are nev
 Integers all the way but for the last, exact, multiplication of `uniform`: the numbers are the same on every machine.
 */
 #include <stdint.h>
+#include <string.h>
 
 #define GOLDEN 0x9E3779B97F4A7C15ull
 #define BLOCK 4096 /* numbers that a thread takes at a time */
@@ -40,6 +41,20 @@ int recombine_draw_bits(const problem *p) { FILL(int64_t, (int64_t)bits) }
 
 /* Multiples of 2^-24 in [0, 1). */
 int recombine_draw_uniform(const problem *p) { FILL(float, (float)(int32_t)(bits >> 40) * 0x1p-24f) }
+
+/* The same for rows of `row` numbers, of which the first `lengths` times `width` are drawn; 0 behind them. */
+int recombine_draw_sequences(const problem *p, const int64_t *lengths, int64_t row, int64_t width) {
+  const int64_t rows = p->count / row;
+#pragma omp parallel for num_threads(p->threads) schedule(static) if (p->threads > 1)
+  for (int64_t r = 0; r < p->num_keys * rows; r++) {
+    const uint64_t key = p->keys[r / rows] + (uint64_t)(r % rows * row) * GOLDEN;
+    const int64_t drawn = lengths[r] * width;
+    float *out = (float *)p->out + r * row;
+    for (int64_t i = 0; i < drawn; i++) out[i] = (float)(int32_t)(mix(key, i) >> 40) * 0x1p-24f;
+    memset(out + drawn, 0, (row - drawn) * sizeof(float));
+  }
+  return 0;
+}
 
 /* 0 .. high - 1, for high < 2^31. */
 int recombine_draw_integers(const problem *p, int64_t high) { FILL(int64_t, (int64_t)((bits >> 32) * (uint64_t)high >> 32)) }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -36,11 +37,16 @@ class _Problem(ctypes.Structure):
 @cache
 def open_library() -> ctypes.CDLL | str:
     """The compiled kernel, or why there is none, in one line."""
-    numbers = {"bits": 0, "uniform": 0, "integers": 1, "orders": 2}
-    problem, number = ctypes.POINTER(_Problem), ctypes.c_int64
-    return open_kernel(
-        "draws.c", [], {f"recombine_draw_{name}": [problem, *[number] * count] for name, count in numbers.items()}
-    )
+    number, address = ctypes.c_int64, ctypes.c_void_p
+    arguments: dict[str, list[Any]] = {
+        "bits": [],
+        "uniform": [],
+        "sequences": [address, number, number],
+        "integers": [number],
+        "orders": [number, number],
+    }
+    problem = ctypes.POINTER(_Problem)
+    return open_kernel("draws.c", [], {f"recombine_draw_{name}": [problem, *more] for name, more in arguments.items()})
 
 
 def is_available() -> bool:
@@ -56,6 +62,16 @@ def draw_bits(keys: Sequence[int], count: int) -> Int[Tensor, "keys count"]:
 def draw_uniform(keys: Sequence[int], count: int) -> Float[Tensor, "keys count"]:
     """The first 24 of these bits, as a fraction."""
     return _draw("uniform", keys, count, recycled.empty(len(keys), count))
+
+
+def draw_sequences(
+    keys: Sequence[int], count: int, *, lengths: Int[Tensor, " rows"], shape: tuple[int, int]
+) -> Float[Tensor, "keys count"]:
+    """Rows of such fractions, of the shape (tokens, features); 0 behind the first `lengths` tokens, at most all of them."""
+    tokens, width = shape
+    assert (len(lengths), lengths.dtype) == (len(keys) * count // (tokens * width), torch.int64)
+    kept = lengths.contiguous().clamp(0, tokens)
+    return _draw("sequences", keys, count, recycled.empty(len(keys), count), kept.data_ptr(), tokens * width, width)
 
 
 def draw_integers(keys: Sequence[int], count: int, high: int) -> Int[Tensor, "keys count"]:

@@ -23,14 +23,12 @@ typedef struct {
 } problem;
 
 INLINE vec sigmoid(vec x) {
-  vec exponent = x * splat(-LOG2_E);
-  exponent = choose(exponent > splat(126), splat(126), exponent); /* a NaN is not larger, and stays */
-  return splat(1) / (splat(1) + exp2_of(exponent));
+  return splat(1) / (splat(1) + exp2_of(-larger(splat(-126), x * splat(LOG2_E)))); /* a NaN stays */
 }
 
 /* `count` outputs from number `o` on, a constant: their sums are computed together. */
 INLINE void apply_outputs(vec *to, const vec *from, const float *weight, const float *bias, int64_t inputs, int64_t o, int count) {
-  vec sums[8];
+  vec sums[10];
   UNROLL for (int j = 0; j < count; j++) sums[j] = splat(0);
   for (int64_t i = 0; i < inputs; i++) {
     UNROLL for (int j = 0; j < count; j++) sums[j] += splat(weight[(o + j) * inputs + i]) * from[i];
@@ -40,6 +38,7 @@ INLINE void apply_outputs(vec *to, const vec *from, const float *weight, const f
 
 static void apply_layer(vec *restrict to, const vec *restrict from, const float *weight, const float *bias, int64_t inputs, int64_t outputs) {
   int64_t o = 0;
+  for (; o + 10 <= outputs; o += 10) apply_outputs(to, from, weight, bias, inputs, o, 10);
   for (; o + 8 <= outputs; o += 8) apply_outputs(to, from, weight, bias, inputs, o, 8);
   for (; o + 4 <= outputs; o += 4) apply_outputs(to, from, weight, bias, inputs, o, 4);
   for (; o < outputs; o++) apply_outputs(to, from, weight, bias, inputs, o, 1);
@@ -100,30 +99,64 @@ static void apply_rows(const problem *p, int64_t start, int64_t end) {
   if (count) apply_layers(p, places, count);
 }
 
+/* Whether all lengths are possible; what is not would be written elsewhere. */
+static int are_possible(const problem *p) {
+  int wrong = 0;
+  for (int64_t row = 0; row < p->rows; row++) wrong |= (uint64_t)p->lengths[row] > (uint64_t)p->tokens;
+  return !wrong;
+}
+
+/* Returns 0, or 1 if a length is not possible. */
 int recombine_apply_layers(const problem *p) {
+  if (!are_possible(p)) return 1;
 #pragma omp parallel for num_threads(p->threads) schedule(static) if (p->threads > 1)
   for (int64_t part = 0; part < p->threads; part++)
     apply_rows(p, part * p->rows / p->threads, (part + 1) * p->rows / p->threads);
   return 0;
 }
 
-/* Sums over the tokens so far, for the first `lengths` tokens of each row of `x` (rows, tokens, width), in double precision. */
+/* Sums over the tokens so far of `count` features, a constant, in double precision. They stay in registers. */
+#define DEFINE_SUM(name, count)                                                                                          \
+  typedef float name##_floats __attribute__((vector_size(4 * count), aligned(4), may_alias));                            \
+  typedef double name##_doubles __attribute__((vector_size(8 * count)));                                                 \
+  INLINE void name(float *x, int64_t length, int64_t width) {                                                            \
+    name##_doubles sums = {0};                                                                                           \
+    for (int64_t t = 0; t < length; t++, x += width) {                                                                   \
+      sums += __builtin_convertvector(*(name##_floats *)x, name##_doubles);                                              \
+      *(name##_floats *)x = __builtin_convertvector(sums, name##_floats);                                                \
+    }                                                                                                                    \
+  }
+DEFINE_SUM(sum_8, 8)
+DEFINE_SUM(sum_4, 4)
+DEFINE_SUM(sum_1, 1)
+
+/* For the first `lengths` tokens of each row of `x` (rows, tokens, width). */
 static void sum_tokens(float *x, const int64_t *lengths, int64_t rows, int64_t tokens, int64_t width) {
-  double sums[MAX_WIDTH];
-  for (int64_t row = 0; row < rows; row++) {
-    float *at = x + row * tokens * width;
-    memset(sums, 0, width * sizeof *sums);
-    for (int64_t t = 0; t < lengths[row]; t++, at += width)
-      for (int64_t i = 0; i < width; i++) sums[i] += at[i], at[i] = sums[i];
+  for (int64_t row = 0; row < rows; row++, x += tokens * width) {
+    int64_t i = 0;
+    for (; i + 8 <= width; i += 8) sum_8(x + i, lengths[row], width);
+    for (; i + 4 <= width; i += 4) sum_4(x + i, lengths[row], width);
+    for (; i < width; i++) sum_1(x + i, lengths[row], width);
   }
 }
 
-/* Layers, sums over the tokens so far, layers: `embed->out` is `readout->x`. In blocks of rows, which stay in cache. */
+/* Ask for rows of `x` (rows, row) before they are needed: while the rows before them are computed, they come into cache. */
+INLINE void fetch_rows(const float *x, int64_t start, int64_t end, int64_t row) {
+  for (int64_t i = start * row; i < end * row; i += 16) __builtin_prefetch(x + i, 1);
+}
+
+/* Layers, sums over the tokens so far, layers: `embed->out` is `readout->x`. In blocks of rows, which stay in cache.
+Returns 0, or 1 if a length is not possible. */
 int recombine_sum_layers(const problem *embed, const problem *readout) {
-  const int64_t blocks = (embed->rows + BLOCK - 1) / BLOCK, tokens = embed->tokens, width = embed->widths[embed->num_layers];
+  const int64_t blocks = (embed->rows + BLOCK - 1) / BLOCK, tokens = embed->tokens, inputs = embed->widths[0];
+  const int64_t width = embed->widths[embed->num_layers], outputs = readout->widths[readout->num_layers];
+  if (!are_possible(embed)) return 1;
 #pragma omp parallel for num_threads(embed->threads) schedule(static) if (embed->threads > 1)
   for (int64_t block = 0; block < blocks; block++) {
-    const int64_t start = block * BLOCK, end = smaller(start + BLOCK, embed->rows);
+    const int64_t start = block * BLOCK, end = smaller(start + BLOCK, embed->rows), next = smaller(end + BLOCK, embed->rows);
+    fetch_rows(embed->x, end, next, tokens * inputs);
+    fetch_rows(embed->out, end, next, tokens * width);
+    fetch_rows(readout->out, end, next, tokens * outputs);
     apply_rows(embed, start, end);
     sum_tokens(embed->out + start * tokens * width, embed->lengths + start, end - start, tokens, width);
     apply_rows(readout, start, end);

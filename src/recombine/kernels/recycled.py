@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import weakref
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,7 +22,16 @@ SMALLEST, LARGEST = 1 << 16, 1 << 24
 MOST_KEPT = 1 << 26
 """Bytes of all blocks that nobody uses. More are given back, the oldest first."""
 
-_free: dict[int, Tensor] = {}  # by address, the oldest first
+
+class _User(weakref.ref[np.ndarray]):
+    """The array that uses a block; weak, so that its end is noticed. `weakref.finalize` would be slow."""
+
+    __slots__ = ("block",)
+    block: Tensor
+
+
+_used: dict[int, _User] = {}
+_free: dict[int, Tensor] = {}  # the oldest first
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -31,22 +41,24 @@ def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device="cpu")
     block = _take(num_bytes)
     memory = block.numpy()
-    weakref.finalize(memory, _give_back, block).atexit = False
+    user = _User(memory, _give_back)
+    user.block = block
+    _used[id(block)] = user
     return torch.from_numpy(memory).view(dtype).view(shape)
 
 
 def _take(num_bytes: int) -> Tensor:
     """The free block of this size that was used last, or a new one."""
-    for address, block in reversed(list(_free.items())):
-        if len(block) == num_bytes and _free.pop(address, None) is not None:  # unless another thread was faster
+    for key, block in reversed(list(_free.items())):
+        if len(block) == num_bytes and _free.pop(key, None) is not None:  # unless another thread was faster
             return block
     return torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
 
 
-def _give_back(block: Tensor) -> None:
-    _free[block.data_ptr()] = block
+def _give_back(user: _User) -> None:
+    _free[id(user.block)] = _used.pop(id(user.block)).block
     num_bytes = 0
-    for address, other in reversed(list(_free.items())):
+    for key, other in reversed(list(_free.items())):
         num_bytes += len(other)
         if num_bytes > MOST_KEPT:
-            _free.pop(address, None)
+            _free.pop(key, None)

@@ -140,15 +140,19 @@ class Sampler(Settings, ABC):
         self, split: SplitName, stream: Stream
     ) -> tuple[Int[Tensor, " rows"], Int[Tensor, "rows size"]]:
         """A uniformly random composition for each row: its number, and its modules, then -1 up to the largest."""
-        table = self._composition_tables.get((split, stream.device))
+        number = stream.integers(len(self.split.compositions(split)), 1)[:, 0]
+        return number, self.look_up_modules(split, number)
+
+    def look_up_modules(self, split: SplitName, number: Int[Tensor, " rows"]) -> Int[Tensor, "rows size"]:
+        """The modules of compositions by their number, then -1 up to the largest."""
+        table = self._composition_tables.get((split, number.device))
         if table is None:
             compositions = self.split.compositions(split)
             size = max(map(len, compositions))
             filled = [(*composition, *[-1] * (size - len(composition))) for composition in compositions]
-            table = torch.tensor(filled, device=stream.device)
-            self._composition_tables[split, stream.device] = table
-        number = stream.integers(len(table), 1)[:, 0]
-        return number, table[number]
+            table = torch.tensor(filled, device=number.device)
+            self._composition_tables[split, number.device] = table
+        return table.index_select(0, number)
 
     @cached_property
     def _composition_tables(self) -> dict[tuple[SplitName, torch.device], Tensor]:

@@ -77,6 +77,16 @@ class Stream:
             return self._draw(draws.draw_uniform, shape).view(len(self), *shape)
         return _shift_right(self.bits(*shape), 40).to(torch.float32).mul_(2.0**-24)
 
+    def uniform_sequences(
+        self, lengths: Int[Tensor, " rows"], num_tokens: int, width: int
+    ) -> Float[Tensor, "rows num_tokens width"]:
+        """`uniform(num_tokens, width)` for the first `lengths` tokens of each row, and 0 behind them."""
+        if self._draws_in_c():
+            draw = partial(draws.draw_sequences, lengths=lengths, shape=(num_tokens, width))
+            return self._draw(draw, (num_tokens, width)).view(len(self), num_tokens, width)
+        real = torch.arange(num_tokens, device=self.device) < lengths[:, None]
+        return self.uniform(num_tokens, width) * real[..., None]
+
     def integers(self, high: int, *shape: int) -> Int[Tensor, "rows ..."]:
         """Uniform in 0..high-1; the bias of multiply-and-shift is below high / 2^32."""
         assert 0 < high < 2**31

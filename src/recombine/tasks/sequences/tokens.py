@@ -27,7 +27,7 @@ from recombine.compositions import Composition, CompositionSplit
 from recombine.errors import InputError, check_choice, check_positive
 from recombine.tasks.base import Batch, SplitName, Task
 from recombine.tasks.per_device import once_per_device
-from recombine.tasks.sequences.padding import clear_padding, mark_real
+from recombine.tasks.sequences.padding import clear_padding
 from recombine.tasks.stream import Stream
 
 Generalisation = Literal["lengths", "corners"]
@@ -102,7 +102,7 @@ class SequenceTask(Task):
 
     def make_batch(self, split: SplitName, stream: Stream) -> Batch:
         """Sequences of the split with the teacher's outputs; `info` has their lengths and the teacher's hidden states."""
-        return self._label(split, *self._draw_tokens(split, stream))
+        return self._label(split, *self._draw_tokens(split, stream, padded=True))
 
     def sample_length(
         self,
@@ -125,13 +125,20 @@ class SequenceTask(Task):
             composition = lengths - shortest
         return self._label(split, x[:, :length], composition, lengths)
 
-    def _draw_tokens(self, split: SplitName, stream: Stream) -> tuple[Tensor, Tensor, Tensor]:
-        """Tokens, before padding; the number of the composition; the length."""
+    def _draw_tokens(
+        self, split: SplitName, stream: Stream, *, padded: bool = False
+    ) -> tuple[Float[Tensor, "b t tokens"], Int[Tensor, " b"], Int[Tensor, " b"]]:
+        """Tokens, 0 behind the length if they are to be padded; the number of the composition; the length."""
         if split == "train" and self.num_sequences is not None:
             number = stream.integers(self.num_sequences, 1)[:, 0]
             x, composition, lengths = (column[number] for column in self._pool(stream.device))
-            return x, composition, lengths
-        return self._draw(split, stream)
+        elif padded and self.generalise_to == "lengths" and (self.support == 1 or split == "ood"):
+            composition, lengths = self._draw_lengths(split, stream)
+            return stream.uniform_sequences(lengths, self.lengths(split)[1], self.token_dim), composition, lengths
+        else:
+            x, composition, lengths = self._draw(split, stream)
+        # in place, for it was drawn for this batch alone
+        return clear_padding(x, lengths) if padded else x, composition, lengths
 
     def _label(
         self,
@@ -140,11 +147,12 @@ class SequenceTask(Task):
         composition: Int[Tensor, " b"],
         lengths: Int[Tensor, " b"],
     ) -> Batch:
-        """The batch of these sequences: padding set to 0, and the outputs and hidden states of the teacher."""
-        x = clear_padding(x, lengths)  # in place, for it was drawn for this batch alone
+        """The batch of these sequences, with the outputs and hidden states of the teacher."""
         hidden, y = self.label(x, lengths)
-        info = {"composition": composition, "length": lengths, "hidden": hidden}
-        return Batch(x, y, self._modules(split, composition, mark_real(x, lengths)), info)
+        modules = self.look_up_modules(split, composition)
+        if self.generalise_to == "lengths":
+            modules = modules[:, : x.shape[1]].contiguous()  # module 0 at every token, -1 for padding
+        return Batch(x, y, modules, {"composition": composition, "length": lengths, "hidden": hidden})
 
     def lengths(self, split: SplitName) -> tuple[int, int]:
         """The fewest and the most tokens of a sequence of a split."""
@@ -152,12 +160,17 @@ class SequenceTask(Task):
             return self.max_length, self.max_length
         return (self.max_length + 1, self.longest) if split == "ood" else (self.min_length, self.max_length)
 
-    def _draw(self, split: SplitName, stream: Stream) -> tuple[Tensor, Tensor, Tensor]:
-        """Tokens, before padding; the number of the composition; the length."""
+    def _draw_lengths(self, split: SplitName, stream: Stream) -> tuple[Int[Tensor, " b"], Int[Tensor, " b"]]:
+        """The number of the composition, and the length."""
         shortest, longest = self.lengths(split)
         composition = stream.integers(len(self.split.compositions(split)), 1)[:, 0]
         lengths = composition + shortest if self.generalise_to == "lengths" else torch.full_like(composition, longest)
-        x = stream.uniform(longest, self.token_dim)
+        return composition, lengths
+
+    def _draw(self, split: SplitName, stream: Stream) -> tuple[Tensor, Tensor, Tensor]:
+        """Tokens, before padding; the number of the composition; the length."""
+        composition, lengths = self._draw_lengths(split, stream)
+        x = stream.uniform(self.lengths(split)[1], self.token_dim)
         if split != "ood":
             x = self.narrow(x)
         if self.generalise_to == "corners" and split == "ood":
@@ -178,11 +191,6 @@ class SequenceTask(Task):
             if not outside.any():
                 return x
             x = torch.where(outside[:, None], self.narrow(stream.uniform(*x.shape[1:])), x)
-
-    def _modules(self, split: SplitName, composition: Tensor, real: Tensor) -> Int[Tensor, "batch size"]:
-        if self.generalise_to == "lengths":
-            return real.long() - 1  # module 0 at every token, -1 for padding
-        return torch.tensor(self.split.compositions(split), device=real.device)[composition]
 
     @once_per_device
     def _pool(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
