@@ -2,22 +2,26 @@
 
     python docs/make_task_cards.py [--num-instances 1024]
 
-Every number on a card comes from the code: sizes from the presets, compositions from the certificates, reference scores from
-`recombine check TASK --scale SCALE`.
+Every number on a card comes from the code: sizes from the presets, compositions from the certificates, settings from the
+dataclass, reference scores from `recombine check TASK --scale SCALE`.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
+import inspect
+import itertools
 import re
-from collections.abc import Collection
+import textwrap
+from collections.abc import Collection, Mapping
 from dataclasses import fields
 from pathlib import Path
 
 from recombine.errors import InputError
 from recombine.evaluate import describe_metrics, score_references
 from recombine.models import count_parameters
-from recombine.run import default_run
+from recombine.run import RunConfig, default_run
 from recombine.sweep.kept_costs import PACKAGED, estimate_hours, read_costs
 from recombine.tables import format_number
 from recombine.tasks import TASKS, Task
@@ -37,38 +41,64 @@ def write_card(name: str, task_class: type[Task], num_instances: int) -> str:
     parts = [f"# {command}", f"{link_papers(summary)}.", draw_instance(command, task)]
     parts.append(f"*The first instance of `ood` at scale tiny: `recombine show {command} --scale tiny`.*")
     parts += ["## Modules", list_modules(task)]
-    hours = estimate_hours(PACKAGED)
-    rows = [
-        [
-            scale,
-            f"{len(run.task.split.certificate.coverage):,}",
-            f"{run.task.split.certificate.num_train:,}",
-            f"{run.task.split.certificate.num_ood:,}",
-            str(run.task.split.certificate.min_coverage),
-            run.model.label,
-            f"{count_parameters(run.build_model()):,}",
-            f"{run.training.steps:,} × {run.training.batch_size:,}",
-            show_time(hours(run)),
-        ]
-        for scale, run in runs.items()
-    ]
-    names = [
-        "scale",
-        "modules",
-        "trained",
-        "held out",
-        "least per module",
-        "model",
-        "parameters",
-        "steps × batch",
-        "time",
-    ]
-    sizes = "Numbers of modules, trained compositions and held-out compositions, and the least number of trained "
-    sizes += "compositions that any module is part of\n(seed 0). Then the default model and training, and the "
-    sizes += f"estimated time on one core of this processor: {read_costs(PACKAGED)['processor']}."
-    parts += ["## Sizes", sizes, table(names, rows, numbers={1, 2, 3, 4, 6, 7, 8})]
+    parts += ["## Sizes", describe_sizes(task), tabulate_sizes(runs)]
     splits = [[f"`{split}`", task.split_title(split), task.split_meaning(split)] for split in task.splits]
-    parts += ["## Splits", table(["split", "called", "holds"], splits)]
+    parts += ["## Splits", table(["split", "title", "contents"], splits)]
+    parts += [
+        "## Metrics and reference scores",
+        f"At scale tiny, with {num_instances:,} instances per split (`recombine check {command} --scale tiny "
+        f"--num-instances {num_instances}`). *Chance* is the score of the best answer that ignores the input, the *ceiling* "
+        "the best possible score, and *agnostic* the best possible score without knowing which compositions the split has. "
+        "A ceiling below a perfect score means that some instances are ambiguous.",
+        tabulate_references(task, num_instances),
+    ]
+    parts += [
+        "## Settings",
+        "Defaults are those of scale paper. Each setting is also a flag, such as "
+        f"`--{fields(task)[1].name.replace('_', '-')}`.",
+        tabulate_settings(runs["paper"].task),
+    ]
+    parts.append(f"Models with sizes for this task: {', '.join(f'`{model}`' for model in task.models)}.")
+    return "\n\n".join(parts) + "\n"
+
+
+def has_modules(task: Task) -> bool:
+    return len(task.split.certificate.coverage) > 1
+
+
+def describe_sizes(task: Task) -> str:
+    """What the columns of the table of sizes are."""
+    counted = "The numbers of trained and of held-out lengths"
+    if has_modules(task):
+        counted = (
+            "The numbers of modules, of trained and of held-out compositions, and the fewest that train any one module"
+        )
+    processor = read_costs(PACKAGED)["processor"]
+    return (
+        f"{counted}\n(seed 0); the default model and training; the estimated training time on one core ({processor})."
+    )
+
+
+def tabulate_sizes(runs: Mapping[str, RunConfig]) -> str:
+    """A row per scale."""
+    hours = estimate_hours(PACKAGED)
+    rows = []
+    for scale, run in runs.items():
+        certificate = run.task.split.certificate
+        row = {"scale": scale, "modules": f"{len(certificate.coverage):,}", "trained": f"{certificate.num_train:,}"}
+        row |= {"held out": f"{certificate.num_ood:,}", "fewest per module": str(certificate.min_coverage)}
+        row |= {"model": run.model.label, "parameters": f"{count_parameters(run.build_model()):,}"}
+        row |= {"steps × batch": f"{run.training.steps:,} × {run.training.batch_size:,}", "time": show_time(hours(run))}
+        if not has_modules(run.task):
+            del row["modules"], row["fewest per module"]
+        rows.append(row)
+    names = list(rows[0])
+    numbers = {number for number, name in enumerate(names) if name not in ("scale", "model")}
+    return table(names, [list(row.values()) for row in rows], numbers=numbers)
+
+
+def tabulate_references(task: Task, num_instances: int) -> str:
+    """Chance, ceiling and agnostic optimum of each split and metric."""
     references = score_references(task, num_instances=num_instances)
     metrics = describe_metrics(task, references.values())
     scores = [
@@ -80,28 +110,35 @@ def write_card(name: str, task_class: type[Task], num_instances: int) -> str:
         for split, values in references.items()
         for metric, score in values.items()
     ]
-    parts += [
-        "## Metrics and reference scores",
-        f"At scale tiny, {num_instances:,} instances per split (`recombine check {command} --scale tiny --num-instances "
-        f"{num_instances}`). *Chance* ignores the input; the *ceiling* is the best possible score; *agnostic* is the best "
-        "without knowing which compositions the split holds. A ceiling below a perfect score means ambiguous instances.",
-        table(["split", "metric", "chance", "ceiling", "agnostic"], scores, numbers={2, 3, 4}),
+    return table(["split", "metric", "chance", "ceiling", "agnostic"], scores, numbers={2, 3, 4})
+
+
+def tabulate_settings(task: Task) -> str:
+    """Each setting with its value and its meaning, which is the text below it in the source."""
+    meanings: dict[str, str] = {}
+    for owner in reversed(type(task).__mro__[:-1]):
+        body = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0]
+        assert isinstance(body, ast.ClassDef)
+        for line, after in itertools.pairwise(body.body):
+            if (
+                isinstance(line, ast.AnnAssign)
+                and isinstance(after, ast.Expr)
+                and isinstance(after.value, ast.Constant)
+            ):
+                meanings[ast.unparse(line.target)] = " ".join(str(after.value.value).split())
+    rows = [
+        [f"`{field.name}`", f"`{getattr(task, field.name)!r}`", meanings.get(field.name, "")] for field in fields(task)
     ]
-    settings = [[f"`{field.name}`", f"`{getattr(runs['paper'].task, field.name)!r}`"] for field in fields(task)]
-    parts += [
-        "## Settings",
-        f"Values at scale paper; `recombine train {command} --help` describes them.",
-        table(["setting", "value"], settings),
-    ]
-    parts.append(f"Models with sizes for this task: {', '.join(f'`{model}`' for model in task.models)}.")
-    return "\n\n".join(parts) + "\n"
+    return table(["setting", "default", "meaning"], rows)
 
 
 def list_modules(task: Task) -> str:
     """How many modules there are and what they are called."""
     names = [task.describe((module,)) for module in sorted(task.split.certificate.coverage)]
-    if len(names) == 1:
+    if not has_modules(task):
         return "This family has no modules: its compositions are the lengths of sequences."
+    if all(re.fullmatch(r"module \d+", name) for name in names):
+        return f"{len(names)} at scale tiny: random weights that stay fixed. They have numbers instead of names."
     shown = ", ".join(f"`{name}`" for name in names[:MAX_NAMES]) + (", …" if len(names) > MAX_NAMES else "")
     return f"{len(names)} at scale tiny: {shown}."
 
@@ -150,7 +187,7 @@ def main() -> None:
             (FOLDER / f"{name}.md").write_text(write_card(name, task_class, options.num_instances))
         page = OWN_PAGES.get(name, f"{name}.md")
         index.append([f"[{name.replace('_', '-')}]({page})", link_papers(task_class.summary)])
-    text = "A card for each family, written by `make cards`, with the paper that the family comes from."
+    text = "Each task family has a card, written by `make cards`. The link in brackets is the paper that it comes from."
     (FOLDER / "index.md").write_text(f"# Tasks\n\n{text}\n\n{table(['task', 'what it asks'], index)}\n")
 
 
