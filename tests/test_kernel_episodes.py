@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from recombine.kernels import episodes
+from recombine.tasks.grids import pursuit
 from recombine.tasks.grids.goal import GoalGrid
 from recombine.tasks.grids.preference import PreferenceGrid
 
@@ -43,6 +44,36 @@ def test_the_same_bits_as_the_definition(name, threads, monkeypatch):
         for column, value in columns.items():
             assert value.dtype == expected[column].dtype, column
             assert value.numpy().tobytes() == expected[column].contiguous().numpy().tobytes(), column
+
+
+@pytest.mark.parametrize("num_distractors", [2, 8])
+def test_equal_random_numbers_are_left_to_the_definition(num_distractors, monkeypatch):
+    """Which of equal cells `topk` takes is its own affair; so is what it takes where too few are free."""
+    task = replace(SMALL_GOALS, num_distractors=num_distractors)
+    rows = torch.arange(50)
+    goals = torch.stack([rows % size for size in task.num_values], dim=1)
+    others = torch.zeros(50, num_distractors - 1, dtype=torch.int64)
+    world = task._tables("cpu").world
+    arguments = {"horizon": task.horizon, "has_decoy": True, "num_values": task.num_values}
+
+    def find(uniform):
+        return pursuit.pursue(world, pursuit.Chance(uniform, others, others), goals, **arguments)
+
+    torch.manual_seed(0)
+    for tied in (False, True):
+        uniform = torch.rand(50, 4, 25)
+        if tied:
+            uniform[7, 3] = 0.5
+        found = episodes.pursue(
+            *world, uniform, others, others, goals, num_steps=task.horizon, has_decoy=True, num_values=task.num_values
+        )
+        assert (found is None) == tied
+        fast = find(uniform)
+        with monkeypatch.context() as patch:
+            patch.setattr(episodes, "is_available", lambda device: False)
+            plain = find(uniform)
+        for one, other in zip((*fast[:4], *fast.episodes), (*plain[:4], *plain.episodes), strict=True):
+            assert torch.equal(one, other)
 
 
 def test_only_tensors_in_memory_are_taken():

@@ -104,16 +104,23 @@ int recombine_collect(const collection *p) {
   return failed;
 }
 
-/* ---------------------------------------------------------------- places of the goal grid */
+/* ---------------------------------------------------------------- the goal grid */
+
+#define MOST_OTHERS 8
+#define MOST_CELLS 1024
 
 typedef struct {
-  const float *uniform;                        /* (episodes, 4, cells) */
-  const int64_t *maze, *quadrant, *distance;   /* (episodes), (episodes), (mazes, cells, cells) */
+  const int64_t *moves, *distance;             /* (mazes, cells, 4), (mazes, cells, cells) */
+  const uint8_t *shortest;                     /* (mazes, cells, goals, 4): moves with which shortest paths begin */
   const uint8_t *walls, *quadrants;            /* (mazes, cells), (quadrants, cells) */
-  int64_t *goal, *start, *decoy;               /* (episodes) */
-  float *luck;                                 /* (episodes, cells): of the cells that are left for other objects */
-  int64_t num_episodes, num_cells, horizon, has_decoy;
-} placement;
+  const float *uniform;                        /* (episodes, 4, cells) */
+  const int64_t *anything, *something_else;    /* (episodes, others) */
+  const int64_t *goals;                        /* (episodes, 4): quadrant, interaction, maze, kind */
+  int64_t *objects, *kinds, *code, *maze;      /* (episodes, objects), (episodes, objects), (episodes), (episodes) */
+  int64_t *cells, *actions;                    /* (episodes, steps) */
+  uint8_t *optimal;                            /* (episodes, steps, 4 + interactions) */
+  int64_t num_episodes, num_cells, num_steps, has_decoy, num_others, num_interactions, num_mazes, num_kinds, threads;
+} pursuit;
 
 /* The cell with the largest number of those that are open, the first of several; 0 if none is. */
 static int64_t find_luckiest(const float *uniform, const uint8_t *open, int64_t num_cells) {
@@ -124,64 +131,77 @@ static int64_t find_luckiest(const float *uniform, const uint8_t *open, int64_t 
   return best;
 }
 
-static void place(const placement *p, int64_t episode, uint8_t *open, uint8_t *left) {
-  const int64_t cells = p->num_cells;
-  const float *uniform = p->uniform + 4 * episode * cells;
-  const uint8_t *walls = p->walls + p->maze[episode] * cells, *inside = p->quadrants + p->quadrant[episode] * cells;
-  for (int64_t c = 0; c < cells; c++) left[c] = !walls[c], open[c] = left[c] & inside[c];
-  const int64_t goal = find_luckiest(uniform, open, cells);
-  const int64_t *steps = p->distance + p->maze[episode] * cells * cells + goal;
-  for (int64_t c = 0; c < cells; c++) open[c] = steps[c * cells] > 0 && steps[c * cells] < p->horizon;
-  const int64_t start = find_luckiest(uniform + cells, open, cells);
-  left[goal] = left[start] = 0;
-  for (int64_t c = 0; c < cells; c++) open[c] = left[c] & !inside[c];
-  const int64_t decoy = find_luckiest(uniform + 2 * cells, open, cells);
-  if (p->has_decoy) left[decoy] = 0;
-  for (int64_t c = 0; c < cells; c++) p->luck[episode * cells + c] = left[c] ? uniform[3 * cells + c] + 1 : 0;
-  p->goal[episode] = goal, p->start[episode] = start, p->decoy[episode] = decoy;
-}
-
-/* Returns 0, or 1 if there is not enough memory. */
-int recombine_place(const placement *p) {
-  uint8_t *room = malloc(2 * p->num_cells);
-  if (!room) return 1;
-  for (int64_t episode = 0; episode < p->num_episodes; episode++) place(p, episode, room, room + p->num_cells);
-  free(room);
-  return 0;
-}
-
-/* ---------------------------------------------------------------- the expert of the goal grid */
-
-typedef struct {
-  const int64_t *start, *goal, *maze, *interaction; /* (episodes) */
-  const int64_t *moves;                             /* (mazes, cells, 4) */
-  const uint8_t *shortest;                          /* (mazes, cells, goals, 4): moves with which shortest paths begin */
-  int64_t *cells, *actions;                         /* (episodes, steps) */
-  uint8_t *optimal;                                 /* (episodes, steps, 4 + interactions) */
-  int64_t num_episodes, num_cells, num_steps, num_interactions;
-} pursuit;
-
-int recombine_pursue(const pursuit *p) {
-  const int64_t num_actions = NUM_MOVES + p->num_interactions;
-  uint8_t *optimal = p->optimal;
-  memset(optimal, 0, p->num_episodes * p->num_steps * num_actions);
-  for (int64_t episode = 0; episode < p->num_episodes; episode++) {
-    const int64_t first = p->maze[episode] * p->num_cells, goal = p->goal[episode];
-    int64_t cell = p->start[episode], ended = 0;
-    for (int64_t step = 0; step < p->num_steps; step++, optimal += num_actions) {
-      const int64_t arrived = cell == goal;
-      memcpy(optimal, p->shortest + ((first + cell) * p->num_cells + goal) * NUM_MOVES, NUM_MOVES);
-      optimal[NUM_MOVES + p->interaction[episode]] = arrived;
-      int64_t action = 0;
-      while (action < num_actions - 1 && !optimal[action]) action++;
-      if (!optimal[action]) action = 0; /* no way at all */
-      p->cells[episode * p->num_steps + step] = cell;
-      p->actions[episode * p->num_steps + step] = ended ? ENDED : action;
-      ended = arrived;
-      if (!arrived) cell = p->moves[(first + cell) * NUM_MOVES + (action < NUM_MOVES ? action : NUM_MOVES - 1)];
-    }
+/* The `count` cells with the largest numbers of those that are open, in order; they are closed. Returns whether several have
+the same number, or too few are open. */
+static int take_luckiest(int64_t *taken, const float *uniform, uint8_t *open, int64_t num_cells, int64_t count) {
+  int in_doubt = 0;
+  for (int64_t i = 0; i < count; i++) {
+    const int64_t best = find_luckiest(uniform, open, num_cells);
+    int64_t equal = 0;
+    for (int64_t c = 0; c < num_cells; c++) equal += open[c] & (uniform[c] + 1 == uniform[best] + 1);
+    in_doubt |= equal != 1;
+    taken[i] = best, open[best] = 0;
   }
-  return 0;
+  return in_doubt;
+}
+
+/* Cells and kinds of the objects; the agent's cell into `start`. Returns whether the cells are in doubt. */
+static int place(const pursuit *p, int64_t episode, int64_t *start) {
+  const int64_t cells = p->num_cells, *goals = p->goals + 4 * episode, maze = goals[2], kind = goals[3];
+  const int64_t others = p->num_others, first = 1 + p->has_decoy;
+  const float *uniform = p->uniform + 4 * episode * cells;
+  const uint8_t *walls = p->walls + maze * cells, *inside = p->quadrants + goals[0] * cells;
+  int64_t *objects = p->objects + episode * (first + others), *kinds = p->kinds + episode * (first + others);
+  uint8_t open[MOST_CELLS], left[MOST_CELLS];
+  for (int64_t c = 0; c < cells; c++) left[c] = !walls[c], open[c] = left[c] & inside[c];
+  objects[0] = find_luckiest(uniform, open, cells);
+  const int64_t *steps = p->distance + maze * cells * cells + objects[0];
+  for (int64_t c = 0; c < cells; c++) open[c] = steps[c * cells] > 0 && steps[c * cells] < p->num_steps;
+  *start = find_luckiest(uniform + cells, open, cells);
+  left[objects[0]] = left[*start] = 0;
+  for (int64_t c = 0; c < cells; c++) open[c] = left[c] & !inside[c];
+  if (p->has_decoy) objects[1] = find_luckiest(uniform + 2 * cells, open, cells), left[objects[1]] = 0;
+  const int in_doubt = take_luckiest(objects + first, uniform + 3 * cells, left, cells, others);
+  for (int64_t i = 0; i < first; i++) kinds[i] = kind;
+  for (int64_t i = 0; i < others; i++) {
+    const int64_t barred = !p->has_decoy || inside[objects[first + i]], at = episode * others + i;
+    kinds[first + i] = barred ? (kind + 1 + p->something_else[at]) % p->num_kinds : p->anything[at];
+  }
+  return in_doubt;
+}
+
+static void walk_to_goal(const pursuit *p, int64_t episode, int64_t cell, int64_t goal) {
+  const int64_t *goals = p->goals + 4 * episode, first = goals[2] * p->num_cells, num_actions = NUM_MOVES + p->num_interactions;
+  uint8_t *optimal = p->optimal + episode * p->num_steps * num_actions;
+  int64_t ended = 0;
+  memset(optimal, 0, p->num_steps * num_actions);
+  for (int64_t step = 0; step < p->num_steps; step++, optimal += num_actions) {
+    const int64_t arrived = cell == goal;
+    memcpy(optimal, p->shortest + ((first + cell) * p->num_cells + goal) * NUM_MOVES, NUM_MOVES);
+    optimal[NUM_MOVES + goals[1]] = arrived;
+    int64_t action = 0;
+    while (action < num_actions - 1 && !optimal[action]) action++;
+    if (!optimal[action]) action = 0; /* no way at all */
+    p->cells[episode * p->num_steps + step] = cell;
+    p->actions[episode * p->num_steps + step] = ended ? ENDED : action;
+    ended = arrived;
+    if (!arrived) cell = p->moves[(first + cell) * NUM_MOVES + (action < NUM_MOVES ? action : NUM_MOVES - 1)];
+  }
+}
+
+/* Returns 0, or 1 if it is in doubt in some episode which cells its objects have. */
+int recombine_pursue(const pursuit *p) {
+  int in_doubt = 0;
+#pragma omp parallel for num_threads(p->threads) schedule(static) reduction(| : in_doubt) if (p->threads > 1)
+  for (int64_t episode = 0; episode < p->num_episodes; episode++) {
+    const int64_t *goals = p->goals + 4 * episode;
+    int64_t start;
+    in_doubt |= place(p, episode, &start);
+    p->maze[episode] = goals[2];
+    p->code[episode] = ((goals[0] * p->num_interactions + goals[1]) * p->num_mazes + goals[2]) * p->num_kinds + goals[3];
+    walk_to_goal(p, episode, start, p->objects[episode * (1 + p->has_decoy + p->num_others)]);
+  }
+  return in_doubt;
 }
 
 /* ---------------------------------------------------------------- observations */

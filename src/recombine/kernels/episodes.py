@@ -17,6 +17,7 @@ from recombine.kernels import recycled
 from recombine.kernels.compiler import open_kernel
 
 NUM_MOVES = 4
+MOST_OTHERS, MOST_CELLS = 8, 1024  # as in episodes.c
 
 
 def _define(name: str, pointers: str, sizes: str, *more: tuple[str, type]) -> type[ctypes.Structure]:
@@ -33,15 +34,11 @@ _Collection = _define(
     "num_episodes num_objects num_cells num_steps plans_for_remaining threads",
     ("discount", ctypes.c_float),
 )
-_Placement = _define(
-    "_Placement",
-    "uniform maze quadrant distance walls quadrants goal start decoy luck",
-    "num_episodes num_cells horizon has_decoy",
-)
 _Pursuit = _define(
     "_Pursuit",
-    "start goal maze interaction moves shortest cells actions optimal",
-    "num_episodes num_cells num_steps num_interactions",
+    "moves distance shortest walls quadrants uniform anything something_else goals "
+    "objects kinds code maze cells actions optimal",
+    "num_episodes num_cells num_steps has_decoy num_others num_interactions num_mazes num_kinds threads",
 )
 _Observation = _define(
     "_Observation",
@@ -53,7 +50,7 @@ _Observation = _define(
 @cache
 def open_library() -> ctypes.CDLL | str:
     """The compiled kernel, or why there is none, in one line."""
-    problems = {"collect": _Collection, "place": _Placement, "pursue": _Pursuit, "observe": _Observation}
+    problems = {"collect": _Collection, "pursue": _Pursuit, "observe": _Observation}
     functions = {f"recombine_{name}": [ctypes.POINTER(problem)] for name, problem in problems.items()}
     return open_kernel("episodes.c", [], functions)
 
@@ -88,45 +85,37 @@ def collect(
     return cells, present, actions, optimal
 
 
-def place(
-    uniform: Float[Tensor, "batch 4 cells"],
-    maze: Int[Tensor, " batch"],
-    quadrant: Int[Tensor, " batch"],
+def pursue(
+    moves: Int[Tensor, "maze cells moves"],
     distance: Int[Tensor, "maze cells cells"],
+    shortest: Bool[Tensor, "maze cells cells moves"],
     walls: Bool[Tensor, "maze cells"],
     quadrants: Bool[Tensor, "quadrant cells"],
+    uniform: Float[Tensor, "batch 4 cells"],
+    anything: Int[Tensor, "batch others"],
+    something_else: Int[Tensor, "batch others"],
+    goals: Int[Tensor, "batch 4"],
     *,
-    horizon: int,
-    has_decoy: bool,
-) -> tuple[Tensor, Tensor, Tensor, Float[Tensor, "batch cells"]]:
-    """What `recombine.tasks.grids.places.place` defines."""
-    batch_size, _, num_cells = uniform.shape
-    goal, start, decoy = (maze.new_empty(batch_size, 1) for _ in range(3))
-    luck = uniform.new_empty(batch_size, num_cells)
-    given = [tensor.contiguous() for tensor in (uniform, maze, quadrant, distance, walls, quadrants)]
-    problem = _Placement(*_point([*given, goal, start, decoy, luck]), batch_size, num_cells, horizon, has_decoy)
-    _run("place", problem)
-    return goal, start, decoy[:, : int(has_decoy)], luck
-
-
-def pursue(
-    start: Int[Tensor, " batch"],
-    goal: Int[Tensor, " batch"],
-    maze: Int[Tensor, " batch"],
-    interaction: Int[Tensor, " batch"],
-    moves: Int[Tensor, "maze cells moves"],
-    shortest: Bool[Tensor, "maze cells cells moves"],
     num_steps: int,
-    num_interactions: int,
-) -> tuple[Int[Tensor, "batch step"], Int[Tensor, "batch step"], Bool[Tensor, "batch step action"]]:
-    """The episodes of the goal grid's expert: cells, actions, optimal actions."""
-    cells, actions = (start.new_empty(len(start), num_steps) for _ in range(2))
-    optimal = start.new_empty(len(start), num_steps, NUM_MOVES + num_interactions, dtype=torch.bool)
-    given = [tensor.contiguous() for tensor in (start, goal, maze, interaction, moves, shortest)]
-    sizes = (len(start), moves.shape[1], num_steps, num_interactions)
-    problem = _Pursuit(*_point([*given, cells, actions, optimal]), *sizes)
-    _run("pursue", problem)
-    return cells, actions, optimal
+    has_decoy: bool,
+    num_values: tuple[int, int, int, int],
+) -> tuple[Tensor, ...] | None:
+    """What `recombine.tasks.grids.pursuit.pursue` defines: objects, kinds, codes, mazes, cells, actions, optimal actions.
+
+    None if cells have the same random number, so that it depends on the definition which of them is taken.
+    """
+    (batch_size, num_others), num_cells, num_interactions = anything.shape, moves.shape[1], num_values[1]
+    assert (num_others <= MOST_OTHERS, num_cells <= MOST_CELLS) == (True, True)
+    objects, kinds = (goals.new_empty(batch_size, 1 + has_decoy + num_others) for _ in range(2))
+    code, maze = (goals.new_empty(batch_size) for _ in range(2))
+    cells, actions = (goals.new_empty(batch_size, num_steps) for _ in range(2))
+    optimal = goals.new_empty(batch_size, num_steps, NUM_MOVES + num_interactions, dtype=torch.bool)
+    given = (moves, distance, shortest, walls, quadrants, uniform, anything, something_else, goals)
+    kept = [tensor.contiguous() for tensor in given]
+    made = (objects, kinds, code, maze, cells, actions, optimal)
+    sizes = (batch_size, num_cells, num_steps, has_decoy, num_others, *num_values[1:], torch.get_num_threads())
+    is_tied = _library().recombine_pursue(ctypes.byref(_Pursuit(*_point([*kept, *made]), *sizes)))
+    return None if is_tied else made
 
 
 def observe(
@@ -157,8 +146,14 @@ def observe(
     return inputs
 
 
+def _library() -> ctypes.CDLL:
+    library = open_library()
+    assert not isinstance(library, str), library
+    return library
+
+
 def _run(name: str, problem: ctypes.Structure) -> None:
-    if getattr(open_library(), f"recombine_{name}")(ctypes.byref(problem)) != 0:
+    if getattr(_library(), f"recombine_{name}")(ctypes.byref(problem)) != 0:
         raise MemoryError("not enough memory for the values of an episode")
 
 

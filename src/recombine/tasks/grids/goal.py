@@ -28,13 +28,13 @@ from torch.nn.functional import one_hot
 from recombine.compositions import Composition, CompositionSplit, split_compositions
 from recombine.drawing.palette import ACCENT, PLAIN
 from recombine.errors import InputError, check_choice
-from recombine.kernels import episodes as kernel
 from recombine.tasks.base import Batch, Scale, SplitName
-from recombine.tasks.grids.imitation import ENDED, Episodes, ImitationTask
+from recombine.tasks.grids.imitation import ENDED, ImitationTask
 from recombine.tasks.grids.map import MOVES, observation_dim, observe
 from recombine.tasks.grids.mazes import draw_mazes, find_optimal_moves, measure_ways
 from recombine.tasks.grids.picture import Mark, draw_map, write_map
-from recombine.tasks.grids.places import place
+from recombine.tasks.grids.pursuit import Chance, World, pursue
+from recombine.tasks.per_device import once_per_device
 from recombine.tasks.stream import Stream
 from recombine.tasks.text import TextForm
 
@@ -51,6 +51,15 @@ class Ways(NamedTuple):
     moves: Int[Tensor, "maze cells moves"]
     distance: Int[Tensor, "maze cells cells"]
     optimal: Bool[Tensor, "maze cells cells moves"]
+
+
+class _Tables(NamedTuple):
+    """What every batch needs on its device."""
+
+    world: World
+    offsets: Int[Tensor, " part"]
+    codes: Float[Tensor, "goals code"]
+    walls: Float[Tensor, "maze cells"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,66 +192,45 @@ class GoalGrid(ImitationTask):
         - `info["cells"]` (batch, step): the agent's; `info["optimal"]` (batch, step, action).
         """
         composition, modules = self.draw_compositions(split, stream)
-        quadrant, interaction, maze, kind = (modules - torch.tensor(self.offsets, device=stream.device)).unbind(dim=1)
-        start, objects, kinds = self._place(stream, quadrant, maze, kind)
-        episodes = self._demonstrate(start, objects, maze, interaction)
+        tables = self._tables(stream.device)
+        num_others = self.num_distractors - self.decoy
+        chance = Chance(
+            stream.uniform(4, self.grid_size**2),
+            stream.integers(self.num_objects, num_others),
+            stream.integers(self.num_objects - 1, num_others),
+        )
+        objects, kinds, code, maze, episodes = pursue(
+            tables.world,
+            chance,
+            modules - tables.offsets,
+            horizon=self.horizon,
+            has_decoy=self.decoy,
+            num_values=self.num_values,
+        )
         inputs = observe(
             episodes,
-            codes=self.encodings.to(stream.device).flatten(0, 3),
-            code=((quadrant * self.num_interactions + interaction) * self.num_mazes + maze) * self.num_objects + kind,
+            codes=tables.codes,
+            code=code,
             objects=objects,
             kinds=kinds,
             num_kinds=self.num_objects,
             num_cells=self.grid_size**2,
-            walls=self.mazes.flatten(1).to(stream.device, torch.float32) if self.show_walls else None,
+            walls=tables.walls if self.show_walls else None,
             map=maze,
             clock=0,
         )
         info = {"composition": composition, "kinds": kinds, "objects": objects}
         return Batch(inputs, episodes.actions, modules, info | {"cells": episodes.cells, "optimal": episodes.optimal})
 
-    def _place(
-        self, stream: Stream, quadrant: Int[Tensor, " rows"], maze: Int[Tensor, " rows"], kind: Int[Tensor, " rows"]
-    ) -> tuple[Int[Tensor, " rows"], Int[Tensor, "rows objects"], Int[Tensor, "rows objects"]]:
-        """Different cells for agent and objects, and the kinds of objects. In its quadrant only the goal has its kind."""
-        distance, walls, quadrants = (
-            table.to(stream.device) for table in (self.ways.distance, self.mazes.flatten(1), self.quadrants)
+    @once_per_device
+    def _tables(self, device: torch.device) -> _Tables:
+        walls = self.mazes.flatten(1)
+        return _Tables(
+            World(*(table.to(device) for table in (*self.ways, walls, self.quadrants))),
+            torch.tensor(self.offsets, device=device),
+            self.encodings.flatten(0, 3).to(device),
+            walls.to(device, torch.float32),
         )
-        uniform = stream.uniform(4, self.grid_size**2)
-        goal, start, decoy, luck = place(
-            uniform, maze, quadrant, distance, walls, quadrants, horizon=self.horizon, has_decoy=self.decoy
-        )
-        num_others = self.num_distractors - decoy.shape[1]
-        others = luck.topk(num_others, dim=1).indices
-        kind = kind[:, None]
-        anything = stream.integers(self.num_objects, num_others)
-        something_else = (kind + 1 + stream.integers(self.num_objects - 1, num_others)) % self.num_objects
-        barred = quadrants[quadrant[:, None], others] if self.decoy else torch.ones_like(others, dtype=torch.bool)
-        kinds = torch.cat([kind, kind.expand_as(decoy), something_else.where(barred, anything)], dim=1)
-        return start[:, 0], torch.cat([goal, decoy, others], dim=1), kinds
-
-    def _demonstrate(self, start: Tensor, objects: Tensor, maze: Tensor, interaction: Tensor) -> Episodes:
-        """A shortest path to the goal (of several, the one whose moves come first), then the interaction."""
-        moves, _, optimal_moves = (table.to(start.device) for table in self.ways)
-        goal, cell, ended = objects[:, 0], start, torch.zeros_like(start, dtype=torch.bool)
-        present = torch.ones(len(start), self.horizon, objects.shape[1], dtype=torch.bool, device=start.device)
-        if kernel.is_available(start.device):
-            where, *chosen = kernel.pursue(
-                start, goal, maze, interaction, moves, optimal_moves, self.horizon, self.num_interactions
-            )
-            return Episodes(where, present, *chosen)
-        last = one_hot(interaction, self.num_interactions).bool()
-        cells, actions, optimal = [], [], []
-        for _ in range(self.horizon):
-            arrived = (cell == goal)[:, None]
-            best = torch.cat([optimal_moves[maze, cell, goal], last & arrived], dim=1)
-            action = best.int().argmax(dim=1)
-            cells.append(cell)
-            actions.append(torch.where(ended, ENDED, action))
-            optimal.append(best)
-            ended = arrived[:, 0]
-            cell = torch.where(ended, cell, moves[maze, cell, action.clamp_max(len(MOVES) - 1)])
-        return Episodes(torch.stack(cells, 1), present, torch.stack(actions, 1), torch.stack(optimal, 1))
 
     def text_form(self) -> TextForm:
         from recombine.tasks.grids.goal_text import GoalGridText
