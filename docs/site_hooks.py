@@ -60,7 +60,8 @@ def on_page_markdown(markdown: str, **context: Any) -> str:
 
 
 def on_page_content(html: str, **context: Any) -> str:
-    """A page whose columns of sentences are wide enough to read next to columns of numbers."""
+    """A page whose columns of words are wide enough to read next to columns of numbers."""
+    html = re.sub(r"<th([^>]*)>(verdict|meaning|contents)</th>", r'<th\1 class="words">\2</th>', html)
     return re.sub(r"<th([^>]*)>(claim|fault)</th>", r'<th\1 class="sentence">\2</th>', html)
 
 

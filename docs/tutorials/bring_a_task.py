@@ -24,8 +24,8 @@ print(len(compositions), "compositions:", certificate.num_train, "trained,", cer
 print("every module trained at least", certificate.min_coverage, "times; SHA-256", certificate.sha256[:12])
 
 # %% [markdown]
-# A split that leaves a module untrained cannot test recombination. It is drawn again, and an impossible one is an
-# error.
+# A split that leaves a module untrained cannot test recombination, so it is drawn again. If no split can cover all
+# modules, there is an error.
 
 # %%
 try:

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Put HYLA into your model
 #
-# `recombine.HypernetworkAttention` stands where `torch.nn.MultiheadAttention` stood: the same constructor, the
-# same call, the same parameters. HYLA normalises the attention scores over heads and applies a ReLU in the value
+# `recombine.HypernetworkAttention` replaces `torch.nn.MultiheadAttention`. It has the same constructor, the same
+# call and the same parameters. HYLA normalises the attention scores over heads and applies a ReLU in the value
 # network that they generate.
 
 # %%
@@ -18,9 +18,10 @@ output, _ = attention(x, x, x, need_weights=False)
 print(tuple(output.shape))
 
 # %% [markdown]
-# `convert` replaces every attention of an existing model in place and keeps its parameters. Softmax attention averages
-# over keys; HYLA sums over them, so `convert` normalises the output (`output_scale="norm"`). `output_scale="none"` is the
-# attention of the paper. `HypernetworkAttention` has `none` by default. See [Hugging Face](../hugging_face.md).
+# `convert` replaces every attention layer of an existing model in place and keeps its parameters. Softmax attention
+# averages over keys, but HYLA sums over them, so `convert` normalises the output (`output_scale="norm"`). The attention
+# of the paper is `output_scale="none"`, which is the default of `HypernetworkAttention`. See
+# [Hugging Face](../hugging_face.md#the-output-scale).
 
 # %%
 layer = nn.TransformerEncoderLayer(64, 8, batch_first=True)
@@ -29,8 +30,8 @@ recombine.convert(encoder, attention="hyla")
 print(type(encoder.layers[0].self_attn).__name__, tuple(encoder(x).shape))
 
 # %% [markdown]
-# Attention of any kind can be viewed as a hypernetwork: for each pair of a query and a key, the scores of all
-# heads are a *latent code*, which generates the matrix that is applied to the key's value.
+# Any multi-head attention can be viewed as a hypernetwork. For each pair of a query and a key, the scores of all
+# heads are a *latent code*, which generates the matrix that is applied to the key's token.
 
 # %%
 view = recombine.hypernetwork_view(nn.MultiheadAttention(64, 8, batch_first=True), x)

@@ -2,8 +2,8 @@
 # # Test your model
 #
 # Any `torch.nn.Module` that maps a task's inputs to predictions can be tested. Here it is a plain multilayer
-# perceptron on the hyperteacher: each task is a mixture of frozen modules, the mixture is part of the input, and
-# some mixtures are never trained.
+# perceptron on the hyperteacher: each task is a mixture of frozen modules, and the mixture is part of the input.
+# Some compositions of modules are held out of training.
 
 # %%
 import torch
@@ -38,7 +38,7 @@ for split in ("test", "ood"):
 # %% [markdown]
 # Intervals are 95 %, from a bootstrap over *compositions*: instances of one composition are not independent. A
 # model that recombines has a score on `ood` close to that on `test`. [Why does it not
-# generalise?](why_does_it_not_generalise.md) shows what to do if not.
+# generalise?](why_does_it_not_generalise.md) shows what to do if it does not.
 #
 # On the command line, a class in a file of your own works with every verb, for example
 # `recombine train fuzzy-logic --model examples/own_model.py:AveragingConfig --scale tiny`.

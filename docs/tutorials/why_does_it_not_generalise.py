@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Why does it not generalise?
 #
-# A linear hypernetwork is trained on two fifths of the compositions of modules. It fits them and fails on the others.
-# A trained run is probed and then gets a verdict: *not learned*, *uncovered*, *not inferred*, *inferred but
+# A linear hypernetwork is trained on two fifths of the compositions of modules. It fits them and fails on the
+# held-out ones. Why? Probe the run, then ask for a verdict: *not learned*, *uncovered*, *not inferred*, *inferred but
 # unused*, *ambiguous* or *solved*. The [glossary](../glossary.md#verdict) says what each means.
 
 # %%
@@ -19,8 +19,8 @@ run = replace(run, task=replace(run.task, held_out=0.6), training=replace(run.tr
 directory = recombine.train_run(run, out=folder, evaluation_instances=300)
 
 # %% [markdown]
-# `probe_run` reads the network: which modules can be decoded from its activations, and what happens when they are
-# changed. `diagnose_run` weighs the numbers. The command line does both: `recombine diagnose RUN`.
+# `probe_run` measures which modules can be decoded from the network's activations, and what happens when latent codes
+# are changed. `diagnose_run` turns these numbers into a verdict. On the command line, `recombine diagnose RUN` does both.
 
 # %%
 recombine.probe_run(directory.path, num_instances=200, tsne=False)
@@ -30,8 +30,8 @@ print(diagnosis.sentence)
 print("next:", diagnosis.advice)
 
 # %% [markdown]
-# The verdict comes with its evidence. If an interval includes a threshold, `alternatives` names the verdicts at
-# its ends.
+# The verdict comes with its evidence. If an interval includes a threshold, the verdict is uncertain, and `alternatives`
+# names the other verdicts that are possible.
 
 # %%
 for name in ("trained", "held_out"):
