@@ -110,7 +110,7 @@ def test_the_page_ranks_finished_runs(runs, tmp_path, capsys):
         assert shown in text
     assert "http" not in text.replace("http-equiv", "")
     assert run_verb(["leaderboard", str(folder), "-o", str(page)]) == 0
-    assert "2 entries in 1 boards" in capsys.readouterr().out
+    assert "(2 runs on 1 board)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

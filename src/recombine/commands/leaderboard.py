@@ -36,7 +36,7 @@ def run(argv: list[str]) -> None:
     boards = write_leaderboard(options.folders, options.out, title=options.title)
     num_entries = sum(len(board.entries) for board in boards)
     value = {"leaderboard": str(options.out), "boards": [describe_board(board) for board in boards]}
-    options.show(value, f"{options.out}: {num_entries} entries in {len(boards)} boards")
+    options.show(value, f"{options.out} ({num_entries} runs on {len(boards)} board{'s' * (len(boards) > 1)})")
 
 
 def describe_board(board: Board) -> Json:

@@ -88,9 +88,9 @@ def tables(numbers: Json) -> list[Table | str]:
         shown += [layer_table(numbers["ablations"]), head_table(numbers["ablations"])]
     if "swap" in numbers:
         shown.append(swap_table(numbers["swap"]))
-    shown += [f"left out: {part}: {reason}" for part, reason in numbers["skipped"].items()]
+    shown += [f"not measured: {part} ({reason})" for part, reason in numbers["skipped"].items()]
     seconds = numbers["seconds"]
-    shown.append(f"{seconds['total']:.0f} s, {numbers['tsne_share']:.0%} of it in t-SNE")
+    shown.append(f"{seconds['total']:.0f} s, of which t-SNE {100 * numbers['tsne_share']:.0f} %")
     return shown
 
 

@@ -43,7 +43,7 @@ class Reading:
 
     version: int = 1
     """Raise it when the same task is read differently: its runs are then probed again."""
-    instances: str = "instances as trained on"
+    instances: str = "instances like those in training"
     codes: str = "the last token attending to itself"
     labels: str = "the modules of the instance"
     group_names: tuple[str, ...] = ()
