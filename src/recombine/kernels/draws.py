@@ -20,7 +20,7 @@ from recombine.kernels.compiler import open_kernel
 
 MOST_KEPT = 16
 """Of the smallest numbers of a row; `draws.c` has room for so many."""
-ENOUGH = 1 << 15
+ENOUGH = 1 << 14
 """Numbers from which a second thread pays."""
 
 

@@ -6,6 +6,8 @@ Integers, comparisons, and float32 operations in the order of the definition, no
 #include <stdlib.h>
 #include <string.h>
 
+#include "past_caches.h"
+
 #define ENDED -1
 #define NOTHING 0
 #define NUM_MOVES 4
@@ -245,10 +247,22 @@ static void observe(const observation *p, int64_t episode, float *to) {
   }
 }
 
+/* Returns 0, or 1 if there is not enough memory. */
 int recombine_observe(const observation *p) {
   const int64_t width = p->code_size + (p->num_kinds + 1 + (p->walls != NULL)) * p->num_cells + p->clock;
-#pragma omp parallel for num_threads(p->threads) schedule(static) if (p->threads > 1)
-  for (int64_t episode = 0; episode < p->num_episodes; episode++)
-    observe(p, episode, p->inputs + episode * p->num_steps * width);
-  return 0;
+  const int64_t size = p->num_steps * width;
+  int failed = 0;
+#pragma omp parallel for num_threads(p->threads) schedule(static) reduction(| : failed) if (p->threads > 1)
+  for (int64_t part = 0; part < p->threads; part++) {
+    float *made = malloc(size * sizeof(float));
+    failed |= !made;
+    const int64_t end = made ? (part + 1) * p->num_episodes / p->threads : 0;
+    for (int64_t episode = part * p->num_episodes / p->threads; episode < end; episode++) {
+      observe(p, episode, made);
+      copy_past_caches(p->inputs + episode * size, made, size);
+    }
+    finish_copies();
+    free(made);
+  }
+  return failed;
 }

@@ -52,7 +52,7 @@ def open_library() -> ctypes.CDLL | str:
     """The compiled kernel, or why there is none, in one line."""
     problems = {"collect": _Collection, "pursue": _Pursuit, "observe": _Observation}
     functions = {f"recombine_{name}": [ctypes.POINTER(problem)] for name, problem in problems.items()}
-    return open_kernel("episodes.c", [], functions)
+    return open_kernel("episodes.c", ["past_caches.h"], functions)
 
 
 def is_available(device: torch.device) -> bool:

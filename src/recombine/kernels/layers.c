@@ -8,6 +8,7 @@ and padding set to 0.
 */
 #define RECOMBINE_WIDE
 #include "cpu_vector.h"
+#include "past_caches.h"
 
 #define MAX_WIDTH 256
 #define MAX_LAYERS 4
@@ -140,28 +141,45 @@ static void sum_tokens(float *x, const int64_t *lengths, int64_t rows, int64_t t
   }
 }
 
-/* Ask for rows of `x` (rows, row) before they are needed: while the rows before them are computed, they come into cache. */
-INLINE void fetch_rows(const float *x, int64_t start, int64_t end, int64_t row) {
-  for (int64_t i = start * row; i < end * row; i += 16) __builtin_prefetch(x + i, 1);
+/* Some rows of a problem, whose output goes elsewhere. */
+static problem take_rows(const problem *p, const float *x, int64_t start, int64_t end, float *out) {
+  problem part = *p;
+  part.x = x, part.lengths += start, part.rows = end - start, part.out = out;
+  return part;
 }
 
-/* Layers, sums over the tokens so far, layers: `embed->out` is `readout->x`. In blocks of rows, which stay in cache.
-Returns 0, or 1 if a length is not possible. */
-int recombine_sum_layers(const problem *embed, const problem *readout) {
-  const int64_t blocks = (embed->rows + BLOCK - 1) / BLOCK, tokens = embed->tokens, inputs = embed->widths[0];
+/* Layers, sums over the tokens so far, layers, for rows that stay in cache. `room` is for both outputs. */
+static void sum_rows(const problem *embed, const problem *readout, int64_t start, int64_t end, float *room) {
+  const int64_t tokens = embed->tokens, inputs = embed->widths[0], count = (end - start) * tokens;
   const int64_t width = embed->widths[embed->num_layers], outputs = readout->widths[readout->num_layers];
+  const problem first = take_rows(embed, embed->x + start * tokens * inputs, start, end, room);
+  const problem second = take_rows(readout, first.out, start, end, room + BLOCK * tokens * width);
+  for (int64_t i = 0; end < embed->rows && i < count * inputs; i += 16) /* the next rows, while these are computed */
+    __builtin_prefetch(embed->x + end * tokens * inputs + i);
+  apply_rows(&first, 0, first.rows);
+  sum_tokens(first.out, first.lengths, first.rows, tokens, width);
+  apply_rows(&second, 0, second.rows);
+  copy_past_caches(embed->out + start * tokens * width, first.out, count * width);
+  copy_past_caches(readout->out + start * tokens * outputs, second.out, count * outputs);
+}
+
+/* `embed->out` is `readout->x`. Returns 0, 1 if a length is not possible, or 2 if there is not enough memory. */
+int recombine_sum_layers(const problem *embed, const problem *readout) {
+  const int64_t blocks = (embed->rows + BLOCK - 1) / BLOCK, threads = embed->threads;
+  const int64_t widths = embed->widths[embed->num_layers] + readout->widths[readout->num_layers];
+  int failed = 0;
   if (!are_possible(embed)) return 1;
-#pragma omp parallel for num_threads(embed->threads) schedule(static) if (embed->threads > 1)
-  for (int64_t block = 0; block < blocks; block++) {
-    const int64_t start = block * BLOCK, end = smaller(start + BLOCK, embed->rows), next = smaller(end + BLOCK, embed->rows);
-    fetch_rows(embed->x, end, next, tokens * inputs);
-    fetch_rows(embed->out, end, next, tokens * width);
-    fetch_rows(readout->out, end, next, tokens * outputs);
-    apply_rows(embed, start, end);
-    sum_tokens(embed->out + start * tokens * width, embed->lengths + start, end - start, tokens, width);
-    apply_rows(readout, start, end);
+#pragma omp parallel for num_threads(threads) schedule(static) reduction(| : failed) if (threads > 1)
+  for (int64_t part = 0; part < threads; part++) {
+    float *room = malloc(BLOCK * embed->tokens * widths * sizeof(float));
+    const int64_t end = room ? (part + 1) * blocks / threads : 0;
+    for (int64_t block = part * blocks / threads; block < end; block++)
+      sum_rows(embed, readout, block * BLOCK, smaller((block + 1) * BLOCK, embed->rows), room);
+    finish_copies();
+    failed |= room ? 0 : 2;
+    free(room);
   }
-  return 0;
+  return failed;
 }
 
 /* Times 0, so that what is not a number stays visible. */

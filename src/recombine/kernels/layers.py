@@ -43,7 +43,7 @@ def open_library() -> ctypes.CDLL | str:
         "recombine_sum_layers": [ctypes.POINTER(_Problem)] * 2,
         "recombine_clear_padding": [ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int64] * 3],
     }
-    return open_kernel("layers.c", ["cpu_vector.h"], functions)
+    return open_kernel("layers.c", ["cpu_vector.h", "past_caches.h"], functions)
 
 
 def supports(x: Tensor, layers: Sequence[Layer]) -> bool:
@@ -63,7 +63,7 @@ def apply_layers(
 ) -> Float[Tensor, "rows tokens output"]:
     """The last layer's values for the first `lengths` tokens of each row, and 0 for the others."""
     problem, kept = _state(x, lengths, layers)
-    _check_lengths(_library().recombine_apply_layers(ctypes.byref(problem)))
+    _check(_library().recombine_apply_layers(ctypes.byref(problem)))
     return kept[0]
 
 
@@ -76,12 +76,14 @@ def sum_layers(
     """`embed`, sums over the tokens so far, `readout`: the sums and the last values, 0 behind `lengths` tokens."""
     first, kept = _state(x, lengths, embed)
     second, kept_too = _state(kept[0], lengths, readout)
-    _check_lengths(_library().recombine_sum_layers(ctypes.byref(first), ctypes.byref(second)))
+    _check(_library().recombine_sum_layers(ctypes.byref(first), ctypes.byref(second)))
     return kept[0], kept_too[0]
 
 
-def _check_lengths(failed: int) -> None:
-    assert not failed, "a length is negative or larger than the number of tokens"
+def _check(failed: int) -> None:
+    assert failed != 1, "a length is negative or larger than the number of tokens"
+    if failed:
+        raise MemoryError("not enough memory for the values of a layer")
 
 
 def _state(x: Tensor, lengths: Tensor, layers: Sequence[Layer]) -> tuple[_Problem, list[Tensor]]:

@@ -179,7 +179,7 @@ class PreferenceGrid(ImitationTask):
             expert=self.expert,
         )
         free = self.free.to(stream.device)
-        episodes, objects = episodes._replace(cells=free[episodes.cells]), free[objects]
+        episodes, objects = episodes._replace(cells=free.take(episodes.cells)), free.take(objects)
         code = encode_strengths(
             self.encoding, self.name, self.seed, strengths=strengths, modules=modules, num_slots=self.num_active
         )
