@@ -121,6 +121,9 @@ def test_batches_join_and_divide(name):
         assert torch.equal(part.latents, batch.latents)
         assert part.info.keys() == batch.info.keys()
         assert all(torch.equal(part.info[key], batch.info[key]) for key in batch.info)
+    parts = joined.divide(5)
+    assert [len(part) for part in parts] == [5, 5, 2]
+    assert torch.equal(Batch.join(parts).inputs, joined.inputs)
 
 
 def test_nothing_to_join():

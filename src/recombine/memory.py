@@ -12,6 +12,8 @@ from pathlib import Path
 
 from recombine.errors import InputError
 
+NEGLIGIBLE = 1 << 24
+"""Bytes that every machine has: callers that ask often need not ask for so few, nor compose the message."""
 UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB", "EB")
 LIMIT_FILES = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # of containers
 

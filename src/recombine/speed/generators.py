@@ -26,15 +26,15 @@ LONG = 10.0
 
 
 class TimedAhead(Ahead):
-    """Training batches, with the seconds that their generation has taken."""
+    """Training batches, with the seconds that they have taken: to make a group, and to give up the one before."""
 
     seconds = 0.0
 
-    def make_group(self, first: int) -> list[Batch]:
+    def take(self, index: int) -> Batch:
         start = time.perf_counter()
-        group = super().make_group(first)
+        batch = super().take(index)
         self.seconds += time.perf_counter() - start
-        return group
+        return batch
 
 
 def benchmark_generators(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from recombine.compositions import CompositionSplit
 from recombine.errors import InputError, check_choice
-from recombine.memory import require_memory
+from recombine.memory import NEGLIGIBLE, require_memory
 from recombine.settings import Settings
 from recombine.tasks.batch import Batch
 from recombine.tasks.stream import Stream
@@ -130,7 +130,9 @@ class Sampler(Settings, ABC):
     def check_batch_size(self, batch_size: int) -> None:
         """Raise an error if a batch does not fit into memory."""
         length, width = self.sequence_length, self.input_dim
-        require_memory(4 * batch_size * length * width, f"a batch of {batch_size:,} × {length:,} × {width:,} numbers")
+        num_bytes = 4 * batch_size * length * width
+        if num_bytes > NEGLIGIBLE:
+            require_memory(num_bytes, f"a batch of {batch_size:,} × {length:,} × {width:,} numbers")
 
     def explain_empty(self, split: SplitName) -> str:
         """Why a split has no compositions, and what to change: the end of an error message."""

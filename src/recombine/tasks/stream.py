@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from recombine.kernels import draws
-from recombine.memory import require_memory
+from recombine.memory import NEGLIGIBLE, require_memory
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _BLOCK = 1 << 14
@@ -100,7 +100,9 @@ class Stream:
     def _draw(self, draw: Callable[[Sequence[int], int], Tensor], shape: tuple[int, ...]) -> Tensor:
         """One draw: `draw` takes the keys, moved to their first row, and how many numbers each of them gives."""
         width = math.prod(shape)
-        require_memory(BYTES_PER_NUMBER * len(self) * width, f"a draw of {len(self):,} × {width:,} random numbers")
+        num_bytes = BYTES_PER_NUMBER * len(self) * width
+        if num_bytes > NEGLIGIBLE:
+            require_memory(num_bytes, f"a draw of {len(self):,} × {width:,} random numbers")
         keys = [(self._hash(key) + rows.start * width * _GOLDEN) % 2**64 for key, rows in self.parts]
         self.num_draws += 1
         return draw(keys, len(self.parts[0][1]) * width)
