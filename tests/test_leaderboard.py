@@ -136,7 +136,7 @@ def test_other_budgets_and_seeds_get_another_board(runs, tmp_path):
     assert sorted(len(board.entries) for board in boards) == [1, 1, 2]
     page = tmp_path / "page.html"
     write_leaderboard([tmp_path], page, title="Boards")
-    assert "Columns are not comparable with one another" in page.read_text()
+    assert "Columns cannot be compared with each other" in page.read_text()
 
 
 def test_a_preset_names_the_budget(runs, tmp_path):

@@ -17,8 +17,8 @@ from recombine.tasks.base import REFERENCES, SPLIT_TITLES, Task
 from recombine.train import Progress, StepWatcher, Watcher
 
 REFERENCE_LEGEND = (
-    "chance: the best answer that ignores the input\nceiling: the best possible score on the split\n"
-    "agnostic: the best without knowing which compositions it holds"
+    "chance: the score of the best answer that ignores the input\nceiling: the best possible score on the split\n"
+    "agnostic: the best possible score without knowing which compositions the split has"
 )
 
 

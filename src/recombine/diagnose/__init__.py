@@ -14,7 +14,14 @@ from recombine.diagnose.record import (
     PlacedScore,
     Verdict,
 )
-from recombine.diagnose.verdict import ADVICE, DECODER_TITLES, diagnose, diagnose_run, read_decodability
+from recombine.diagnose.verdict import (
+    ADVICE,
+    DECODER_TITLES,
+    diagnose,
+    diagnose_run,
+    name_splits,
+    read_decodability,
+)
 
 __all__ = [
     "ADVICE",
@@ -34,5 +41,6 @@ __all__ = [
     "diagnose",
     "diagnose_run",
     "judge_scores",
+    "name_splits",
     "read_decodability",
 ]

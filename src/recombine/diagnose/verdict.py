@@ -279,13 +279,13 @@ def diagnose_run(path: Path | str) -> Diagnosis:
         read_decodability(probe),
         title=info.get("title"),
         higher_is_better=info.get("higher_is_better", True),
-        splits=_name_splits(result),
+        splits=name_splits(result),
     )
     run.write_json("diagnosis.json", dict(diagnosis.as_dict()))
     return diagnosis
 
 
-def _name_splits(result: Json) -> dict[str, str]:
+def name_splits(result: Json) -> dict[str, str]:
     """What the task of a run calls `test` and `ood`."""
     found = result.get("splits")
     described = found if isinstance(found, dict) else {}

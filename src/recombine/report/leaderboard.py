@@ -19,6 +19,7 @@ from typing import TypedDict
 from markupsafe import Markup
 
 from recombine.conform import find_fault
+from recombine.diagnose import name_splits
 from recombine.drawing.palette import DARK_PALETTE, LIGHT_PALETTE, SCALES
 from recombine.errors import InputError
 from recombine.evaluate import compare
@@ -88,6 +89,11 @@ class Board:
     @property
     def certificate(self) -> Json:
         return self.entries[0].run.read_json("split.json")["certificate"]
+
+    @property
+    def splits(self) -> dict[str, str]:
+        """What the task calls `test` and `ood`."""
+        return name_splits(self.first)
 
     @property
     def title(self) -> str:
