@@ -95,6 +95,7 @@ def write_card(task: Task, shards: Sequence[Shard], columns: dict[str, str]) -> 
         splits=[
             {
                 "name": split,
+                "meaning": task.split_meaning(split),
                 "num_rows": sum(shard.num_rows for shard in shards if shard.split == split),
                 "num_compositions": len(task.split.compositions(split)),
             }

@@ -17,7 +17,7 @@ from recombine.tasks import Batch, SplitName, Task
 from recombine.tasks.evaluation import evaluation_batches
 
 COLUMNS = {
-    "row_id": "identity of the row, which predictions carry back",
+    "row_id": "identifier of the row; a prediction must have the same one",
     "split": "split of the row",
     "row": "number of the row in its split",
     "composition": "number of the composition, unique over all splits; test has the numbers of train",
