@@ -37,7 +37,8 @@ def list_experiments(options: Output, *, split: EngineFlags, measure: bool) -> N
             described["seconds"][scale], described["measured_here"][scale] = seconds, here
         rows.append((name, experiment.question, *cells))
         value[name] = described
-    columns = ("experiment", Column(name="question", wrap=True), *SCALES)
+    times = [Column(name=scale, optional=scale == "paper") for scale in SCALES]
+    columns: tuple[str | Column, ...] = ("experiment", Column(name="question", wrap=True), *times)
     note = describe_origin(kept, {cell[:1] if cell else "" for row in rows for cell in row[2:]})
     options.show(value, Table(title="Experiments", columns=columns, rows=tuple(rows), note=note))
 
@@ -53,7 +54,7 @@ def format_roughly(seconds: float) -> str:
 
 def describe_origin(kept: Json, marks: set[str]) -> str:
     """Where the times come from, given the first characters of those that are shown."""
-    note = "estimated time with as many runs at a time as `recombine reproduce` takes by default on this machine"
+    note = "estimated time of all runs on this machine, with the default --jobs"
     if "~" in marks:
         note += (
             f"\n~ from times on another machine ({kept['processor']}, {kept['measured']}); "
