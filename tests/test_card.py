@@ -161,7 +161,7 @@ def test_the_page_and_the_short_form(tmp_path):
     short = summarise_card(rows)
     assert "|" not in short  # nothing to show yet
     assert "not been run: 1 of *Scaling can lead to compositional generalization*." in short
-    assert short.endswith("Of 2 claims of the papers in 2 settings, by the decisive setting: 2 not run.")
+    assert short.endswith("The papers make 2 claims that we test, in 2 settings. Judged by the first setting that was run: 2 not run.")
     text = update_block(f"before\n{BEGIN}\nold\n{END}\nafter", "new", Path("README.md"))
     assert text == f"before\n{BEGIN}\nnew\n{END}\nafter"
     with pytest.raises(InputError, match="has no place for the claims"):
@@ -204,7 +204,7 @@ def test_a_statement_is_decided_by_the_first_setting_that_was_run(tmp_path, monk
     page = format_page(rows)
     assert "| wide beats narrow (us)<br>*run* | 0.400" in page
     assert "<br>2 seeds, 4 compositions |" in page
-    assert "<summary>Further settings: 1 not run</summary>" in page
+    assert "<summary>Other settings: 1 not run</summary>" in page
     folded = page.partition("<summary>")[2]
     assert "*wide beats narrow*\n\nNot run (core-hours): never run (≈ 0.50)." in folded
     (short,) = [line for line in summarise_card(rows).splitlines() if "wide" in line]

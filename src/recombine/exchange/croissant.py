@@ -9,6 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from recombine.tasks import SplitName
+
 CONTEXT: dict[str, Any] = {
     "@language": "en",
     "@vocab": "https://schema.org/",
@@ -72,7 +74,7 @@ RESPONSIBLE_AI = {
 class Shard:
     """One Parquet file of the data set."""
 
-    split: str
+    split: SplitName
     path: str  # within the folder
     num_rows: int
     num_bytes: int

@@ -68,7 +68,7 @@ def name_dataset(task: Task) -> str:
     return f"recombine-{task.name.replace('_', '-')}"
 
 
-def _write_shard(table: pa.Table, folder: Path, split: str, name: str) -> Shard:
+def _write_shard(table: pa.Table, folder: Path, split: SplitName, name: str) -> Shard:
     content = encode_parquet(table)
     write_whole(folder / name, content)
     digest = hashlib.sha256(content).hexdigest()

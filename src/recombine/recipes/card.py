@@ -159,7 +159,7 @@ def tabulate_card(rows: Sequence[CardRow]) -> Table:
             for row in rows
         ),
         note=f"{count_verdicts(rows)}\nin brackets: 95 % intervals, with three seeds or more over seeds and compositions; "
-        "of two seeds both values",
+        "with two seeds, both values",
     )
 
 

@@ -18,19 +18,20 @@ from recombine.tables import format_number
 BEGIN, END = "<!-- claims: begin -->", "<!-- claims: end -->"
 INTRODUCTION = """# Claims
 
-Every claim of the four papers that the experiments of this package decide on, with our number next to the paper's. This page
-is written by `recombine reproduce claims` from the files in `results/`; nothing on it is filled in by hand.
+All claims of the four papers that our experiments test, with our number next to the paper's. This page is written by
+`recombine reproduce claims` from the files in `results/`; nothing is entered by hand.
 
-- *ours*: the number that decides, its 95 % interval, and below it what the interval is over. With several seeds it is over
-  seeds and compositions together (`recombine.seeds`); with one seed over compositions; for numbers that are read from the
-  networks, over seeds. A number that is read from a single network has none. Of two seeds, both values are shown: an interval
-  over two is wider than anything a reader can use, but it still decides on the verdict (`recombine reproduce claims --json`).
-- *bound*: what the number must be. Bounds are in the code before the runs that they judge. Where earlier runs were known by
-  then, the experiment says so: those bounds are not blind.
-- *seen*: the number reaches its bound and the interval agrees. *Seen in part*: one of the two. *Not seen*: neither.
-  *Refuted*: the interval lies on the other side. *Not run*: runs are missing.
-- *core-hours*: time of the runs that the claim is about, as clocked, with much other work on the machine. After ≈, what runs
-  that are missing would take on one idle core, from measured times (`results/costs.json`).
+- *Ours*: our number with its 95 % interval; below it, the number of seeds and compositions. With several seeds the interval
+  is over seeds and compositions together (`recombine.seeds`), with one seed over compositions. For numbers that are measured
+  inside the networks it is over seeds; a single network has no interval. With two seeds, both values are shown instead; the
+  interval, too wide to be useful, still enters the verdict (`recombine reproduce claims --json`).
+- *Bound*: what the number must be for the claim to be seen. Bounds were fixed in the code before the runs. If earlier
+  results were already known, the experiment says so.
+- *Seen*: the number meets its bound and the interval agrees: that of a difference excludes zero, that of a level lies within
+  the bounds. *Seen in part*: only one of the two. *Not seen*: neither. *Refuted*: the whole interval is on the wrong side.
+  *Not run*: runs are missing.
+- *Core-hours*: measured time of the runs behind the claim, on a busy machine. After ≈, the estimated time of the missing
+  runs on one idle core (`results/costs.json`).
 """
 NONE = "–"
 SHORT_COLUMNS = ("claim", "ours", "seeds", "paper", "bound", "verdict")
@@ -58,12 +59,12 @@ def describe_experiment(experiment: Experiment, statements: Sequence[Statement])
     if experiment.differs:
         lines += [f"Differs from the paper: {experiment.differs}", ""]
     if experiment.known_before:
-        lines += [f"The bounds are not blind. Known when they were set: {experiment.known_before}", ""]
+        lines += [f"Earlier results known when the bounds were set: {experiment.known_before}", ""]
     decisive = [statement.decisive for statement in statements]
     lines += format_table([{"claim": _name(row, f" ({row.claim.source})"), **_cells(row)} for row in decisive])
     further = [row for statement in statements for row in statement.further]
     if further:
-        summary = f"<summary>Further settings: {count_verdicts(further)}</summary>"
+        summary = f"<summary>Other settings: {count_verdicts(further)}</summary>"
         folded = [line for statement in statements for line in describe_further(statement)]
         lines += ["<details markdown>", summary, "", *folded, "</details>", ""]
     return lines
@@ -125,7 +126,7 @@ def describe_interval(row: CardRow) -> str:
 
 
 def describe_cost(row: CardRow) -> str:
-    """Core-hours spent, and those that runs which are missing would take."""
+    """Core-hours spent, and the estimate for missing runs."""
     spent = f"{row.core_hours:.2f}" if row.core_hours else ""
     wanted = f"≈ {_show_hours(row.missing_hours)}" if row.missing and row.missing_hours is not None else ""
     return " + ".join(part for part in (spent, wanted) if part) or "–"
@@ -150,11 +151,12 @@ def summarise_card(rows: Sequence[CardRow]) -> str:
             missing.append(f"{len(of_paper) - len(run)} of *{paper.partition(' (')[0]}*")
     lines = format_table(cells) if cells else []
     if missing:
-        lines += [f"Headline claims that have not been run: {', '.join(missing)}.", ""]
+        lines += [f"Main claims not run yet: {', '.join(missing)}.", ""]
     settings = sum(1 + len(statement.further) for statement in statements)
     counts = count_verdicts([statement.decisive for statement in statements])
     lines.append(
-        f"Of {len(statements)} claims of the papers in {settings} settings, by the decisive setting: {counts}."
+        f"The papers make {len(statements)} claims that we test, in {settings} settings. "
+        f"Judged by the first setting that was run: {counts}."
     )
     return "\n".join(lines)
 
@@ -181,7 +183,7 @@ def _short_cells(statement: Statement) -> Cells:
         "seeds": NONE if row.number is None else str(row.number.num_seeds),
         "paper": cells["paper"],
         "bound": cells["bound"],
-        "verdict": _emphasise(row) + (f"; further settings: {count_verdicts(further)}" if further else ""),
+        "verdict": _emphasise(row) + (f"; other settings: {count_verdicts(further)}" if further else ""),
     }
 
 

@@ -65,7 +65,7 @@ def claim_level(attention: str, steps: int) -> Level:
     number = published.FUZZY_LOGIC[attention]
     margin = NEAR * (number.error or 0)
     return Level(
-        text="with the release's dropout, attention scores as published",
+        text="with the release's dropout, scores match the published ones",
         where=f"{NAMES[attention]}, {steps:,} steps",
         headline=True,
         source=FUZZY_SOURCE,
@@ -155,7 +155,8 @@ class Dropout(Experiment):
         *(claim_unknown_fails(attention, SHORT_STEPS) for attention in ATTENTIONS[::-1]),
     )
     differs = (
-        "20,000 steps instead of 50,000 where it says so; rate 1e-3 and decay 0.1 instead of the best of a grid; bf16."
+        "20,000 steps instead of 50,000 where stated; learning rate 1e-3 and weight decay 0.1 instead of the best of a "
+        "grid; bf16."
     )
 
     known_before = "softmax and HYLA with one seed at 10,000 steps, with and without dropout."

@@ -71,7 +71,7 @@ class Figure2B(Experiment):
                 low=MARGIN,
             ),
             Exceeds(
-                text="and by the release's decoder (R² of the bits of the terms above that of the untrained network)",
+                text="terms are decodable with the release's decoder (R² above that of the untrained network)",
                 where=f"{NAMES[attention]}, {tokens} tokens, {100 * held_out:g} % held out, dropout {rate:g}",
                 source="figure 2B",
                 of={"attention": attention, "tokens": tokens, "dropout": rate},

@@ -191,10 +191,10 @@ class Figure5(Experiment):
     known_before = (
         "networks with two features, one seed, codes with the row: F1 0.46 to 0.57 in layers 1 to 3, cosine 0.98 and 0.99, "
         "answers that follow the other rule 0.27 (softmax) and 0.18 (HYLA); in narrower ones, neighbours of the same rule "
-        "0.40 to 0.62 and of the same target 0.33 to 0.59. Nothing of the networks with four features, and "
-        "nothing of the code with itself."
+        "0.40 to 0.62 and of the same target 0.33 to 0.59. Nothing was known about "
+        "networks with four features or about the query's own code."
     )
-    differs = "10 million instances instead of 40; bf16; linear decoders with both classes weighed alike."
+    differs = "10 million instances instead of 40; bf16; linear decoders with both classes weighted equally."
 
     def records(self, scale: Scale) -> Iterator[Record]:
         return SRavenPaper().records(scale)

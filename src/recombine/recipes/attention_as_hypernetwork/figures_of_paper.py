@@ -56,7 +56,7 @@ class Figure2C(Experiment):
     claims = (
         *(
             Level(
-                text="attention solves the task if few are held out (30 %, 32 examples)",
+                text="attention solves the task if few compositions are held out (30 %, 32 examples)",
                 where=NAMES[attention],
                 source="section 3, figure 2C",
                 of={"attention": attention, "examples": 32, "held_out": 0.3},
@@ -119,7 +119,7 @@ class Heads(Experiment):
     name = "heads"
     default_scale = "tiny"
     differs = SMALLEST
-    question = "Does a single head, which leaves no hypernetwork, hamper recombination?"
+    question = "Does a single head, which leaves no hypernetwork, make recombination worse?"
     metric = "accuracy"
     compared = "heads"
     claims = tuple(

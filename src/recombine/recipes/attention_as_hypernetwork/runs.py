@@ -76,13 +76,11 @@ class TableA1(Experiment):
     compared = "attention"
     claims = (
         claim_part("normalisation over heads alone helps linear attention", "linear_rms_head", "linear"),
-        claim_part(
-            "a nonlinear value without a second use of the code does not", "hyla", "linear_rms_head_nonlinear_value"
-        ),
+        claim_part("a nonlinear value network alone does not help", "hyla", "linear_rms_head_nonlinear_value"),
         claim_part(
             "the second use of the code helps even without nonlinearity", "hyla_no_nonlinearity", "linear_rms_head"
         ),
-        claim_part("normalising over keys instead of heads costs", "hyla", "hyla_softmax_no_rms_head"),
+        claim_part("normalising over keys instead of heads hurts", "hyla", "hyla_softmax_no_rms_head"),
         claim_part("a deeper value network helps further", "hyla_deep", "hyla"),
         claim_part("HYLA is ahead of softmax attention", "hyla", "softmax"),
     )

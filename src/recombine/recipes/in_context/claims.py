@@ -61,7 +61,7 @@ def list_claims(vanilla: Variant, bottleneck: Variant, control: Mapping[str, Set
         *claim_decodable("the vanilla transformer", vanilla),
         *claim_decodable("the bottleneck", bottleneck),
         Bounded(
-            text="without shared modules the bottleneck has no lead",
+            text="without shared modules the bottleneck is no better than the vanilla transformer",
             source=SOURCE,
             first={**bottleneck, **control},
             second={**vanilla, **control},
@@ -82,7 +82,7 @@ def claim_decodable(name: str, variant: Variant) -> tuple[Claim, ...]:
             low=DECODABLE,
         ),
         Exceeds(
-            text=f"and better than before {name} was trained",
+            text=f"decodability from {name} is higher than before training",
             source=SOURCE,
             of=variant,
             quantity="z_held_out",

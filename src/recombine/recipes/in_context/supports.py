@@ -1,7 +1,7 @@
 """How many compositions must be trained before a transformer infers the code of new ones?
 
 Six modules have 15 pairs. The ring trains six of them. The richer supports add second neighbours on the ring, up to twelve.
-With the bare ring the bottleneck does not infer the code of a new pair, whatever the number of steps; with more it does.
+In trials with one seed, the bottleneck did not infer the code of a new pair with the bare ring; with twelve pairs it did.
 """
 
 from __future__ import annotations

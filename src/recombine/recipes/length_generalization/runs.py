@@ -55,7 +55,7 @@ class LengthExperiment(Experiment):
     num_seeds: int = 3
     default_scale = "paper"
     differs = (
-        "New sequences at every step instead of 100 epochs; the number of steps and the cosine to 0 are our choice."
+        "New sequences at every step instead of 100 epochs; the number of steps and the cosine schedule are our choice."
     )
 
     def records(self, scale: Scale) -> Iterator[Record]:
@@ -85,7 +85,7 @@ class LimitedCapacity(LengthExperiment):
         for student in (*STUDENTS, "softmax_attention")
         for claim in (
             Reads(
-                text="students follow their teacher: the squared error at 100 tokens is small (log10)",
+                text="students match their teacher at 100 tokens (log10 of the squared error)",
                 where=show_setting(student),
                 headline=True,
                 source="arXiv 2402.04875",
@@ -129,7 +129,7 @@ class LimitedCapacity(LengthExperiment):
 
 
 class HigherCapacity(LengthExperiment):
-    """Teacher and student with an MLP as readout, without and with supervision of the hidden states."""
+    """Teacher and student with an MLP readout, without and with supervision of the hidden states."""
 
     name = "length-capacity"
     question = "Does higher capacity fail on long sequences, and does chain of thought repair it?"
@@ -139,7 +139,7 @@ class HigherCapacity(LengthExperiment):
         for claim in (
             Reads(
                 text="students of higher capacity fail at 100 tokens (log10 of the ratio to a constant)",
-                where=f"{show_setting(student)} with an MLP as readout",
+                where=f"{show_setting(student)} with an MLP readout",
                 headline=True,
                 source="arXiv 2402.04875",
                 of={"student": student, "supervision": "outputs only", "rate": 1e-3},
@@ -147,8 +147,8 @@ class HigherCapacity(LengthExperiment):
                 low=-1.0,
             ),
             Higher(
-                text="and chain of thought repairs them (orders of magnitude)",
-                where=f"{show_setting(student)} with an MLP as readout",
+                text="chain of thought repairs students of higher capacity (orders of magnitude)",
+                where=f"{show_setting(student)} with an MLP readout",
                 headline=True,
                 source="arXiv 2402.04875",
                 of={"student": student, "supervision": "outputs only", "rate": 1e-3},
@@ -187,7 +187,7 @@ class Corners(LengthExperiment):
     question = "Do students follow their teacher to corners of the cube that are left out of training?"
     claims = tuple(
         Level(
-            text="students predict new compositions of ranges",
+            text="students generalise to held-out compositions of ranges",
             where=show_setting(student),
             headline=True,
             source="arXiv 2402.04875",

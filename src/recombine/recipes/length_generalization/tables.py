@@ -23,7 +23,7 @@ KINDS = ("transfer", "refit", "permutation")
 NUM_SEQUENCES = 2_000  # to fit a map, and as many to score it
 SEED_NOTE = "median over seeds, in brackets the lowest and the highest"
 RATIO_NOTE = "ratio: to the squared error of the best constant at that position; 1 is no better than the constant"
-WORST_NOTE = "worst two: share of the error at the last T that is made by two outputs"
+WORST_NOTE = "worst two: share of the error at the last T due to the two worst outputs"
 
 Identified = Sequence[tuple[Group, Sequence[Json]]]  # what identification found in each seed of a group
 

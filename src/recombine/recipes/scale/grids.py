@@ -33,7 +33,7 @@ class Grids(Experiment):
     claims = (
         *(
             Fall(
-                text=f"preferences must be {word} in training: {support.replace('_', ' ')} support against a random one",
+                text=f"preferences must be {word} in training: {support.replace('_', '-')} support against a random one",
                 source=SOURCE,
                 higher={"task": "preference_grid", "variant": "random"},
                 lower={"task": "preference_grid", "variant": support},
@@ -52,14 +52,14 @@ class Grids(Experiment):
             for task, variant in (("preference_grid", "random"), ("goal_grid", "instruction"))
         ),
         Gap(
-            text="goals that are named by an arbitrary code are not recombined",
+            text="networks do not recombine goals given as arbitrary codes",
             source="our question",
             of={"task": "goal_grid", "variant": "arbitrary"},
             by=0.2,
             ours=True,
         ),
         Fall(
-            text="goals that are named by an instruction are recombined better than goals with an arbitrary code",
+            text="networks recombine goals better if they are given as instructions than as arbitrary codes",
             source=SOURCE,
             higher={"task": "goal_grid", "variant": "instruction"},
             lower={"task": "goal_grid", "variant": "arbitrary"},

@@ -59,7 +59,7 @@ class ScaleExperiment(Experiment):
     """Variants over seeds, and a table of means over seeds. The bounds of the claims are for `--scale small`."""
 
     metric = METRIC
-    differs = "8 modules and inputs instead of 16, 4,000 steps at a higher rate instead of 300,000."
+    differs = "8 modules and inputs instead of 16, 4,000 steps at a higher learning rate instead of 300,000."
     known_before = "earlier runs of the same experiments."
 
     def records(self, scale: Scale) -> Iterator[Record]:
@@ -126,7 +126,7 @@ class Supports(ScaleExperiment):
     claims = (
         *(
             Fall(
-                text=f"modules must be {word} in training: {support.replace('_', ' ')} support against a random one",
+                text=f"modules must be {word} in training: {support.replace('_', '-')} support against a random one",
                 headline=True,
                 source=SOURCE,
                 higher={"support": "random"},
@@ -165,7 +165,7 @@ class Encodings(ScaleExperiment):
 
     name = "scale-encodings"
     question = "Does it matter how the task is encoded for the network?"
-    differs = "8 modules and inputs instead of 16; width 512, 20,000 steps at a higher rate instead of 300,000; bf16."
+    differs = "8 modules and inputs instead of 16; width 512, 20,000 steps at a higher learning rate instead of 300,000; bf16."
     known_before = "one seed of four encodings at width 256 and 6,000 steps (held out 0.69 to 0.92)."
     claims = tuple(
         claim
@@ -180,7 +180,7 @@ class Encodings(ScaleExperiment):
                 low=0.9,
             ),
             Level(
-                text="and trained compositions are fitted",
+                text="the network fits trained compositions",
                 where=encoding.replace("_", " "),
                 source="condition of the claim above",
                 of={"encoding": encoding},

@@ -36,7 +36,7 @@ class Surface(ScaleExperiment):
     known_before = "one row and one column of the surface."
     claims = (
         Level(
-            text="with width and data, a network recombines modules",
+            text="wide networks with enough data recombine modules",
             source=SOURCE,
             headline=True,
             of=MOST,
