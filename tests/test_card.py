@@ -160,8 +160,8 @@ def test_the_page_and_the_short_form(tmp_path):
     assert page.count("| not run |") == 2  # one row per statement
     short = summarise_card(rows)
     assert "|" not in short  # nothing to show yet
-    assert "not been run: 1 of *Scaling can lead to compositional generalization*." in short
-    assert short.endswith("The papers make 2 claims that we test, in 2 settings. Judged by the first setting that was run: 2 not run.")
+    assert "not run yet: 1 of *Scaling can lead to compositional generalization*." in short
+    assert short.endswith("in 2 settings. Judged by the first setting that was run: 2 not run.")
     text = update_block(f"before\n{BEGIN}\nold\n{END}\nafter", "new", Path("README.md"))
     assert text == f"before\n{BEGIN}\nnew\n{END}\nafter"
     with pytest.raises(InputError, match="has no place for the claims"):

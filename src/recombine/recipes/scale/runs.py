@@ -165,7 +165,7 @@ class Encodings(ScaleExperiment):
 
     name = "scale-encodings"
     question = "Does it matter how the task is encoded for the network?"
-    differs = "8 modules and inputs instead of 16; width 512, 20,000 steps at a higher learning rate instead of 300,000; bf16."
+    differs = "8 modules and inputs instead of 16; 20,000 steps of width 512 at a higher rate instead of 300,000; bf16."
     known_before = "one seed of four encodings at width 256 and 6,000 steps (held out 0.69 to 0.92)."
     claims = tuple(
         claim
