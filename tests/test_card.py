@@ -171,6 +171,10 @@ def test_the_page_and_the_short_form(tmp_path):
 def test_the_command(tmp_path, capsys):
     flags = ["reproduce", "claims", "--out", str(tmp_path / "none"), "--results", str(tmp_path), "--json"]
     assert run_verb([*flags, "--page", str(tmp_path / "claims.md")]) == 0
+    other = tmp_path / "other.md"
+    other.write_text("# Another page\n")
+    assert run_verb([*flags, "--page", str(other)]) == 2
+    assert other.read_text() == "# Another page\n"
     value = json.loads(capsys.readouterr().out)
     assert {claim["verdict"] for claim in value["claims"]} == {"not run"}
     assert (tmp_path / "claims.md").read_text().startswith("# Claims")

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from recombine.commands.console import Output
+from recombine.errors import InputError
 from recombine.files import replace_file
 from recombine.recipes import EXPERIMENTS
 from recombine.recipes.card import CardRow, build_card, count_verdicts, is_concerned, tabulate_card
-from recombine.recipes.card_page import BEGIN, format_page, summarise_card, update_block
+from recombine.recipes.card_page import BEGIN, TITLE, format_page, summarise_card, update_block
 from recombine.recipes.result_tables import fill_blocks, has_blocks
 from recombine.recipes.results_index import format_index
 from recombine.recipes.stored import collect, read_results, results_path, write_results
@@ -76,6 +77,8 @@ def collect_all(options: Output, runs: Path, results: Path) -> list[Path]:
 def update_page(text: str, rows: Sequence[CardRow], results: Path, page: Path) -> str:
     """The short form and tables between the markers of a page that has some; otherwise the whole card."""
     if BEGIN not in text and not has_blocks(text):
+        if text and not text.startswith(TITLE):
+            raise InputError(f"{page} is another page: expected a new file, the page of claims, or one with markers")
         return format_page(rows)
     text = update_block(text, summarise_card(rows), page) if BEGIN in text else text
     return fill_blocks(text, results, EXPERIMENTS)

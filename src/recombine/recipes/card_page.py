@@ -16,8 +16,8 @@ from recombine.recipes.experiment import Experiment
 from recombine.tables import format_number
 
 BEGIN, END = "<!-- claims: begin -->", "<!-- claims: end -->"
-INTRODUCTION = """# Claims
-
+TITLE = "# Claims\n"
+INTRODUCTION = f"""{TITLE}
 All claims of the four papers that our experiments test, with our number next to the paper's. This page is written by
 `recombine reproduce claims` from the files in `results/`; nothing is entered by hand.
 
