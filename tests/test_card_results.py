@@ -8,6 +8,7 @@ import pytest
 
 from recombine.cli import run as run_verb
 from recombine.commands.claims import draw_figures, read_card
+from recombine.drawing import canvas as drawing
 from recombine.recipes import EXPERIMENTS, Finished
 from recombine.recipes.card import build_card
 from recombine.recipes.card_page import format_page
@@ -23,7 +24,7 @@ def write_dropout(folder, leads):
     lines = []
     for record in experiment.records("paper"):
         settings = record.settings
-        if settings["steps"] == 20_000 and settings["attention"] != "linear":
+        if settings["steps"] == 20_000 and settings["attention"] != "linear" and settings["dropout"] in leads:
             score = 0.6 + (leads[settings["dropout"]] if settings["attention"] == "hyla" else 0.0)
             line = stored_line(record, {"test": 0.95, "ood": score, "unknown": 0.0}, metric="r2")
             line["result"]["scores"]["ood"]["r2"]["ceiling"] = 0.99
@@ -40,6 +41,8 @@ def write_dropout(folder, leads):
         ({0.1: 0.2, 0.0: 0.0}, "HYLA leads only with the dropout."),
         ({0.1: 0.0, 0.0: 0.2}, "HYLA leads only without the dropout."),
         ({0.1: 0.0, 0.0: 0.0}, "HYLA does not lead here."),
+        ({0.0: 0.2}, "HYLA leads."),
+        ({0.0: -0.2}, "HYLA is behind."),
     ],
 )
 def test_the_question_on_dropout_is_answered_from_the_numbers(tmp_path, leads, answer):
@@ -47,17 +50,31 @@ def test_the_question_on_dropout_is_answered_from_the_numbers(tmp_path, leads, a
     experiment = EXPERIMENTS["dropout"]
     sentence = experiment.answer(read_results(tmp_path, experiment, "paper"))
     assert sentence.endswith(answer)
-    assert f"scores {0.6 + leads[0.1]:.2f} and softmax attention 0.60" in sentence
+    assert all(f"scores {0.6 + lead:.2f} and softmax attention 0.60" in sentence for lead in leads.values())
+    assert sentence.startswith("With the release's dropout" if 0.1 in leads else "Without dropout")
     assert f"**{sentence}**" in format_page(build_card([experiment], tmp_path))
     assert experiment.answer(Finished(())) == ""
 
 
-@pytest.mark.slow
-def test_figures_are_drawn_from_stored_results_alone(tmp_path):
-    write_dropout(tmp_path, {0.1: 0.2, 0.0: 0.2})
+@pytest.mark.parametrize(
+    ("leads", "titles"), [({0.1: 0.2, 0.0: 0.2}, ["dropout 0.1", "no dropout"]), ({0.0: 0.2}, ["no dropout"])]
+)
+def test_figures_are_drawn_from_stored_results_alone(tmp_path, monkeypatch, leads, titles):
+    drawn = []
+    monkeypatch.setattr(drawing, "render_figure", lambda figure, *arguments, **choices: drawn.append(figure) or b"")
+    write_dropout(tmp_path, leads)
     (path,) = draw_figures(tmp_path, tmp_path / "figures")
     assert path.name == "dropout_curves.png"
-    assert path.read_bytes().startswith(b"\x89PNG")
+    panels = drawn[0].axes
+    assert [axes.get_title() for axes in panels] == titles
+    held_out = {
+        line.get_label(): list(line.get_ydata()) for line in panels[-1].lines if "seed" in str(line.get_label())
+    }
+    assert held_out == {"softmax (3 seeds)": [0.5, 0.5], "HYLA (3 seeds)": [0.5, 0.5]}
+    (ceiling,) = [line.get_ydata()[0] for line in panels[-1].lines if line.get_linestyle() == "--"]
+    assert ceiling == pytest.approx(0.99)
+    finals = [line.get_ydata()[0] for line in panels[-1].lines if line.get_marker() == "o"]
+    assert finals == pytest.approx([0.6, 0.95, 0.8, 0.95])  # softmax, HYLA: held out, trained
 
 
 def test_a_row_of_the_page_follows_from_the_stored_scores():

@@ -30,10 +30,13 @@ def draw_learning_curves(
 ) -> Path:
     """Held-out scores solid, trained ones dotted, the ceiling dashed, the published number as a mark on the right.
 
-    The lines are evaluations on a few instances during training; the dots at the end are the final one, on many.
+    A panel without runs is left out. The lines are evaluations on a few instances during training; the dots at the end
+    are the final one, on many.
     """
     from matplotlib.ticker import MaxNLocator
 
+    run = [group.settings for group in finished.groups]
+    panels = {title: wanted for title, wanted in panels.items() if any(matches(settings, wanted) for settings in run)}
     with canvas(path, 3.6 * len(panels), 3.2) as figure:
         every = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
         for axes, (title, settings) in zip(every, panels.items(), strict=True):

@@ -7,7 +7,7 @@ task's own sizes and steps of that scale, for a quick look.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from recombine.recipes.comparison import difference_between, score_group
 from recombine.recipes.experiment import Experiment, Finished, Published, Record, Setting
 from recombine.recipes.learning_curves import NAMES, draw_learning_curves
 from recombine.run import default_run
+from recombine.seeds import SeedScore
 from recombine.tasks.base import Scale
 
 RELEASE_DROPOUT = 0.1
@@ -111,15 +112,15 @@ def _describe(settings: dict[str, float | int]) -> str:
 
 
 def compare_leads(experiment: Experiment, finished: Finished, **rest: Setting) -> str:
-    """HYLA's lead over softmax attention with and without the dropout, in a sentence; empty if runs are missing."""
-    parts, leads = [], []
+    """HYLA's lead over softmax attention with and without the dropout, in a sentence; empty if no pair of runs is there."""
+    parts, leads = [], {}
     for rate in DROPOUTS[::-1]:
         hyla, softmax = (finished.find(attention=name, dropout=rate, **rest) for name in ("hyla", "softmax"))
         lead = None if hyla is None or softmax is None else difference_between(experiment, hyla, softmax)
         if lead is None or hyla is None or softmax is None:
-            return ""
+            continue
         scores = [score_group(experiment, group).value for group in (hyla, softmax)]
-        word = f"With the release's dropout of {rate:g}" if rate else "without dropout"
+        word = f"with the release's dropout of {rate:g}" if rate else "without dropout"
         over = f"{lead.num_seeds} seed{'s' * (lead.num_seeds > 1)}"
         low, high = lead.pair or (lead.low, lead.high)
         bounds = f"{low:+.2f} {'and' if lead.pair else 'to'} {high:+.2f}"
@@ -127,14 +128,22 @@ def compare_leads(experiment: Experiment, finished: Finished, **rest: Setting) -
             f"{word} HYLA scores {scores[0]:.2f} and softmax attention {scores[1]:.2f} on held-out compositions "
             f"(lead {lead.value:+.2f}, {bounds}, {over})"
         )
-        leads.append(lead.value >= LEAD and lead.low > 0)
-    verdict = {
-        (True, True): "HYLA's lead does not need the dropout",
-        (True, False): "HYLA leads only with the dropout",
-        (False, True): "HYLA leads only without the dropout",
-        (False, False): "HYLA does not lead here",
-    }[leads[0], leads[1]]
-    return f"{'; '.join(parts)}: {verdict}."
+        leads[rate] = lead
+    text = f"{'; '.join(parts)}: {conclude(leads)}.".replace("-", "−")
+    return text[0].upper() + text[1:] if leads else ""
+
+
+def conclude(leads: Mapping[float, SeedScore]) -> str:
+    """What leads with and without dropout, or with one of them alone, mean."""
+    ahead = {rate: lead.value >= LEAD and lead.low > 0 for rate, lead in leads.items()}
+    behind = [lead.high < 0 for lead in leads.values()]
+    if len(ahead) == len(DROPOUTS) and any(ahead.values()):
+        if all(ahead.values()):
+            return "HYLA's lead does not need the dropout"
+        return f"HYLA leads only {'with' if ahead[RELEASE_DROPOUT] else 'without'} the dropout"
+    if any(ahead.values()):
+        return "HYLA leads"
+    return "HYLA is behind" if behind and all(behind) else "HYLA does not lead here"
 
 
 class Dropout(Experiment):
