@@ -13,6 +13,7 @@ from recombine.recipes import EXPERIMENTS, Finished
 from recombine.recipes.card import build_card
 from recombine.recipes.card_page import format_page
 from recombine.recipes.stored import read_results, write_results
+from spies import record_calls
 from stored_runs import stored_line
 
 ROOT = Path(__file__).parent.parent
@@ -60,12 +61,12 @@ def test_the_question_on_dropout_is_answered_from_the_numbers(tmp_path, leads, a
     ("leads", "titles"), [({0.1: 0.2, 0.0: 0.2}, ["dropout 0.1", "no dropout"]), ({0.0: 0.2}, ["no dropout"])]
 )
 def test_figures_are_drawn_from_stored_results_alone(tmp_path, monkeypatch, leads, titles):
-    drawn = []
-    monkeypatch.setattr(drawing, "render_figure", lambda figure, *arguments, **choices: drawn.append(figure) or b"")
+    calls: list[Any] = []
+    monkeypatch.setattr(drawing, "render_figure", record_calls(drawing.render_figure, calls))
     write_dropout(tmp_path, leads)
     (path,) = draw_figures(tmp_path, tmp_path / "figures")
     assert path.name == "dropout_curves.png"
-    panels = drawn[0].axes
+    panels = calls[0][0].axes
     assert [axes.get_title() for axes in panels] == titles
     held_out = {
         line.get_label(): list(line.get_ydata()) for line in panels[-1].lines if "seed" in str(line.get_label())
