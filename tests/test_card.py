@@ -156,7 +156,7 @@ def test_the_page_and_the_short_form(tmp_path):
     assert paper_of(experiment) == "Scaling can lead to compositional generalization (arXiv 2507.07207)"
     assert f"## {paper_of(experiment)}" in page
     assert "`recombine reproduce scale-width --scale small`" in page
-    assert "| claim | bound | verdict |" in page  # columns in which no row has anything are left out
+    assert "| claim | verdict | bound |" in page  # columns in which no row has anything are left out
     assert page.count("| not run |") == 2  # one row per statement
     short = summarise_card(rows)
     assert "|" not in short  # nothing to show yet
@@ -206,14 +206,14 @@ def test_a_statement_is_decided_by_the_first_setting_that_was_run(tmp_path, monk
     (statement,) = list_statements(rows)
     assert (statement.decisive.claim.where, [row.claim.where for row in statement.further]) == ("run", ["never run"])
     page = format_page(rows)
-    assert "| wide beats narrow (us)<br>*run* | 0.400" in page
+    assert "| wide beats narrow (us)<br>*run* | **seen** | 0.400" in page
     assert "<br>2 seeds, 4 compositions |" in page
     assert "<summary>Other settings: 1 not run</summary>" in page
     folded = page.partition("<summary>")[2]
     assert "*wide beats narrow*\n\nNot run (core-hours): never run (≈ 0.50)." in folded
     (short,) = [line for line in summarise_card(rows).splitlines() if "wide" in line]
-    assert short.startswith("| wide beats narrow<br>*run* | 0.400")
-    assert short.endswith("| 2 | 0.300 | difference ≥ 0.1 | **seen** |")
+    assert short.startswith("| wide beats narrow<br>*run* | **seen** | 0.400")
+    assert short.endswith("| 2 | 0.300 | difference ≥ 0.1 |")
 
 
 def test_the_cost_of_runs_that_were_not_made_is_measured_and_kept(tmp_path):

@@ -90,7 +90,7 @@ def test_a_row_of_the_page_follows_from_the_stored_scores():
         for line in (ROOT / "docs" / "claims.md").read_text().splitlines()
         if line.startswith("| wider networks recombine better (")
     ]
-    assert line.split(" | ")[1].startswith(f"{difference:.3f} (")
+    assert line.split(" | ")[2].startswith(f"{difference:.3f}<br>(")
     assert f"{len(scores[512])} seeds" in line
 
 

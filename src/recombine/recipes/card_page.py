@@ -34,7 +34,7 @@ All claims of the four papers that our experiments test, with our number next to
   runs on one idle core (`results/costs.json`).
 """
 NONE = "–"
-SHORT_COLUMNS = ("claim", "ours", "seeds", "paper", "bound", "verdict")
+SHORT_COLUMNS = ("claim", "verdict", "ours", "seeds", "paper", "bound")
 NUMBERS = {"ours", "seeds", "paper", "core-hours"}  # columns that are aligned to the right
 Cells = dict[str, str]  # the cells of a row by their column
 
@@ -94,10 +94,10 @@ def format_table(rows: Sequence[Cells]) -> list[str]:
 
 def _cells(row: CardRow) -> Cells:
     return {
-        "ours": f"{show_number(row.number)}<br>{describe_interval(row)}" if row.number else NONE,
+        "verdict": _emphasise(row) + (f"<br>{row.missing} runs missing" if row.missing and row.number else ""),
+        "ours": f"{_fold_number(row)}<br>{describe_interval(row)}" if row.number else NONE,
         "paper": NONE if row.claim.published is None else format_number(row.claim.published),
         "bound": shorten_bound(row.claim.bound),
-        "verdict": _emphasise(row) + (f"<br>{row.missing} runs missing" if row.missing and row.number else ""),
         "core-hours": describe_cost(row),
     }
 
@@ -105,6 +105,11 @@ def _cells(row: CardRow) -> Cells:
 def _name(row: CardRow, source: str = "") -> str:
     """The statement, with its setting on a line of its own."""
     return f"{row.claim.text}{source}" + (f"<br>*{row.claim.where}*" if row.claim.where else "")
+
+
+def _fold_number(row: CardRow) -> str:
+    """The number, with its interval on a line of its own."""
+    return show_number(row.number).replace(" (", "<br>(")
 
 
 def _emphasise(row: CardRow) -> str:
@@ -179,11 +184,11 @@ def _short_cells(statement: Statement) -> Cells:
     cells = _cells(row)
     return {
         "claim": _name(row),
-        "ours": show_number(row.number),
+        "verdict": _emphasise(row) + (f"<br>other settings: {count_verdicts(further)}" if further else ""),
+        "ours": _fold_number(row),
         "seeds": NONE if row.number is None else str(row.number.num_seeds),
         "paper": cells["paper"],
         "bound": cells["bound"],
-        "verdict": _emphasise(row) + (f"; other settings: {count_verdicts(further)}" if further else ""),
     }
 
 

@@ -174,7 +174,7 @@ class SequenceTask(Task):
         if split != "ood":
             x = self.narrow(x)
         if self.generalise_to == "corners" and split == "ood":
-            corners = torch.tensor(self.split.ood, device=x.device) % 2
+            corners = (torch.tensor(self.split.ood, device=x.device) % 2).to(x.dtype)  # not the default type
             x = x / 4 + 0.75 * corners[composition][:, None]
         elif self.generalise_to == "corners":
             x = self._keep_sums_central(x, stream)
