@@ -144,6 +144,11 @@ def test_the_table_shows_what_was_measured(trained, tmp_path):
     write_results(tmp_path, experiment, "tiny", [summarise(trained)])
     stored = experiment.summarise(read_results(tmp_path, experiment, "tiny"))
     assert stored.as_text() == table.as_text()
+    answer = experiment.answer(read_results(tmp_path, experiment, "tiny"))
+    assert answer.startswith(
+        f"Softmax: rules are decoded with F1 {trained.measured['row_f1_best']:.2f} from the codes with"
+    )
+    assert EXPERIMENT.answer(Finished(())) == ""
 
 
 def test_every_claim_reads_a_number_that_is_measured(trained):

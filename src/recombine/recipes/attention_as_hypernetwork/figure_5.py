@@ -12,11 +12,11 @@ from typing import Any
 
 from recombine.recipes.attention_as_hypernetwork.evidence import DROPOUTS, SRavenPaper
 from recombine.recipes.attention_as_hypernetwork.rule_codes import READINGS, flatten, read_rule_codes
-from recombine.recipes.attention_as_hypernetwork.rule_figures import draw_rules, name_network
+from recombine.recipes.attention_as_hypernetwork.rule_figures import draw_rules, mean_of, name_network
 from recombine.recipes.attention_as_hypernetwork.runs import ATTENTIONS
 from recombine.recipes.claims import Claim
 from recombine.recipes.comparison import mean_cell
-from recombine.recipes.experiment import Experiment, Finished, Record
+from recombine.recipes.experiment import Experiment, Finished, Group, Record
 from recombine.recipes.learning_curves import NAMES
 from recombine.recipes.measured_claims import Exceeds, Reads
 from recombine.store import RunDirectory
@@ -208,6 +208,10 @@ class Figure5(Experiment):
     def summarise(self, finished: Finished) -> Table:
         return tabulate_rules(finished)
 
+    def answer(self, finished: Finished) -> str:
+        sentences = map(describe_network, self.measure_runs(finished, "auto").groups)
+        return " ".join(sentence[0].upper() + sentence[1:] for sentence in sentences)
+
     def figures(self, finished: Finished, folder: Path) -> list[Path]:
         return draw_rules(self.measure_runs(finished, "auto"), folder)
 
@@ -225,4 +229,15 @@ def tabulate_rules(finished: Finished) -> Table:
         rows=tuple(rows),
         note="self: the code of the last query token with itself; row: its codes with the same feature in its row; "
         "neighbours: share of the ten nearest codes, by chance 1 in 8; means over seeds",
+    )
+
+
+def describe_network(group: Group) -> str:
+    """What the codes of a network say and do, in a sentence."""
+    names = ("row_f1_best", "self_f1_best", "f1_majority", "row_swap_other_all_layers", "swap_none_other")
+    row, own, majority, swapped, without = (mean_of(group, name) for name in names)
+    return (
+        f"{name_network(group)}: rules are decoded with F1 {row:.2f} from the codes with the row and {own:.2f} from the code "
+        f"with itself (majority {majority:.2f}); answers follow codes of another rule in {100 * swapped:.0f} % of cases, "
+        f"without a swap in {100 * without:.0f} %."
     )

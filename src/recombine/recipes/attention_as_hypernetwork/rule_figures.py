@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,7 +21,11 @@ if TYPE_CHECKING:
     from matplotlib.image import AxesImage
 
 READING_WORDS = {"self": "with itself", "row": "with its row", "all": "with all keys"}
-LINES = {"self": "-", "row": "--"}
+LINES: dict[str, dict[str, Any]] = {
+    "self": {"linestyle": "-", "marker": "o"},
+    "row": {"linestyle": "--", "marker": "o", "markerfacecolor": "white"},
+}
+UNTRAINED = {"self": "x", "row": "+"}
 PURITIES = {"purity_rule": ("rule", LIGHT_PALETTE[0]), "purity_target": ("target", LIGHT_PALETTE[1])}
 SHARES = {
     "other": ("the other rule", SCALES["light"]["follow"][1]),
@@ -40,17 +44,17 @@ def draw_rules(finished: Finished, folder: Path) -> list[Path]:
             draw_decoders(grid[0][column], group)
             draw_neighbours(grid[1][column], group)
         grid[0][0].set(ylabel="F1 of rules, held-out", ylim=(0, 1.02))
-        grid[1][0].set(ylabel="neighbours alike", ylim=(0, 1.02))
+        grid[1][0].set(ylabel="share of neighbours", ylim=(0, 1.02))
         for axes in grid[:, -1]:
             axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
-    with canvas(similarity, 2.2 + 2.4 * len(groups), 6.0) as figure:
+    with canvas(similarity, 2.2 + 2.0 * len(groups), 6.0) as figure:
         panels = figure.subplots(3, len(groups), squeeze=False)
         for column, group in enumerate(groups):
             for row, reading in enumerate(LINES):
                 cosines = draw_similarity(panels[row][column], group, reading, named=column == 0)
             codes = draw_codes(panels[2][column], group, named=column == 0)
         figure.colorbar(cosines, ax=list(panels[:2].flat), shrink=0.6, label="cosine, minus the mean")
-        figure.colorbar(codes, ax=list(panels[2]), label="deviations")
+        figure.colorbar(codes, ax=list(panels[2]), label="standard deviations")
     with canvas(swap, 1.6 + WIDTH * len(groups), 4.2) as figure:
         bars = figure.subplots(1, len(groups), sharey=True, squeeze=False)[0]
         for axes, group in zip(bars, groups, strict=True):
@@ -84,9 +88,8 @@ def draw_decoders(axes: Axes, group: Group) -> None:
         trained, untrained = (
             [mean_of(group, f"{reading}_f1{state}_layer_{layer}") for layer in layers] for state in ("", "_untrained")
         )
-        axes.plot(layers, trained, line, color=DARK, marker="o", label=READING_WORDS[reading])
-        marker = {"self": "x", "row": "+"}[reading]
-        axes.plot(layers, untrained, marker, color=QUIET, label=f"{READING_WORDS[reading]}, untrained")
+        axes.plot(layers, trained, color=DARK, label=READING_WORDS[reading], **line)
+        axes.plot(layers, untrained, UNTRAINED[reading], color=QUIET, label=f"{READING_WORDS[reading]}, untrained")
     axes.axhline(mean_of(group, "f1_majority"), color=QUIET, linewidth=0.8, label="majority")
     axes.set(title=name_network(group), xticks=list(layers))
 
@@ -97,9 +100,9 @@ def draw_neighbours(axes: Axes, group: Group) -> None:
     for purity, (words, colour) in PURITIES.items():
         for reading, line in LINES.items():
             values = [mean_of(group, f"{reading}_{purity}_layer_{layer}") for layer in layers]
-            axes.plot(layers, values, line, color=colour, marker="o", label=f"{words}, {READING_WORDS[reading]}")
+            axes.plot(layers, values, color=colour, label=f"{words}, {READING_WORDS[reading]}", **line)
             untrained = [mean_of(group, f"{reading}_{purity}_untrained_layer_{layer}") for layer in layers]
-            axes.plot(layers, untrained, {"self": "x", "row": "+"}[reading], color=colour, alpha=0.6)
+            axes.plot(layers, untrained, UNTRAINED[reading], color=colour, alpha=0.6)
     axes.axhline(mean_of(group, "chance_rule"), color=QUIET, linewidth=0.8, label="chance")
     axes.set(xlabel="layer", xticks=list(layers))
 
