@@ -1,5 +1,6 @@
 """Memory of large tensors is used again, but never while anything still refers to it."""
 
+import gc
 import threading
 
 import pytest
@@ -50,6 +51,33 @@ def test_small_blocks_are_left_to_the_allocator_and_few_are_kept():
         held.pop(0)
     kept = [block.data_ptr() for block in recycled._free.values()]
     assert kept == addresses[-recycled.MOST_KEPT // recycled.LARGEST :], "the oldest are given back"
+
+
+def test_a_block_may_return_while_another_is_looked_for():
+    """Before Python 3.12, the garbage collector runs in the middle of what creates objects, even in one thread."""
+
+    class Cycle:
+        pass
+
+    held = [recycled.empty(recycled.SMALLEST + number, dtype=torch.bool) for number in range(200)]
+    kept, before = [], gc.get_threshold()
+    del held
+    try:
+        gc.disable()
+        for threshold in range(50, 2000, 100):  # one of them is reached while the 200 blocks are looked through
+            gc.set_threshold(threshold)
+            block = recycled.empty(*LARGE)
+            kept.append([(number, object()) for number in range(3000)])  # none of the tuples in reserve is left
+            gc.collect()
+            cycle = Cycle()
+            cycle.parts = [cycle, block]
+            del cycle, block
+            gc.enable()
+            recycled.empty(*LARGE, 2)
+            gc.disable()
+    finally:
+        gc.set_threshold(*before)
+        gc.enable()
 
 
 def test_threads_never_share_a_block():

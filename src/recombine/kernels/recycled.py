@@ -6,6 +6,8 @@ again, so their blocks are kept: `empty` is `torch.empty` in a block of the same
 one.
 
 A block is in use as long as a tensor, a view or an array of it is: their storage owns an array, whose end returns the block.
+It can come at any time, also from the garbage collector: so only keys are listed, which creates nothing that could start it.
+Such tensors are like any other, except that they cannot be resized.
 """
 
 from __future__ import annotations
@@ -49,8 +51,9 @@ def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 def _take(num_bytes: int) -> Tensor:
     """The free block of this size that was used last, or a new one."""
-    for key, block in reversed(list(_free.items())):
-        if len(block) == num_bytes and _free.pop(key, None) is not None:  # unless another thread was faster
+    for key in reversed(list(_free)):
+        block = _free.get(key)
+        if block is not None and len(block) == num_bytes and _free.pop(key, None) is not None:  # no thread was faster
             return block
     return torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
 
@@ -58,7 +61,8 @@ def _take(num_bytes: int) -> Tensor:
 def _give_back(user: _User) -> None:
     _free[id(user.block)] = _used.pop(id(user.block)).block
     num_bytes = 0
-    for key, other in reversed(list(_free.items())):
-        num_bytes += len(other)
+    for key in reversed(list(_free)):
+        other = _free.get(key)
+        num_bytes += 0 if other is None else len(other)
         if num_bytes > MOST_KEPT:
             _free.pop(key, None)
