@@ -99,11 +99,16 @@ def test_impossible_lengths_are_refused(length):
         kernel.apply_layers(x, lengths, layers)
     with pytest.raises(AssertionError, match="a length is negative or larger than the number of tokens"):
         kernel.sum_layers(x, lengths, layers, layers)
+    before = x.clone()
+    with pytest.raises(AssertionError, match="a length is negative or larger than the number of tokens"):
+        kernel.clear_padding(x, lengths)
+    assert torch.equal(x, before)
 
 
 def test_what_is_not_changed_in_place():
     x, lengths = torch.randn(3, 4, 5), torch.tensor([1, 2, 3])
     assert not kernel.changes_in_place(x[:, :2], lengths), "not contiguous"
     assert not kernel.changes_in_place(x.double(), lengths)
+    assert not kernel.changes_in_place(x, lengths.int()), "lengths of another size would be read wrongly"
     assert not kernel.changes_in_place(x.clone().requires_grad_(), lengths)
     assert not kernel.changes_in_place(torch.randn(1, 1, 300), lengths[:1]), "too wide"

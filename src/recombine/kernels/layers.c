@@ -101,15 +101,15 @@ static void apply_rows(const problem *p, int64_t start, int64_t end) {
 }
 
 /* Whether all lengths are possible; what is not would be written elsewhere. */
-static int are_possible(const problem *p) {
+static int are_possible(const int64_t *lengths, int64_t rows, int64_t tokens) {
   int wrong = 0;
-  for (int64_t row = 0; row < p->rows; row++) wrong |= (uint64_t)p->lengths[row] > (uint64_t)p->tokens;
+  for (int64_t row = 0; row < rows; row++) wrong |= (uint64_t)lengths[row] > (uint64_t)tokens;
   return !wrong;
 }
 
 /* Returns 0, or 1 if a length is not possible. */
 int recombine_apply_layers(const problem *p) {
-  if (!are_possible(p)) return 1;
+  if (!are_possible(p->lengths, p->rows, p->tokens)) return 1;
 #pragma omp parallel for num_threads(p->threads) schedule(static) if (p->threads > 1)
   for (int64_t part = 0; part < p->threads; part++)
     apply_rows(p, part * p->rows / p->threads, (part + 1) * p->rows / p->threads);
@@ -168,7 +168,7 @@ int recombine_sum_layers(const problem *embed, const problem *readout) {
   const int64_t blocks = (embed->rows + BLOCK - 1) / BLOCK, threads = embed->threads;
   const int64_t widths = embed->widths[embed->num_layers] + readout->widths[readout->num_layers];
   int failed = 0;
-  if (!are_possible(embed)) return 1;
+  if (!are_possible(embed->lengths, embed->rows, embed->tokens)) return 1;
 #pragma omp parallel for num_threads(threads) schedule(static) reduction(| : failed) if (threads > 1)
   for (int64_t part = 0; part < threads; part++) {
     float *room = malloc(BLOCK * embed->tokens * widths * sizeof(float));
@@ -182,8 +182,9 @@ int recombine_sum_layers(const problem *embed, const problem *readout) {
   return failed;
 }
 
-/* Times 0, so that what is not a number stays visible. */
+/* Times 0, so that what is not a number stays visible. Returns 0, or 1 if a length is not possible. */
 int recombine_clear_padding(float *x, const int64_t *lengths, int64_t rows, int64_t tokens, int64_t width) {
+  if (!are_possible(lengths, rows, tokens)) return 1;
   for (int64_t row = 0; row < rows; row++)
     for (int64_t i = (row * tokens + lengths[row]) * width; i < (row + 1) * tokens * width; i++) x[i] *= 0;
   return 0;

@@ -90,7 +90,7 @@ def _state(x: Tensor, lengths: Tensor, layers: Sequence[Layer]) -> tuple[_Proble
     """The problem, and the tensors whose memory it names, its output first."""
     rows, tokens, _ = x.shape
     widths = [x.shape[2], *(len(bias) for _, bias in layers)]
-    assert (lengths.shape, lengths.dtype) == ((rows,), torch.int64)
+    assert (lengths.shape, lengths.dtype, lengths.device.type) == ((rows,), torch.int64, "cpu")
     assert [weight.shape for weight, _ in layers] == [(outputs, inputs) for inputs, outputs in pairwise(widths)]
     out = recycled.empty(rows, tokens, widths[-1])
     x, lengths = x.contiguous(), lengths.contiguous()
@@ -115,6 +115,7 @@ def changes_in_place(x: Tensor, lengths: Tensor) -> bool:
     return (
         type(x) is Tensor
         and x.dtype == torch.float32
+        and lengths.dtype == torch.int64
         and x.device.type == lengths.device.type == "cpu"
         and not x.requires_grad
         and x.is_contiguous()
@@ -129,5 +130,5 @@ def clear_padding(
     """Multiply by 0 what is behind `lengths` tokens, in place."""
     assert len(lengths) == len(x)
     kept = lengths.contiguous()
-    _library().recombine_clear_padding(x.data_ptr(), kept.data_ptr(), *x.shape)
+    _check(_library().recombine_clear_padding(x.data_ptr(), kept.data_ptr(), *x.shape))
     return x
