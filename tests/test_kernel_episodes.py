@@ -8,6 +8,7 @@ import torch
 from recombine.kernels import episodes
 from recombine.tasks.grids import pursuit
 from recombine.tasks.grids.goal import GoalGrid
+from recombine.tasks.grids.map import tabulate_scales
 from recombine.tasks.grids.preference import PreferenceGrid
 
 SMALL_GOALS = GoalGrid.at_scale("tiny")
@@ -78,3 +79,7 @@ def test_equal_random_numbers_are_left_to_the_definition(num_distractors, monkey
 
 def test_only_tensors_in_memory_are_taken():
     assert not episodes.is_available(torch.device("meta"))
+    with torch.device("meta"):
+        assert tabulate_scales(6, 1234).is_cpu, "the table is kept for later batches"
+    with pytest.raises(AssertionError, match="not in memory"):
+        episodes._point([torch.ones(1), torch.ones(1, device="meta")])

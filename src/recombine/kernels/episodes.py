@@ -161,4 +161,5 @@ def _point(tensors: Iterable[Tensor | None]) -> list[int | None]:
     tensors = list(tensors)
     types = {tensor.dtype for tensor in tensors if tensor is not None}
     assert types <= {torch.int64, torch.float32, torch.bool}, types
+    assert all(tensor is None or tensor.is_cpu for tensor in tensors), "a tensor is not in memory"
     return [None if tensor is None else tensor.data_ptr() for tensor in tensors]

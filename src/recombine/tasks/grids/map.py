@@ -119,5 +119,6 @@ def normalise(
 
 @cache
 def tabulate_scales(num_counts: int, size: int) -> Float[Tensor, " count"]:
-    """`normalise` of each number of ones."""
-    return normalise(torch.ones(num_counts, dtype=torch.bool), torch.arange(num_counts), size)
+    """`normalise` of each number of ones, on the CPU even where another device is the default."""
+    counts = torch.arange(num_counts, device="cpu")
+    return normalise(torch.ones_like(counts, dtype=torch.bool), counts, size)
