@@ -71,6 +71,13 @@ def test_several_batches_at_once_are_the_batches_alone(name):
 
 
 @pytest.mark.parametrize("name", TASKS)
+def test_no_batches_at_once_and_batches_without_rows(name):
+    task = TINY[name].task
+    assert task.sample_many("train", 0, 0) == []
+    assert [len(batch) for batch in task.sample_many("train", 0, 3, rows=range(2, 2))] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("name", TASKS)
 def test_a_training_sees_the_same_bits_wherever_it_starts(name):
     task = TINY[name].task
     expected = Ahead(task, batch_size=16)

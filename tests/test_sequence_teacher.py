@@ -1,6 +1,7 @@
 """Sequence teachers: the definitions, the splits, padding, scores, and what is refused."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -111,6 +112,19 @@ def test_chain_of_thought_adds_the_error_of_hidden_states():
     assert TASK.loss(wrong, batch) == 0
     with pytest.raises(InputError, match=r"because chain_of_thought is 0\.5"):
         task.loss(batch.targets, batch)
+
+
+def test_corners_do_not_depend_on_the_default_type():
+    task = SequenceTeacher(generalise_to="corners", max_length=3, token_dim=6)
+    expected = task.sample("ood", 0, batch_size=4)
+    try:
+        torch.set_default_dtype(torch.float64)
+        found = replace(task).sample("ood", 0, batch_size=4)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found.inputs.dtype == torch.float32
+    assert torch.equal(found.inputs, expected.inputs)
+    assert torch.equal(found.targets, expected.targets)
 
 
 def test_corners():

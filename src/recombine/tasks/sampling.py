@@ -106,9 +106,9 @@ class Sampler(Settings, ABC):
         They are what `sample` returns, up to the rounding of matrix products, which may depend on the number of rows.
         """
         indices = range(first, first + count)
-        if self.max_batches_at_once == 1 or count == 1:
-            return [self.sample(split, index, batch_size=batch_size, rows=rows, device=device) for index in indices]
         streams = [self.stream(split, index, batch_size=batch_size, rows=rows, device=device) for index in indices]
+        if self.max_batches_at_once == 1 or count <= 1 or not len(streams[0]):
+            return [self.make_batch(split, stream) for stream in streams]
         return self.make_batch(split, Stream.chain(streams)).divide(len(streams[0]))
 
     def count_batches_at_once(self, batch_size: int) -> int:
