@@ -91,7 +91,7 @@ def test_claims_without_their_runs_are_not_run():
     assert verdicts(without) == ["seen"] * 8 + ["not run"]
     row = tabulate_variants(without).as_dicts()[0]
     assert (row["model"], row["z held out"]["value"]) == ("vanilla", 0.8)
-    assert row["held out"]["value"] == pytest.approx(0.7)
+    assert row["R² held-out"]["value"] == pytest.approx(0.7)
 
 
 def test_a_richer_support_trains_more_pairs_and_every_module():

@@ -139,8 +139,8 @@ def tabulate_variants(finished: Finished) -> Table:
         columns=(
             *finished.setting_columns,
             "seeds",
-            "trained",
-            "held out",
+            "R² seen",
+            "R² held-out",
             *(name.replace("_", " ") for name in quantities),
             Column(name="minutes", format="fixed", digits=1),
         ),
