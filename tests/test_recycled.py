@@ -57,7 +57,7 @@ def test_a_block_may_return_while_another_is_looked_for():
     """Before Python 3.12, the garbage collector runs in the middle of what creates objects, even in one thread."""
 
     class Cycle:
-        pass
+        parts: list[object]
 
     held = [recycled.empty(recycled.SMALLEST + number, dtype=torch.bool) for number in range(200)]
     kept, before = [], gc.get_threshold()
