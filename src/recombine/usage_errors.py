@@ -35,7 +35,7 @@ def _rephrase(message: str) -> str:
         return _name_unknown(found[1].split(", "))
     if found := re.match(r"invalid choice '(.*)' for argument '(.*?)'\. Expected one of \((.*)\)$", message):
         return _list_choices(found[2], found[1], re.findall(r"'(.*?)'", found[3]))
-    if found := re.match(r"Missing value for argument '(.*?)'", message):
+    if found := re.match(r"Missing value for argument '(?:\(')?(.*?)'", message):  # with ( in tyro 1.0
         return f"{found[1]} has no value: expected one after it"
     for reason, expected in NUMBERS.items():
         if found := re.match(rf"Error parsing (--[\w-]+): {re.escape(reason)}(.*)$", message):
