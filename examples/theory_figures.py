@@ -10,11 +10,9 @@ import torch
 
 from recombine.drawing.canvas import canvas
 from recombine.drawing.palette import LIGHT_PALETTE
-from recombine.models import SequenceModel, build_model
-from recombine.models.constructed_network import build_modular_mlp, count_neurons
 from recombine.models.constructed_students import change_basis, forget_beyond
-from recombine.run import default_run
-from recombine.tasks import Hyperteacher, SequenceTeacher
+from recombine.recipes.length_generalization.theory import copy_teacher, draw_bases
+from recombine.recipes.scale.theory import measure_network
 
 MODULES = (4, 8, 16, 24, 32, 48, 64)
 KNOTS = (1, 2, 4, 8, 16, 32, 64)
@@ -22,22 +20,10 @@ BLUE, ORANGE = LIGHT_PALETTE[:2]
 LENGTHS = range(1, 101)
 
 
-def build(num_modules: int, num_knots: int) -> tuple[int, float]:
-    """Neurons of the construction, and its error on held-out compositions as a share of the outputs' deviation."""
-    task = Hyperteacher(num_modules=num_modules, num_active=3, num_extra=0)
-    network = build_modular_mlp(task.teacher, num_knots=num_knots)
-    batch = task.sample("ood", 0, batch_size=64)
-    z, x = batch.info["strengths"], batch.inputs[..., task.encoding_dim :]
-    with torch.no_grad():
-        error = network(torch.cat([(z / task.num_active**0.5)[:, None].expand(-1, x.shape[1], -1), x], dim=-1).double())
-        error -= batch.targets
-    return count_neurons(network), (error.square().mean().sqrt() / batch.targets.std()).item()
-
-
 def draw_neurons(path: Path) -> None:
     """Neurons grow with the number of modules, the error falls with the square of the number of knots."""
-    over_modules = {num_modules: build(num_modules, 8) for num_modules in MODULES}
-    over_knots = {num_knots: build(16, num_knots) for num_knots in KNOTS}
+    over_modules = {num_modules: measure_network(num_modules, 8) for num_modules in MODULES}
+    over_knots = {num_knots: measure_network(16, num_knots) for num_knots in KNOTS}
     print("modules, neurons, error:", [(m, *each) for m, each in over_modules.items()])
     print("knots, neurons, error:", [(n, *each) for n, each in over_knots.items()])
     with canvas(path, 11, 3.4) as figure:
@@ -55,20 +41,10 @@ def draw_neurons(path: Path) -> None:
         right.legend()
 
 
-def copy_teacher(name: str) -> tuple[SequenceTeacher, SequenceModel]:
-    task = SequenceTeacher(teacher=name)  # type: ignore[arg-type]
-    model = build_model(default_run(SequenceTeacher, "paper", name).model, task, seed=0)
-    assert isinstance(model, SequenceModel)
-    model.load_state_dict(task.weights)
-    return task, model.double()
-
-
 @torch.no_grad()
 def draw_sequences(path: Path) -> None:
     """Left: what a change of basis does to outputs. Right: a deep set that forgets beyond ten tokens."""
-    generator = torch.Generator().manual_seed(0)
-    rotation = torch.linalg.qr(torch.randn(20, 20, generator=generator, dtype=torch.float64))[0]
-    permutation = torch.eye(20, dtype=torch.float64)[torch.randperm(20, generator=generator)]
+    rotation, permutation = draw_bases(seed=0)
     bases = [(name, "rotation", rotation) for name in ("deep_set", "ssm", "rnn")]
     bases.append(("rnn", "permutation", permutation))
     with canvas(path, 8.5, 3.2) as figure:

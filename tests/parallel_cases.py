@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from recombine.cli import main as run_and_exit
 from recombine.cli import run as run_verb
 from recombine.commands import train as train_command
 from recombine.models import CausalAttentionConfig, MLPConfig, TransformerConfig
@@ -52,7 +53,7 @@ def main(out: Path) -> None:
     # only the leader touches files, and only the leader reports
     code = run_verb(["train", "hyperteacher", "--scale", "tiny", "--out", str(out / "file")])
     print(f"exit code {code}", file=sys.stderr, flush=True)
-    sys.exit(run_verb(["train", "fuzzy-logic", "--scale", "tiny", "--out", str(out / "lost")]))
+    run_and_exit(["train", "fuzzy-logic", "--scale", "tiny", "--out", str(out / "lost")])
 
 
 def kill_follower(progress) -> None:

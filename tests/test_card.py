@@ -3,53 +3,29 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
+from card_world import NARROW, WIDE, Widths, build_world, write_world
 from recombine.cli import run as run_verb
+from recombine.commands import claims
 from recombine.commands.claims import read_card, update_page
 from recombine.errors import InputError
-from recombine.recipes import EXPERIMENTS, Experiment, Finished, Record
-from recombine.recipes.card import build_card, list_statements, paper_of, tabulate_card
+from recombine.recipes import EXPERIMENTS, Finished, Record
+from recombine.recipes.card import build_card, paper_of, tabulate_card
 from recombine.recipes.card_page import BEGIN, END, format_page, summarise_card, update_block
-from recombine.recipes.claims import Lead, decide
+from recombine.recipes.claims import decide
 from recombine.recipes.measured_claims import Bounded, Correlates, Exceeds, Gap, Higher, Reads
 from recombine.recipes.result_tables import fill_blocks, has_blocks
 from recombine.recipes.results_index import format_index
-from recombine.recipes.stored import collect, read_lines, read_results, shorten_numbers, write_results
+from recombine.recipes.stored import borrow, collect, read_lines, read_results, shorten_numbers, write_results
 from recombine.run import default_run, train_run
 from recombine.seeds import score_values
 from recombine.sweep.kept_costs import costs_path, estimate_hours, measure_costs
-from stored_runs import stored_line, stored_run
+from stored_runs import stored_run
 
 ROOT = Path(__file__).parent.parent
-WIDE, NARROW = {"width": 512}, {"width": 16}
-
-
-class Widths(Experiment):
-    name = "miniature"
-    question = "Do wider networks recombine better?"
-    metric = "r2_pooled"
-    claims: ClassVar[tuple[Any, ...]] = (
-        Lead(text="wide beats narrow", source="us", better=WIDE, worse=NARROW, by=0.1, published=0.3),
-    )
-
-    def records(self, scale):
-        for seed in (0, 1):
-            for width in (16, 512):
-                run: Any = default_run("hyperteacher", scale)
-                config = replace(run, model=replace(run.model, hidden_dim=width))
-                yield Record(settings={"width": width}, config=config).with_seed(seed)
-
-
-def build_world(wide=0.9, narrow=0.5, measured=None):
-    scores = {512: wide, 16: narrow}
-    records = Widths().records("tiny")
-    return [
-        (record, {"test": 0.95, "ood": scores[record.settings["width"]]}, (measured or (lambda _: {}))(record))
-        for record in records
-    ]
 
 
 def decide_on(claim, **world):
@@ -91,10 +67,6 @@ def test_one_seed_is_at_most_seen_in_part():
     assert score_values([1.0, 2.0, 3.0]).high == pytest.approx(2 + 4.303 * 1 / 3**0.5, abs=1e-3)
 
 
-def write_world(folder, **world):
-    write_results(folder, Widths(), "tiny", [stored_line(*parts) for parts in build_world(**world)])
-
-
 def test_the_card_is_made_of_stored_results(tmp_path):
     write_world(tmp_path)
     (row,) = build_card([Widths()], tmp_path)
@@ -103,6 +75,36 @@ def test_the_card_is_made_of_stored_results(tmp_path):
     assert "wide beats narrow" in str(tabulate_card([row]).as_text())
     write_world(tmp_path, wide=0.3)  # the same runs with other numbers replace the old ones
     assert build_card([Widths()], tmp_path)[0].verdict == "refuted"
+
+
+class Shared(Widths):
+    """Another experiment with two of the runs, under another name of the setting."""
+
+    name = "shared"
+
+    def records(self, scale):
+        wide = (record for record in super().records(scale) if record.settings["width"] == 512)
+        return (replace(record, settings={"units": 512}) for record in wide)
+
+
+class Measured(Shared):
+    name = "measured"
+
+    def measures(self, run, device):
+        return {"z": 1.0}
+
+
+def test_runs_that_are_stored_for_another_experiment_are_used(tmp_path):
+    write_world(tmp_path, measured=lambda record: {"z": 0.5})
+    lines = borrow(Shared(), "tiny", tmp_path)
+    assert [(line["settings"], line["seed"], line["measured"]) for line in lines] == [
+        ({"units": 512}, 0, {}),
+        ({"units": 512}, 1, {}),
+    ]
+    assert write_results(tmp_path, Shared(), "tiny", lines)
+    assert not borrow(Shared(), "tiny", tmp_path)
+    assert [run.score("ood", "r2_pooled") for run in read_results(tmp_path, Shared(), "tiny").runs] == [0.9, 0.9]
+    assert not borrow(Measured(), "tiny", tmp_path)  # what it measures in the networks is not stored
 
 
 def test_nothing_stale_is_used(tmp_path):
@@ -161,20 +163,25 @@ def test_the_page_and_the_short_form(tmp_path):
     short = summarise_card(rows)
     assert "|" not in short  # nothing to show yet
     assert "not run yet: 1 of *Scaling can lead to compositional generalization*." in short
-    assert short.endswith("in 2 settings. Judged by the first setting that was run: 2 not run.")
+    assert short.endswith("2 claims about trained networks in 2 settings: 2 not run.")
     text = update_block(f"before\n{BEGIN}\nold\n{END}\nafter", "new", Path("README.md"))
     assert text == f"before\n{BEGIN}\nnew\n{END}\nafter"
     with pytest.raises(InputError, match="has no place for the claims"):
         update_block("nothing", "new", Path("README.md"))
 
 
-def test_the_command(tmp_path, capsys):
+def test_the_command(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(claims, "write_numbers", lambda folder, experiment: False)  # takes seconds
     flags = ["reproduce", "claims", "--out", str(tmp_path / "none"), "--results", str(tmp_path), "--json"]
     assert run_verb([*flags, "--page", str(tmp_path / "claims.md")]) == 0
     other = tmp_path / "other.md"
     other.write_text("# Another page\n")
     assert run_verb([*flags, "--page", str(other)]) == 2
     assert other.read_text() == "# Another page\n"
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "README.md").write_text("# Another page\n")  # a folder that is not one of results
+    assert run_verb(["reproduce", "claims", "--out", str(tmp_path / "none"), "--results", str(tmp_path / "docs")]) == 2
+    assert [path.name for path in (tmp_path / "docs").iterdir()] == ["README.md"]
     value = json.loads(capsys.readouterr().out)
     assert {claim["verdict"] for claim in value["claims"]} == {"not run"}
     assert (tmp_path / "claims.md").read_text().startswith("# Claims")
@@ -188,32 +195,6 @@ def test_pages_of_the_documentation_are_those_that_the_results_give():
     assert ROOT / "README.md" in marked
     for page in marked:
         assert update_page(page.read_text(), rows, ROOT / "results", page) == page.read_text(), page
-
-
-class Settings(Widths):
-    """One statement in two settings; the first has not been run."""
-
-    claims = tuple(
-        replace(Widths.claims[0], text="wide beats narrow", where=where, better={"width": width}, headline=True)
-        for where, width in (("never run", 99), ("run", 512))
-    )
-
-
-def test_a_statement_is_decided_by_the_first_setting_that_was_run(tmp_path, monkeypatch):
-    monkeypatch.setattr("recombine.recipes.card.paper_of", lambda experiment: "a paper")
-    write_world(tmp_path)
-    rows = build_card([Settings()], tmp_path, lambda config: 0.25)
-    (statement,) = list_statements(rows)
-    assert (statement.decisive.claim.where, [row.claim.where for row in statement.further]) == ("run", ["never run"])
-    page = format_page(rows)
-    assert "| wide beats narrow (us)<br>*run* | **seen** | 0.400" in page
-    assert "<br>2 seeds, 4 compositions |" in page
-    assert "<summary>Other settings: 1 not run</summary>" in page
-    folded = page.partition("<summary>")[2]
-    assert "*wide beats narrow*\n\nNot run (core-hours): never run (≈ 0.50)." in folded
-    (short,) = [line for line in summarise_card(rows).splitlines() if "wide" in line]
-    assert short.startswith("| wide beats narrow<br>*run* | **seen** | 0.400")
-    assert short.endswith("| 2 | 0.300 | difference ≥ 0.1 |")
 
 
 def test_the_cost_of_runs_that_were_not_made_is_measured_and_kept(tmp_path):

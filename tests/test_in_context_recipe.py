@@ -35,13 +35,15 @@ SMALL = TransformerConfig(**SIZES, position="none")
 
 CONTROL = {"setting": "control"}
 CLAIMS = EXPERIMENTS["in-context"].claims
+DISCONNECTED = {**BOTTLENECK, "setting": "disconnected"}
 
 
 def build_world(changed=None, **values):
     """Two seeds of every variant as the paper describes them; `changed` is a variant with other values."""
     runs = []
-    for variant in (VANILLA, BOTTLENECK, {**VANILLA, **CONTROL}, {**BOTTLENECK, **CONTROL}):
-        ood = 0.1 if variant["setting"] == "control" else 0.7 if variant["model"] == "vanilla" else 0.95
+    for variant in (VANILLA, BOTTLENECK, {**VANILLA, **CONTROL}, {**BOTTLENECK, **CONTROL}, DISCONNECTED):
+        held_out = {"control": 0.1, "disconnected": 0.6, "connected": 0.7 if variant["model"] == "vanilla" else 0.95}
+        ood = held_out[variant["setting"]]
         numbers = {
             "test": 0.99,
             "ood": ood,
@@ -64,7 +66,7 @@ def verdicts(world):
 
 
 def test_a_world_as_the_paper_says_shows_every_claim():
-    assert verdicts(build_world()) == ["seen"] * len(CLAIMS) == ["seen"] * 9
+    assert verdicts(build_world()) == ["seen"] * len(CLAIMS) == ["seen"] * 10
 
 
 @pytest.mark.parametrize(
@@ -79,6 +81,7 @@ def test_a_world_as_the_paper_says_shows_every_claim():
         (6, BOTTLENECK, {"z_held_out": 0.4}),
         (7, BOTTLENECK, {"z_untrained": 0.75}),
         (8, {**BOTTLENECK, **CONTROL}, {"ood": 0.3}),
+        (9, DISCONNECTED, {"ood": 0.9}),
     ],
 )
 def test_another_world_does_not(number, variant, changed):
@@ -88,7 +91,7 @@ def test_another_world_does_not(number, variant, changed):
 def test_claims_without_their_runs_are_not_run():
     world = build_world()
     without = Finished(tuple(run for run in world.runs if run.record.settings["setting"] != "control"))
-    assert verdicts(without) == ["seen"] * 8 + ["not run"]
+    assert verdicts(without) == [*["seen"] * 8, "not run", "seen"]
     row = tabulate_variants(without).as_dicts()[0]
     assert (row["model"], row["z held out"]["value"]) == ("vanilla", 0.8)
     assert row["R² held-out"]["value"] == pytest.approx(0.7)

@@ -44,7 +44,7 @@ def test_the_papers_sizes():
     assert (transformer.mlp_dim, transformer.position, transformer.causal) == (1024, "rotary", True)
 
 
-@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name.startswith("scale-")])
+@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name.startswith("scale-") and name != "scale-theory"])
 def test_runs_of_an_experiment_differ(name):
     records = list(EXPERIMENTS[name].records("small"))
     hashes = [json.dumps(record.config.as_dict(), sort_keys=True) for record in records]

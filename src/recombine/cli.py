@@ -80,7 +80,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     code = run(list(sys.argv[1:] if argv is None else argv))
     if not sys.stderr.closed:
         _discard_unwritten(sys.stderr)
+    if code == 1 and _is_connected():
+        os._exit(code)  # threads of a broken connection can abort an orderly exit
     sys.exit(code)
+
+
+def _is_connected() -> bool:
+    """Whether connections to other processes of a training are open."""
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and distributed.is_available() and distributed.is_initialized()
 
 
 def run(argv: list[str]) -> int:

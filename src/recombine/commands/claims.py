@@ -13,14 +13,14 @@ from recombine.commands.console import Output
 from recombine.errors import InputError
 from recombine.files import replace_file
 from recombine.recipes import EXPERIMENTS
+from recombine.recipes.calculation import Calculation, numbers_path, write_numbers
 from recombine.recipes.card import CardRow, build_card, count_verdicts, is_concerned, tabulate_card
 from recombine.recipes.card_page import BEGIN, TITLE, format_page, summarise_card, update_block
 from recombine.recipes.result_tables import fill_blocks, has_blocks
-from recombine.recipes.results_index import format_index
-from recombine.recipes.stored import collect, read_results, results_path, write_results
+from recombine.recipes.results_index import INDEX_TITLE, format_index
+from recombine.recipes.stored import borrow, collect, read_results, results_path, write_results
 from recombine.store import Json
 from recombine.sweep.kept_costs import estimate_hours, measure_costs
-from recombine.tasks.base import SCALES
 
 
 def show_claims(
@@ -60,17 +60,27 @@ def read_card(results: Path) -> list[CardRow]:
 
 
 def collect_all(options: Output, runs: Path, results: Path) -> list[Path]:
-    """Add the finished runs of every experiment to its files; returns the files that changed."""
+    """Calculate what needs no runs, add the finished runs of experiments to their files; returns the files that changed."""
+    index = results / "README.md"
+    if index.exists() and not index.read_text(encoding="utf-8").startswith(INDEX_TITLE):
+        raise InputError(f"{index} is another page: expected a folder of results")
     changed = []
+    for experiment in EXPERIMENTS.values() if results.is_dir() or runs.is_dir() else ():
+        if isinstance(experiment, Calculation) and write_numbers(results, experiment):
+            changed.append(numbers_path(results, experiment))
     for experiment in EXPERIMENTS.values() if runs.is_dir() else ():
-        for scale in SCALES:
+        for scale in experiment.judged_scales:
             finished = collect(experiment, scale, runs)
             if finished and not options.json:
                 options.say(f"{experiment.name} ({scale}): {len(finished)} finished runs")
             if write_results(results, experiment, scale, finished):
                 changed.append(results_path(results, experiment, scale))
+    for experiment in EXPERIMENTS.values():
+        for scale in experiment.judged_scales:
+            if write_results(results, experiment, scale, borrow(experiment, scale, results)):
+                changed.append(results_path(results, experiment, scale))
     if results.is_dir():
-        replace_file(results / "README.md", format_index(EXPERIMENTS.values(), results).encode())
+        replace_file(index, format_index(EXPERIMENTS.values(), results).encode())
     return changed
 
 
@@ -91,7 +101,7 @@ def draw_figures(results: Path, folder: Path) -> list[Path]:
     for experiment in EXPERIMENTS.values():
         if not experiment.has_figures or experiment.figures_need_runs:
             continue
-        stored = (read_results(results, experiment, scale) for scale in SCALES[::-1])
+        stored = (read_results(results, experiment, scale) for scale in experiment.judged_scales[::-1])
         finished = next((finished for finished in stored if finished.runs), None)
         drawn += experiment.figures(finished, folder) if finished is not None else []
     return drawn

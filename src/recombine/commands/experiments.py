@@ -8,6 +8,7 @@ from functools import partial
 from recombine.commands.output import Output
 from recombine.engines import EngineFlags, split_cores
 from recombine.recipes import EXPERIMENTS, Experiment
+from recombine.recipes.calculation import Calculation
 from recombine.store import Json
 from recombine.sweep.estimate import Cost, Estimate, estimate_runs
 from recombine.sweep.kept_costs import PACKAGED, parse_costs, read_costs
@@ -24,10 +25,15 @@ def list_experiments(options: Output, *, split: EngineFlags, measure: bool) -> N
     """
     kept = read_costs(PACKAGED)
     costs = parse_costs(kept)
-    rows, value = [], {}
+    rows: list[tuple[str | None, ...]] = []
+    value = {}
     for number, (name, experiment) in enumerate(EXPERIMENTS.items(), start=1):
         cells: list[str | None] = []
         described: Json = {"question": experiment.question, "seconds": {}, "measured_here": {}}
+        if isinstance(experiment, Calculation):
+            rows.append((name, experiment.question, "seconds", "seconds", "seconds"))
+            value[name] = described
+            continue
         for scale in SCALES:
             watch = partial(say_measured, options, f"{number}/{len(EXPERIMENTS)} {name}, {scale}") if measure else None
             estimate, jobs = estimate_experiment(experiment, scale, split, measure, costs, watch)
@@ -57,7 +63,7 @@ def describe_origin(kept: Json, marks: set[str]) -> str:
     note = "estimated time of all runs on this machine, with the default --jobs"
     if "~" in marks:
         note += (
-            f"\n~ from times on another machine ({kept['processor']}, {kept['measured']}); "
+            f"\n~ from times on other machines ({kept['processor']}, {kept['measured']}); "
             "`recombine reproduce NAME --dry-run` measures one experiment here, `recombine reproduce list --estimate` all"
         )
     return note + ("\nempty: too large to measure, or not measured yet" if "" in marks else "")

@@ -21,6 +21,7 @@ from recombine.engines import EngineFlags, LocalEngine, Outcome, raise_failure
 from recombine.errors import InputError, check_choice, check_positive
 from recombine.probe import is_probed, probe_run
 from recombine.recipes import EXPERIMENTS, Finished, FinishedRun, Record, find_experiment
+from recombine.recipes.calculation import Calculation
 from recombine.recipes.experiment import show_setting
 from recombine.report.page import write_report
 from recombine.run import train_run
@@ -96,6 +97,9 @@ def run(argv: list[str]) -> None:
         drawn = [name for name, known in EXPERIMENTS.items() if known.has_figures]
         raise InputError(f"experiment {experiment.name!r} has no figures: expected one of {', '.join(drawn)}")
     scale = options.scale or experiment.default_scale
+    if isinstance(experiment, Calculation):
+        show_calculation(experiment, options)
+        return
     records = choose_records(experiment.records(scale), options)
     if options.dry_run:
         plan = make_plan(records, experiment.name)
@@ -124,6 +128,23 @@ def run(argv: list[str]) -> None:
     value["answer"] = answer
     closing += [answer] if answer else []
     options.show(value, experiment.question, *tables, *closing)
+
+
+def show_calculation(experiment: Calculation, options: ReproduceOptions) -> None:
+    """Compute and print an experiment that has no runs."""
+    asked: dict[str, object] = {
+        "only": options.only,
+        "attention": options.attention,
+        "steps": options.steps,
+        "seeds": options.seeds,
+    }
+    asked |= {"scale": options.scale, "report": options.report, "dry-run": options.dry_run}
+    if given := [f"--{name}" for name, value in asked.items() if value]:
+        raise InputError(f"experiment {experiment.name!r} trains nothing: expected it without {', '.join(given)}")
+    finished = experiment.calculate()
+    tables = experiment.tables(finished, options.device)
+    value: Json = {"experiment": experiment.name, "question": experiment.question, "tables": tables_as_dict(tables)}
+    options.show({**value, "computed": dict(finished.computed)}, experiment.question, *tables)
 
 
 def choose_records(records: Iterable[Record], options: ReproduceOptions) -> list[Record]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from recombine.recipes.calculation import Calculation, read_numbers
 from recombine.recipes.claims import Claim, Verdict, decide
 from recombine.recipes.comparison import cell
 from recombine.recipes.experiment import Experiment, Finished, matches
@@ -22,7 +23,7 @@ from recombine.run import RunConfig
 from recombine.seeds import SeedScore
 from recombine.store import hash_config
 from recombine.tables import Column, Table, format_value
-from recombine.tasks.base import SCALES, Scale
+from recombine.tasks.base import Scale
 
 Estimate = Callable[[RunConfig], float | None]  # core-hours of a run, if known
 VERDICTS: tuple[Verdict, ...] = ("seen", "seen in part", "not seen", "refuted", "not run")
@@ -47,8 +48,14 @@ class CardRow:
         return paper_of(self.experiment)
 
     @property
+    def where(self) -> str:
+        """The setting, with the scale if it is not the experiment's default."""
+        scale = "" if self.scale == self.experiment.default_scale else f"scale {self.scale}"
+        return ", ".join(part for part in (self.claim.where, scale) if part)
+
+    @property
     def command(self) -> str:
-        return f"recombine reproduce {self.experiment.name} --scale {self.scale}"
+        return self.experiment.command(self.scale)
 
 
 def paper_of(experiment: Experiment) -> str:
@@ -59,33 +66,56 @@ def paper_of(experiment: Experiment) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Statement:
-    """One statement: the row that decides, and those of further settings."""
+    """One statement of a paper in all settings in which it is judged: the row that is shown, and the others."""
 
-    decisive: CardRow
+    first: CardRow
     further: tuple[CardRow, ...]
+
+    @property
+    def rows(self) -> tuple[CardRow, ...]:
+        return (self.first, *self.further)
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict over all settings that have been run."""
+        return combine_verdicts([row.verdict for row in self.rows])
+
+
+def combine_verdicts(verdicts: Iterable[Verdict]) -> Verdict:
+    """One verdict for several settings: what all of them say, else *seen in part* if it is seen in any of them."""
+    found = set(verdicts) - {"not run"}
+    if len(found) <= 1:
+        return found.pop() if found else "not run"
+    return "seen in part" if found & {"seen", "seen in part"} else "not seen"
 
 
 def list_statements(rows: Iterable[CardRow]) -> list[Statement]:
-    """Rows with the same text together. The first that has been run decides, in the order of the claims."""
+    """Rows of a paper with the same text together, in the order of the claims; the first that has been run is shown."""
     groups: dict[tuple[str, str], list[CardRow]] = {}
     for row in rows:
-        groups.setdefault((row.experiment.name, row.claim.text), []).append(row)
+        groups.setdefault((row.paper, row.claim.text), []).append(row)
     statements = []
     for members in groups.values():
-        decisive = next((row for row in members if row.number is not None), members[0])
-        statements.append(Statement(decisive=decisive, further=tuple(row for row in members if row is not decisive)))
+        first = next((row for row in members if row.number is not None), members[0])
+        statements.append(Statement(first=first, further=tuple(row for row in members if row is not first)))
     return statements
 
 
 def build_card(
     experiments: Iterable[Experiment], folder: Path, estimate: Estimate = lambda config: None
 ) -> list[CardRow]:
-    """A row for every claim of the experiments: at the largest scale with results, else at the default scale."""
+    """A row for every claim of the experiments: at the largest scale with results, else at the default scale.
+
+    Smaller scales than the default are for a quick look: the bounds of the claims are not meant for them.
+    """
     return [row for experiment in experiments for row in build_rows(experiment, folder, estimate)]
 
 
 def build_rows(experiment: Experiment, folder: Path, estimate: Estimate) -> Iterator[CardRow]:
-    scales = [scale for scale in SCALES[::-1] if results_path(folder, experiment, scale).exists()]
+    if isinstance(experiment, Calculation):
+        yield from build_calculated_rows(experiment, folder)
+        return
+    scales = [scale for scale in experiment.judged_scales[::-1] if results_path(folder, experiment, scale).exists()]
     stored = {scale: read_results(folder, experiment, scale) for scale in scales}
     planned = {scale: list_hashes(experiment, scale) for scale in {*scales, experiment.default_scale}}
     answers = {scale: experiment.answer(runs) if runs.runs else "" for scale, runs in stored.items()}
@@ -94,6 +124,25 @@ def build_rows(experiment: Experiment, folder: Path, estimate: Estimate) -> Iter
         decided = [replace(row, answer=answers[row.scale]) for row in rows if row.number]
         scale = experiment.default_scale
         yield decided[0] if decided else _decide(experiment, scale, claim, Finished(()), planned[scale], estimate)
+
+
+def build_calculated_rows(experiment: Calculation, folder: Path) -> Iterator[CardRow]:
+    """Rows of an experiment without runs."""
+    stored = read_numbers(folder, experiment)
+    computed = {} if stored is None else {name: tuple(values) for name, values in stored["computed"].items()}
+    for claim in experiment.claims:
+        verdict, number = decide(claim, experiment, Finished((), computed))
+        hours = 0.0 if stored is None or number is None else stored["seconds"] / 3600
+        yield CardRow(
+            experiment=experiment,
+            scale=experiment.default_scale,
+            claim=claim,
+            verdict=verdict,
+            number=number,
+            core_hours=hours,
+            missing=0,
+            missing_hours=None,
+        )
 
 
 def list_hashes(experiment: Experiment, scale: Scale) -> list[tuple[Record, str]]:
@@ -163,8 +212,8 @@ def tabulate_card(rows: Sequence[CardRow]) -> Table:
     )
 
 
-def count_verdicts(rows: Sequence[CardRow]) -> str:
-    """How many claims have each verdict, in words."""
+def count_verdicts(rows: Iterable[CardRow | Statement]) -> str:
+    """How many rows or statements have each verdict, in words."""
     counts = Counter(row.verdict for row in rows)
     return ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
 

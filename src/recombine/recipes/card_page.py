@@ -1,6 +1,7 @@
 """The card of claims as a page of the documentation, and in short for the README.
 
-A statement that is judged in several settings has one row, of the setting that decides; the others are folded away below.
+A statement that is judged in several settings has one row, of the first setting that was run; the others are folded away
+below. In the short form its verdict is over all settings.
 """
 
 from __future__ import annotations
@@ -11,15 +12,17 @@ from itertools import groupby
 from pathlib import Path
 
 from recombine.errors import InputError
+from recombine.recipes.calculation import Calculation, Computes
 from recombine.recipes.card import CardRow, Statement, count_verdicts, list_statements, show_number
+from recombine.recipes.claims import Between
 from recombine.recipes.experiment import Experiment
 from recombine.tables import format_number
 
 BEGIN, END = "<!-- claims: begin -->", "<!-- claims: end -->"
 TITLE = "# Claims\n"
 INTRODUCTION = f"""{TITLE}
-All claims of the four papers that our experiments test, with our number next to the paper's. This page is written by
-`recombine reproduce claims` from the files in `results/`; nothing is entered by hand.
+The claims of the four papers, with our number next to the paper's. Most are about trained networks; theorems and counts are
+computed. This page is written by `recombine reproduce claims` from the files in `results/`; nothing is entered by hand.
 
 - *Ours*: our number with its 95 % interval; below it, the number of seeds and compositions. With several seeds the interval
   is over seeds and compositions together (`recombine.seeds`), with one seed over compositions. For numbers that are measured
@@ -29,7 +32,10 @@ All claims of the four papers that our experiments test, with our number next to
   results were already known, the experiment says so.
 - *Seen*: the number meets its bound and the interval agrees: that of a difference excludes zero, that of a level lies within
   the bounds. *Seen in part*: only one of the two. *Not seen*: neither. *Refuted*: the whole interval is on the wrong side.
-  *Not run*: runs are missing.
+  *Not run*: runs are missing. A number from inside a single network has no interval, so it is seen in part at best.
+- "In short" has one verdict for all settings of a claim that were run. If they differ, it is *seen in part* where the claim
+  is seen, at least in part, in any of them, and *not seen* otherwise. The number is of the setting in italics; *settings*
+  gives the lowest and the highest of all.
 - *Core-hours*: measured time of the runs behind the claim, on a busy machine. After ≈, the estimated time of the missing
   runs on one idle core (`results/costs.json`).
 """
@@ -51,7 +57,7 @@ def format_page(rows: Sequence[CardRow]) -> str:
 
 def describe_experiment(experiment: Experiment, statements: Sequence[Statement]) -> list[str]:
     """The claims of one experiment, with the command that repeats them."""
-    rows = [row for statement in statements for row in (statement.decisive, *statement.further)]
+    rows = [row for statement in statements for row in statement.rows]
     lines = [f"### {experiment.question}", ""]
     answers = dict.fromkeys(row.answer for row in rows if row.answer)
     lines += [line for answer in answers for line in (f"**{answer}**", "")]
@@ -60,8 +66,8 @@ def describe_experiment(experiment: Experiment, statements: Sequence[Statement])
         lines += [f"Differs from the paper: {experiment.differs}", ""]
     if experiment.known_before:
         lines += [f"Earlier results known when the bounds were set: {experiment.known_before}", ""]
-    decisive = [statement.decisive for statement in statements]
-    lines += format_table([{"claim": _name(row, f" ({row.claim.source})"), **_cells(row)} for row in decisive])
+    shown = [statement.first for statement in statements]
+    lines += format_table([{"claim": _name(row, f" ({row.claim.source})"), **_cells(row)} for row in shown])
     further = [row for statement in statements for row in statement.further]
     if further:
         summary = f"<summary>Other settings: {count_verdicts(further)}</summary>"
@@ -71,13 +77,13 @@ def describe_experiment(experiment: Experiment, statements: Sequence[Statement])
 
 
 def describe_further(statement: Statement) -> list[str]:
-    """The settings of a statement that do not decide: a table of those that were run, and a line of the others."""
+    """The further settings of a statement: a table of those that were run, and a line of the others."""
     if not statement.further:
         return []
-    lines = [f"*{statement.decisive.claim.text}*", ""]
+    lines = [f"*{statement.first.claim.text}*", ""]
     run = [row for row in statement.further if row.number is not None]
-    missing = [f"{row.claim.where} ({describe_cost(row)})" for row in statement.further if row.number is None]
-    lines += format_table([{"setting": row.claim.where or NONE, **_cells(row)} for row in run]) if run else []
+    missing = [f"{row.where} ({describe_cost(row)})" for row in statement.further if row.number is None]
+    lines += format_table([{"setting": row.where or NONE, **_cells(row)} for row in run]) if run else []
     return lines + ([f"Not run (core-hours): {'; '.join(missing)}.", ""] if missing else [])
 
 
@@ -93,8 +99,9 @@ def format_table(rows: Sequence[Cells]) -> list[str]:
 
 
 def _cells(row: CardRow) -> Cells:
+    missing = f"<br>{row.missing} run{'s' * (row.missing > 1)} missing" if row.missing and row.number else ""
     return {
-        "verdict": _emphasise(row) + (f"<br>{row.missing} runs missing" if row.missing and row.number else ""),
+        "verdict": _emphasise(row) + missing,
         "ours": f"{_fold_number(row)}<br>{describe_interval(row)}" if row.number else NONE,
         "paper": NONE if row.claim.published is None else format_number(row.claim.published),
         "bound": shorten_bound(row.claim.bound),
@@ -104,7 +111,7 @@ def _cells(row: CardRow) -> Cells:
 
 def _name(row: CardRow, source: str = "") -> str:
     """The statement, with its setting on a line of its own."""
-    return f"{row.claim.text}{source}" + (f"<br>*{row.claim.where}*" if row.claim.where else "")
+    return f"{row.claim.text}{source}" + (f"<br>*{row.where}*" if row.where else "")
 
 
 def _fold_number(row: CardRow) -> str:
@@ -112,7 +119,7 @@ def _fold_number(row: CardRow) -> str:
     return show_number(row.number).replace(" (", "<br>(")
 
 
-def _emphasise(row: CardRow) -> str:
+def _emphasise(row: CardRow | Statement) -> str:
     return f"**{row.verdict}**" if row.verdict == "seen" else row.verdict
 
 
@@ -125,7 +132,13 @@ def shorten_bound(bound: str) -> str:
 def describe_interval(row: CardRow) -> str:
     """What the interval is over."""
     assert row.number is not None
-    seeds = f"{row.number.num_seeds} seed{'s' * (row.number.num_seeds > 1)}"
+    if isinstance(row.claim, Computes) and row.number.low == row.number.high:
+        return "exact"
+    total = row.number.num_seeds
+    seeds = f"{total} seed{'s' * (total > 1)}"
+    within = row.claim.count_within(row.number) if isinstance(row.claim, Between) else total
+    if total > 1 and 0 < within < total:
+        seeds += f", {within} of them within the bound"
     count = row.number.num_compositions
     return seeds if count is None else f"{seeds}, {count} compositions"
 
@@ -143,13 +156,13 @@ def _show_hours(hours: float) -> str:
 
 def summarise_card(rows: Sequence[CardRow]) -> str:
     """The headline claims that have been run, how many have not, and how many claims have each verdict."""
-    statements = [statement for statement in list_statements(rows) if not statement.decisive.claim.ours]
-    headlines = sorted(choose_headlines(statements), key=lambda statement: statement.decisive.paper)
+    statements = [statement for statement in list_statements(rows) if not statement.first.claim.ours]
+    headlines = sorted((each for each in statements if each.first.claim.headline), key=lambda each: each.first.paper)
     cells: list[Cells] = []
     missing = []
-    for paper, members in groupby(headlines, key=lambda statement: statement.decisive.paper):
+    for paper, members in groupby(headlines, key=lambda statement: statement.first.paper):
         of_paper = list(members)
-        run = [statement for statement in of_paper if statement.decisive.number is not None]
+        run = [statement for statement in of_paper if statement.first.number is not None]
         if run:
             cells += [dict.fromkeys(SHORT_COLUMNS, "") | {"claim": f"**{link_paper(paper)}**"}, *map(_short_cells, run)]
         if len(run) < len(of_paper):
@@ -157,39 +170,55 @@ def summarise_card(rows: Sequence[CardRow]) -> str:
     lines = format_table(cells) if cells else []
     if missing:
         lines += [f"Main claims not run yet: {', '.join(missing)}.", ""]
-    settings = sum(1 + len(statement.further) for statement in statements)
-    counts = count_verdicts([statement.decisive for statement in statements])
-    lines.append(
-        f"The papers make {len(statements)} claims that we test, in {settings} settings. "
-        f"Judged by the first setting that was run: {counts}."
-    )
+    lines.append(count_claims(statements))
     return "\n".join(lines)
 
 
-def choose_headlines(statements: Sequence[Statement]) -> list[Statement]:
-    """The statements of the short form; of those that two experiments judge, the first that has been run."""
-    chosen: dict[tuple[str, str], Statement] = {}
-    for statement in statements:
-        row = statement.decisive
-        key = (row.paper, row.claim.text)
-        if row.claim.headline and (
-            key not in chosen or (chosen[key].decisive.number is None and row.number is not None)
-        ):
-            chosen[key] = statement
-    return list(chosen.values())
+def count_claims(statements: Sequence[Statement]) -> str:
+    """How many claims have each verdict: those about trained networks, computed ones, and those that cannot be tested."""
+    tested = [statement for statement in statements if statement.first.claim.tested]
+    computed = [each for each in tested if isinstance(each.first.experiment, Calculation)]
+    trained = [each for each in tested if each not in computed]
+    sentences = []
+    for members, kind in ((trained, "claims about trained networks"), (computed, "theorems and counts")):
+        settings = sum(len(statement.rows) for statement in members)
+        if members:
+            sentences.append(f"{len(members)} {kind} in {settings} settings: {count_verdicts(members)}.")
+    untested = len(statements) - len(tested)
+    return " ".join([*sentences, *([f"Without a test: {untested}."] if untested else [])])
 
 
 def _short_cells(statement: Statement) -> Cells:
-    row, further = statement.decisive, [other for other in statement.further if other.number is not None]
-    cells = _cells(row)
+    row, cells = statement.first, _cells(statement.first)
     return {
         "claim": _name(row),
-        "verdict": _emphasise(row) + (f"<br>other settings: {count_verdicts(further)}" if further else ""),
-        "ours": _fold_number(row),
+        "verdict": _emphasise(statement) + _count_settings(statement),
+        "ours": _fold_number(row) + _span_settings(statement),
         "seeds": NONE if row.number is None else str(row.number.num_seeds),
         "paper": cells["paper"],
         "bound": cells["bound"],
     }
+
+
+def _count_settings(statement: Statement) -> str:
+    """The settings that were run, and how they differ, if there are several; and how many were not run."""
+    run = [row for row in statement.rows if row.number is not None]
+    missing = len(statement.rows) - len(run)
+    same = {row.verdict for row in run} == {statement.verdict}
+    parts = []
+    if len(run) > 1:
+        parts.append(f"in {len(run)} settings" if same else f"{len(run)} settings: {count_verdicts(run)}")
+    if missing:
+        parts.append(f"{missing} setting{'s' * (missing > 1)} not run")
+    return "".join(f"<br>{part}" for part in parts)
+
+
+def _span_settings(statement: Statement) -> str:
+    """The lowest and the highest number of all settings, if there are several."""
+    values = [row.number.value for row in statement.rows if row.number is not None]
+    if len(values) < 2:
+        return ""
+    return f"<br>settings: {format_number(min(values))} … {format_number(max(values))}"
 
 
 def link_paper(paper: str) -> str:

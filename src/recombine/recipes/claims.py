@@ -29,7 +29,7 @@ Verdict = Literal["seen", "seen in part", "not seen", "refuted", "not run"]
 class Claim(ABC):
     """A statement, where it is printed, and how a number decides on it.
 
-    Claims of an experiment with the same text are one statement in several settings (`where`), the decisive one first.
+    Claims of a paper with the same text are one statement in several settings (`where`), the most telling one first.
     """
 
     text: str
@@ -40,6 +40,7 @@ class Claim(ABC):
     metric: str | None = None  # if not the experiment's
     published: float | None = None
     ours: bool = False  # a question of our own rather than a claim of the paper
+    tested: ClassVar[bool] = True  # whether any experiment can decide on it
 
     @property
     def title(self) -> str:
@@ -88,6 +89,10 @@ class Between(Claim):
     @property
     def bound(self) -> str:
         return describe_bounds(self.low, self.high)
+
+    def count_within(self, number: SeedScore) -> int:
+        """How many seeds meet the bounds by themselves."""
+        return sum(self.low <= value <= self.high for value in number.values)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,7 +36,7 @@ from recombine.recipes.record import (
 )
 from recombine.store import RunDirectory
 from recombine.tables import Table, describe_settings, show_setting
-from recombine.tasks.base import Scale
+from recombine.tasks.base import SCALES, Scale
 
 if TYPE_CHECKING:
     from recombine.recipes.claims import Claim
@@ -52,12 +52,22 @@ class Experiment(ABC):
     compared: ClassVar[str | None] = None
     """The setting whose values are compared: differences are to its first value, with all other settings equal."""
     default_scale: ClassVar[Scale] = "small"
+    judged_scales: ClassVar[tuple[Scale, ...]]
+    """The scales that the bounds of the claims are meant for: by default the default scale and larger ones."""
     claims: ClassVar[tuple[Claim, ...]] = ()
     """The claims of the paper that the runs decide on, with bounds that are written down before the runs are made."""
     differs: ClassVar[str] = ""
     """How the setting differs from the paper's."""
     known_before: ClassVar[str] = ""
     """What was known of these runs when the bounds of the claims were set; empty if nothing was."""
+
+    def __init_subclass__(cls) -> None:
+        if "judged_scales" not in vars(cls):
+            cls.judged_scales = SCALES[SCALES.index(cls.default_scale) :]
+
+    def command(self, scale: Scale) -> str:
+        """The command that runs the experiment."""
+        return f"recombine reproduce {self.name} --scale {scale}"
 
     @abstractmethod
     def records(self, scale: Scale) -> Iterable[Record]:

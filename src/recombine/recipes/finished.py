@@ -79,9 +79,10 @@ class Group:
 
 @dataclass(frozen=True)
 class Finished:
-    """All finished runs of an experiment."""
+    """All finished runs of an experiment, and what it computes without runs."""
 
     runs: tuple[FinishedRun, ...]
+    computed: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # by name, one number per seed
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -48,7 +48,7 @@ def draw_learning_curves(
             axes.xaxis.set_major_locator(MaxNLocator(4))
             axes.grid(alpha=0.25)
         every[0].set(ylabel=f"{experiment.metric.replace('_', ' ').replace('r2', 'R²')}", ylim=(0, 1.02))
-        every[-1].legend(loc="lower right")
+        every[-1].legend(loc="best")
     return path
 
 

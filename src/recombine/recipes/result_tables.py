@@ -36,7 +36,9 @@ def fill_blocks(text: str, folder: Path, experiments: Mapping[str, Experiment]) 
         experiment = experiments[check_choice("experiment", name, experiments)]
         finished = read_results(folder, experiment, cast(Scale, check_choice("scale", scale, get_args(Scale))))
         command = f"`recombine reproduce {name} --scale {scale}`"
+        answer = experiment.answer(finished) if finished.runs else ""
         body = format_markdown(experiment.summarise(finished)) if finished.runs else f"*{command} has not been run.*"
+        body = f"{answer}\n\n{body}" if answer else body
         return f"<!-- results: {name} {scale} -->\n{body}\n{END}"
 
     return BLOCK.sub(fill, text)

@@ -183,6 +183,21 @@ def write_results(folder: Path, experiment: Experiment, scale: Scale, runs: Sequ
     return True
 
 
+def borrow(experiment: Experiment, scale: Scale, folder: Path) -> list[Json]:
+    """Runs of an experiment that are stored for another one only; not if it needs numbers measured in the networks."""
+    if type(experiment).measures is not Experiment.measures:
+        return []
+    own = results_path(folder, experiment, scale)
+    known = {line["hash"] for line in read_lines(own)}
+    stored = {line["hash"]: line for path in sorted(folder.glob("*.jsonl")) if path != own for line in read_lines(path)}
+    records = {hash_config(record.config.identity): record for record in experiment.records(scale)}
+    return [
+        {**stored[name], "settings": dict(record.settings), "measured": {}}
+        for name, record in records.items()
+        if name in stored and name not in known
+    ]
+
+
 def read_lines(path: Path) -> list[Json]:
     """The stored runs of a file, or none if there is no file."""
     if not path.exists():

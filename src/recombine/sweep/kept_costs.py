@@ -72,8 +72,9 @@ def measure_costs(configs: Iterable[RunConfig], results: Path, say: Callable[[st
         cost = measure_cost(config, threads=THREADS, device="cpu")
         environment = describe_environment(resolve_device("cpu"))
         kept["sizes"][key] = {"name": config.name, **_round(asdict(cost))}
+        processors = [name for name in kept.get("processor", "").split(", ") if name]
         kept |= {
-            "processor": environment["processor"],
+            "processor": ", ".join(dict.fromkeys((*processors, environment["processor"]))),  # of all sizes
             "threads": THREADS,
             "measured": datetime.now(UTC).date().isoformat(),
         }

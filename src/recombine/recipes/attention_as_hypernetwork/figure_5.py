@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from recombine.recipes.attention_as_hypernetwork.evidence import DROPOUTS, SRavenPaper
+from recombine.recipes.attention_as_hypernetwork.evidence import DROPOUTS
+from recombine.recipes.attention_as_hypernetwork.evidence_sraven import SRavenPaper
 from recombine.recipes.attention_as_hypernetwork.rule_codes import READINGS, flatten, read_rule_codes
 from recombine.recipes.attention_as_hypernetwork.rule_figures import draw_rules, mean_of, name_network
 from recombine.recipes.attention_as_hypernetwork.runs import ATTENTIONS
@@ -59,7 +60,7 @@ ROWS = {  # of the table: words, and the name of a number; {} is the reading
 
 
 def list_settings() -> Iterator[dict[str, Any]]:
-    """Where every statement is judged, the decisive setting first: `where` and `of` of a claim, and the reading."""
+    """Where every statement is judged, the most telling setting first: `where` and `of` of a claim, and the reading."""
     for reading in READINGS:
         for rate in DROPOUTS if reading == "self" else (0.0,):
             for attention in ATTENTIONS[::-1]:

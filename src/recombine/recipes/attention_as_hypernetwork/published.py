@@ -39,4 +39,20 @@ FUZZY_LOGIC = _list(
 FUZZY_LOGIC_MIXTURES = _list(
     FUZZY_LOGIC_SOURCE, {"softmax": (0.6383, None), "linear": (0.6009, None), "hyla": (0.8237, None)}
 )
-SRAVEN = _list(SRAVEN_SOURCE, {"softmax": (0.5656, 0.0105), "linear": (0.5630, 0.0111), "hyla": (0.6913, 0.0190)})
+SRAVEN = _list(
+    SRAVEN_SOURCE,
+    {
+        "softmax": (0.5656, 0.0105),
+        "linear": (0.5630, 0.0111),
+        "hyla": (0.6913, 0.0190),
+        "linear_rms_head": (0.5901, 0.0250),
+        "linear_rms_head_nonlinear_value": (0.5538, 0.0032),
+        "hyla_no_rms_head": (0.6253, 0.0573),
+        "hyla_no_nonlinearity": (0.5654, 0.0021),
+        "hyla_no_nonlinearity_no_rms_head": (0.5633, 0.0141),
+        "hyla_softmax_no_rms_head": (0.3821, 0.0298),
+        "hyla_deep": (0.6659, 0.0008),
+        "hyla_softmax": (0.6221, 0.0308),
+    },
+)
+SRAVEN_MIXTURES = _list(SRAVEN_SOURCE, {"softmax": (0.5768, None), "linear": (0.6434, None), "hyla": (0.6694, None)})

@@ -20,10 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from recombine.layers.attention import AttentionName
+from recombine.recipes.claims import Fall
 from recombine.recipes.experiment import Experiment, Finished, Record, over_seeds
 from recombine.recipes.in_context.claims import (
     BOTTLENECK,
+    GAP,
     METRIC,
+    SOURCE,
     VANILLA,
     conclude,
     list_claims,
@@ -78,7 +81,16 @@ class InContextExperiment(Experiment):
     question = "Do transformers recombine modules that they infer in context, with and without a bottleneck?"
     metric = METRIC
     figures_need_runs = True
-    claims = list_claims(VANILLA, BOTTLENECK, {"setting": "control"}, "6 of 15 pairs trained")
+    claims = (
+        *list_claims(VANILLA, BOTTLENECK, {"setting": "control"}, "6 of 15 pairs trained"),
+        Fall(
+            text="modules must be connected in training: the bottleneck on a disconnected support against the ring",
+            source=SOURCE,
+            higher=BOTTLENECK,
+            lower={**BOTTLENECK, "setting": "disconnected"},
+            by=GAP,
+        ),
+    )
     known_before = "earlier runs of the same experiment."
     differs = "8 inputs and 32 examples, a trunk of 2 layers, 6,000 steps; no code of the paper is public."
 

@@ -110,8 +110,8 @@ def _draw_diversity_of(axes: Any, chosen: Mapping[float, Group], colour: str, la
 
 
 def _read(group: Group, name: str) -> np.ndarray:
-    """A measured number at each length: seeds × lengths."""
-    return np.array([[run.measured[f"{name}_{length}"] for length in DRAWN_LENGTHS] for run in group.runs])
+    """A measured number at each length: seeds × lengths. NaN, which is not drawn, where a run has none."""
+    return np.array([[run.measured.get(f"{name}_{length}", np.nan) for length in DRAWN_LENGTHS] for run in group.runs])
 
 
 def _draw_seeds(axes: Axes, values: np.ndarray, colour: str, label: str | None = None, style: str = "-") -> None:

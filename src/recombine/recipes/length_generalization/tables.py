@@ -63,25 +63,31 @@ def read_identification(run: RunDirectory, device: str = "auto") -> Json:
     return identify_run(run.path, num_sequences=NUM_SEQUENCES, device=device)
 
 
+def ratio_to_constant(found: Json, length: int) -> float | None:
+    """The error of a trained student at a length, divided by that of the best constant; None if that is 0."""
+    error, constant = (float(found["trained"][name][length - 1]) for name in ("loss", "constant_loss"))
+    return error / constant if constant else None
+
+
 def read_lengths(run: RunDirectory, device: str) -> dict[str, float]:
     """Error, its ratio to the best constant, and R² of the linear map: at the longest length, and for figures at some others.
 
-    `missed` is 1 − R².
+    `missed` is 1 − R². Where a teacher's outputs do not vary at all, no constant errs, and there is no ratio.
     """
     found, last = read_identification(run, device), LENGTHS[-1] - 1
     trained, untrained = found["trained"], found["untrained"]
-    numbers = {
-        "log10_error": math.log10(trained["loss"][last]),
-        "log10_ratio": math.log10(trained["loss"][last] / trained["constant_loss"][last]),
-    }
+    numbers = {"log10_error": math.log10(trained["loss"][last])}
+    if (ratio := ratio_to_constant(found, LENGTHS[-1])) is not None:
+        numbers["log10_ratio"] = math.log10(ratio)
     if "transfer" in trained["r2"]:
         numbers |= {
             "identified": trained["r2"]["transfer"][last],
             "identified_before": untrained["r2"]["transfer"][last],
         }
     for length in DRAWN_LENGTHS:
-        error = trained["loss"][length - 1]
-        numbers |= {f"error_{length}": error, f"ratio_{length}": error / trained["constant_loss"][length - 1]}
+        numbers[f"error_{length}"] = trained["loss"][length - 1]
+        if (ratio := ratio_to_constant(found, length)) is not None:
+            numbers[f"ratio_{length}"] = ratio
         if "transfer" in trained["r2"]:
             numbers[f"missed_{length}"] = 1 - trained["r2"]["transfer"][length - 1]
             numbers[f"missed_before_{length}"] = 1 - untrained["r2"]["transfer"][length - 1]
@@ -128,14 +134,11 @@ def tabulate_loss(finished: Finished, groups: Identified, *, with_published: boo
 
 
 def tabulate_ratio(finished: Finished, groups: Identified) -> Table:
-    def ratio(found: Json, length: int) -> float:
-        return float(found["trained"]["loss"][length - 1] / found["trained"]["constant_loss"][length - 1])
-
     def worst(found: Sequence[Json]) -> float:
         return median(seed["trained"]["worst_share"][LENGTHS[-1] - 1] for seed in found)
 
     note = f"{SEED_NOTE}\n{RATIO_NOTE}\n{WORST_NOTE}"
-    table = _by_length("Ratio to the best constant", finished, groups, ratio, note)
+    table = _by_length("Ratio to the best constant", finished, groups, ratio_to_constant, note)
     return Table(
         title=table.title,
         columns=(*table.columns, Column(name="worst two", format="percent")),
@@ -145,7 +148,7 @@ def tabulate_ratio(finished: Finished, groups: Identified) -> Table:
 
 
 def _by_length(
-    title: str, finished: Finished, groups: Identified, value: Callable[[Json, int], float], note: str
+    title: str, finished: Finished, groups: Identified, value: Callable[[Json, int], float | None], note: str
 ) -> Table:
     scientific: Format = "scientific"
     rows: list[tuple[Value, ...]] = []

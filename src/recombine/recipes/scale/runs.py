@@ -18,7 +18,13 @@ from recombine.recipes.claims import Fall, Lead, Level
 from recombine.recipes.experiment import Experiment, Finished, Record, over_seeds
 from recombine.recipes.measured_claims import Correlates, Reads
 from recombine.recipes.scale.figures import draw_scale
-from recombine.recipes.scale.tables import METRIC, correlate_decodability, read_decodability, tabulate_seeds
+from recombine.recipes.scale.tables import (
+    METRIC,
+    correlate_decodability,
+    correlate_measured,
+    read_decodability,
+    tabulate_seeds,
+)
 from recombine.run import RunConfig, default_run
 from recombine.store import RunDirectory
 from recombine.tables import Table
@@ -203,6 +209,17 @@ class Encodings(ScaleExperiment):
 class Models(ScaleExperiment):
     name = "scale-models"
     question = "Which kind of network recombines modules?"
+    claims = tuple(
+        Level(
+            text="networks of other kinds recombine modules too",
+            where=model.replace("_", " "),
+            source=SOURCE,
+            of={"model": model},
+            low=0.9,
+        )
+        for model in Hyperteacher.models
+        if model != "mlp"
+    )
 
     def variants(self, scale: Scale) -> Iterator[Record]:
         for model in Hyperteacher.models:
@@ -212,15 +229,29 @@ class Models(ScaleExperiment):
 class Decodability(ScaleExperiment):
     """The runs of widths, compositions and supports together. Runs that are the same are trained once."""
 
+    known_before = (
+        "earlier runs of the same experiments; for the correlation over all training compositions, its value."
+    )
+
     name = "scale-decodability"
     question = "Do networks that recombine modules show them in their hidden layers?"
     claims = (
         Correlates(
             text="the better the modules can be decoded from the last layer, the better the network recombines",
+            where="training compositions cover and connect all modules",
             headline=True,
             source=SOURCE,
             quantity="z_held_out",
             by=0.7,
+        ),
+        Correlates(
+            text="the better the modules can be decoded from the last layer, the better the network recombines",
+            where="all training compositions",
+            headline=True,
+            source=SOURCE,
+            quantity="z_held_out",
+            by=0.7,
+            fair=False,
         ),
         Reads(
             text="modules are linearly decodable where a network succeeds (width 512)",
@@ -237,6 +268,9 @@ class Decodability(ScaleExperiment):
 
     def tables(self, finished: Finished, device: str) -> list[Table]:
         return [*self.claim_tables(finished, device), *correlate_decodability(finished, device)]
+
+    def summarise(self, finished: Finished) -> Table:
+        return correlate_measured(finished)
 
     def measures(self, run: RunDirectory, device: str) -> dict[str, float]:
         sites = read_decodability(run, device)["sites"]

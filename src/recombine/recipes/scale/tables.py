@@ -64,7 +64,7 @@ class Readout:
 
     score: float | None
     fair: bool
-    sites: Mapping[str, tuple[float, float]]
+    sites: Mapping[str, tuple[float | None, float]]
 
 
 def correlate_decodability(finished: Finished, device: str) -> list[Table]:
@@ -89,6 +89,16 @@ def correlate_decodability(finished: Finished, device: str) -> list[Table]:
         note="R², pooled over the modules that are trained",
     )
     return [table, _correlate(readouts, sites)]
+
+
+def correlate_measured(finished: Finished) -> Table:
+    """The correlation for the last hidden layer, from the numbers that `scale-decodability` keeps of each run."""
+    readouts = {
+        run.run.path: _read(run, {"sites": {"last hidden": {"id": None, "ood": run.measured["z_held_out"]}}})
+        for run in finished.runs
+        if "z_held_out" in run.measured
+    }
+    return _correlate(readouts, ["last hidden"])
 
 
 def read_decodability(run: RunDirectory, device: str = "auto") -> Json:

@@ -1,0 +1,148 @@
+"""Experiments without training: numbers of constructions and counts, which take seconds.
+
+Theorems and counts of the papers have rows on the card of claims too. A `Calculation` computes one number per seed for each
+quantity; its claims (`Computes`) say where the numbers must lie. `results/<name>.json` keeps them together with the version
+of the calculation, and they are used only while the version is the same.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from time import perf_counter
+from typing import Any, ClassVar, TypedDict
+
+from recombine.conform import find_fault
+from recombine.errors import InputError
+from recombine.files import read_file, replace_file
+from recombine.recipes.claims import Between, Claim, Verdict, tabulate_claims
+from recombine.recipes.experiment import Experiment, Finished, Record
+from recombine.recipes.stored import ENVIRONMENT_KEYS, shorten_numbers
+from recombine.seeds import SeedScore, score_values
+from recombine.store import describe_environment
+from recombine.tables import Table
+from recombine.tasks.base import Scale
+
+SMALLEST = 1e-18  # logarithms of differences start here
+
+
+class Calculation(Experiment):
+    """Numbers by name, one per seed, that need no run."""
+
+    metric = ""
+    known_before = "all numbers: they are exact, or known from docs/theory.md."
+    version: ClassVar[int] = 1
+    num_seeds: ClassVar[int] = 3
+
+    @abstractmethod
+    def compute(self, seed: int) -> Mapping[str, float]:
+        """The numbers with one seed."""
+
+    def calculate(self) -> Finished:
+        """The numbers of all seeds."""
+        rows = [self.compute(seed) for seed in range(self.num_seeds)]
+        assert all(math.isfinite(value) for row in rows for value in row.values()), "a number that is not finite"
+        return Finished((), computed={name: tuple(row[name] for row in rows) for name in rows[0]})
+
+    def records(self, scale: Scale) -> Iterator[Record]:
+        return iter(())
+
+    def command(self, scale: Scale) -> str:
+        return f"recombine reproduce {self.name}"
+
+    def tables(self, finished: Finished, device: str) -> list[Table]:
+        return [tabulate_claims(self.claims, self, finished)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Computes(Between):
+    """A computed number lies between bounds."""
+
+    quantity: str
+
+    def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:
+        values = finished.computed.get(self.quantity)
+        if values and len(set(values)) == 1:  # exact: seeds change nothing
+            return SeedScore(value=values[0], low=values[0], high=values[0], values=values[:1])
+        return score_values(values) if values else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Untested(Claim):
+    """A claim that no experiment here can test, and what it would need."""
+
+    tested = False
+    needs: str
+
+    def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:
+        return None
+
+    def judge(self, number: SeedScore) -> Verdict:
+        raise AssertionError("a claim that is not tested has no number")
+
+    @property
+    def bound(self) -> str:
+        return f"needs {self.needs}"
+
+
+def log10_of(difference: float) -> float:
+    """The logarithm of a number that may be 0."""
+    return math.log10(max(difference, SMALLEST))
+
+
+class StoredNumbers(TypedDict):
+    """The file of a calculation."""
+
+    version: int
+    computed: dict[str, list[float]]
+    seconds: float
+    finished: str
+    environment: dict[str, Any]
+
+
+def numbers_path(folder: Path, experiment: Calculation) -> Path:
+    return folder / f"{experiment.name}.json"
+
+
+def read_numbers(folder: Path, experiment: Calculation) -> StoredNumbers | None:
+    """The stored numbers of a calculation, or None if its version, seeds or claims are others."""
+    path = numbers_path(folder, experiment)
+    if not path.exists():
+        return None
+    try:
+        contents = json.loads(read_file(path))
+        if (fault := find_fault(contents, StoredNumbers)) is not None:
+            raise ValueError(fault)
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path} cannot be read ({error}): expected numbers that `reproduce claims` wrote") from None
+    numbers: StoredNumbers = contents
+    wanted = {claim.quantity for claim in experiment.claims if isinstance(claim, Computes)}
+    complete = wanted <= numbers["computed"].keys()
+    seeds = {len(values) for values in numbers["computed"].values()}
+    return (
+        numbers if (numbers["version"], seeds, complete) == (experiment.version, {experiment.num_seeds}, True) else None
+    )
+
+
+def write_numbers(folder: Path, experiment: Calculation) -> bool:
+    """Calculate and store what is not stored yet. Says whether anything changed."""
+    if read_numbers(folder, experiment) is not None:
+        return False
+    environment: Mapping[str, Any] = describe_environment("cpu")
+    start = perf_counter()
+    computed = experiment.calculate().computed
+    numbers: StoredNumbers = {
+        "version": experiment.version,
+        "computed": shorten_numbers(computed),
+        "seconds": round(perf_counter() - start, 2),
+        "finished": datetime.now(UTC).date().isoformat(),
+        "environment": {key: environment[key] for key in ENVIRONMENT_KEYS},
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    replace_file(numbers_path(folder, experiment), (json.dumps(numbers, indent=1) + "\n").encode())
+    return True

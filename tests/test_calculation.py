@@ -1,0 +1,122 @@
+"""Claims without training: computed, stored with their version, judged on the card."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recombine.cli import run as run_verb
+from recombine.errors import InputError
+from recombine.recipes import EXPERIMENTS
+from recombine.recipes.calculation import (
+    Calculation,
+    Computes,
+    Untested,
+    log10_of,
+    numbers_path,
+    read_numbers,
+    write_numbers,
+)
+from recombine.recipes.card import build_card, list_statements
+from recombine.recipes.card_page import count_claims, describe_interval, format_page
+from recombine.recipes.results_index import format_index
+
+ROOT = Path(__file__).parent.parent
+CALCULATIONS = [name for name, experiment in EXPERIMENTS.items() if isinstance(experiment, Calculation)]
+
+
+class Squares(Calculation):
+    name = "squares"
+    question = "Are squares small?"
+    claims = (
+        Computes(text="squares are small", where="of seeds", source="us", quantity="square", high=100.0),
+        Computes(text="squares are small", where="of more", source="us", quantity="more", high=100.0),
+        Untested(text="squares are beautiful", source="us", needs="an eye"),
+    )
+    calls = 0
+
+    def compute(self, seed):
+        type(self).calls += 1
+        return {"square": float(seed**2), "more": 1_000.0 + seed}
+
+
+@pytest.fixture(autouse=True)
+def one_paper(monkeypatch):
+    monkeypatch.setattr("recombine.recipes.card.paper_of", lambda experiment: "a paper")
+    monkeypatch.setattr(Squares, "calls", 0)
+
+
+def test_numbers_are_computed_once_per_version_and_judged(tmp_path, monkeypatch):
+    rows = build_card([Squares()], tmp_path)
+    assert [row.verdict for row in rows] == ["not run"] * 3
+    assert write_numbers(tmp_path, Squares())
+    assert not write_numbers(tmp_path, Squares())
+    assert Squares.calls == 3
+    rows = build_card([Squares()], tmp_path)
+    assert [row.verdict for row in rows] == ["seen", "refuted", "not run"]
+    assert rows[0].number is not None
+    assert rows[0].number.values == (0.0, 1.0, 4.0)
+    assert [statement.verdict for statement in list_statements(rows)] == ["seen in part", "not run"]
+    assert (
+        count_claims(list_statements(rows)) == "1 theorems and counts in 2 settings: 1 seen in part. Without a test: 1."
+    )
+    page = format_page(rows)
+    assert "`recombine reproduce squares`" in page
+    assert "| squares are beautiful (us) | not run | – | needs an eye |" in page
+    assert "| `squares.json` | none | 0, 1, 2 |" in format_index([Squares()], tmp_path)
+    monkeypatch.setattr(Squares, "version", 2)  # what another version computed is not used
+    assert build_card([Squares()], tmp_path)[0].verdict == "not run"
+    assert write_numbers(tmp_path, Squares())
+
+
+def test_a_number_that_no_seed_changes_is_exact(tmp_path, monkeypatch):
+    monkeypatch.setattr(Squares, "compute", lambda self, seed: {"square": 7.0, "more": 90.0 + 8 * seed})
+    write_numbers(tmp_path, Squares())
+    exact, varied, _ = build_card([Squares()], tmp_path)
+    assert (exact.verdict, describe_interval(exact)) == ("seen", "exact")
+    assert describe_interval(varied) == "3 seeds, 2 of them within the bound"
+
+
+def test_numbers_without_those_that_a_claim_needs_are_computed_again(tmp_path, monkeypatch):
+    write_numbers(tmp_path, Squares())
+    monkeypatch.setattr(Squares, "claims", (Computes(text="cubes", source="us", quantity="cube"),))
+    assert read_numbers(tmp_path, Squares()) is None
+    monkeypatch.undo()
+    assert read_numbers(tmp_path, Squares()) is not None
+    monkeypatch.setattr(Squares, "num_seeds", 2)
+    assert read_numbers(tmp_path, Squares()) is None
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"version": 1}'])
+def test_a_damaged_file_is_refused(tmp_path, text):
+    numbers_path(tmp_path, Squares()).write_text(text)
+    with pytest.raises(
+        InputError, match=r"squares.json cannot be read .*expected numbers that `reproduce claims` wrote"
+    ):
+        build_card([Squares()], tmp_path)
+
+
+def test_the_logarithm_of_nothing():
+    assert log10_of(0.0) == -18
+    assert log10_of(0.01) == pytest.approx(-2)
+
+
+@pytest.mark.parametrize("name", CALCULATIONS)
+def test_stored_numbers_are_what_the_code_computes(name):
+    """The first seed of every calculation, from scratch."""
+    stored = json.loads((ROOT / "results" / f"{name}.json").read_text())
+    experiment: Any = EXPERIMENTS[name]
+    for quantity, value in experiment.compute(0).items():
+        rounding = quantity.startswith(("log10_difference", "log10_mixture", "rotation", "permutation"))
+        assert value == pytest.approx(stored["computed"][quantity][0], abs=1.0 if rounding and value < -9 else 1e-3)
+
+
+def test_the_command(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(EXPERIMENTS, "squares", Squares())
+    assert run_verb(["reproduce", "squares", "--json"]) == 0
+    value = json.loads(capsys.readouterr().out)
+    assert value["computed"]["square"] == [0.0, 1.0, 4.0]
+    assert [row["verdict"] for row in value["tables"]["Claims"]] == ["seen", "refuted", "not run"]
+    assert run_verb(["reproduce", "squares", "--seeds", "1", "--steps", "5"]) == 2
+    assert "experiment 'squares' trains nothing: expected it without --steps, --seeds" in capsys.readouterr().err
