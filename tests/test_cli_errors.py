@@ -136,6 +136,38 @@ def test_encodings_without_mathematical_signs(encoding):
     assert b"? x2" in done.stdout  # a sign for "and" that the encoding does not have
 
 
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (MemoryError(), "no details"),
+        (
+            RuntimeError("[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory"),
+            "DefaultCPU",
+        ),
+        (RuntimeError("could not create a primitive"), "could not create a primitive"),
+        (RuntimeError("std::bad_alloc"), "std::bad_alloc"),
+        (OSError(12, "Cannot allocate memory"), "Cannot allocate memory"),
+        (ImportError("kernel.so: failed to map segment from shared object"), "failed to map segment"),
+    ],
+)
+def test_every_sign_of_memory_that_runs_out(error, reason, capsys, monkeypatch):
+    monkeypatch.setattr(cli, "_run_verb", lambda argv: (_ for _ in ()).throw(error))
+    assert run_verb(TRAIN) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("recombine: out of memory (")
+    assert reason in line
+
+
+@pytest.mark.parametrize(
+    "error",
+    [RuntimeError("could not create a primitive descriptor for the matmul primitive"), ImportError("no module")],
+)
+def test_other_errors_of_libraries_are_bugs(error, monkeypatch):
+    monkeypatch.setattr(cli, "_run_verb", lambda argv: (_ for _ in ()).throw(error))
+    with pytest.raises(type(error)):
+        run_verb(TRAIN)
+
+
 def test_errors_of_a_bug_are_not_hidden(monkeypatch):
     monkeypatch.setattr(cli, "_run_verb", lambda argv: (_ for _ in ()).throw(RuntimeError("a bug")))
     with pytest.raises(RuntimeError, match="a bug"):

@@ -45,6 +45,9 @@ VERBS = {
 
 QUESTION = "Does a network recombine what it learned into compositions it has never seen?"
 RESUMABLE = ("train", "reproduce", "sweep")
+OUT_OF_MEMORY = re.compile(  # torch's allocator; oneDNN; the C++ library; the system; its loader of shared libraries
+    r"DefaultCPUAllocator|could not (create|execute) a primitive$|std::bad_alloc|annot allocate memory|failed to map segment"
+)
 
 USAGE = """usage: recombine VERB ...
 
@@ -107,14 +110,12 @@ def run(argv: list[str]) -> int:
     except BrokenPipeError:  # the reader of a pipe has left
         sys.stderr.close()
         return 141
-    except OSError as error:
-        _discard_unwritten(sys.stdout)
-        return _complain(_describe(error), 2)
-    except MemoryError as error:
-        return _complain(f"out of memory ({str(error) or 'no details'}): expected smaller sizes", 2)
-    except RuntimeError as error:
+    except (MemoryError, OSError, RuntimeError, ImportError) as error:
         if _is_out_of_memory(error):
-            return _complain(f"out of memory ({_first_sentence(error)}): expected smaller sizes", 2)
+            return _complain(f"out of memory ({_first_sentence(error) or 'no details'}): expected smaller sizes", 2)
+        if isinstance(error, OSError):
+            _discard_unwritten(sys.stdout)
+            return _complain(_describe(error), 2)
         if type(error).__name__ not in ("DivergedError", "LostProcessError"):  # importing them would import torch
             raise
         return _complain(error, 1, follower=type(error).__name__ == "LostProcessError")
@@ -180,13 +181,15 @@ def _is_follower() -> bool:
     return os.environ.get("RANK", "0") != "0" and "MASTER_ADDR" in os.environ
 
 
-def _is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether torch could not allocate a tensor; on a CPU its error has no class of its own."""
-    return type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAllocator" in str(error)
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether memory ran out, by class or by message: torch on a CPU, oneDNN and the loader have no class of their own."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return OUT_OF_MEMORY.search(str(error)) is not None
 
 
-def _first_sentence(error: RuntimeError) -> str:
-    return re.sub(r"^\[.*?\] \. ", "", str(error)).splitlines()[0].split(". ")[0]
+def _first_sentence(error: Exception) -> str:
+    return re.sub(r"^\[.*?\] \. ", "", str(error)).partition("\n")[0].split(". ")[0]
 
 
 def _describe(error: OSError) -> str:

@@ -177,10 +177,14 @@ def test_training_goes_on_when_there_is_room_again(tmp_path, monkeypatch):
 
 
 def test_memory_that_runs_out(tmp_path):
-    argv = [*TRAIN, "--steps", "2", "--batch-size", "100000", "--evaluation-instances", "20", "--out", str(tmp_path)]
-    error = attempt(argv, tmp_path / "errors", lambda: limit_memory(50_000_000))
-    assert "recombine: out of memory (" in error
-    assert "Traceback" not in error
+    """Wherever the memory ends: in the batch, in a product, in a kernel."""
+    small = [*TRAIN, "--steps", "2", "--evaluation-instances", "20", "--out", str(tmp_path)]
+    assert run_verb(small) == 0  # what is imported when first used has been
+    argv = [*small, "--batch-size", "200000"]
+    for megabytes in (12, 14.5, 20, 27.5, 35, 43.5, 47, 50):
+        error = attempt(argv, tmp_path / f"errors-{megabytes}", partial(limit_memory, int(megabytes * 1e6)))
+        assert error.startswith("recombine: out of memory ("), error
+        assert error.count("\n") == 1, error
     recover(
         "memory exhausted",
         "train",
