@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recombine.errors import InputError, check_choice, check_positive
-from recombine.kernels import linear_gelu
+from recombine.kernels import dense, linear_gelu
 from recombine.layers.initialise import lecun_linear, lecun_normal_
 
 
@@ -49,8 +49,8 @@ class SwiGLU(nn.Module):
 class MixtureOfExperts(nn.Module):
     """Each token is processed by its `top_k` best of `num_experts` MLPs, weighted by a softmax over those `top_k`.
 
-    All experts are computed for all tokens, and the others are weighted by 0. Shapes stay static (so it compiles), at a cost
-    of num_experts / top_k times the routed computation. There is no load-balancing loss.
+    All experts are computed for all tokens as one wide layer, and the others are weighted by 0. Shapes stay static (so it
+    compiles), at a cost of num_experts / top_k times the routed computation. There is no load-balancing loss.
     """
 
     def __init__(self, embedding_dim: int, hidden_dim: int, num_experts: int = 4, top_k: int = 2) -> None:
@@ -75,9 +75,10 @@ class MixtureOfExperts(nn.Module):
 
     def forward(self, x: Float[Tensor, "*batch embedding"]) -> Float[Tensor, "*batch embedding"]:
         weights = self.route(x)
-        hidden = torch.einsum("...e,nfe->...nf", x, self.input_weight) + self.input_bias
-        hidden = functional.gelu(hidden, approximate="tanh") * weights[..., None]
-        return torch.einsum("...nf,nef->...e", hidden, self.output_weight) + weights @ self.output_bias
+        hidden = linear_gelu(x, self.input_weight.flatten(0, 1), self.input_bias.flatten())
+        hidden = hidden.unflatten(-1, self.input_bias.shape) * weights[..., None].to(hidden.dtype)
+        output_weight = self.output_weight.transpose(0, 1).flatten(1)
+        return dense(hidden.flatten(-2), output_weight, None) + weights @ self.output_bias
 
 
 FEEDFORWARDS: dict[str, type[nn.Module]] = {"mlp": MLP, "swiglu": SwiGLU, "mixture_of_experts": MixtureOfExperts}
