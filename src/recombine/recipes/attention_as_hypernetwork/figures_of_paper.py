@@ -7,6 +7,7 @@ telling, and runs are shared with other experiments where they are the same.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -15,12 +16,13 @@ from recombine.recipes.attention_as_hypernetwork.evidence import (
     LEAD,
     PRECISION,
     RELEASE_DROPOUT,
+    SEEDS,
     SHORT_STEPS,
 )
 from recombine.recipes.attention_as_hypernetwork.evidence_sraven import SRAVEN_STEPS
 from recombine.recipes.attention_as_hypernetwork.runs import ATTENTIONS, change_model, change_task
 from recombine.recipes.claims import Close, Fall, Lead, Level
-from recombine.recipes.experiment import Experiment, Record, Setting
+from recombine.recipes.experiment import Experiment, Record, Setting, over_seeds
 from recombine.recipes.learning_curves import NAMES
 from recombine.run import RunConfig, default_run
 from recombine.tasks.base import Scale
@@ -41,9 +43,18 @@ STEPS_OF_SIZES: dict[Scale, tuple[int, int]] = {  # of figure 4, in batches of 1
     "small": (6_000, 24_000),
     "paper": (SRAVEN_STEPS, 312_500),
 }
-SMALLEST = (
-    "two features, a narrow model, 6,000 steps, one seed (`tiny`) instead of four features and 20M instances; bf16."
-)
+SMALLEST = "two features, a narrow model, 6,000 steps (`tiny`) instead of four features and 20M instances; bf16."
+
+
+class SeveralSeeds(Experiment):
+    """An experiment with three seeds at its default scale, where runs take minutes, and one at larger scales."""
+
+    def records(self, scale: Scale) -> Iterator[Record]:
+        return over_seeds(self.variants(scale), SEEDS if scale == self.default_scale else SEEDS[:1])
+
+    @abstractmethod
+    def variants(self, scale: Scale) -> Iterator[Record]:
+        """The runs with one seed."""
 
 
 def sraven(scale: Scale) -> RunConfig:
@@ -52,7 +63,7 @@ def sraven(scale: Scale) -> RunConfig:
     return replace(base, training=replace(base.training, precision=PRECISION))
 
 
-class Figure2C(Experiment):
+class Figure2C(SeveralSeeds):
     """Numbers of examples and fractions held out. Figure A3 has the other splits of the same runs."""
 
     name = "figure-2c"
@@ -114,11 +125,9 @@ class Figure2C(Experiment):
         ),
     )
 
-    differs = (
-        "20,000 steps instead of 50,000, one seed; four points of the grid; bf16. Trained with the release's dropout."
-    )
+    differs = "20,000 steps instead of 50,000; four points of the grid; bf16. Trained with the release's dropout."
 
-    def records(self, scale: Scale) -> Iterator[Record]:
+    def variants(self, scale: Scale) -> Iterator[Record]:
         base = default_run("fuzzy_logic", scale)
         steps = SHORT_STEPS if scale == "small" else base.training.steps
         training = replace(base.training, steps=steps, precision=PRECISION)
@@ -130,7 +139,7 @@ class Figure2C(Experiment):
                 yield Record(settings=settings, config=config)
 
 
-class Figure4(Experiment):
+class Figure4(SeveralSeeds):
     """More data and a wider model, together. The small size is that of `sraven-dropout`, so that runs are shared."""
 
     name = "figure-4"
@@ -162,10 +171,10 @@ class Figure4(Experiment):
     )
     differs = (
         "two features instead of four; width 64 and 768,000 instances against 128 and 3 million, instead of 128 to 512 and "
-        "10 to 40 million; learning rate 2e-3 at the small size and 1e-3 at the large one; one seed; bf16."
+        "10 to 40 million; learning rate 2e-3 at the small size and 1e-3 at the large one; bf16."
     )
 
-    def records(self, scale: Scale) -> Iterator[Record]:
+    def variants(self, scale: Scale) -> Iterator[Record]:
         small, large = STEPS_OF_SIZES[scale]
         runs = {"small": (sraven("tiny"), small), "large": (sraven("small"), large)}
         if scale == "paper":
@@ -184,7 +193,7 @@ def widen(run: RunConfig, factor: int = 4) -> RunConfig:
     return change_model(run, **{name: factor * getattr(run.model, name) for name in names})
 
 
-class Heads(Experiment):
+class Heads(SeveralSeeds):
     """Figure 5C. Queries, keys and values have the same number of features over all heads together."""
 
     name = "heads"
@@ -206,14 +215,14 @@ class Heads(Experiment):
         for heads in (8, 2)
     )
 
-    def records(self, scale: Scale) -> Iterator[Record]:
+    def variants(self, scale: Scale) -> Iterator[Record]:
         for attention in FIRST_ATTENTIONS:
             for heads in HEADS[scale]:
                 config = change_model(sraven(scale), attention=attention, num_heads=heads)
                 yield Record(settings={"attention": attention, "heads": heads}, config=config)
 
 
-class Features(Experiment):
+class Features(SeveralSeeds):
     """Figure 5D: the number of features, each with a rule of its own."""
 
     name = "features"
@@ -234,7 +243,7 @@ class Features(Experiment):
         for attention in ATTENTIONS
     )
 
-    def records(self, scale: Scale) -> Iterator[Record]:
+    def variants(self, scale: Scale) -> Iterator[Record]:
         for attention in FIRST_ATTENTIONS:
             for features in FEATURES:
                 config = change_task(sraven(scale), num_features=features)
@@ -242,7 +251,7 @@ class Features(Experiment):
                 yield Record(settings=settings, config=change_model(config, attention=attention))
 
 
-class HeldOut(Experiment):
+class HeldOut(SeveralSeeds):
     """Figure A5: the fraction of rule compositions held out."""
 
     name = "held-out"
@@ -263,7 +272,7 @@ class HeldOut(Experiment):
         for attention in ATTENTIONS
     )
 
-    def records(self, scale: Scale) -> Iterator[Record]:
+    def variants(self, scale: Scale) -> Iterator[Record]:
         for attention in FIRST_ATTENTIONS:
             for held_out in SRAVEN_HELD_OUT:
                 config = change_task(sraven(scale), held_out=held_out)
