@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow soak coverage lowest lint format bench docs cards notebooks lock licences wheel wheel-native dist clean
+.PHONY: demo test test-slow soak coverage lowest lint format bench claims docs cards notebooks lock licences wheel wheel-native dist clean
 
 # the demo needs the package alone; everything else also the tools of development
 INSTALL := $(BIN)/python -m pip install -qq --constraint constraints.txt --editable
@@ -52,6 +52,12 @@ format: $(VENV)/dev
 
 bench: $(VENV)/dev
 	$(BIN)/recombine bench --out benchmarks/results.json --charts docs/images
+
+# the card of claims, and every table and figure of the documentation that comes from results/; adds the finished runs of RUNS
+RUNS ?= runs
+claims: $(VENV)/ready
+	$(BIN)/recombine reproduce claims --out $(RUNS) --figures docs/images --quiet \
+	  --page docs/claims.md $$(grep -lE '<!-- (claims: begin|results: )' README.md docs/*.md) > /dev/null
 
 # the documentation site, in build/site
 docs: $(VENV)/dev
