@@ -55,6 +55,9 @@ class Calculation(Experiment):
     def command(self, scale: Scale) -> str:
         return f"recombine reproduce {self.name}"
 
+    def describe_score(self, scale: Scale) -> str:
+        return ""
+
     def tables(self, finished: Finished, device: str) -> list[Table]:
         return [tabulate_claims(self.claims, self, finished)]
 

@@ -29,9 +29,10 @@ computed. This page is written by `recombine reproduce claims` from the files in
   inside the networks it is over seeds; a single network has no interval. With two seeds, both values are shown instead; the
   interval, too wide to be useful, still enters the verdict (`recombine reproduce claims --json`).
 - *Bound*: what the number must be for the claim to be seen. Bounds were fixed in the code before the runs. If earlier
-  results were already known, the experiment says so.
+  results were already known, the experiment says so. Where the paper prints no number, the bound is our choice.
 - *Seen*: the number meets its bound and the interval agrees: that of a difference excludes zero, that of a level lies within
-  the bounds. *Seen in part*: only one of the two. *Not seen*: neither. *Refuted*: the whole interval is on the wrong side.
+  the bounds. *Seen in part*: only one of the two. *Not seen*: neither. *Refuted*: the whole interval is on the wrong side,
+  at our size and in our setting.
   *Not run*: runs are missing. A number from inside a single network has no interval, so it is seen in part at best.
 - "In short" has one verdict for all settings of a claim that were run. If they differ, it is *seen in part* where the claim
   is seen, at least in part, in any of them, and *not seen* otherwise. The number is of the setting in italics; *settings*
@@ -62,6 +63,8 @@ def describe_experiment(experiment: Experiment, statements: Sequence[Statement])
     answers = dict.fromkeys(row.answer for row in rows if row.answer)
     lines += [line for answer in answers for line in (f"**{answer}**", "")]
     lines += [*(f"`{command}`" for command in dict.fromkeys(row.command for row in rows)), ""]
+    scores = dict.fromkeys(experiment.describe_score(row.scale) for row in rows)
+    lines += [line for score in scores if score for line in (f"Score: {score}.", "")]
     if experiment.differs:
         lines += [f"Differs from the paper: {experiment.differs}", ""]
     if experiment.known_before:

@@ -111,19 +111,20 @@ class Lead(AtLeast):
 
 @dataclass(frozen=True, kw_only=True)
 class Fall(AtLeast):
-    """The score falls from one setting to another whose task is different, so that instances cannot be paired."""
+    """The score falls from one setting to another whose task is different, so that instances cannot be paired.
+
+    Both are taken over the seeds that they have in common.
+    """
 
     higher: Mapping[str, Setting]
     lower: Mapping[str, Setting]
 
     def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:
-        higher, lower = finished.find(**self.higher), finished.find(**self.lower)
-        if higher is None or lower is None:
+        groups = finished.find_all(self.higher, self.lower)
+        if groups is None:
             return None
-        return subtract(
-            score_group(experiment, higher, self.split, self.metric),
-            score_group(experiment, lower, self.split, self.metric),
-        )
+        higher, lower = (score_group(experiment, group, self.split, self.metric) for group in groups)
+        return subtract(higher, lower)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +143,7 @@ class Close(Claim):
 
     @property
     def bound(self) -> str:
-        return f"difference of at most {self.within:g}"
+        return f"difference within ±{self.within:g}"
 
 
 @dataclass(frozen=True, kw_only=True)

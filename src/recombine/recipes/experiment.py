@@ -24,7 +24,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from recombine.recipes.finished import Finished, FinishedRun, Group
 from recombine.recipes.record import (
@@ -36,7 +36,7 @@ from recombine.recipes.record import (
 )
 from recombine.store import RunDirectory
 from recombine.tables import Table, describe_settings, show_setting
-from recombine.tasks.base import SCALES, Scale
+from recombine.tasks.base import SCALES, Scale, SplitName
 
 if TYPE_CHECKING:
     from recombine.recipes.claims import Claim
@@ -72,6 +72,14 @@ class Experiment(ABC):
     @abstractmethod
     def records(self, scale: Scale) -> Iterable[Record]:
         """The runs of the experiment at a scale, the most important first."""
+
+    def describe_score(self, scale: Scale) -> str:
+        """What is scored, on which split, and which way is better."""
+        task = next(iter(self.records(scale))).config.task
+        metric = task.metric(self.metric)
+        better = "higher" if metric.higher_is_better else "lower"
+        split = task.split_title(cast(SplitName, self.split))
+        return f"{metric.title} on {split[0].lower()}{split[1:]}, {better} is better"
 
     def measures(self, run: RunDirectory, device: str) -> Mapping[str, float]:
         """Numbers by name that are read from a run besides its scores, for the claims that need them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -72,6 +72,15 @@ class Group:
         """The mean over seeds with its interval."""
         return score_results([run.result for run in self.runs], split, metric)
 
+    @property
+    def seeds(self) -> frozenset[int]:
+        return frozenset(run.record.seed for run in self.runs)
+
+    def with_seeds(self, seeds: Collection[int]) -> Group | None:
+        """The runs of these seeds, or None if there are none."""
+        runs = tuple(run for run in self.runs if run.record.seed in seeds)
+        return Group(self.settings, runs) if runs else None
+
     def measured(self, quantity: str) -> list[float]:
         """One measured number per seed that has it."""
         return [run.measured[quantity] for run in self.runs if quantity in run.measured]
@@ -100,6 +109,15 @@ class Finished:
     def find(self, **wanted: Setting) -> Group | None:
         """The first group with these settings."""
         return next((group for group in self.groups if matches(group.settings, wanted)), None)
+
+    def find_all(self, *wanted: Mapping[str, Setting]) -> list[Group] | None:
+        """The groups with each of these settings, by the seeds that all of them have; None if there are no such runs."""
+        found = [group for settings in wanted if (group := self.find(**settings)) is not None]
+        if len(found) < len(wanted):
+            return None
+        shared = frozenset.intersection(*(group.seeds for group in found))
+        chosen = [group.with_seeds(shared) for group in found]
+        return [group for group in chosen if group is not None] or None
 
     def measure(self, read: Callable[[RunDirectory], Value]) -> dict[Path, Value]:
         """What a function reads from each run directory, by path; directories that several records share are read once."""
