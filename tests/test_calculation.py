@@ -1,6 +1,7 @@
 """Claims without training: computed, stored with their version, judged on the card."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 
 from recombine.cli import run as run_verb
 from recombine.errors import InputError
-from recombine.recipes import EXPERIMENTS
+from recombine.recipes import EXPERIMENTS, Finished
 from recombine.recipes.calculation import (
     Calculation,
     Computes,
@@ -59,7 +60,8 @@ def test_numbers_are_computed_once_per_version_and_judged(tmp_path, monkeypatch)
     assert rows[0].number.values == (0.0, 1.0, 4.0)
     assert [statement.verdict for statement in list_statements(rows)] == ["seen in part", "not run"]
     assert (
-        count_claims(list_statements(rows)) == "1 theorems and counts in 2 settings: 1 seen in part. Without a test: 1."
+        count_claims(list_statements(rows))
+        == "1 theorem or count, run in 2 settings: 1 seen in part. 1 claim cannot be tested here."
     )
     page = format_page(rows)
     assert "`recombine reproduce squares`" in page
@@ -70,12 +72,29 @@ def test_numbers_are_computed_once_per_version_and_judged(tmp_path, monkeypatch)
     assert write_numbers(tmp_path, Squares())
 
 
-def test_a_number_that_no_seed_changes_is_exact(tmp_path, monkeypatch):
+def test_only_what_is_known_to_be_exact_is_called_so(tmp_path, monkeypatch):
     monkeypatch.setattr(Squares, "compute", lambda self, seed: {"square": 7.0, "more": 90.0 + 8 * seed})
     write_numbers(tmp_path, Squares())
-    exact, varied, _ = build_card([Squares()], tmp_path)
-    assert (exact.verdict, describe_interval(exact)) == ("seen", "exact")
+    same, varied, _ = build_card([Squares()], tmp_path)
+    assert (same.verdict, describe_interval(same)) == ("seen", "3 seeds")  # an estimate, though all seeds agree
     assert describe_interval(varied) == "3 seeds, 2 of them within the bound"
+    monkeypatch.setattr(Squares, "claims", (replace(Squares.claims[0], exact=True), *Squares.claims[1:]))
+    (exact, *_) = build_card([Squares()], tmp_path)
+    assert (exact.verdict, describe_interval(exact)) == ("seen", "exact")
+
+
+@pytest.mark.parametrize(
+    ("compute", "message"),
+    [
+        (lambda self, seed: {"square": float("nan")}, "computes a number that is not finite: square"),
+        (lambda self, seed: {f"square_{seed}": 1.0}, "computes different numbers per seed"),
+        (lambda self, seed: {}, "computes different numbers per seed"),
+    ],
+)
+def test_a_calculation_from_outside_that_goes_wrong(compute, message, monkeypatch):
+    monkeypatch.setattr(Squares, "compute", compute)
+    with pytest.raises(InputError, match=message):
+        Squares().complete(Finished(()))
 
 
 def test_numbers_without_those_that_a_claim_needs_are_computed_again(tmp_path, monkeypatch):
@@ -88,7 +107,10 @@ def test_numbers_without_those_that_a_claim_needs_are_computed_again(tmp_path, m
     assert read_numbers(tmp_path, Squares()) is None
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"version": 1}'])
+WITHOUT_ENVIRONMENT = '{"version": 1, "computed": {}, "seconds": 1.0, "finished": "2026-01-01", "environment": {}}'
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"version": 1}', WITHOUT_ENVIRONMENT])
 def test_a_damaged_file_is_refused(tmp_path, text):
     numbers_path(tmp_path, Squares()).write_text(text)
     with pytest.raises(
@@ -119,4 +141,6 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     assert value["computed"]["square"] == [0.0, 1.0, 4.0]
     assert [row["verdict"] for row in value["tables"]["Claims"]] == ["seen", "refuted", "not run"]
     assert run_verb(["reproduce", "squares", "--seeds", "1", "--steps", "5"]) == 2
-    assert "experiment 'squares' trains nothing: expected it without --steps, --seeds" in capsys.readouterr().err
+    assert "experiment 'squares' does not train: expected no --steps, --seeds" in capsys.readouterr().err
+    assert run_verb(["reproduce", "squares", "--jobs", "3", "--engine", "ray"]) == 2
+    assert "expected no --engine, --jobs" in capsys.readouterr().err

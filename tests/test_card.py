@@ -9,17 +9,17 @@ import pytest
 
 from card_world import NARROW, WIDE, Widths, build_world, write_world
 from recombine.cli import run as run_verb
-from recombine.commands import claims
 from recombine.commands.claims import read_card, update_page
 from recombine.errors import InputError
 from recombine.recipes import EXPERIMENTS, Finished, Record
+from recombine.recipes.calculation import Calculation
 from recombine.recipes.card import build_card, paper_of, tabulate_card
 from recombine.recipes.card_page import BEGIN, END, format_page, summarise_card, update_block
 from recombine.recipes.claims import decide
 from recombine.recipes.measured_claims import Bounded, Correlates, Exceeds, Gap, Higher, Reads
 from recombine.recipes.result_tables import fill_blocks, has_blocks
 from recombine.recipes.results_index import format_index
-from recombine.recipes.stored import borrow, collect, read_lines, read_results, shorten_numbers, write_results
+from recombine.recipes.stored import collect, copy_shared_runs, read_lines, read_results, shorten_numbers, write_results
 from recombine.run import default_run, train_run
 from recombine.seeds import score_values
 from recombine.sweep.kept_costs import costs_path, estimate_hours, measure_costs
@@ -96,15 +96,22 @@ class Measured(Shared):
 
 def test_runs_that_are_stored_for_another_experiment_are_used(tmp_path):
     write_world(tmp_path, measured=lambda record: {"z": 0.5})
-    lines = borrow(Shared(), "tiny", tmp_path)
+    experiments = (Widths(), Shared(), Measured())
+    assert [path.name for path in copy_shared_runs(experiments, tmp_path)] == ["shared-tiny.jsonl"]
+    lines = read_lines(
+        tmp_path / "shared-tiny.jsonl"
+    )  # none for `Measured`: what it measures in networks is not stored
     assert [(line["settings"], line["seed"], line["measured"]) for line in lines] == [
         ({"units": 512}, 0, {}),
         ({"units": 512}, 1, {}),
     ]
-    assert write_results(tmp_path, Shared(), "tiny", lines)
-    assert not borrow(Shared(), "tiny", tmp_path)
+    assert not copy_shared_runs(experiments, tmp_path)
     assert [run.score("ood", "r2_pooled") for run in read_results(tmp_path, Shared(), "tiny").runs] == [0.9, 0.9]
-    assert not borrow(Measured(), "tiny", tmp_path)  # what it measures in the networks is not stored
+    path = tmp_path / "shared-tiny.jsonl"  # a copy of an older evaluation does not stand in the way of the current one
+    path.write_text(path.read_text().replace('"evaluation": ', '"evaluation": 99'))
+    (tmp_path / "other.jsonl").write_text("{}\n")  # not ours
+    assert copy_shared_runs(experiments, tmp_path) == [path]
+    assert len(read_results(tmp_path, Shared(), "tiny").runs) == 2
 
 
 def test_nothing_stale_is_used(tmp_path):
@@ -163,7 +170,7 @@ def test_the_page_and_the_short_form(tmp_path):
     short = summarise_card(rows)
     assert "|" not in short  # nothing to show yet
     assert "not run yet: 1 of *Scaling can lead to compositional generalization*." in short
-    assert short.endswith("2 claims about trained networks in 2 settings: 2 not run.")
+    assert short.endswith("2 claims about trained networks, run in 0 settings (2 more not run): 2 not run.")
     text = update_block(f"before\n{BEGIN}\nold\n{END}\nafter", "new", Path("README.md"))
     assert text == f"before\n{BEGIN}\nnew\n{END}\nafter"
     with pytest.raises(InputError, match="has no place for the claims"):
@@ -171,7 +178,7 @@ def test_the_page_and_the_short_form(tmp_path):
 
 
 def test_the_command(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(claims, "write_numbers", lambda folder, experiment: False)  # takes seconds
+    monkeypatch.setattr(Calculation, "store", lambda *arguments: [])  # takes seconds
     flags = ["reproduce", "claims", "--out", str(tmp_path / "none"), "--results", str(tmp_path), "--json"]
     assert run_verb([*flags, "--page", str(tmp_path / "claims.md")]) == 0
     other = tmp_path / "other.md"
@@ -181,7 +188,9 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "README.md").write_text("# Another page\n")  # a folder that is not one of results
     assert run_verb(["reproduce", "claims", "--out", str(tmp_path / "none"), "--results", str(tmp_path / "docs")]) == 2
-    assert [path.name for path in (tmp_path / "docs").iterdir()] == ["README.md"]
+    assert [path.read_text() for path in (tmp_path / "docs").iterdir()] == ["# Another page\n"]
+    (tmp_path / "docs" / "README.md").write_bytes(b"\xff\xfe")
+    assert run_verb(["reproduce", "claims", "--out", str(tmp_path / "none"), "--results", str(tmp_path / "docs")]) == 2
     value = json.loads(capsys.readouterr().out)
     assert {claim["verdict"] for claim in value["claims"]} == {"not run"}
     assert (tmp_path / "claims.md").read_text().startswith("# Claims")

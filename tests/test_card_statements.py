@@ -30,7 +30,7 @@ def test_a_statement_is_shown_with_the_first_setting_that_was_run(tmp_path, monk
     assert "<br>2 seeds, 4 compositions |" in page
     assert "<summary>Other settings: 1 not run</summary>" in page
     folded = page.partition("<summary>")[2]
-    assert "*wide beats narrow*\n\nNot run (core-hours): never run (≈ 0.50)." in folded
+    assert "*wide beats narrow*\n\nNot run (core-hours): never run (1.00)." in folded
     (short,) = [line for line in summarise_card(rows).splitlines() if "wide" in line]
     assert short.startswith("| wide beats narrow<br>*run* | **seen**<br>1 setting not run | 0.400")
     assert short.endswith("| 2 | 0.300 | difference ≥ 0.1 |")
@@ -68,7 +68,7 @@ def test_settings_of_two_experiments_are_one_statement(tmp_path, monkeypatch):
     short = summarise_card(rows)
     assert "| seen in part<br>2 settings: 1 seen, 1 refuted<br>1 setting not run | 0.400" in short
     assert "<br>settings: −0.400 … 0.400 |" in short
-    assert short.endswith("1 claims about trained networks in 3 settings: 1 seen in part.")
+    assert short.endswith("1 claim about trained networks, run in 2 settings (1 more not run): 1 seen in part.")
 
 
 def test_results_of_a_smaller_scale_than_the_default_decide_nothing(tmp_path, monkeypatch):
@@ -76,6 +76,5 @@ def test_results_of_a_smaller_scale_than_the_default_decide_nothing(tmp_path, mo
     assert Widths().judged_scales == ("tiny", "small", "paper")
     assert EXPERIMENTS["scale-width"].judged_scales == ("small", "paper")
     monkeypatch.setattr(Widths, "default_scale", "small")
-    monkeypatch.setattr(Widths, "judged_scales", ("small", "paper"))
     (row,) = build_card([Widths()], tmp_path)
     assert (row.verdict, row.scale) == ("not run", "small")

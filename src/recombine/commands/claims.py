@@ -13,12 +13,11 @@ from recombine.commands.console import Output
 from recombine.errors import InputError
 from recombine.files import replace_file
 from recombine.recipes import EXPERIMENTS
-from recombine.recipes.calculation import Calculation, numbers_path, write_numbers
 from recombine.recipes.card import CardRow, build_card, count_verdicts, is_concerned, tabulate_card
 from recombine.recipes.card_page import BEGIN, TITLE, format_page, summarise_card, update_block
 from recombine.recipes.result_tables import fill_blocks, has_blocks
 from recombine.recipes.results_index import INDEX_TITLE, format_index
-from recombine.recipes.stored import borrow, collect, read_results, results_path, write_results
+from recombine.recipes.stored import copy_shared_runs
 from recombine.store import Json
 from recombine.sweep.kept_costs import estimate_hours, measure_costs
 
@@ -62,26 +61,21 @@ def read_card(results: Path) -> list[CardRow]:
 def collect_all(options: Output, runs: Path, results: Path) -> list[Path]:
     """Calculate what needs no runs, add the finished runs of experiments to their files; returns the files that changed."""
     index = results / "README.md"
-    if index.exists() and not index.read_text(encoding="utf-8").startswith(INDEX_TITLE):
+    if index.exists() and not index.read_bytes().startswith(INDEX_TITLE.encode()):
         raise InputError(f"{index} is another page: expected a folder of results")
+    if not results.is_dir() and not runs.is_dir():
+        return []
     changed = []
-    for experiment in EXPERIMENTS.values() if results.is_dir() or runs.is_dir() else ():
-        if isinstance(experiment, Calculation) and write_numbers(results, experiment):
-            changed.append(numbers_path(results, experiment))
-    for experiment in EXPERIMENTS.values() if runs.is_dir() else ():
-        for scale in experiment.judged_scales:
-            finished = collect(experiment, scale, runs)
-            if finished and not options.json:
-                options.say(f"{experiment.name} ({scale}): {len(finished)} finished runs")
-            if write_results(results, experiment, scale, finished):
-                changed.append(results_path(results, experiment, scale))
     for experiment in EXPERIMENTS.values():
         for scale in experiment.judged_scales:
-            if write_results(results, experiment, scale, borrow(experiment, scale, results)):
-                changed.append(results_path(results, experiment, scale))
+            stored = experiment.store(results, scale, runs)
+            if stored and not options.json:
+                options.say(f"{experiment.name} ({scale}): new results")
+            changed += stored
+    changed += copy_shared_runs(EXPERIMENTS.values(), results)
     if results.is_dir():
         replace_file(index, format_index(EXPERIMENTS.values(), results).encode())
-    return changed
+    return list(dict.fromkeys(changed))
 
 
 def update_page(text: str, rows: Sequence[CardRow], results: Path, page: Path) -> str:
@@ -101,7 +95,7 @@ def draw_figures(results: Path, folder: Path) -> list[Path]:
     for experiment in EXPERIMENTS.values():
         if not experiment.has_figures or experiment.figures_need_runs:
             continue
-        stored = (read_results(results, experiment, scale) for scale in experiment.judged_scales[::-1])
-        finished = next((finished for finished in stored if finished.runs), None)
+        stored = (experiment.read(results, scale) for scale in experiment.judged_scales[::-1])
+        finished = next(filter(None, stored), None)
         drawn += experiment.figures(finished, folder) if finished is not None else []
     return drawn

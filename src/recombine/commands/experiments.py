@@ -8,7 +8,6 @@ from functools import partial
 from recombine.commands.output import Output
 from recombine.engines import EngineFlags, split_cores
 from recombine.recipes import EXPERIMENTS, Experiment
-from recombine.recipes.calculation import Calculation
 from recombine.store import Json
 from recombine.sweep.estimate import Cost, Estimate, estimate_runs
 from recombine.sweep.kept_costs import PACKAGED, parse_costs, read_costs
@@ -30,16 +29,14 @@ def list_experiments(options: Output, *, split: EngineFlags, measure: bool) -> N
     for number, (name, experiment) in enumerate(EXPERIMENTS.items(), start=1):
         cells: list[str | None] = []
         described: Json = {"question": experiment.question, "seconds": {}, "measured_here": {}}
-        if isinstance(experiment, Calculation):
-            rows.append((name, experiment.question, "seconds", "seconds", "seconds"))
-            value[name] = described
-            continue
         for scale in SCALES:
             watch = partial(say_measured, options, f"{number}/{len(EXPERIMENTS)} {name}, {scale}") if measure else None
             estimate, jobs = estimate_experiment(experiment, scale, split, measure, costs, watch)
             seconds = None if estimate is None else estimate.wall(jobs)
             here = estimate is not None and not estimate.num_elsewhere
-            cells.append(None if seconds is None else ("" if here else "~") + format_roughly(seconds))
+            has_runs = estimate is None or estimate.seconds
+            time = None if seconds is None else ("" if here else "~") + format_roughly(seconds)
+            cells.append(time if has_runs else "no runs")
             described["seconds"][scale], described["measured_here"][scale] = seconds, here
         rows.append((name, experiment.question, *cells))
         value[name] = described

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -20,8 +20,7 @@ from recombine.diagnose import diagnose_run
 from recombine.engines import EngineFlags, LocalEngine, Outcome, raise_failure
 from recombine.errors import InputError, check_choice, check_positive
 from recombine.probe import is_probed, probe_run
-from recombine.recipes import EXPERIMENTS, Finished, FinishedRun, Record, find_experiment
-from recombine.recipes.calculation import Calculation
+from recombine.recipes import EXPERIMENTS, Experiment, Finished, FinishedRun, Record, find_experiment
 from recombine.recipes.experiment import show_setting
 from recombine.report.page import write_report
 from recombine.run import train_run
@@ -97,16 +96,16 @@ def run(argv: list[str]) -> None:
         drawn = [name for name, known in EXPERIMENTS.items() if known.has_figures]
         raise InputError(f"experiment {experiment.name!r} has no figures: expected one of {', '.join(drawn)}")
     scale = options.scale or experiment.default_scale
-    if isinstance(experiment, Calculation):
-        show_calculation(experiment, options)
-        return
-    records = choose_records(experiment.records(scale), options)
+    planned = list(experiment.records(scale))
+    if not planned:
+        refuse_training_flags(experiment, options)
+    records = choose_records(planned, options)
     if options.dry_run:
         plan = make_plan(records, experiment.name)
         work = find_work(plan.records, options.out, retry=True)
         show_costs(plan.records, work, options, split=options, device=options.device)
         return
-    finished = train_records(records, options)
+    finished = experiment.complete(train_records(records, options) if records else Finished(()))
     tables = experiment.tables(finished, options.device)
     closing: list[str] = []
     value: Json = {
@@ -114,6 +113,7 @@ def run(argv: list[str]) -> None:
         "question": experiment.question,
         "scale": scale,
         "runs": [describe_run(run) for run in finished.runs],
+        "computed": dict(finished.computed),
         "tables": tables_as_dict(tables),
     }
     if options.report is not None:
@@ -130,21 +130,13 @@ def run(argv: list[str]) -> None:
     options.show(value, experiment.question, *tables, *closing)
 
 
-def show_calculation(experiment: Calculation, options: ReproduceOptions) -> None:
-    """Compute and print an experiment that has no runs."""
-    asked: dict[str, object] = {
-        "only": options.only,
-        "attention": options.attention,
-        "steps": options.steps,
-        "seeds": options.seeds,
-    }
-    asked |= {"scale": options.scale, "report": options.report, "dry-run": options.dry_run}
-    if given := [f"--{name}" for name, value in asked.items() if value]:
-        raise InputError(f"experiment {experiment.name!r} trains nothing: expected it without {', '.join(given)}")
-    finished = experiment.calculate()
-    tables = experiment.tables(finished, options.device)
-    value: Json = {"experiment": experiment.name, "question": experiment.question, "tables": tables_as_dict(tables)}
-    options.show({**value, "computed": dict(finished.computed)}, experiment.question, *tables)
+def refuse_training_flags(experiment: Experiment, options: ReproduceOptions) -> None:
+    """An experiment without runs takes no flags about training."""
+    kept = {"name", "figures", "device", "json", "quiet", "verbose"}
+    defaults = {field.name: field.default for field in fields(options) if field.name not in kept}
+    given = [f"--{name.replace('_', '-')}" for name, value in defaults.items() if getattr(options, name) != value]
+    if given:
+        raise InputError(f"experiment {experiment.name!r} does not train: expected no {', '.join(given)}")
 
 
 def choose_records(records: Iterable[Record], options: ReproduceOptions) -> list[Record]:

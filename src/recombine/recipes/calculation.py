@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from time import perf_counter
-from typing import Any, ClassVar, TypedDict
+from typing import Any, ClassVar, TypedDict, cast
 
 from recombine.conform import find_fault
 from recombine.errors import InputError
 from recombine.files import read_file, replace_file
 from recombine.recipes.claims import Between, Claim, Verdict, tabulate_claims
 from recombine.recipes.experiment import Experiment, Finished, Record
+from recombine.recipes.results_index import format_row
 from recombine.recipes.stored import ENVIRONMENT_KEYS, shorten_numbers
 from recombine.seeds import SeedScore, score_values
 from recombine.store import describe_environment
@@ -43,14 +44,36 @@ class Calculation(Experiment):
     def compute(self, seed: int) -> Mapping[str, float]:
         """The numbers with one seed."""
 
-    def calculate(self) -> Finished:
+    def complete(self, finished: Finished) -> Finished:
         """The numbers of all seeds."""
-        rows = [self.compute(seed) for seed in range(self.num_seeds)]
-        assert all(math.isfinite(value) for row in rows for value in row.values()), "a number that is not finite"
-        return Finished((), computed={name: tuple(row[name] for row in rows) for name in rows[0]})
+        rows = [dict(self.compute(seed)) for seed in range(self.num_seeds)]
+        names = list(rows[0]) if rows else []
+        if not names or any(list(row) != names for row in rows):
+            raise InputError(f"experiment {self.name!r} computes different numbers per seed: expected the same names")
+        if odd := [name for row in rows for name, value in row.items() if not math.isfinite(value)]:
+            raise InputError(f"experiment {self.name!r} computes a number that is not finite: {odd[0]}")
+        return Finished(finished.runs, computed={name: tuple(row[name] for row in rows) for name in names})
+
+    @property
+    def judged_scales(self) -> tuple[Scale, ...]:
+        return (self.default_scale,)
 
     def records(self, scale: Scale) -> Iterator[Record]:
         return iter(())
+
+    def store(self, results: Path, scale: Scale, runs: Path) -> list[Path]:
+        return [numbers_path(results, self)] if write_numbers(results, self) else []
+
+    def read(self, results: Path, scale: Scale) -> Finished:
+        stored = read_numbers(results, self)
+        if stored is None:
+            return Finished(())
+        computed = {name: tuple(values) for name, values in stored["computed"].items()}
+        return Finished((), computed, count_hours(stored))
+
+    def describe_stored(self, results: Path) -> list[str]:
+        stored = read_numbers(results, self)
+        return [] if stored is None else [describe_numbers(self, results, stored)]
 
     def command(self, scale: Scale) -> str:
         return f"recombine reproduce {self.name}"
@@ -59,19 +82,24 @@ class Calculation(Experiment):
         return ""
 
     def tables(self, finished: Finished, device: str) -> list[Table]:
-        return [tabulate_claims(self.claims, self, finished)]
+        return [self.summarise(finished)]
+
+    def summarise(self, finished: Finished) -> Table:
+        return tabulate_claims(self.claims, self, finished)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Computes(Between):
     """A computed number lies between bounds."""
 
+    kind = ("theorem or count", "theorems and counts")
     quantity: str
+    exact: bool = False  # a count or a construction that no seed changes
 
     def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:
         values = finished.computed.get(self.quantity)
-        if values and len(set(values)) == 1:  # exact: seeds change nothing
-            return SeedScore(value=values[0], low=values[0], high=values[0], values=values[:1])
+        if values and self.exact:
+            return SeedScore(value=values[0], low=min(values), high=max(values), values=values[:1])
         return score_values(values) if values else None
 
 
@@ -98,6 +126,17 @@ def log10_of(difference: float) -> float:
     return math.log10(max(difference, SMALLEST))
 
 
+class StoredEnvironment(TypedDict):
+    """Where numbers were computed."""
+
+    recombine: str
+    source_sha256: str
+    python: str
+    torch: str
+    processor: str
+    num_threads: int
+
+
 class StoredNumbers(TypedDict):
     """The file of a calculation."""
 
@@ -105,7 +144,7 @@ class StoredNumbers(TypedDict):
     computed: dict[str, list[float]]
     seconds: float
     finished: str
-    environment: dict[str, Any]
+    environment: StoredEnvironment
 
 
 def numbers_path(folder: Path, experiment: Calculation) -> Path:
@@ -138,14 +177,33 @@ def write_numbers(folder: Path, experiment: Calculation) -> bool:
         return False
     environment: Mapping[str, Any] = describe_environment("cpu")
     start = perf_counter()
-    computed = experiment.calculate().computed
+    computed = experiment.complete(Finished(())).computed
     numbers: StoredNumbers = {
         "version": experiment.version,
         "computed": shorten_numbers(computed),
         "seconds": round(perf_counter() - start, 2),
         "finished": datetime.now(UTC).date().isoformat(),
-        "environment": {key: environment[key] for key in ENVIRONMENT_KEYS},
+        "environment": cast(StoredEnvironment, {key: environment[key] for key in ENVIRONMENT_KEYS}),
     }
     folder.mkdir(parents=True, exist_ok=True)
     replace_file(numbers_path(folder, experiment), (json.dumps(numbers, indent=1) + "\n").encode())
     return True
+
+
+def count_hours(stored: StoredNumbers) -> float:
+    """Core-hours of a calculation."""
+    return stored["seconds"] * stored["environment"]["num_threads"] / 3600
+
+
+def describe_numbers(experiment: Calculation, folder: Path, stored: StoredNumbers) -> str:
+    """The row of `results/README.md`."""
+    return format_row(
+        numbers_path(folder, experiment).name,
+        runs="none",
+        seeds=range(experiment.num_seeds),
+        steps=(),
+        core_hours=count_hours(stored),
+        interrupted="",
+        finished=[stored["finished"]],
+        environments=[stored["environment"]],
+    )

@@ -9,16 +9,15 @@ from __future__ import annotations
 import importlib
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from recombine.recipes.calculation import Calculation, read_numbers
 from recombine.recipes.claims import Claim, Verdict, decide
 from recombine.recipes.comparison import cell
 from recombine.recipes.experiment import Experiment, Finished, matches
 from recombine.recipes.record import Record
-from recombine.recipes.stored import StoredRun, read_results, results_path
+from recombine.recipes.stored import StoredRun
 from recombine.run import RunConfig
 from recombine.seeds import SeedScore
 from recombine.store import hash_config
@@ -41,6 +40,7 @@ class CardRow:
     core_hours: float  # of the runs that the claim is about, all seeds
     missing: int  # runs that the claim is about and that have not been made
     missing_hours: float | None  # what they would cost, if known
+    unmeasured: int = 0  # seeds whose runs are there but do not have the number
     answer: str = ""  # of the experiment, by the runs of this scale
 
     @property
@@ -104,7 +104,7 @@ def list_statements(rows: Iterable[CardRow]) -> list[Statement]:
 def build_card(
     experiments: Iterable[Experiment], folder: Path, estimate: Estimate = lambda config: None
 ) -> list[CardRow]:
-    """A row for every claim of the experiments: at the largest scale with results, else at the default scale.
+    """A row for every claim of the experiments: at the scale with most seeds, the larger one if equal.
 
     Smaller scales than the default are for a quick look: the bounds of the claims are not meant for them.
     """
@@ -112,37 +112,20 @@ def build_card(
 
 
 def build_rows(experiment: Experiment, folder: Path, estimate: Estimate) -> Iterator[CardRow]:
-    if isinstance(experiment, Calculation):
-        yield from build_calculated_rows(experiment, folder)
-        return
-    scales = [scale for scale in experiment.judged_scales[::-1] if results_path(folder, experiment, scale).exists()]
-    stored = {scale: read_results(folder, experiment, scale) for scale in scales}
-    planned = {scale: list_hashes(experiment, scale) for scale in {*scales, experiment.default_scale}}
-    answers = {scale: experiment.answer(runs) if runs.runs else "" for scale, runs in stored.items()}
+    stored = {scale: experiment.read(folder, scale) for scale in experiment.judged_scales[::-1]}
+    planned = {scale: list_hashes(experiment, scale) for scale in stored}
+    answers = {scale: experiment.answer(finished) if finished.runs else "" for scale, finished in stored.items()}
     for claim in experiment.claims:
-        rows = (_decide(experiment, scale, claim, runs, planned[scale], estimate) for scale, runs in stored.items())
-        decided = [replace(row, answer=answers[row.scale]) for row in rows if row.number]
-        scale = experiment.default_scale
-        yield decided[0] if decided else _decide(experiment, scale, claim, Finished(()), planned[scale], estimate)
+        rows = {
+            scale: _decide(experiment, scale, claim, finished, planned[scale], estimate)
+            for scale, finished in stored.items()
+        }
+        decided = [replace(row, answer=answers[row.scale]) for row in rows.values() if row.number is not None]
+        yield max(decided, key=count_seeds) if decided else rows[experiment.default_scale]
 
 
-def build_calculated_rows(experiment: Calculation, folder: Path) -> Iterator[CardRow]:
-    """Rows of an experiment without runs."""
-    stored = read_numbers(folder, experiment)
-    computed = {} if stored is None else {name: tuple(values) for name, values in stored["computed"].items()}
-    for claim in experiment.claims:
-        verdict, number = decide(claim, experiment, Finished((), computed))
-        hours = 0.0 if stored is None or number is None else stored["seconds"] / 3600
-        yield CardRow(
-            experiment=experiment,
-            scale=experiment.default_scale,
-            claim=claim,
-            verdict=verdict,
-            number=number,
-            core_hours=hours,
-            missing=0,
-            missing_hours=None,
-        )
+def count_seeds(row: CardRow) -> int:
+    return 0 if row.number is None else row.number.num_seeds
 
 
 def list_hashes(experiment: Experiment, scale: Scale) -> list[tuple[Record, str]]:
@@ -158,7 +141,7 @@ def _decide(
     planned: Sequence[tuple[Record, str]],
     estimate: Estimate,
 ) -> CardRow:
-    verdict, number = decide(claim, experiment, finished) if finished.runs else ("not run", None)
+    verdict, number = decide(claim, experiment, finished) if finished else ("not run", None)
     done = {hash_config(run.record.config.identity): run for run in finished.runs if isinstance(run, StoredRun)}
     concerned = {name: record for record, name in planned if is_concerned(claim, record)}
     hours = [estimate(record.config) for name, record in concerned.items() if name not in done]
@@ -168,16 +151,23 @@ def _decide(
         claim=claim,
         verdict=verdict,
         number=number,
-        core_hours=math.fsum(done[name].core_hours for name in concerned.keys() & done.keys()),
+        core_hours=math.fsum(done[name].core_hours for name in concerned.keys() & done.keys())
+        + (finished.computed_hours if number is not None else 0.0),
         missing=len(hours),
+        unmeasured=0 if number is None else max(0, count_shared_seeds(claim, finished) - number.num_seeds),
         missing_hours=None if None in hours else sum((hour for hour in hours if hour is not None), 0.0),
     )
 
 
+def count_shared_seeds(claim: Claim, finished: Finished) -> int:
+    """The seeds with which every setting that a claim names was run; 0 if it names none."""
+    groups = finished.find_all(*claim.variants) if claim.variants else None
+    return len(groups[0].seeds) if groups else 0
+
+
 def is_concerned(claim: Claim, record: Record) -> bool:
     """Whether a claim is about a record: it has the settings that the claim names, or the claim names none."""
-    variants = [value for value in vars(claim).values() if isinstance(value, Mapping)]
-    return not variants or any(matches(record.settings, variant) for variant in variants)
+    return not claim.variants or any(matches(record.settings, variant) for variant in claim.variants)
 
 
 def tabulate_card(rows: Sequence[CardRow]) -> Table:
@@ -203,7 +193,7 @@ def tabulate_card(rows: Sequence[CardRow]) -> Table:
                 None if row.number is None else row.number.num_seeds,
                 row.claim.bound,
                 row.core_hours,
-                f"{row.experiment.name} ({row.scale})",
+                row.command.removeprefix("recombine reproduce "),
             )
             for row in rows
         ),

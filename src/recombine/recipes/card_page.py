@@ -12,7 +12,7 @@ from itertools import groupby
 from pathlib import Path
 
 from recombine.errors import InputError
-from recombine.recipes.calculation import Calculation, Computes
+from recombine.recipes.calculation import Computes
 from recombine.recipes.card import CardRow, Statement, count_verdicts, list_statements, show_number
 from recombine.recipes.claims import Between
 from recombine.recipes.experiment import Experiment
@@ -135,10 +135,13 @@ def shorten_bound(bound: str) -> str:
 def describe_interval(row: CardRow) -> str:
     """What the interval is over."""
     assert row.number is not None
-    if isinstance(row.claim, Computes) and row.number.low == row.number.high:
+    if isinstance(row.claim, Computes) and row.claim.exact:
         return "exact"
     total = row.number.num_seeds
     seeds = f"{total} seed{'s' * (total > 1)}"
+    planned = total + row.unmeasured
+    if row.unmeasured:
+        seeds = f"{total} of {planned} seeds; the others have no such number"
     within = row.claim.count_within(row.number) if isinstance(row.claim, Between) else total
     if total > 1 and 0 < within < total:
         seeds += f", {within} of them within the bound"
@@ -179,16 +182,20 @@ def summarise_card(rows: Sequence[CardRow]) -> str:
 
 def count_claims(statements: Sequence[Statement]) -> str:
     """How many claims have each verdict: those about trained networks, computed ones, and those that cannot be tested."""
-    tested = [statement for statement in statements if statement.first.claim.tested]
-    computed = [each for each in tested if isinstance(each.first.experiment, Calculation)]
-    trained = [each for each in tested if each not in computed]
+    kinds: dict[tuple[str, str], list[Statement]] = {}
+    for statement in statements:
+        if statement.first.claim.tested:
+            kinds.setdefault(statement.first.claim.kind, []).append(statement)
     sentences = []
-    for members, kind in ((trained, "claims about trained networks"), (computed, "theorems and counts")):
-        settings = sum(len(statement.rows) for statement in members)
-        if members:
-            sentences.append(f"{len(members)} {kind} in {settings} settings: {count_verdicts(members)}.")
-    untested = len(statements) - len(tested)
-    return " ".join([*sentences, *([f"Without a test: {untested}."] if untested else [])])
+    for (one, several), members in kinds.items():
+        rows = [row for statement in members for row in statement.rows]
+        missing = sum(row.number is None for row in rows)
+        settings = f"{len(rows) - missing} settings" + (f" ({missing} more not run)" if missing else "")
+        kind = one if len(members) == 1 else several
+        sentences.append(f"{len(members)} {kind}, run in {settings}: {count_verdicts(members)}.")
+    untested = len(statements) - sum(map(len, kinds.values()))
+    plural = "s" * (untested > 1)
+    return " ".join([*sentences, *([f"{untested} claim{plural} cannot be tested here."] if untested else [])])
 
 
 def _short_cells(statement: Statement) -> Cells:

@@ -41,11 +41,17 @@ class Claim(ABC):
     published: float | None = None
     ours: bool = False  # a question of our own rather than a claim of the paper
     tested: ClassVar[bool] = True  # whether any experiment can decide on it
+    kind: ClassVar[tuple[str, str]] = ("claim about trained networks", "claims about trained networks")  # one, several
 
     @property
     def title(self) -> str:
         """The statement with its setting."""
         return f"{self.text} ({self.where})" if self.where else self.text
+
+    @property
+    def variants(self) -> list[Mapping[str, Setting]]:
+        """The settings that the claim names."""
+        return [value for value in vars(self).values() if isinstance(value, Mapping)]
 
     @abstractmethod
     def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:

@@ -52,8 +52,6 @@ class Experiment(ABC):
     compared: ClassVar[str | None] = None
     """The setting whose values are compared: differences are to its first value, with all other settings equal."""
     default_scale: ClassVar[Scale] = "small"
-    judged_scales: ClassVar[tuple[Scale, ...]]
-    """The scales that the bounds of the claims are meant for: by default the default scale and larger ones."""
     claims: ClassVar[tuple[Claim, ...]] = ()
     """The claims of the paper that the runs decide on, with bounds that are written down before the runs are made."""
     differs: ClassVar[str] = ""
@@ -61,9 +59,10 @@ class Experiment(ABC):
     known_before: ClassVar[str] = ""
     """What was known of these runs when the bounds of the claims were set; empty if nothing was."""
 
-    def __init_subclass__(cls) -> None:
-        if "judged_scales" not in vars(cls):
-            cls.judged_scales = SCALES[SCALES.index(cls.default_scale) :]
+    @property
+    def judged_scales(self) -> tuple[Scale, ...]:
+        """The scales that the bounds of the claims are meant for: the default scale and larger ones."""
+        return SCALES[SCALES.index(self.default_scale) :]
 
     def command(self, scale: Scale) -> str:
         """The command that runs the experiment."""
@@ -84,6 +83,29 @@ class Experiment(ABC):
     def measures(self, run: RunDirectory, device: str) -> Mapping[str, float]:
         """Numbers by name that are read from a run besides its scores, for the claims that need them."""
         return {}
+
+    def complete(self, finished: Finished) -> Finished:
+        """The finished runs with what the experiment computes without training."""
+        return finished
+
+    def store(self, results: Path, scale: Scale, runs: Path) -> list[Path]:
+        """Add the finished runs below a folder to the stored results; returns the files that changed."""
+        from recombine.recipes.stored import collect, results_path, write_results
+
+        changed = write_results(results, self, scale, collect(self, scale, runs))
+        return [results_path(results, self, scale)] if changed else []
+
+    def read(self, results: Path, scale: Scale) -> Finished:
+        """The stored results that are still current."""
+        from recombine.recipes.stored import read_results
+
+        return read_results(results, self, scale)
+
+    def describe_stored(self, results: Path) -> list[str]:
+        """One row of `results/README.md` per file of stored results."""
+        from recombine.recipes.results_index import describe_files
+
+        return describe_files(self, results)
 
     def tables(self, finished: Finished, device: str) -> list[Table]:
         """What the runs say; by default a comparison of one score. Networks run on `device`."""

@@ -92,6 +92,10 @@ class Finished:
 
     runs: tuple[FinishedRun, ...]
     computed: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # by name, one number per seed
+    computed_hours: float = 0.0  # core-hours of what was computed
+
+    def __bool__(self) -> bool:
+        return bool(self.runs or self.computed)
 
     @property
     def names(self) -> tuple[str, ...]:

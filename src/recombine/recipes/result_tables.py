@@ -16,7 +16,6 @@ from typing import cast, get_args
 
 from recombine.errors import check_choice
 from recombine.recipes.experiment import Experiment
-from recombine.recipes.stored import read_results
 from recombine.tables import Table
 from recombine.tasks.base import Scale
 
@@ -34,10 +33,11 @@ def fill_blocks(text: str, folder: Path, experiments: Mapping[str, Experiment]) 
     def fill(match: re.Match[str]) -> str:
         name, scale = match.groups()
         experiment = experiments[check_choice("experiment", name, experiments)]
-        finished = read_results(folder, experiment, cast(Scale, check_choice("scale", scale, get_args(Scale))))
-        command = f"`recombine reproduce {name} --scale {scale}`"
-        answer = experiment.answer(finished) if finished.runs else ""
-        body = format_markdown(experiment.summarise(finished)) if finished.runs else f"*{command} has not been run.*"
+        chosen = cast(Scale, check_choice("scale", scale, get_args(Scale)))
+        finished = experiment.read(folder, chosen)
+        command = f"`{experiment.command(chosen)}`"
+        answer = experiment.answer(finished) if finished else ""
+        body = format_markdown(experiment.summarise(finished)) if finished else f"*{command} has not been run.*"
         body = f"{answer}\n\n{body}" if answer else body
         return f"<!-- results: {name} {scale} -->\n{body}\n{END}"
 

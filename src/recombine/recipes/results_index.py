@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from recombine.recipes.calculation import Calculation, numbers_path, read_numbers
 from recombine.recipes.experiment import Experiment
 from recombine.recipes.stored import read_lines, results_path
 from recombine.store import Json
@@ -17,7 +17,7 @@ run, without its parameters. One line per run. `recombine reproduce claims --out
 writes this page. A line is used only while the code would make the same run: its hash covers names, versions and settings.
 
 - A run that serves several experiments is in the file of each.
-- *core-hours*: as clocked; other work on the machine makes them longer.
+- *core-hours*: wall time multiplied by threads; other work on the machine makes them longer.
 - *interrupted*: how often runs were stopped and resumed in another environment (code, machine or number of threads).
 """
 HEADER = (
@@ -28,14 +28,12 @@ HEADER = (
 
 def format_index(experiments: Collection[Experiment], folder: Path) -> str:
     """The page as Markdown."""
-    paths = [
-        results_path(folder, experiment, scale) for experiment in experiments for scale in experiment.judged_scales
-    ]
-    stored = {path.name: lines for path in paths if (lines := read_lines(path))}
-    distinct = {line["hash"]: line for lines in stored.values() for line in lines}
+    distinct = {
+        line["hash"]: line for each in experiments for lines in read_files(each, folder).values() for line in lines
+    }
     total = count_core_hours(list(distinct.values()))
-    rows = [describe_file(name, lines) for name, lines in stored.items()]
-    rows += [row for each in experiments if isinstance(each, Calculation) for row in describe_numbers(each, folder)]
+    rows = [row for experiment in experiments for row in experiment.describe_stored(folder)]
+    rows.sort(key=lambda row: "| none |" in row)  # calculations last
     return (
         "\n".join(
             [INTRODUCTION, f"In all: {len(distinct)} different runs, {total:.1f} core-hours.", "", *HEADER, *rows]
@@ -44,36 +42,49 @@ def format_index(experiments: Collection[Experiment], folder: Path) -> str:
     )
 
 
-def describe_numbers(experiment: Calculation, folder: Path) -> list[str]:
-    """The row of an experiment without runs, if its numbers are stored."""
-    stored = read_numbers(folder, experiment)
-    if stored is None:
-        return []
-    cells = (
-        f"`{numbers_path(folder, experiment).name}`",
-        "none",
-        list_values(range(experiment.num_seeds)),
-        "",
-        f"{stored['seconds'] / 3600:.2f}",
-        "",
-        stored["finished"],
-        stored["environment"]["processor"],
-        stored["environment"]["source_sha256"][:8],
-    )
-    return [f"| {' | '.join(cells)} |"]
+def read_files(experiment: Experiment, folder: Path) -> dict[str, list[Json]]:
+    """The stored runs of an experiment by the name of their file."""
+    paths = [results_path(folder, experiment, scale) for scale in experiment.judged_scales]
+    return {path.name: lines for path in paths if (lines := read_lines(path))}
 
 
-def describe_file(name: str, lines: Sequence[Json]) -> str:
-    """One row: the runs of an experiment at one scale."""
-    environments = [line["environment"] for line in lines]
+def describe_files(experiment: Experiment, folder: Path) -> list[str]:
+    """One row per file: the runs of an experiment at one scale."""
+    return [
+        format_row(
+            name,
+            runs=str(len(lines)),
+            seeds=[line["seed"] for line in lines],
+            steps=[line["result"]["steps"] for line in lines],
+            core_hours=count_core_hours(lines),
+            interrupted=str(sum(line.get("interrupted", 0) for line in lines)),
+            finished=[line["finished"] for line in lines],
+            environments=[line["environment"] for line in lines],
+        )
+        for name, lines in read_files(experiment, folder).items()
+    ]
+
+
+def format_row(
+    name: str,
+    *,
+    runs: str,
+    seeds: Iterable[int],
+    steps: Iterable[int],
+    core_hours: float,
+    interrupted: str,
+    finished: Sequence[str],
+    environments: Sequence[Mapping[str, Any]],
+) -> str:
+    """One row of the page."""
     cells = (
         f"`{name}`",
-        str(len(lines)),
-        list_values(line["seed"] for line in lines),
-        list_values(line["result"]["steps"] for line in lines),
-        f"{count_core_hours(lines):.2f}",
-        str(sum(line.get("interrupted", 0) for line in lines)),
-        " to ".join(dict.fromkeys((min(line["finished"] for line in lines), max(line["finished"] for line in lines)))),
+        runs,
+        list_values(seeds),
+        list_values(steps),
+        f"{core_hours:.2f}",
+        interrupted,
+        " to ".join(dict.fromkeys((min(finished), max(finished)))),
         list_values(environment["processor"] for environment in environments),
         list_values(environment["source_sha256"][:8] for environment in environments),
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -183,19 +183,33 @@ def write_results(folder: Path, experiment: Experiment, scale: Scale, runs: Sequ
     return True
 
 
-def borrow(experiment: Experiment, scale: Scale, folder: Path) -> list[Json]:
-    """Runs of an experiment that are stored for another one only; not if it needs numbers measured in the networks."""
-    if type(experiment).measures is not Experiment.measures:
-        return []
-    own = results_path(folder, experiment, scale)
-    known = {line["hash"] for line in read_lines(own)}
-    stored = {line["hash"]: line for path in sorted(folder.glob("*.jsonl")) if path != own for line in read_lines(path)}
-    records = {hash_config(record.config.identity): record for record in experiment.records(scale)}
-    return [
-        {**stored[name], "settings": dict(record.settings), "measured": {}}
-        for name, record in records.items()
-        if name in stored and name not in known
-    ]
+def copy_shared_runs(experiments: Collection[Experiment], folder: Path) -> list[Path]:
+    """Give every experiment the stored runs that it shares with another; returns the files that changed.
+
+    Not for experiments that need numbers measured inside the networks, which the others' runs do not have.
+    """
+    files = [(each, scale) for each in experiments for scale in each.judged_scales]
+    known = {(each.name, scale): current_lines(results_path(folder, each, scale)) for each, scale in files}
+    stored = {name: line for lines in known.values() for name, line in lines.items()}
+    changed = []
+    for each, scale in files:
+        if type(each).measures is not Experiment.measures:
+            continue
+        records = {hash_config(record.config.identity): record for record in each.records(scale)}
+        shared = [
+            {**stored[name], "settings": dict(record.settings), "measured": {}}
+            for name, record in records.items()
+            if name in stored and name not in known[each.name, scale]
+        ]
+        if write_results(folder, each, scale, shared):
+            changed.append(results_path(folder, each, scale))
+    return changed
+
+
+def current_lines(path: Path) -> dict[str, Json]:
+    """The stored runs of a file whose evaluation is of the current version, by their hash."""
+    lines = read_lines(path)
+    return {line["hash"]: line for line in lines if line["result"]["versions"]["evaluation"] == EVALUATION_VERSION}
 
 
 def read_lines(path: Path) -> list[Json]:
@@ -214,13 +228,12 @@ def read_lines(path: Path) -> list[Json]:
 
 def read_results(folder: Path, experiment: Experiment, scale: Scale) -> Finished:
     """The stored runs of an experiment that are still current, in the order of its records."""
-    stored = {line["hash"]: line for line in read_lines(results_path(folder, experiment, scale))}
-    return Finished(tuple(_match(experiment, scale, stored)))
+    return Finished(tuple(_match(experiment, scale, current_lines(results_path(folder, experiment, scale)))))
 
 
 def _match(experiment: Experiment, scale: Scale, stored: Mapping[str, Json]) -> Iterator[StoredRun]:
     for record in experiment.records(scale):
         line = stored.get(hash_config(record.config.identity))
-        if line is not None and line["result"]["versions"]["evaluation"] == EVALUATION_VERSION:
+        if line is not None:
             run = RunDirectory(locate(record, Path("runs")))
             yield StoredRun(record, run, line["measured"], line)

@@ -64,7 +64,7 @@ class Estimate:
 
     @property
     def total(self) -> float:
-        return sum(self.seconds)
+        return sum(self.seconds, 0.0)
 
     def wall(self, jobs: int) -> float:
         """Seconds if so many runs are trained at a time, each as fast as alone: at least the longest run."""
