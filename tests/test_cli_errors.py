@@ -160,7 +160,10 @@ def test_every_sign_of_memory_that_runs_out(error, reason, capsys, monkeypatch):
 
 @pytest.mark.parametrize(
     "error",
-    [RuntimeError("could not create a primitive descriptor for the matmul primitive"), ImportError("no module")],
+    [
+        RuntimeError("could not create a primitive descriptor for the matmul primitive"),
+        ImportError("kernel.so: failed to map segment from shared object: Operation not permitted"),  # mounted noexec
+    ],
 )
 def test_other_errors_of_libraries_are_bugs(error, monkeypatch):
     monkeypatch.setattr(cli, "_run_verb", lambda argv: (_ for _ in ()).throw(error))

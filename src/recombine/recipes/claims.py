@@ -208,6 +208,8 @@ def difference(
 def describe_bounds(low: float, high: float) -> str:
     """What a number must be, in words."""
     smallest, largest = (f"{bound:.3g}".replace("-", "−") for bound in (low, high))
+    if low == high:
+        return f"exactly {smallest}"
     if low == float("-inf"):
         return f"at most {largest}"
     return f"at least {smallest}" if high == float("inf") else f"{smallest} to {largest}"

@@ -135,7 +135,7 @@ def cell(score: SeedScore | None) -> Cell | None:
         return None
     values = score.values if score.num_seeds > 1 else ()
     if not math.isfinite(score.low) or score.low == score.high:  # a single measurement has no interval, nor a count
-        return Cell(value=score.value)
+        return Cell(value=score.value, values=values)
     return Cell(value=score.value, low=score.low, high=score.high, values=values, pair=score.pair)
 
 
