@@ -46,7 +46,8 @@ VERBS = {
 QUESTION = "Does a network recombine what it learned into compositions it has never seen?"
 RESUMABLE = ("train", "reproduce", "sweep")
 OUT_OF_MEMORY = re.compile(  # torch's allocator; oneDNN; the C++ library; the system; its loader of shared libraries
-    r"DefaultCPUAllocator|could not (create|execute) a primitive$|std::bad_alloc|annot allocate memory|failed to map segment from shared object$"
+    r"DefaultCPUAllocator|could not (create|execute) a primitive$|std::bad_alloc|annot allocate memory|"
+    r"failed to map segment from shared object$"
 )
 
 USAGE = """usage: recombine VERB ...
