@@ -17,6 +17,7 @@ from recombine.recipes.calculation import (
     log10_of,
     numbers_path,
     read_numbers,
+    share_with_interval,
     write_numbers,
 )
 from recombine.recipes.card import build_card, list_statements
@@ -117,6 +118,17 @@ def test_a_damaged_file_is_refused(tmp_path, text):
         InputError, match=r"squares.json cannot be read .*expected numbers that `reproduce claims` wrote"
     ):
         build_card([Squares()], tmp_path)
+
+
+def test_the_interval_of_a_share():
+    low, high = (share_with_interval("x", 0.0, 12_288)[f"x_{end}"] for end in ("low", "high"))
+    assert (low, high) == (0.0, pytest.approx(3.125e-4, rel=1e-3))
+    numbers = share_with_interval("x", 0.5, 100)  # 0.404 to 0.596 in tables of Wilson's interval
+    assert (numbers["x"], numbers["x_low"], numbers["x_high"]) == (
+        0.5,
+        pytest.approx(0.4038, abs=1e-4),
+        pytest.approx(0.5962, abs=1e-4),
+    )
 
 
 def test_the_logarithm_of_nothing():

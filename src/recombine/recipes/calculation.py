@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import NormalDist
 from time import perf_counter
 from typing import Any, ClassVar, TypedDict, cast
 
@@ -24,7 +25,7 @@ from recombine.recipes.claims import Between, Claim, Verdict, tabulate_claims
 from recombine.recipes.experiment import Experiment, Finished, Record
 from recombine.recipes.results_index import format_row
 from recombine.recipes.stored import ENVIRONMENT_KEYS, shorten_numbers
-from recombine.seeds import SeedScore, score_values
+from recombine.seeds import CONFIDENCE, SeedScore, score_values
 from recombine.store import describe_environment
 from recombine.tables import Table
 from recombine.tasks.base import Scale
@@ -95,11 +96,15 @@ class Computes(Between):
     kind = ("theorem or count", "theorems and counts")
     quantity: str
     exact: bool = False  # a count or a construction that no seed changes
+    sample: str = ""  # what an estimate with an interval of its own is over, such as "4,096 puzzles"
 
     def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:
         values = finished.computed.get(self.quantity)
         if values and self.exact:
             return SeedScore(value=values[0], low=min(values), high=max(values), values=values[:1])
+        if values and self.sample:
+            low, high = (finished.computed[f"{self.quantity}_{end}"][0] for end in ("low", "high"))
+            return SeedScore(value=values[0], low=low, high=high, values=values[:1])
         return score_values(values) if values else None
 
 
@@ -119,6 +124,14 @@ class Untested(Claim):
     @property
     def bound(self) -> str:
         return f"needs {self.needs}"
+
+
+def share_with_interval(name: str, share: float, total: int) -> dict[str, float]:
+    """A share of a sample as three numbers: itself, and its 95 % interval after Wilson (1927)."""
+    z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+    centre = (share + z**2 / (2 * total)) / (1 + z**2 / total)
+    half = z / (1 + z**2 / total) * math.sqrt(share * (1 - share) / total + (z / (2 * total)) ** 2)
+    return {name: share, f"{name}_low": max(0.0, centre - half), f"{name}_high": min(1.0, centre + half)}
 
 
 def log10_of(difference: float) -> float:

@@ -137,6 +137,8 @@ def describe_interval(row: CardRow) -> str:
     assert row.number is not None
     if isinstance(row.claim, Computes) and row.claim.exact:
         return "exact"
+    if isinstance(row.claim, Computes) and row.claim.sample:
+        return row.claim.sample
     total = row.number.num_seeds
     seeds = f"{total} seed{'s' * (total > 1)}"
     planned = total + row.unmeasured
