@@ -15,7 +15,7 @@ SRAVEN_SOURCE = (
 )
 
 
-def _list(source: str, numbers: dict[str, tuple[float, float | None]]) -> dict[str, Published]:
+def _list(source: str, numbers: dict[str, tuple[float, float]]) -> dict[str, Published]:
     return {name: Published(value=value, error=error, source=source) for name, (value, error) in numbers.items()}
 
 
@@ -35,9 +35,9 @@ FUZZY_LOGIC = _list(
         "hyla_softmax": (0.8247, 0.0422),
     },
 )
-# with a mixture of experts as feed-forward network; we do not know the standard errors
+# with a mixture of experts as feed-forward network
 FUZZY_LOGIC_MIXTURES = _list(
-    FUZZY_LOGIC_SOURCE, {"softmax": (0.6383, None), "linear": (0.6009, None), "hyla": (0.8237, None)}
+    FUZZY_LOGIC_SOURCE, {"softmax": (0.6383, 0.0607), "linear": (0.6009, 0.0616), "hyla": (0.8237, 0.0655)}
 )
 SRAVEN = _list(
     SRAVEN_SOURCE,
@@ -55,4 +55,6 @@ SRAVEN = _list(
         "hyla_softmax": (0.6221, 0.0308),
     },
 )
-SRAVEN_MIXTURES = _list(SRAVEN_SOURCE, {"softmax": (0.5768, None), "linear": (0.6434, None), "hyla": (0.6694, None)})
+SRAVEN_MIXTURES = _list(
+    SRAVEN_SOURCE, {"softmax": (0.5768, 0.0131), "linear": (0.6434, 0.043), "hyla": (0.6694, 0.0394)}
+)
