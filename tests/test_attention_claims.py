@@ -9,6 +9,7 @@ from recombine.recipes.attention_as_hypernetwork import published
 from recombine.recipes.attention_as_hypernetwork.claims import Best, FallsLess, OutOfReach
 from recombine.recipes.card import is_concerned
 from recombine.recipes.claims import decide
+from recombine.store import hash_config
 from stored_runs import stored_run
 
 FIGURE_2C: Any = EXPERIMENTS["figure-2c"]
@@ -145,3 +146,37 @@ def test_what_is_out_of_reach_costs_nothing_and_is_not_run():
     assert claim.bound == "needs weeks"
     assert not claim.tested
     assert not any(is_concerned(claim, record) for record in FIGURE_2C.records("small"))
+
+
+def hash_records(name, scale, **wanted):
+    records = EXPERIMENTS[name].records(scale)
+    return {
+        hash_config(record.config.identity) for record in records if wanted.items() <= dict(record.settings).items()
+    }
+
+
+def test_runs_with_four_layers_are_those_of_sraven_dropout():
+    shallow, deep = (hash_records("depth", "tiny", layers=layers) for layers in (4, 8))
+    assert shallow == hash_records("sraven-dropout", "tiny", dropout=0.0)
+    assert len(shallow) == len(deep) == 9  # three attentions, three seeds
+    assert {record.config.model.num_layers for record in EXPERIMENTS["depth"].records("tiny")} == {4, 8}
+
+
+def test_accuracies_on_raven_matrices_are_judged_by_two_standard_errors():
+    claims: Any = EXPERIMENTS["sraven-paper"].claims
+    bounds = {
+        (claim.of["attention"], claim.published): (claim.low, claim.high)
+        for claim in claims
+        if claim.text == "accuracy on Raven matrices matches the published one"
+    }
+    assert bounds == {
+        ("hyla", 0.6913): (0.6533, 0.7293),
+        ("linear", 0.563): (0.5408, 0.5852),
+        ("softmax", 0.5656): (0.5446, 0.5866),
+    }
+
+
+def test_what_is_below_the_sizes_of_the_paper_is_our_question():
+    claims = EXPERIMENTS["sraven-dropout"].claims
+    assert all(claim.ours for claim in claims)
+    assert sum(claim.text.startswith("HYLA leads linear attention also below") for claim in claims) == 2

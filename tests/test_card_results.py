@@ -52,7 +52,7 @@ def test_the_question_on_dropout_is_answered_from_the_numbers(tmp_path, leads, a
     sentence = experiment.answer(read_results(tmp_path, experiment, "paper"))
     assert sentence.endswith(answer)
     assert all(f"scores {0.6 + lead:.2f} and softmax attention 0.60" in sentence for lead in leads.values())
-    assert sentence.startswith("With the release's dropout" if 0.1 in leads else "Without dropout")
+    assert sentence.startswith("With attention dropout 0.1" if 0.1 in leads else "Without dropout")
     assert f"**{sentence}**" in format_page(build_card([experiment], tmp_path))
     assert experiment.answer(Finished(())) == ""
 
