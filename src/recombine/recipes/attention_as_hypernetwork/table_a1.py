@@ -29,7 +29,6 @@ from recombine.tasks.base import Scale
 
 Numbers = dict[str, Published]
 OTHERS = tuple(attention for attention in get_args(AttentionName) if attention != "hyla")
-NUM_OTHERS = len(OTHERS)
 
 
 def claim_part(text: str, better: str, worse: str, numbers: Numbers, source: str, where: str = "") -> Lead:
@@ -79,11 +78,10 @@ def claim_column(prefix: str, numbers: Numbers, mixtures: Numbers, source: str) 
         )
     yield Best(
         text=f"{prefix}the full HYLA generally performs best",
-        where=f"against the best of the {NUM_OTHERS} other attentions",
+        where=f"against the best of the {len(OTHERS)} other attentions",
         source=f"section A.1, {source}",
         best={"attention": "hyla", **mlp},
-        among=mlp,
-        num_others=NUM_OTHERS,
+        others=tuple({"attention": attention, **mlp} for attention in OTHERS),
         by=0.0,
         published=round(numbers["hyla"].value - max(numbers[name].value for name in OTHERS), 4),
     )
