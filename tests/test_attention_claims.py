@@ -1,17 +1,24 @@
 """Claims of Attention as a Hypernetwork: forms that only this paper needs, and rows that follow from its numbers."""
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
+from recombine.probe.collect import collect
 from recombine.recipes import EXPERIMENTS, Finished
-from recombine.recipes.attention_as_hypernetwork import published
+from recombine.recipes.attention_as_hypernetwork import figure_2b, published, term_neighbours, theory
 from recombine.recipes.attention_as_hypernetwork.claims import Best, FallsLess, OutOfReach
 from recombine.recipes.card import is_concerned
 from recombine.recipes.claims import decide
+from recombine.run import load_run, train_run
 from recombine.store import hash_config
+from recombine.train import TrainingConfig
 from stored_runs import stored_run
 
+FIGURE_2B: Any = EXPERIMENTS["figure-2b"]
 FIGURE_2C: Any = EXPERIMENTS["figure-2c"]
 TABLE_A1: Any = EXPERIMENTS["table-a1"]
 WORDS: Any = {"text": "?", "source": "?"}
@@ -180,3 +187,81 @@ def test_what_is_below_the_sizes_of_the_paper_is_our_question():
     claims = EXPERIMENTS["sraven-dropout"].claims
     assert all(claim.ours for claim in claims)
     assert sum(claim.text.startswith("HYLA leads linear attention also below") for claim in claims) == 2
+
+
+@torch.no_grad()
+def test_layers_that_break_what_the_paper_says_are_noticed(monkeypatch):
+    """The numbers of the theory can fail: each with a layer that it must tell from HYLA."""
+    x = torch.randn(4, 12, theory.NUM_FEATURES, dtype=torch.float64)
+    assert theory.change_other_keys("hyla", x) < 1e-10 < 0.1 < theory.change_other_keys("softmax", x)
+    assert theory.compare_parameters() == {
+        "parameters_over_linear": 1.0,
+        "parameters_over_softmax": 1.0,
+        "parameters_of_deeper": 1.0,
+    }
+    numbers = theory.measure_variances()
+    build_layer = theory.build_layer
+    monkeypatch.setattr(theory, "build_layer", lambda attention, *size: build_layer("hyla_no_rms_head", *size))
+    unnormalised = theory.measure_variances()
+    for layer in ("value", "output"):
+        assert numbers[f"variance_spread_{layer}"] < 0.1 < unnormalised[f"variance_spread_{layer}"]
+    assert numbers["variance_output"] == pytest.approx(1, abs=0.1)
+    assert numbers["variance_value"] == pytest.approx(theory.NUM_HEADS, rel=0.1)  # codes have one square per head
+    assert theory.compare_parameters()["parameters_of_deeper"] == 0
+
+
+def test_counts_of_puzzles():
+    experiment: Any = EXPERIMENTS["sraven-counts"]
+    numbers = experiment.compute(0)
+    assert numbers["tasks_of_factors"] == pytest.approx(190_080 / 188_760)
+    assert numbers["log10_puzzles"] == pytest.approx(18.08, abs=0.01)
+
+
+@pytest.fixture(scope="module")
+def fuzzy_run(tmp_path_factory):
+    """A miniature of the first record of figure 2B."""
+    (record, *_) = FIGURE_2B.records("tiny")
+    config = replace(
+        record.config,
+        model=replace(record.config.model, embedding_dim=16, kqv_dim=8, mlp_dim=16, num_heads=4, num_layers=2),
+        training=TrainingConfig(steps=20, batch_size=8, warmup_steps=5),
+    )
+    run = train_run(config, out=tmp_path_factory.mktemp("runs"), evaluation_instances=100)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(figure_2b, "NUM_INSTANCES", 400)
+        patch.setattr(term_neighbours, "NUM_INSTANCES", 400)
+        measured = FIGURE_2B.measures(run, "cpu")
+        patch.setattr(term_neighbours, "find_neighbours", lambda *_: pytest.fail("measured twice"))
+        assert FIGURE_2B.measures(run, "cpu") == measured
+    return run, measured
+
+
+def test_neighbours_are_those_of_the_probe(fuzzy_run):
+    run, measured = fuzzy_run
+    _, config, model = load_run(run.path, "cpu")
+    observations = collect(model, config.task.reading().variants["same_query"], num_instances=400, sites=())
+    codes, rows = observations.activations["codes.1"], observations.rows("ood")
+    distances = np.linalg.norm(codes[rows][:, None] - codes[rows][None], axis=-1)
+    np.fill_diagonal(distances, np.inf)
+    nearest = rows[distances.argsort(axis=1, kind="stable")[:, :10]]
+    labels = observations.labels > 0.5
+    shares = [
+        labels[nearest[labels[rows, m]], m].mean() - (labels[rows, m].sum() - 1) / (len(rows) - 1)
+        for m in range(labels.shape[1])
+        if labels[rows, m].sum() > 1
+    ]
+    assert measured["terms_same_query"] == pytest.approx(np.mean(shares), abs=0.01)  # ties may be ordered otherwise
+
+
+def test_what_older_results_do_not_have_is_not_run(fuzzy_run):
+    """Runs that were stored before neighbours were measured still decide on the other claims."""
+    _, measured = fuzzy_run
+    older = {name: value for name, value in measured.items() if not name.startswith(("terms_", "target_"))}
+    records = [record for record in FIGURE_2B.records("paper") if record.settings["tokens"] == 96]
+    for numbers in (measured, older):
+        finished = Finished(tuple(stored_run(record, {"ood": 0.5}, numbers, "r2") for record in records))
+        for claim in FIGURE_2B.claims:
+            decided, number = decide(claim, FIGURE_2B, finished)
+            has_runs = claim.of["tokens"] == 96
+            expected = has_runs and claim.quantity in numbers
+            assert (number is not None) == (decided != "not run") == expected, claim.title

@@ -1,4 +1,4 @@
-"""Figures 5A, 5B, 5E, 5F and A6: do the latent codes of SRAVEN networks identify rules? And does the answer follow them?
+"""Figures 5A, 5B, 5E, 5F, A6 and A7: do the latent codes of SRAVEN networks identify rules? And does the answer follow them?
 
 The runs are those of `sraven-paper`. `rule_codes` says what is read from them. The paper prints pictures and no numbers for
 these figures, so the claims are its sentences, with bounds of our choice. The swap of codes is a question of our own.
@@ -7,9 +7,11 @@ these figures, so the claims are its sentences, with bounds of our choice. The s
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from recombine.recipes.attention_as_hypernetwork.claims import OutOfReach
 from recombine.recipes.attention_as_hypernetwork.evidence import DROPOUTS
 from recombine.recipes.attention_as_hypernetwork.evidence_sraven import SRavenPaper
 from recombine.recipes.attention_as_hypernetwork.rule_codes import READINGS, flatten, read_rule_codes
@@ -31,23 +33,42 @@ KEPT, MOST = (
     0.2,
     0.5,
 )  # right answers with codes of the same rule above those of another; answers that follow the other rule
-READING_NAMES = {"self": "code with itself", "row": "codes with its row"}
+READING_NAMES = {
+    "self": "code of the query token attending to itself",
+    "row": "codes with its row of the puzzle (ours)",
+}
+# later and earlier layers, and both in words; `self` starts with the second layer, because in the first it is the same in all
+# puzzles for HYLA and linear attention
+HALVES = {
+    "self": ("last", "layer_1", "last and second layer"),
+    "row": ("late", "early", "last two and first two layers"),
+}
+RELATED = (
+    ("progression +1", "progression +2"),
+    ("progression -1", "progression -2"),
+)  # besides addition and subtraction
 
 ROWS = {  # of the table: words, and the name of a number; {} is the reading
     "F1 of rules, first two layers": "{}_f1_early",
     "F1 of rules, last two layers": "{}_f1_late",
+    "F1 of rules, second layer": "{}_f1_layer_1",
+    "F1 of rules, last layer": "{}_f1_last",
     "F1 of rules, best layer": "{}_f1_best",
     "F1, best minus untrained or majority": "{}_f1_lead",
     "F1, majority": "f1_majority",
     "cosine of addition and subtraction": "{}_cosine_last",
-    "cosine of other pairs, mean": "{}_cosine_other_last",
+    "cosine of progressions +1 and +2": "{}_cosine_progression +1_progression +2",
+    "cosine of progressions −1 and −2": "{}_cosine_progression -1_progression -2",
+    "cosine of other pairs than addition and subtraction, mean": "{}_cosine_other_last",
     "cosine of addition and subtraction, untrained": "{}_cosine_untrained_last",
     "neighbours of the same rule, first two layers": "{}_purity_rule_early",
     "neighbours of the same rule, last two layers": "{}_purity_rule_late",
+    "neighbours of the same rule, second layer": "{}_purity_rule_layer_1",
     "neighbours of the same rule, last layer": "{}_purity_rule_last",
     "neighbours of the same rule, last layer, untrained": "{}_purity_rule_untrained_last",
     "neighbours of the same target, first two layers": "{}_purity_target_early",
     "neighbours of the same target, last two layers": "{}_purity_target_late",
+    "neighbours of the same target, second layer": "{}_purity_target_layer_1",
     "neighbours of the same target, last layer": "{}_purity_target_last",
     "neighbours of the same target, last layer, untrained": "{}_purity_target_untrained_last",
     "no swap: answers that follow another rule": "swap_none_other",
@@ -91,6 +112,37 @@ def claim_excess(text: str, source: str, quantity: str, over: str, by: float, **
         )
 
 
+def claim_layers(text: str, source: str, quantity: str, *, rises: bool) -> Iterator[Claim]:
+    """A number of each reading rises, or falls, from early to late layers."""
+    for setting in list_settings():
+        reading = setting.pop("reading")
+        later, earlier, layers = HALVES[reading]
+        first, second = (later, earlier) if rises else (earlier, later)
+        yield Exceeds(
+            text=text,
+            source=source,
+            quantity=f"{reading}_{quantity}_{first}",
+            over=f"{reading}_{quantity}_{second}",
+            by=LATER,
+            **{**setting, "where": f"{setting['where']}, {layers}"},
+        )
+
+
+def claim_related() -> Iterator[Claim]:
+    """Progressions in the same direction have similar codes."""
+    for one, other in RELATED:
+        rules = f"{one} and {other.removeprefix('progression ')}".replace("progression", "progressions").replace(
+            "-", "−"
+        )
+        for claim in claim_number(
+            "semantically related rules have similar codes (cosine of mean codes)",
+            "section 4.4, figure 5E",
+            f"cosine_{one}_{other}",
+            ALIKE,
+        ):
+            yield replace(claim, where=f"{rules}, {claim.where}")
+
+
 class Figure5(Experiment):
     """Rules in the latent codes of the runs of `sraven-paper`, and answers after a swap of codes."""
 
@@ -107,13 +159,7 @@ class Figure5(Experiment):
             MARGIN,
             headline=True,
         ),
-        *claim_excess(
-            "rules are more decodable in later layers (F1, last two layers above the first two)",
-            "figure 5F",
-            "f1_late",
-            "{}_f1_early",
-            LATER,
-        ),
+        *claim_layers("rules are more decodable in later layers (F1)", "section 4.4, figure 5F", "f1", rises=True),
         *claim_number(
             "addition and subtraction have similar codes (cosine of mean codes)",
             "figure 5E",
@@ -128,6 +174,7 @@ class Figure5(Experiment):
             "{}_cosine_other_last",
             MORE_ALIKE,
         ),
+        *claim_related(),
         *claim_excess(
             "addition and subtraction are more alike than before training (cosine)",
             "our question",
@@ -151,19 +198,19 @@ class Figure5(Experiment):
             "{}_purity_target_last",
             LATER,
         ),
-        *claim_excess(
-            "later layers cluster more by rule (neighbours, last two layers above the first two)",
-            "figure A6B",
-            "purity_rule_late",
-            "{}_purity_rule_early",
-            LATER,
+        *claim_layers("later layers cluster more by rule (neighbours)", "figure A6B", "purity_rule", rises=True),
+        *claim_layers(
+            "early layers cluster more by target (neighbours)",
+            "section 4.4, figure A6A",
+            "purity_target",
+            rises=False,
         ),
-        *claim_excess(
-            "early layers cluster more by target (neighbours, first two layers above the last two)",
-            "section 4, figure A6A",
-            "purity_target_early",
-            "{}_purity_target_late",
-            LATER,
+        OutOfReach(
+            text="with 16 layers, codes of early layers cluster by target and those of the last by rule",
+            where="softmax",
+            source="section 4.4, figure A7",
+            needs="a softmax transformer of 16 layers that is trained on 40 million instances",
+            of={"attention": "softmax", "layers": 16},
         ),
         *claim_excess(
             "answers follow codes of another rule that are swapped in (all layers, above no swap)",
@@ -193,9 +240,15 @@ class Figure5(Experiment):
         "networks with two features, one seed, codes with the row: F1 0.46 to 0.57 in layers 1 to 3, cosine 0.98 and 0.99, "
         "answers that follow the other rule 0.27 (softmax) and 0.18 (HYLA); in narrower ones, neighbours of the same rule "
         "0.40 to 0.62 and of the same target 0.33 to 0.59. Nothing was known about "
-        "networks with four features or about the query's own code."
+        "networks with four features or about the query's own code. The cosines of progressions, and the comparison of the "
+        "last layer with the second, were added when the numbers of the networks without dropout were stored."
     )
-    differs = "10 million instances instead of 40; bf16; linear decoders with both classes weighted equally."
+    differs = (
+        "10 million instances instead of 40; bf16; linear decoders with both classes weighted equally. Our cosine subtracts "
+        "the mean of all codes, figure 5E shows the plain cosine of mean codes. The paper reads the code of the query token "
+        "attending to itself; its codes with its row of the puzzle are our reading. In the first layer the former is the "
+        "same in all puzzles for HYLA and linear attention, so its layers are compared from the second on."
+    )
 
     def records(self, scale: Scale) -> Iterator[Record]:
         return SRavenPaper().records(scale)
@@ -228,7 +281,8 @@ def tabulate_rules(finished: Finished) -> Table:
         title="Rules in the latent codes, on held-out compositions",
         columns=("number", *(Column(name=f"{name_network(group)}, {reading}") for group, reading in columns)),
         rows=tuple(rows),
-        note="self: the code of the last query token with itself; row: its codes with the same feature in its row; "
+        note="self: the code of the last query token attending to itself; row: its codes with the same feature in its row of "
+        "the puzzle (our reading); "
         "neighbours: share of the ten nearest codes, by chance 1 in 8; means over seeds",
     )
 
@@ -238,7 +292,7 @@ def describe_network(group: Group) -> str:
     names = ("row_f1_best", "self_f1_best", "f1_majority", "row_swap_other_all_layers", "swap_none_other")
     row, own, majority, swapped, without = (mean_of(group, name) for name in names)
     return (
-        f"{name_network(group)}: rules are decoded with F1 {row:.2f} from the codes with the row and {own:.2f} from the code "
-        f"with itself (majority {majority:.2f}); answers follow codes of another rule in {100 * swapped:.0f} % of cases, "
-        f"without a swap in {100 * without:.0f} %."
+        f"{name_network(group)}: rules are decoded with F1 {row:.2f} from the codes with the row of the puzzle and {own:.2f} "
+        f"from the code of the query token attending to itself (majority {majority:.2f}); answers follow codes of another "
+        f"rule in {100 * swapped:.0f} % of cases, without a swap in {100 * without:.0f} %."
     )

@@ -19,6 +19,7 @@ from typing import Any
 
 from recombine.drawing.canvas import canvas
 from recombine.drawing.palette import ATTENTION_COLOURS, QUIET
+from recombine.recipes.attention_as_hypernetwork.claims import OutOfReach
 from recombine.recipes.attention_as_hypernetwork.runs import ATTENTIONS, change_model
 from recombine.recipes.claims import Close, Lead
 from recombine.recipes.comparison import cell, difference_to_baseline, explain_intervals, score_group, spread
@@ -62,6 +63,15 @@ CLAIMS = (
     ),
     Lead(text="HYLA is better than linear attention", source=FIGURE, better=HYLA, worse=LINEAR, by=LEAD),
     Close(text="HYLA is close to softmax attention", source=FIGURE, first=HYLA, second=SOFTMAX, within=CLOSE),
+    *(
+        OutOfReach(
+            text=f"with 50 million parameters and 130 billion tokens of C4, {statement}",
+            source="section 5, figure 6",
+            needs="the text, and 72 to 100 hours on 16 TPU v5e for each attention (appendix D.1)",
+            of={"parameters": 50_000_000},
+        )
+        for statement in ("HYLA is better than linear attention", "HYLA is close to softmax attention")
+    ),
     *(
         Lead(
             text=f"{name} recalls better in context than linear attention",
