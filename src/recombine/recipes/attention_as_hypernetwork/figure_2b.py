@@ -1,4 +1,4 @@
-"""Figures 2B, 2D and A2: can the terms of a function be decoded from the latent code of the query, and does it cluster by them?
+"""Figures 2B, 2D and A2: can the terms of a function be decoded from the code of the query, and does it cluster by them?
 
 Two decoders are applied. Ours is that of `recombine probe`: logistic regression of each layer, with both classes weighed
 alike, scored by F1 on held-out functions, next to the untrained network and the majority. That of the authors' release is
