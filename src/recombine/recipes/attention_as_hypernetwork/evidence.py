@@ -134,11 +134,11 @@ def compare_leads(experiment: Experiment, finished: Finished, **rest: Setting) -
     """HYLA's lead over softmax attention with and without the dropout, in a sentence; empty if no pair of runs is there."""
     parts, leads = [], {}
     for rate in DROPOUTS[::-1]:
-        hyla, softmax = (finished.find(attention=name, dropout=rate, **rest) for name in ("hyla", "softmax"))
-        lead = None if hyla is None or softmax is None else difference_between(experiment, hyla, softmax)
-        if lead is None or hyla is None or softmax is None:
+        groups = finished.find_all(*({"attention": name, "dropout": rate, **rest} for name in ("hyla", "softmax")))
+        lead = difference_between(experiment, groups[0], groups[1]) if groups else None
+        if lead is None or groups is None:
             continue
-        scores = [score_group(experiment, group).value for group in (hyla, softmax)]
+        scores = [score_group(experiment, group).value for group in groups]
         word = f"with attention dropout {rate:g}" if rate else "without dropout"
         over = f"{lead.num_seeds} seed{'s' * (lead.num_seeds > 1)}"
         low, high = lead.pair or (lead.low, lead.high)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from recombine.recipes.attention_as_hypernetwork.evidence import NEAR
-from recombine.recipes.calculation import Calculation, Computes
+from recombine.recipes.calculation import Calculation, Computes, share_with_interval
 from recombine.tasks.sraven.ambiguity import TABLE_A2, estimate_ambiguity
 from recombine.tasks.sraven.counts import (
     count_multisets,
@@ -19,6 +19,8 @@ from recombine.tasks.sraven.counts import (
 FEW = 0.005  # of the puzzles: less than half a percent in the paper
 FEATURES, VALUES, GRID_SIZE = 4, 8, 3  # of SRAVEN in the paper
 MOST_INSTANCES = 40_000_000  # that the paper trains on
+NUM_SOLVED = 12_288  # puzzles per number of values, three times those of table A2
+SAMPLE = f"{NUM_SOLVED:,} puzzles"
 ORDERS = 2.0  # of magnitude, at least: the paper uses the plural
 
 
@@ -26,6 +28,8 @@ class PuzzleCounts(Calculation):
     """SRAVEN puzzles solved exactly, and counted."""
 
     name = "sraven-counts"
+    version = 2  # 2: one sample of 12,288 puzzles with its own interval; 1: three of 4,096
+    num_seeds = 1
     question = "How many Raven matrices are ambiguous, and how many tasks are there?"
     claims = (
         Computes(
@@ -33,6 +37,7 @@ class PuzzleCounts(Calculation):
             where="it differs in every feature, as counted in table A2",
             source="appendix B, table A2",
             quantity="ambiguous_everywhere",
+            sample=SAMPLE,
             high=FEW,
             published=TABLE_A2[FEATURES, VALUES].value,
         ),
@@ -41,6 +46,7 @@ class PuzzleCounts(Calculation):
             where="it differs in any feature, as worded in the text",
             source="appendix B",
             quantity="ambiguous",
+            sample=SAMPLE,
             high=FEW,
             published=TABLE_A2[FEATURES, VALUES].value,
         ),
@@ -50,7 +56,8 @@ class PuzzleCounts(Calculation):
                 where=f"{values} values",
                 source="table A2",
                 quantity=f"ambiguous_everywhere_{values}",
-                low=round(printed.value - NEAR * printed.standard_error, 4),
+                sample=SAMPLE,
+                low=max(0.0, round(printed.value - NEAR * printed.standard_error, 4)),
                 high=round(printed.value + NEAR * printed.standard_error, 4),
                 published=printed.value,
             )
@@ -64,6 +71,7 @@ class PuzzleCounts(Calculation):
                 quantity=quantity,
                 low=1.0,
                 high=1.0,
+                exact=True,
             )
             for where, quantity in (
                 (
@@ -86,14 +94,18 @@ class PuzzleCounts(Calculation):
 
     def compute(self, seed: int) -> Mapping[str, float]:
         found = {
-            values: estimate_ambiguity(num_values=values, num_features=features, seed=seed)
+            values: estimate_ambiguity(num_values=values, num_features=features, num_instances=NUM_SOLVED, seed=seed)
             for features, values in TABLE_A2
         }
+        shares = {f"ambiguous_everywhere_{values}": each.ambiguous_everywhere for values, each in found.items()}
+        shares |= {"ambiguous": found[VALUES].ambiguous, "ambiguous_everywhere": found[VALUES].ambiguous_everywhere}
         printed = count_tasks_as_printed(FEATURES)
         return {
-            "ambiguous": found[VALUES].ambiguous.value,
-            "ambiguous_everywhere": found[VALUES].ambiguous_everywhere.value,
-            **{f"ambiguous_everywhere_{values}": each.ambiguous_everywhere.value for values, each in found.items()},
+            **{
+                end: value
+                for name, share in shares.items()
+                for end, value in share_with_interval(name, share.value, NUM_SOLVED).items()
+            },
             "tasks_of_factors": count_multisets(FEATURES) * math.factorial(FEATURES) ** (GRID_SIZE - 1) / printed,
             "tasks": count_tasks(FEATURES) / printed,
             "tasks_up_to_renaming": count_tasks_up_to_renaming(FEATURES) / printed,

@@ -121,7 +121,12 @@ class HypernetworkTheory(Calculation):
 
     @torch.no_grad()
     def compute(self, seed: int) -> Mapping[str, float]:
-        torch.manual_seed(seed)
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(seed)
+            return self.compare_layers()
+
+    def compare_layers(self) -> Mapping[str, float]:
+        """Random layers next to what they generate."""
         x = torch.randn(NUM_ROWS, NUM_TOKENS, NUM_FEATURES, dtype=torch.float64)
         differences, dimensions = {}, {}
         for heads in (1, NUM_HEADS):
