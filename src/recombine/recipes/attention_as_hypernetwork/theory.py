@@ -119,6 +119,8 @@ class HypernetworkTheory(Calculation):
         ),
     )
 
+    known_before = "all numbers: they follow from the equations, or are known from docs/theory.md."
+
     @torch.no_grad()
     def compute(self, seed: int) -> Mapping[str, float]:
         with torch.random.fork_rng(devices=()):
