@@ -2,18 +2,37 @@
 
 Numbers that are read from a network (`Experiment.measures`) have one value per seed, so their interval is Student's over
 seeds. A single seed has no interval, and its verdict is at most "seen in part".
+
+Logarithms of errors can differ between seeds by orders of magnitude, so that a mean and its interval say nothing about any
+seed. Claims about them (`ReadsEach`, `LargestEach`, `HigherEach`, `ComputesEach`) have the median over seeds with the lowest
+and the highest seed, and their verdict counts the seeds that meet the bound: all of them (seen), at least half (seen in
+part), fewer (not seen) or none (refuted). A single seed is seen in part or not seen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import ClassVar
 
-from recombine.recipes.claims import AtLeast, Between, Verdict, describe_bounds, difference, judge_range
+from recombine.recipes.calculation import Computes, log10_of
+from recombine.recipes.claims import AtLeast, Between, Level, Verdict, describe_bounds, difference, judge_range
 from recombine.recipes.comparison import score_group
-from recombine.recipes.experiment import Experiment, Finished, Setting
+from recombine.recipes.experiment import Experiment, Finished, FinishedRun, Setting
 from recombine.seeds import SeedScore, score_values, subtract
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeedRange(SeedScore):
+    """The median over seeds; `low` and `high` are the lowest and the highest seed, not an interval."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Undecided(SeedScore):
+    """A score that decides nothing, because the condition of the claim is not met."""
+
+    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +59,29 @@ class NoGap(Gap):
     @property
     def bound(self) -> str:
         return f"{self.number_name} of at most {self.by:g}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FittedLevel(Level):
+    """A score lies between bounds where trained compositions are fitted, and decides nothing where they are not."""
+
+    fitted: float  # the score on trained compositions that counts as fitted
+
+    def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:
+        score, group = super().measure(experiment, finished), finished.find(**self.of)
+        if score is None or group is None:
+            return None
+        trained = score_group(experiment, group, "test", self.metric).value
+        if trained >= self.fitted:
+            return score
+        return Undecided(**vars(score), reason=f"trained compositions are not fitted ({trained:.3f})")
+
+    def judge(self, number: SeedScore) -> Verdict:
+        return "not run" if isinstance(number, Undecided) else super().judge(number)
+
+    @property
+    def bound(self) -> str:
+        return f"{super().bound} if at least {self.fitted:g} on trained compositions"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +113,57 @@ class Reads(Between):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReadsEach(Reads):
+    """A number that is read from the networks lies between bounds in every seed."""
+
+    def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:
+        group = finished.find(**self.of)
+        values = [self.read(run) for run in (() if group is None else group.runs)]
+        return span_seeds([value for value in values if value is not None])
+
+    def read(self, run: FinishedRun) -> float | None:
+        """The number of one run, or None if it was not measured."""
+        return run.measured.get(self.quantity)
+
+    def judge(self, number: SeedScore) -> Verdict:
+        return judge_seeds(self.count_within(number), number.num_seeds)
+
+    @property
+    def bound(self) -> str:
+        return f"{super().bound} in every seed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LargestEach(ReadsEach):
+    """The logarithm (base 10) of the largest of several numbers of a network lies between bounds in every seed."""
+
+    others: tuple[str, ...]
+
+    def read(self, run: FinishedRun) -> float | None:
+        values = [run.measured.get(name) for name in (self.quantity, *self.others)]
+        known = [value for value in values if value is not None]
+        return log10_of(max(known)) if len(known) == len(values) else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputesEach(Computes):
+    """A computed number lies between bounds in every seed."""
+
+    def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:
+        number = super().measure(experiment, finished)
+        return number if number is None or number.low == number.high else span_seeds(number.values)
+
+    def judge(self, number: SeedScore) -> Verdict:
+        if not isinstance(number, SeedRange):  # exact: seeds change nothing
+            return super().judge(number)
+        return judge_seeds(self.count_within(number), number.num_seeds)
+
+    @property
+    def bound(self) -> str:
+        return f"{super().bound} in every seed"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Exceeds(AtLeast):
     """A number that is read from the networks exceeds another one of the same networks."""
 
@@ -94,6 +187,11 @@ class Higher(AtLeast):
     quantity: str
 
     def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:
+        differences = self.subtract_seeds(finished)
+        return score_values(differences) if differences else None
+
+    def subtract_seeds(self, finished: Finished) -> list[float]:
+        """The difference of each seed that both settings have."""
         groups = (finished.find(**self.of), finished.find(**self.than))
         values = [
             {}
@@ -102,7 +200,26 @@ class Higher(AtLeast):
             for group in groups
         ]
         seeds = sorted(values[0].keys() & values[1].keys())
-        return score_values([values[0][seed] - values[1][seed] for seed in seeds]) if seeds else None
+        return [values[0][seed] - values[1][seed] for seed in seeds]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HigherEach(Higher):
+    """A number that is read from the networks is higher in one setting than in another, in every seed."""
+
+    def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:
+        return span_seeds(self.subtract_seeds(finished))
+
+    def count_within(self, number: SeedScore) -> int:
+        """How many seeds meet the bound by themselves."""
+        return sum(value >= self.by for value in number.values)
+
+    def judge(self, number: SeedScore) -> Verdict:
+        return judge_seeds(self.count_within(number), number.num_seeds)
+
+    @property
+    def bound(self) -> str:
+        return f"{super().bound} in every seed"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,3 +247,21 @@ class Correlates(AtLeast):
         seeds = {run.record.seed for run in chosen}
         value = float(result.statistic)
         return SeedScore(value=value, low=float(interval.low), high=float(interval.high), values=(value,) * len(seeds))
+
+
+def span_seeds(values: Sequence[float]) -> SeedRange | None:
+    """The median over seeds with the lowest and the highest, or None without values."""
+    if not values:
+        return None
+    return SeedRange(value=median(values), low=min(values), high=max(values), values=tuple(values))
+
+
+def judge_seeds(num_within: int, num_seeds: int) -> Verdict:
+    """The verdict by how many seeds meet the bound."""
+    if num_seeds == 1:
+        return "seen in part" if num_within else "not seen"
+    if num_within == num_seeds:
+        return "seen"
+    if num_within == 0:
+        return "refuted"
+    return "seen in part" if 2 * num_within >= num_seeds else "not seen"
