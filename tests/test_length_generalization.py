@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from recombine.cli import run as run_verb
 from recombine.recipes import EXPERIMENTS
 from recombine.recipes.comparison import spread
 from recombine.recipes.length_generalization import tables
+from recombine.recipes.length_generalization.theory import draw_bases, find_readout, fit_readout
 from recombine.run import default_run
 from recombine.store import RunDirectory
 from recombine.tables import Cell
@@ -56,6 +58,30 @@ def test_chain_of_thought_is_the_only_difference_between_pairs():
             assert other == replace(config, task=replace(config.task, chain_of_thought=1.0))
 
 
+def list_configs(name):
+    return [json.dumps(record.config.as_dict(), sort_keys=True) for record in EXPERIMENTS[name].records("paper")]
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "value", "other"),
+    [
+        ("length-capacity", "supervision", "limited capacity", "length-generalization"),
+        ("length-training", "tokens", 10, "length-capacity"),
+    ],
+)
+def test_runs_for_comparison_are_those_of_another_experiment(name, setting, value, other):
+    records = [record for record in EXPERIMENTS[name].records("paper") if record.settings[setting] == value]
+    assert len(records) == 12
+    assert {json.dumps(record.config.as_dict(), sort_keys=True) for record in records} <= set(list_configs(other))
+
+
+def test_longest_training_sequence():
+    for record in EXPERIMENTS["length-training"].records("paper"):
+        task: Any = record.config.task
+        assert (task.max_length, task.longest) == (record.settings["tokens"], 100)
+        assert task.teacher_readout == "mlp"
+
+
 def shrink(records, num_runs: int):
     """The first records of an experiment, as small as can be."""
     training = TrainingConfig(steps=10, batch_size=8, warmup_steps=0)
@@ -82,7 +108,7 @@ def test_reproduce_ends_with_tables(name, tmp_path, capsys, monkeypatch):
     shown_tables = shown["tables"]
     for figure in shown.get("figures", []):
         assert Path(figure).read_bytes().startswith(b"\x89PNG")
-    assert len(shown.get("figures", [])) == (0 if name == "length-composition" else 1)
+    assert len(shown.get("figures", [])) == (0 if name in ("length-composition", "length-training") else 1)
     num_claims = [len(experiment.claims)] if experiment.claims else []
     counts = [2] if name == "length-composition" else [2, 2, 4]
     assert [len(rows) for rows in shown_tables.values()] == [*num_claims, *counts]
@@ -160,3 +186,25 @@ def test_a_teacher_whose_outputs_do_not_vary_leaves_no_ratio(monkeypatch):
     assert "ratio_100" not in measured
     assert (measured["ratio_50"], measured["error_100"]) == (0.5, 0.5)
     assert measured["log10_error"] == pytest.approx(-0.301, abs=1e-3)
+
+
+@torch.no_grad()
+def test_a_readout_is_found_where_hidden_states_span_the_space():
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(50, 6, generator=generator, dtype=torch.float64)
+    weights, bias = torch.randn(6, 3, generator=generator, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
+    outputs = torch.sigmoid(hidden @ weights + bias)
+    outputs[0] = 1.0  # saturated: its odds say nothing
+    torch.testing.assert_close(fit_readout(hidden, outputs), torch.cat([weights, bias[None]]))
+    few = fit_readout(hidden[1:5], outputs[1:5])
+    torch.testing.assert_close(torch.sigmoid(hidden[1:5] @ few[:-1] + few[-1]), outputs[1:5])
+    assert (few[:-1] - weights).abs().max() > 0.1
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["deep_set", "attention", "ssm", "rnn"])
+def test_diverse_short_sequences_determine_long_ones_and_a_single_one_does_not(name):
+    rotation, permutation = draw_bases(0)
+    basis = permutation if name == "rnn" else rotation
+    assert find_readout(name, basis, 0, 50) < 1e-9
+    assert find_readout(name, basis, 0, 1) > 1e-3

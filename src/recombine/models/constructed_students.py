@@ -4,7 +4,8 @@
 - `change_basis`: h' = A h for an invertible A. For deep set, attention and SSM there is a student with such hidden states
   and the same outputs at every length, φ' = A φ, V' = A V, or Λ' = A Λ A⁻¹ and B' = A B, each with ρ'(h) = ρ(A⁻¹ h). Hidden
   states can therefore be identified only up to a linear map. For an RNN these weights give the same outputs only if A
-  commutes with the sigmoid, that is, for permutations.
+  commutes with the sigmoid, that is, for permutations. The changed attention and SSM are of the teacher's class; the changed
+  deep set is not quite, because φ' ends with a linear layer and not with a sigmoid.
 - `forget_beyond`: a deep set whose readout first clips sums at T. Features lie in (0, 1), so no sum of T tokens is ever
   clipped: the student has no error up to length T, whatever the data, but fails on longer sequences. min(h, T) =
   T - relu(T - h) is one more layer of the readout, so higher capacity is sufficient. (This is a ReLU layer; the MLP readouts
@@ -39,7 +40,7 @@ class Clip(nn.Module):
 
 @torch.no_grad()
 def change_basis(model: SequenceModel, basis: Float[Tensor, "hidden hidden"]) -> SequenceModel:
-    """The model of the same class with its weights in another basis of the hidden states."""
+    """The model with its hidden states in another basis; a deep set gets one more linear layer for it."""
     size = model.config.hidden_dim
     if tuple(basis.shape) != (size, size):
         raise InputError(f"the basis has shape {tuple(basis.shape)}: expected {(size, size)}, for the hidden states")

@@ -1,6 +1,11 @@
-"""What the paper proves, as constructions: which hidden states outputs allow, and why capacity must be limited.
+"""What the paper proves, as constructions: what outputs determine, and why capacity must be limited.
 
 docs/theory.md derives them. Students are copies of random teachers, so nothing is trained.
+
+Linear identification. With a readout of one layer, y = σ(W h + b), the logarithms of the odds of y are linear in h. A student
+whose hidden states are those of the teacher in another basis therefore finds its readout by least squares. If the hidden
+states of the training sequences span the space, this readout is the only solution, and it is right at every length. If they
+do not, other solutions fit the training sequences as well.
 """
 
 from __future__ import annotations
@@ -13,59 +18,85 @@ from torch import Tensor
 
 from recombine.models import DeepSet, SequenceModel, build_model
 from recombine.models.constructed_students import change_basis, forget_beyond
-from recombine.recipes.calculation import Calculation, Computes, log10_of
+from recombine.recipes.calculation import Calculation, log10_of
+from recombine.recipes.length_generalization.published import ABSTRACT, PAPER
+from recombine.recipes.measured_claims import ComputesEach
 from recombine.run import default_run
 from recombine.tables import show_setting
 from recombine.tasks import SequenceTeacher
 
 TRAINED, LONG = 10, 100  # tokens
 NUM_SEQUENCES = 200
+DIVERSE, SINGLE = NUM_SEQUENCES, 1  # training sequences, labelled at every token
 EXACT, CHANGED = -9.0, -3.0  # log10 of a change of outputs that is rounding, and of one that is not
-SOURCE = "arXiv 2402.04875"
+IDENTIFICATION = f"{PAPER}, equation 11"
+CAPACITY = f"{PAPER}, text: with too much capacity, solutions exist that fit and fail"
 CLASSES = ("deep_set", "attention", "ssm")
 
 
 class SequenceTheory(Calculation):
-    """Students whose hidden states are in another basis, and one that forgets sums beyond ten."""
+    """Students whose hidden states are in another basis, the readouts they find, and one that forgets sums beyond ten."""
 
     name = "length-theory"
     question = "What do outputs say about hidden states, and what can a student of higher capacity do?"
     known_before = (
         "all numbers: docs/theory.md had them. The error at 100 tokens replaced its ratio to a constant, which is seen in "
-        "part only: it grows without limit where a teacher's outputs hardly vary."
+        "part only: it grows without limit where a teacher's outputs hardly vary. Verdicts count seeds since then."
     )
     claims = (
         *(
-            Computes(
+            ComputesEach(
+                text="diverse sequences of 10 tokens determine the outputs at 100 (log10 of the largest difference)",
+                where=show_setting(name),
+                source=f"{ABSTRACT}; {IDENTIFICATION.partition(', ')[2]}",
+                quantity=f"identified_{name}",
+                high=EXACT,
+            )
+            for name in (*CLASSES, "rnn")
+        ),
+        *(
+            ComputesEach(
+                text="a single sequence of 10 tokens does not determine them (log10 of the largest difference)",
+                where=show_setting(name),
+                source=f"{ABSTRACT}: the data must be diverse",
+                quantity=f"undetermined_{name}",
+                low=CHANGED,
+            )
+            for name in (*CLASSES, "rnn")
+        ),
+        *(
+            ComputesEach(
                 text="outputs do not determine the basis of hidden states (log10 of the change by a random rotation)",
                 where=show_setting(name),
-                source=SOURCE,
+                source=IDENTIFICATION,
                 quantity=f"rotation_{name}",
                 high=EXACT,
             )
             for name in CLASSES
         ),
-        Computes(
+        ComputesEach(
             text="hidden units of an RNN can be permuted (log10 of the change of outputs)",
-            source=SOURCE,
+            source="our construction",
+            ours=True,
             quantity="permutation_rnn",
             high=EXACT,
         ),
-        Computes(
+        ComputesEach(
             text="a random rotation of an RNN's hidden states changes its outputs (log10 of the change)",
-            source=SOURCE,
+            source="our construction",
+            ours=True,
             quantity="rotation_rnn",
             low=CHANGED,
         ),
-        Computes(
+        ComputesEach(
             text="a student of higher capacity can be right up to 10 tokens (log10 of the largest difference)",
-            source=SOURCE,
+            source=CAPACITY,
             quantity="forgetful_trained",
             high=EXACT,
         ),
-        Computes(
+        ComputesEach(
             text="that student is wrong at 100 tokens (log10 of the squared error)",
-            source=SOURCE,
+            source=CAPACITY,
             quantity="forgetful_long",
             low=-3.0,
         ),
@@ -77,6 +108,10 @@ class SequenceTheory(Calculation):
         changes = {f"rotation_{name}": change_outputs(name, rotation, seed) for name in (*CLASSES, "rnn")}
         changes["permutation_rnn"] = change_outputs("rnn", permutation, seed)
         trained, long = forget(seed)
+        for name in (*CLASSES, "rnn"):
+            basis = permutation if name == "rnn" else rotation
+            changes[f"identified_{name}"] = find_readout(name, basis, seed, DIVERSE)
+            changes[f"undetermined_{name}"] = find_readout(name, basis, seed, SINGLE)
         return {
             **{name: log10_of(change) for name, change in changes.items()},
             "forgetful_trained": log10_of(trained),
@@ -114,3 +149,33 @@ def forget(seed: int) -> tuple[float, float]:
     x = task.sample_length("ood", 0, LONG, batch_size=NUM_SEQUENCES).inputs.double()
     difference = forget_beyond(model, TRAINED)(x) - model(x)
     return float(difference[:, :TRAINED].abs().max()), float(difference[:, -1].square().mean())
+
+
+def find_readout(name: str, basis: Float[Tensor, "size size"], seed: int, num_sequences: int) -> float:
+    """The largest difference from the teacher at 100 tokens, of a student that finds its readout on sequences of 10."""
+    task, teacher = copy_teacher(name, seed)
+    student = change_basis(teacher, basis)
+    short = task.sample_length("test", 0, TRAINED, batch_size=num_sequences).inputs.double()
+    long = task.sample_length("ood", 0, LONG, batch_size=NUM_SEQUENCES).inputs.double()
+    readout = fit_readout(student.represent(short).flatten(0, 1), teacher(short).flatten(0, 1))
+    outputs = torch.sigmoid(append_one(student.represent(long)[:, -1]) @ readout)
+    return float((outputs - teacher(long)[:, -1]).abs().max())
+
+
+def fit_readout(
+    hidden: Float[Tensor, "rows size"], outputs: Float[Tensor, "rows targets"]
+) -> Float[Tensor, "size+1 targets"]:
+    """Weights and bias by least squares on the logarithms of the odds; the smallest solution where there are several.
+
+    Rows have the weight y (1 - y), because the odds of saturated outputs are mostly rounding.
+    """
+    weights = outputs * (1 - outputs)
+    odds = torch.where(weights > 0, torch.logit(outputs), 0.0)
+    rows = weights.T[..., None] * append_one(hidden)
+    solution = torch.linalg.lstsq(rows, (weights * odds).T[..., None], driver="gelsd").solution
+    return solution[..., 0].T
+
+
+def append_one(hidden: Float[Tensor, "rows size"]) -> Float[Tensor, "rows size+1"]:
+    """Hidden states with a feature that is always 1, for the bias."""
+    return torch.cat([hidden, hidden.new_ones(len(hidden), 1)], dim=1)
