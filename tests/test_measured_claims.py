@@ -112,7 +112,8 @@ def test_a_score_decides_only_where_trained_compositions_are_fitted(test, ood, v
     claim = FittedLevel(text="recombines", source="us", of={"width": 1}, low=0.9, fitted=0.97)
     found, number = decide(claim, EXPERIMENT, build(*errors(1, 0.0, 0.0, 0.0), test=test, ood=ood))
     assert number is not None
-    assert (found, number.value) == (verdict, pytest.approx(ood))
+    assert found == verdict
+    assert number.value == pytest.approx(ood)
     assert isinstance(number, Undecided) == (verdict == "not run")
     if isinstance(number, Undecided):
         assert number.reason == "trained compositions are not fitted (0.900)"

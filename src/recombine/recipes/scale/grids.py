@@ -29,7 +29,9 @@ class Grids(Experiment):
     name = "scale-grids"
     question = "Do networks act on new mixtures of preferences and on new goals?"
     metric = "action_accuracy"
-    differs = "8 preferences instead of 16 and mazes of 7 × 7 instead of 11 × 11; 6,000 steps instead of 3 million."
+    differs = (
+        "8 preferences instead of 16; goals in mazes of 7 × 7 instead of 11 × 11; 6,000 steps instead of 3 million."
+    )
     claims = (
         *(
             Fall(
@@ -60,10 +62,11 @@ class Grids(Experiment):
         ),
         Fall(
             text="networks recombine goals better if they are given as instructions than as arbitrary codes",
-            source=SOURCE,
+            source="our question",
             higher={"task": "goal_grid", "variant": "instruction"},
             lower={"task": "goal_grid", "variant": "arbitrary"},
             by=0.2,
+            ours=True,
         ),
     )
 

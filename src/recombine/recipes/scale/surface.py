@@ -15,7 +15,7 @@ from recombine.drawing.canvas import canvas
 from recombine.recipes.claims import Fall, Level
 from recombine.recipes.experiment import Finished, Record
 from recombine.recipes.measured_claims import Gap
-from recombine.recipes.scale.runs import BETTER, HELD_OUT, SOURCE, SUCCESS, ScaleExperiment, change, hyperteacher
+from recombine.recipes.scale.runs import ABSTRACT, BETTER, HELD_OUT, SUCCESS, ScaleExperiment, change, hyperteacher
 from recombine.recipes.scale.tables import METRIC
 from recombine.tasks.base import Scale
 
@@ -37,28 +37,28 @@ class Surface(ScaleExperiment):
     claims = (
         Level(
             text="wide networks with enough data recombine modules",
-            source=SOURCE,
+            source=ABSTRACT,
             headline=True,
             of=MOST,
             low=SUCCESS,
         ),
         Fall(
             text="data alone is not enough: width 16 against 512, both with 81 compositions",
-            source=SOURCE,
+            source=f"{ABSTRACT}: scaling data and model size",
             higher=MOST,
             lower={**MOST, "width": LEAST["width"]},
             by=BETTER,
         ),
         Fall(
             text="width alone is not enough: 14 compositions against 81, both with width 512",
-            source=SOURCE,
+            source=f"{ABSTRACT}: scaling data and model size",
             higher=MOST,
             lower={**MOST, "compositions": LEAST["compositions"]},
             by=BETTER,
         ),
         Gap(
             text="a wide network with 14 compositions fits them and fails on others",
-            source=SOURCE,
+            source=ABSTRACT,
             of={**MOST, "compositions": LEAST["compositions"]},
             by=BETTER,
         ),

@@ -12,7 +12,7 @@ import torch
 
 from recombine.models.constructed_network import build_modular_mlp, count_neurons
 from recombine.recipes.calculation import Calculation, Computes, Untested
-from recombine.recipes.scale.runs import SOURCE
+from recombine.recipes.scale.runs import ABSTRACT
 from recombine.tasks import Hyperteacher
 
 FEW_MODULES, MANY_MODULES = 8, 64
@@ -27,25 +27,25 @@ class NeuronTheory(Calculation):
     claims = (
         Computes(
             text="neurons linear in the number of modules are enough (exponent of neurons, 8 to 64 modules)",
-            source=SOURCE,
+            source=ABSTRACT,
             quantity="exponent_of_neurons",
             high=1.05,
         ),
         Computes(
             text="the error does not grow with the number of modules (64 modules divided by 8)",
-            source=SOURCE,
+            source=ABSTRACT,
             quantity="error_ratio",
             high=1.25,
         ),
         Computes(
             text="any precision can be reached (exponent of the error in the number of knots)",
-            source=SOURCE,
+            source=ABSTRACT,
             quantity="exponent_of_error",
             high=-1.8,
         ),
         Untested(
             text="decodability of concepts goes with failures of text-to-image models",
-            source=SOURCE,
+            source=ABSTRACT,
             needs="a pretrained text-to-image model and its prompts",
         ),
     )
