@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+import torch
 
 from recombine.cli import run as run_verb
 from recombine.models import TransformerConfig
@@ -16,6 +17,7 @@ from recombine.recipes.in_context import claims
 from recombine.recipes.in_context import runs as in_context
 from recombine.recipes.in_context.claims import BOTTLENECK, VANILLA, tabulate_variants
 from recombine.recipes.in_context.figures import draw_supports
+from recombine.recipes.in_context.theory import compare_execution, score_inference
 from recombine.run import default_run
 from recombine.tasks import InContext
 from recombine.train import TrainingConfig
@@ -36,20 +38,21 @@ SMALL = TransformerConfig(**SIZES, position="none")
 CONTROL = {"setting": "control"}
 CLAIMS = EXPERIMENTS["in-context"].claims
 DISCONNECTED = {**BOTTLENECK, "setting": "disconnected"}
+PLAIN = {**BOTTLENECK, "model": "bottleneck_mlp"}
 
 
 def build_world(changed=None, **values):
     """Two seeds of every variant as the paper describes them; `changed` is a variant with other values."""
     runs = []
-    for variant in (VANILLA, BOTTLENECK, {**VANILLA, **CONTROL}, {**BOTTLENECK, **CONTROL}, DISCONNECTED):
-        held_out = {"control": 0.1, "disconnected": 0.6, "connected": 0.7 if variant["model"] == "vanilla" else 0.95}
+    for variant in (VANILLA, BOTTLENECK, PLAIN, {**VANILLA, **CONTROL}, {**BOTTLENECK, **CONTROL}, DISCONNECTED):
+        held_out = {"control": 0.1, "disconnected": 0.6, "connected": 0.95 if variant["model"] == "bottleneck" else 0.7}
         ood = held_out[variant["setting"]]
         numbers = {
             "test": 0.99,
             "ood": ood,
             "z_held_out": 0.8,
             "z_untrained": 0.1,
-            "fitted_code": 0.9,
+            "fitted_code": 0.95,
             "z_trained": 0.9,
         }
         numbers |= values if variant == changed else {}
@@ -66,7 +69,7 @@ def verdicts(world):
 
 
 def test_a_world_as_the_paper_says_shows_every_claim():
-    assert verdicts(build_world()) == ["seen"] * len(CLAIMS) == ["seen"] * 10
+    assert verdicts(build_world()) == ["seen"] * len(CLAIMS) == ["seen"] * 13
 
 
 @pytest.mark.parametrize(
@@ -74,24 +77,40 @@ def test_a_world_as_the_paper_says_shows_every_claim():
     [
         (0, VANILLA, {"test": 0.8}),
         (1, VANILLA, {"ood": 0.95}),
-        (2, BOTTLENECK, {"ood": 0.85}),
-        (3, VANILLA, {"ood": 0.9}),
-        (4, VANILLA, {"z_held_out": 0.4}),
-        (5, VANILLA, {"z_untrained": 0.75}),
-        (6, BOTTLENECK, {"z_held_out": 0.4}),
-        (7, BOTTLENECK, {"z_untrained": 0.75}),
-        (8, {**BOTTLENECK, **CONTROL}, {"ood": 0.3}),
-        (9, DISCONNECTED, {"ood": 0.9}),
+        (2, BOTTLENECK, {"test": 0.8}),
+        (3, BOTTLENECK, {"ood": 0.85}),
+        (4, VANILLA, {"ood": 0.9}),
+        (5, VANILLA, {"z_held_out": 0.4}),
+        (6, VANILLA, {"z_untrained": 0.75}),
+        (7, BOTTLENECK, {"z_held_out": 0.4}),
+        (8, BOTTLENECK, {"z_untrained": 0.75}),
+        (9, {**VANILLA, **CONTROL}, {"test": 0.9}),
+        (10, BOTTLENECK, {"fitted_code": 0.5}),
+        (11, PLAIN, {"ood": 0.9}),
+        (12, DISCONNECTED, {"ood": 0.9}),
     ],
 )
 def test_another_world_does_not(number, variant, changed):
     assert verdicts(build_world(variant, **changed))[number] != "seen"
 
 
+def test_held_out_compositions_of_the_control_decide_nothing():
+    """Their modules were never trained."""
+    assert verdicts(build_world({**BOTTLENECK, **CONTROL}, ood=0.5)) == ["seen"] * len(CLAIMS)
+
+
+@torch.no_grad()
+def test_attention_executes_a_task_and_the_examples_determine_it():
+    task = InContext(seed=1)
+    assert compare_execution(task) < 1e-9
+    assert score_inference(task) > 0.99
+    assert score_inference(replace(task, num_examples=1, output_size=1)) < 0.9  # one number for two strengths
+
+
 def test_claims_without_their_runs_are_not_run():
     world = build_world()
     without = Finished(tuple(run for run in world.runs if run.record.settings["setting"] != "control"))
-    assert verdicts(without) == [*["seen"] * 8, "not run", "seen"]
+    assert verdicts(without) == [*["seen"] * 9, "not run", *["seen"] * 3]
     row = tabulate_variants(without).as_dicts()[0]
     assert (row["model"], row["z held out"]["value"]) == ("vanilla", 0.8)
     assert row["R² held-out"]["value"] == pytest.approx(0.7)
