@@ -1,4 +1,4 @@
-"""Scaling can lead to compositional generalization (arXiv 2507.07207): width, compositions, supports, encodings, models.
+"""Scaling can lead to compositional generalization (arXiv 2507.07207): width, compositions, supports, models.
 
 The paper's sizes (16 modules, up to 3 active, 300,000 steps at a constant rate) are `--scale paper`. The smaller scales have
 8 modules and inputs, 2 inputs per task in training batches, and a cosine at a higher rate, for the same orderings in minutes.
@@ -16,7 +16,7 @@ from recombine.models import ModelConfig
 from recombine.probe.sites import last_site
 from recombine.recipes.claims import Fall, Lead, Level
 from recombine.recipes.experiment import Experiment, Finished, Record, over_seeds
-from recombine.recipes.measured_claims import Correlates, FittedLevel, Reads
+from recombine.recipes.measured_claims import Correlates, Reads
 from recombine.recipes.scale.figures import draw_scale
 from recombine.recipes.scale.tables import (
     METRIC,
@@ -30,7 +30,6 @@ from recombine.store import RunDirectory
 from recombine.tables import Table
 from recombine.tasks import Hyperteacher
 from recombine.tasks.base import Scale
-from recombine.tasks.modular.encodings import Encoding
 from recombine.tasks.modular.supports import Support
 
 NUM_SEEDS: dict[Scale, int] = {"tiny": 1, "small": 3, "paper": 3}
@@ -61,9 +60,6 @@ SOURCE = "arXiv 2507.07207"
 ABSTRACT = f"{SOURCE}, abstract"
 BETTER, SUCCESS = 0.1, 0.95  # what counts as clearly better, and as success
 GOOD = 0.9  # what counts as success in settings that are harder than the plain one
-FITTED = 0.97  # R² on trained compositions that counts as fitted
-LONG_WIDTH, LONG_STEPS = 512, 20_000  # at `small`: what fits trained compositions in the harder settings too
-NARROW: dict[Scale, int] = {"tiny": 16, "small": 16, "paper": 128}
 
 
 class ScaleExperiment(Experiment):
@@ -175,69 +171,6 @@ class Supports(ScaleExperiment):
         configs["random_as_few_as_disconnected"] = change(base, held_out=held_out)
         for support, config in configs.items():
             yield Record(settings={"support": support}, config=config)
-
-
-ENCODINGS: tuple[Encoding, ...] = tuple(name for name in get_args(Encoding) if name != "active_tokens")
-
-
-def train_longer(run: RunConfig, scale: Scale) -> RunConfig:
-    """The run with a width and a number of steps at which it can fit harder settings too; the paper's has them already."""
-    if scale != "small":
-        return run
-    training = replace(run.training, steps=LONG_STEPS, precision="bf16")
-    return replace(change(run, {"hidden_dim": LONG_WIDTH}), training=training)
-
-
-class Encodings(ScaleExperiment):
-    """The six encodings of the paper, with a width and a number of steps at which trained compositions can be fitted."""
-
-    name = "scale-encodings"
-    question = "Does it matter how the task is encoded for the network?"
-    differs = "8 modules and inputs instead of 16; 20,000 steps of width 512 at a higher rate instead of 300,000; bf16."
-    known_before = (
-        "one seed of four encodings at width 256 and 6,000 steps (held out 0.69 to 0.92). The condition that trained "
-        "compositions are fitted was a row of its own, and became part of the claim when all wide networks were known."
-    )
-    claims = tuple(
-        claim
-        for encoding in ENCODINGS
-        for claim in (
-            FittedLevel(
-                text="a network recombines modules whatever the encoding",
-                where=encoding.replace("_", " "),
-                headline=True,
-                source=ABSTRACT,
-                of={"encoding": encoding, "width": "wide"},
-                low=GOOD,
-                fitted=FITTED,
-            ),
-            Lead(
-                text="wider networks recombine better whatever the encoding",
-                where=f"{encoding.replace('_', ' ')}, width 512 against 16",
-                source=ABSTRACT,
-                better={"encoding": encoding, "width": "wide"},
-                worse={"encoding": encoding, "width": "narrow"},
-                by=BETTER,
-            ),
-            Level(
-                text="the network fits trained compositions",
-                where=encoding.replace("_", " "),
-                source="condition of the claim above",
-                of={"encoding": encoding, "width": "wide"},
-                split="test",
-                low=FITTED,
-                ours=True,
-            ),
-        )
-    )
-
-    def variants(self, scale: Scale) -> Iterator[Record]:
-        configs = {encoding: change(hyperteacher(scale), encoding=encoding) for encoding in ENCODINGS}
-        for encoding, config in configs.items():
-            yield Record(settings={"encoding": encoding, "width": "wide"}, config=train_longer(config, scale))
-        for encoding, config in configs.items():
-            narrow = change(train_longer(config, scale), {"hidden_dim": NARROW[scale]})
-            yield Record(settings={"encoding": encoding, "width": "narrow"}, config=narrow)
 
 
 class Models(ScaleExperiment):

@@ -10,16 +10,8 @@ from collections.abc import Iterator
 
 from recombine.recipes.experiment import Record
 from recombine.recipes.measured_claims import FittedLevel
-from recombine.recipes.scale.runs import (
-    FITTED,
-    GOOD,
-    SOURCE,
-    Encodings,
-    ScaleExperiment,
-    change,
-    hyperteacher,
-    train_longer,
-)
+from recombine.recipes.scale.runs import GOOD, SOURCE, ScaleExperiment, change, hyperteacher
+from recombine.recipes.scale.task_encodings import FITTED, Encodings, train_longer
 from recombine.tasks.base import Scale
 
 SWEEP = f"{SOURCE}, a sweep of the released code"
