@@ -94,15 +94,21 @@ def test_the_largest_of_several_numbers_decides_and_all_are_needed():
 
 
 @pytest.mark.parametrize(
-    ("values", "verdict", "num_seeds"),
-    [((-4.0, -9.0, -3.5), "seen", 3), ((-4.0, -9.0, 0.0), "seen in part", 3), ((-4.0,) * 3, "seen", 1)],
+    ("values", "verdict"), [((-4.0, -9.0, -3.5), "seen"), ((-4.0, -9.0, 0.0), "seen in part"), ((-4.0,) * 3, "seen")]
 )
-def test_computed_numbers_count_seeds_unless_they_are_exact(values, verdict, num_seeds):
+def test_computed_numbers_count_seeds(values, verdict):
     claim = ComputesEach(text="small", source="us", quantity="error", high=-3.0)
     found, number = decide(claim, EXPERIMENT, Finished((), {"error": values}))
     assert number is not None
-    assert (found, number.value, number.num_seeds) == (verdict, -4.0, num_seeds)
+    assert (found, number.value, number.num_seeds) == (verdict, -4.0, 3)
     assert decide(claim, EXPERIMENT, Finished(()))[0] == "not run"
+
+
+def test_exact_numbers_have_no_seeds_to_count():
+    claim = ComputesEach(text="small", source="us", quantity="error", high=-3.0, exact=True)
+    verdict, number = decide(claim, EXPERIMENT, Finished((), {"error": (-4.0,) * 3}))
+    assert number is not None
+    assert (verdict, number.num_seeds, claim.bound) == ("seen", 1, "at most −3")
 
 
 @pytest.mark.parametrize(

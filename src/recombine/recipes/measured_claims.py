@@ -151,16 +151,16 @@ class ComputesEach(Computes):
 
     def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:
         number = super().measure(experiment, finished)
-        return number if number is None or number.low == number.high else span_seeds(number.values)
+        return number if number is None or self.exact or self.sample else span_seeds(number.values)
 
     def judge(self, number: SeedScore) -> Verdict:
-        if not isinstance(number, SeedRange):  # exact: seeds change nothing
+        if not isinstance(number, SeedRange):
             return super().judge(number)
         return judge_seeds(self.count_within(number), number.num_seeds)
 
     @property
     def bound(self) -> str:
-        return f"{super().bound} in every seed"
+        return super().bound if self.exact or self.sample else f"{super().bound} in every seed"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -92,6 +92,7 @@ class SequenceTheory(Calculation):
             text="a student of higher capacity can be right up to 10 tokens (log10 of the largest difference)",
             source=CAPACITY,
             quantity="forgetful_trained",
+            exact=True,
             high=EXACT,
         ),
         ComputesEach(
