@@ -198,7 +198,7 @@ def tabulate_card(rows: Sequence[CardRow]) -> Table:
             for row in rows
         ),
         note=f"{count_verdicts(rows)}\nin brackets: 95 % intervals, with three seeds or more over seeds and compositions; "
-        "with two seeds, both values",
+        "with two seeds, both values; where the bound is for every seed, the median with the lowest and the highest",
     )
 
 

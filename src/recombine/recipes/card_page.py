@@ -16,6 +16,7 @@ from recombine.recipes.calculation import Computes
 from recombine.recipes.card import CardRow, Statement, count_verdicts, list_statements, show_number
 from recombine.recipes.claims import Between
 from recombine.recipes.experiment import Experiment
+from recombine.recipes.measured_claims import HigherEach, SeedRange, Undecided
 from recombine.tables import format_number
 
 BEGIN, END = "<!-- claims: begin -->", "<!-- claims: end -->"
@@ -27,13 +28,16 @@ computed. This page is written by `recombine reproduce claims` from the files in
 - *Ours*: our number with its 95 % interval; below it, the number of seeds and compositions. With several seeds the interval
   is over seeds and compositions together (`recombine.seeds`), with one seed over compositions. For numbers that are measured
   inside the networks it is over seeds; a single network has no interval. With two seeds, both values are shown instead; the
-  interval, too wide to be useful, still enters the verdict (`recombine reproduce claims --json`).
+  interval, too wide to be useful, still enters the verdict (`recombine reproduce claims --json`). Logarithms of errors have
+  the median over seeds, with the lowest and the highest seed in brackets.
 - *Bound*: what the number must be for the claim to be seen. Bounds were fixed in the code before the runs. If earlier
   results were already known, the experiment says so. Where the paper prints no number, the bound is our choice.
 - *Seen*: the number meets its bound and the interval agrees: that of a difference excludes zero, that of a level lies within
   the bounds. *Seen in part*: only one of the two. *Not seen*: neither. *Refuted*: the whole interval is on the wrong side,
-  at our size and in our setting.
-  *Not run*: runs are missing. A number from inside a single network has no interval, so it is seen in part at best.
+  at our size and in our setting. *Not run*: runs are missing. A number from inside a single network has no interval, so it
+  is seen in part at best.
+- Where the bound is for every seed, the verdict counts seeds: all of them meet it (*seen*), at least half (*seen in part*),
+  fewer (*not seen*) or none (*refuted*).
 - "In short" has one verdict for all settings of a claim that were run. If they differ, it is *seen in part* where the claim
   is seen, at least in part, in any of them, and *not seen* otherwise. The number is of the setting in italics; *settings*
   gives the lowest and the highest of all.
@@ -144,7 +148,11 @@ def describe_interval(row: CardRow) -> str:
     planned = total + row.unmeasured
     if row.unmeasured:
         seeds = f"{total} of {planned} seeds; the others have no such number"
-    within = row.claim.count_within(row.number) if isinstance(row.claim, Between) else total
+    if isinstance(row.number, SeedRange) and total > 1:
+        seeds = f"median of {seeds}, lowest and highest"
+    if isinstance(row.number, Undecided):
+        return f"{seeds}; undecided: {row.number.reason}"
+    within = row.claim.count_within(row.number) if isinstance(row.claim, Between | HigherEach) else total
     if total > 1 and 0 < within < total:
         seeds += f", {within} of them within the bound"
     count = row.number.num_compositions

@@ -188,7 +188,8 @@ def tabulate_claims(claims: Sequence[Claim], experiment: Experiment, finished: F
             Column(name="source", wrap=True),
         ),
         rows=tuple(rows),
-        note="bounds are set before the runs that they judge; in brackets: 95 % intervals, or the values of two seeds",
+        note="bounds are set before the runs that they judge; in brackets: 95 % intervals, or the values of two seeds; "
+        "where the bound is for every seed, the median with the lowest and the highest",
     )
 
 
