@@ -125,3 +125,8 @@ def test_a_score_decides_only_where_trained_compositions_are_fitted(test, ood, v
         assert number.reason == "trained compositions are not fitted (0.900)"
     assert claim.bound == "at least 0.9 if at least 0.97 on trained compositions"
     assert decide(claim, EXPERIMENT, build(*errors(2, 0.0)))[0] == "not run"
+
+
+def test_a_difference_of_the_right_sign_is_not_refuted():
+    assert HIGHER.judge(SeedRange(value=0.2, low=-0.1, high=0.5, values=(-0.1, 0.2, 0.5))) == "not seen"
+    assert HIGHER.judge(SeedRange(value=-0.2, low=-0.5, high=-0.1, values=(-0.5, -0.2, -0.1))) == "refuted"

@@ -215,7 +215,9 @@ class HigherEach(Higher):
         return sum(value >= self.by for value in number.values)
 
     def judge(self, number: SeedScore) -> Verdict:
-        return judge_seeds(self.count_within(number), number.num_seeds)
+        """As for other differences, refuted only if it has the wrong sign: here in every seed."""
+        verdict = judge_seeds(self.count_within(number), number.num_seeds)
+        return "not seen" if verdict == "refuted" and number.high >= 0 else verdict
 
     @property
     def bound(self) -> str:
