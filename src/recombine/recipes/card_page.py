@@ -37,7 +37,7 @@ computed. This page is written by `recombine reproduce claims` from the files in
   at our size and in our setting. *Not run*: runs are missing. A number from inside a single network has no interval, so it
   is seen in part at best.
 - Where the bound is for every seed, the verdict counts seeds: all of them meet it (*seen*), at least half (*seen in part*),
-  fewer (*not seen*) or none (*refuted*).
+  fewer (*not seen*) or none (*refuted*; for a difference, if it has the wrong sign in all of them).
 - "In short" has one verdict for all settings of a claim that were run. If they differ, it is *seen in part* where the claim
   is seen, at least in part, in any of them, and *not seen* otherwise. The number is of the setting in italics; *settings*
   gives the lowest and the highest of all.
