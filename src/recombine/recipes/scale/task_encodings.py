@@ -1,4 +1,4 @@
-"""The encodings of the task: whether a network recombines modules whatever it is told, and whether width helps.
+"""The encodings of the task: whether a network recombines modules however the task is encoded, and whether width helps.
 
 Encodings that are not linear in the strengths of the modules take longer. At `small` the networks are therefore wider and
 trained for more steps than those of the other experiments. A network that does not fit trained compositions says nothing
