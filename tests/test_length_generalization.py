@@ -208,3 +208,10 @@ def test_diverse_short_sequences_determine_long_ones_and_a_single_one_does_not(n
     basis = permutation if name == "rnn" else rotation
     assert find_readout(name, basis, 0, 50) < 1e-9
     assert find_readout(name, basis, 0, 1) > 1e-3
+
+
+def test_a_student_without_any_error_has_a_logarithm(monkeypatch, tmp_path):
+    flat: dict[str, Any] = {"loss": [0.0] * 100, "constant_loss": [1.0] * 100, "r2": {}}
+    monkeypatch.setattr(tables, "read_identification", lambda run, device: {"trained": flat, "untrained": flat})
+    numbers = tables.read_lengths(RunDirectory(tmp_path), "cpu")
+    assert (numbers["log10_error"], numbers["log10_ratio"]) == (-18, -18)

@@ -11,7 +11,6 @@ from recombine.recipes.attention_as_hypernetwork.evidence import (
     DROPOUTS,
     LEAD,
     NEAR,
-    PRECISION,
     SEEDS,
     claim_close,
     claim_dropout_changes_little,
@@ -19,6 +18,7 @@ from recombine.recipes.attention_as_hypernetwork.evidence import (
     compare_leads,
     compare_rates,
     describe_rest,
+    with_steps,
 )
 from recombine.recipes.attention_as_hypernetwork.runs import ATTENTIONS, change_model
 from recombine.recipes.claims import Lead, Level
@@ -150,7 +150,7 @@ def list_sraven_records(scale: Scale, seeds: Iterable[int]) -> Iterator[Record]:
                 config = change_model(base, attention=attention, attention_dropout=rate)
                 record = Record(
                     settings={"attention": attention, "dropout": rate},
-                    config=replace(config, training=replace(config.training, steps=steps, precision=PRECISION)),
+                    config=with_steps(config, steps),
                     published=published.SRAVEN[attention] if scale == "paper" else None,
                 )
                 yield record.with_seed(seed)

@@ -14,7 +14,6 @@ latter setting are those of `dropout`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,9 +29,9 @@ from recombine.probe.scores import score_values
 from recombine.recipes.attention_as_hypernetwork.evidence import (
     DROPOUTS,
     LEAD,
-    PRECISION,
     SEEDS,
     SHORT_STEPS,
+    with_steps,
 )
 from recombine.recipes.attention_as_hypernetwork.runs import ATTENTIONS, change_model, change_task
 from recombine.recipes.attention_as_hypernetwork.term_neighbours import SHARED, read_neighbours
@@ -130,8 +129,7 @@ class Figure2B(Experiment):
 
     def records(self, scale: Scale) -> Iterator[Record]:
         base = default_run("fuzzy_logic", scale)
-        steps = SHORT_STEPS if scale == "paper" else base.training.steps
-        base = replace(base, training=replace(base.training, steps=steps, precision=PRECISION))
+        base = with_steps(base, SHORT_STEPS if scale == "paper" else base.training.steps)
         for tokens, held_out in TOKENS_AND_HELD_OUT[::-1]:
             task = change_task(base, num_examples=tokens, held_out=held_out)
             for seed in SEEDS if (scale, tokens) == ("paper", 32) else (0,):

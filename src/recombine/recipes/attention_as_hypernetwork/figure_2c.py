@@ -12,10 +12,10 @@ from dataclasses import replace
 from recombine.recipes.attention_as_hypernetwork.claims import FallsLess
 from recombine.recipes.attention_as_hypernetwork.evidence import (
     LEAD,
-    PRECISION,
     RELEASE_DROPOUT,
     SHORT_STEPS,
     claim_close_on_trained,
+    with_steps,
 )
 from recombine.recipes.attention_as_hypernetwork.figures_of_paper import FIRST_ATTENTIONS, SOLVED, SeveralSeeds
 from recombine.recipes.attention_as_hypernetwork.runs import ATTENTIONS, change_model, change_task
@@ -116,11 +116,10 @@ class Figure2C(SeveralSeeds):
 
     def variants(self, scale: Scale) -> Iterator[Record]:
         base = default_run("fuzzy_logic", scale)
-        steps = SHORT_STEPS if scale == "small" else base.training.steps
-        training = replace(base.training, steps=steps, precision=PRECISION)
+        base = with_steps(base, SHORT_STEPS if scale == "small" else base.training.steps)
         for attention in FIRST_ATTENTIONS:
             for examples, held_out in EXAMPLES_AND_HELD_OUT:
-                config = change_task(replace(base, training=training), num_examples=examples, held_out=held_out)
+                config = change_task(base, num_examples=examples, held_out=held_out)
                 config = change_model(config, attention=attention, attention_dropout=RELEASE_DROPOUT)
                 settings: dict[str, Setting] = {"attention": attention, "examples": examples, "held_out": held_out}
                 yield Record(settings=settings, config=config)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import get_args
 
 from recombine.layers.attention import AttentionName
@@ -13,10 +12,10 @@ from recombine.recipes.attention_as_hypernetwork.evidence import (
     CLOSE,
     FUZZY_SOURCE,
     LEAD,
-    PRECISION,
     RELEASE_DROPOUT,
     SEEDS,
     SHORT_STEPS,
+    with_steps,
 )
 from recombine.recipes.attention_as_hypernetwork.evidence_sraven import SRAVEN_SOURCE, SRAVEN_STEPS
 from recombine.recipes.attention_as_hypernetwork.runs import ATTENTIONS, change_model
@@ -145,8 +144,7 @@ class TableA1(Experiment):
 
     def records(self, scale: Scale) -> Iterator[Record]:
         base = change_model(default_run("fuzzy_logic", scale), attention_dropout=RELEASE_DROPOUT)
-        steps = SHORT_STEPS if scale == "small" else base.training.steps
-        base = replace(base, training=replace(base.training, steps=steps, precision=PRECISION))
+        base = with_steps(base, SHORT_STEPS if scale == "small" else base.training.steps)
         rows = list(list_rows(base, published.FUZZY_LOGIC, published.FUZZY_LOGIC_MIXTURES))
         yield from rows
         for seed in SEEDS[1:] if scale == "small" else ():
@@ -171,6 +169,5 @@ class TableA1SRaven(Experiment):
 
     def records(self, scale: Scale) -> Iterator[Record]:
         base = default_run("sraven", scale)
-        steps = SRAVEN_STEPS if scale == "paper" else base.training.steps
-        base = replace(base, training=replace(base.training, steps=steps, precision=PRECISION))
+        base = with_steps(base, SRAVEN_STEPS if scale == "paper" else base.training.steps)
         return list_rows(base, *(({}, {}) if scale != "paper" else (published.SRAVEN, published.SRAVEN_MIXTURES)))

@@ -6,11 +6,11 @@ orders of magnitude and would dominate a mean.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from statistics import median
 
 from recombine.probe.measures.identification import identify_run
+from recombine.recipes.calculation import log10_of
 from recombine.recipes.comparison import spread
 from recombine.recipes.experiment import Finished, Group
 from recombine.recipes.length_generalization import published
@@ -76,9 +76,9 @@ def read_lengths(run: RunDirectory, device: str) -> dict[str, float]:
     """
     found, last = read_identification(run, device), LENGTHS[-1] - 1
     trained, untrained = found["trained"], found["untrained"]
-    numbers = {"log10_error": math.log10(trained["loss"][last])}
+    numbers = {"log10_error": log10_of(trained["loss"][last])}
     if (ratio := ratio_to_constant(found, LENGTHS[-1])) is not None:
-        numbers["log10_ratio"] = math.log10(ratio)
+        numbers["log10_ratio"] = log10_of(ratio)
     if "transfer" in trained["r2"]:
         numbers |= {
             "identified": trained["r2"]["transfer"][last],
