@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from recombine.engines import count_cores
-from recombine.run import default_run
-from recombine.train import Trainer
+from recombine.sweeps.engine import count_cores
+from recombine.training.config import default_run
+from recombine.training.loop import Trainer
 
 WORKLOADS = {
     "fuzzy-logic": "small",

@@ -12,8 +12,8 @@ import argparse
 
 import torch
 
-from recombine.kernels import onednn, weight_gradient
-from recombine.speed import machine
+from recombine.attention.cpu import onednn, weight_gradient
+from recombine.cli.bench import machine
 
 LAYERS = {
     "language": [(256, 512, 1536), (256, 512, 512), (256, 512, 2048), (256, 2048, 512)],

@@ -10,9 +10,9 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from recombine.recipes import EXPERIMENTS
-from recombine.sweep.kept_costs import PACKAGED, measure_costs
+from recombine.sweeps.costs import PACKAGED, measure_costs
 from recombine.tasks.base import SCALES
+from recombine_papers import EXPERIMENTS
 
 TOO_LARGE = {("language", "paper")}  # a step takes minutes and 17 GB of memory
 

@@ -19,11 +19,11 @@ from dataclasses import replace
 
 import torch
 
-from recombine.run import default_run
-from recombine.tasks import Batch, PreferenceGrid
-from recombine.tasks.ahead import Ahead
 from recombine.tasks.base import SCALES
-from recombine.train import Trainer
+from recombine.tasks.batch import Batch
+from recombine.tasks.grids.preference import PreferenceGrid
+from recombine.training.config import default_run
+from recombine.training.loop import Ahead, Trainer
 
 BATCH_SIZE = 128
 ALLOWED_SHARE = 0.1

@@ -13,10 +13,10 @@ from dataclasses import replace
 
 import torch
 
-from recombine.models import MLPConfig, build_model
-from recombine.run import RunConfig, default_run
-from recombine.tasks.ahead import Ahead
-from recombine.train import Trainer
+from recombine.models.mlp import MLPConfig
+from recombine.models.registry import build_model
+from recombine.training.config import RunConfig, default_run
+from recombine.training.loop import Ahead, Trainer
 
 
 def settings() -> dict[str, RunConfig]:

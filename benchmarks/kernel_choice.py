@@ -1,4 +1,4 @@
-"""Where the dispatcher of `recombine.kernels` should leave the fused kernel: measures what its rules were taken from.
+"""Where the dispatcher of `recombine.attention.dispatch` should leave the fused kernel: measures what its rules were taken from.
 
     python benchmarks/kernel_choice.py [--attentions softmax linear] [--lengths N ...] [--widths N ...] [--threads N]
         [--seconds S]
@@ -19,8 +19,9 @@ from itertools import product
 
 import torch
 
-from recombine.kernels import cpu, linear, sdpa
-from recombine.speed import machine
+from recombine.attention import linear, sdpa
+from recombine.attention.cpu import attention as cpu
+from recombine.cli.bench import machine
 
 LENGTHS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 HEADS = ((16, 4), (8, 16), (8, 32), (8, 64), (4, 128))

@@ -22,7 +22,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from recombine.layers import OUTPUT_SCALES, convert
+from recombine.attention.convert import convert
+from recombine.attention.layer import OUTPUT_SCALES
 
 NUM_KEYS = NUM_VALUES = 16
 RATES = (1e-3, 3e-3)

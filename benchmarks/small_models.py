@@ -25,9 +25,8 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad_and_value, stack_module_state, vmap
 
-from recombine.optim import build_optimizer
-from recombine.run import RunConfig, default_run
-from recombine.speed import machine
+from recombine.cli.bench import machine
+from recombine.training.config import RunConfig, build_optimizer, default_run
 
 TASKS = ("sequence_teacher", "hyperteacher", "goal_grid", "preference_grid", "in_context", "fuzzy_logic")
 AT_ONCE = 4

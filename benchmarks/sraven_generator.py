@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from recombine.tasks.sraven.rules import ADDITION, DISTRIBUTE, STEPS, SUBTRACTION
+from recombine.random import Stream
+from recombine.tasks.sraven.generator import ADDITION, DISTRIBUTE, STEPS, SUBTRACTION
 from recombine.tasks.sraven.task import SRaven
-from recombine.tasks.stream import Stream
 
 LARGE, SMALL, PLAIN = 10_000, 128, 200
 REQUIRED_RATE, REQUIRED_RATIO = 500_000, 5

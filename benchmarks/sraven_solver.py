@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from recombine.compositions import all_multisets
-from recombine.tasks.sraven.rules import ADDITION, DISTRIBUTE, RULES, STEPS, SUBTRACTION
+from recombine.tasks.sraven.generator import ADDITION, DISTRIBUTE, RULES, STEPS, SUBTRACTION
 from recombine.tasks.sraven.solver import solve
 
 GRID_SIZE = 3

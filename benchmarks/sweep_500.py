@@ -62,8 +62,8 @@ def time_alone(path: Path, folder: Path, num_runs: int) -> float:
     """Seconds per run when runs are trained one after the other in this process."""
     import torch
 
-    from recombine.run import train_run
-    from recombine.sweep.plan import load_plan
+    from recombine.sweeps.plan import load_plan
+    from recombine.training.run import train_run
 
     torch.set_num_threads(1)
     records = load_plan(str(path)).records
@@ -77,10 +77,10 @@ def time_alone(path: Path, folder: Path, num_runs: int) -> float:
 
 def time_workers(path: Path, folder: Path, num_runs: int) -> tuple[float, float]:
     """CPU seconds per run, alternately by `train_run` and as the job of a worker: the difference is what a worker adds."""
-    from recombine.engines.base import Job
-    from recombine.engines.worker import train_job
-    from recombine.run import train_run
-    from recombine.sweep.plan import load_plan
+    from recombine.sweeps.engine import Job
+    from recombine.sweeps.local import train_job
+    from recombine.sweeps.plan import load_plan
+    from recombine.training.run import train_run
 
     configs = [record.with_seed(10**7 + number).config for number, record in enumerate(load_plan(str(path)).records)]
     times: tuple[list[float], list[float]] = ([], [])

@@ -9,8 +9,8 @@ import sys
 
 import matplotlib.pyplot as plt
 
-from recombine.seeds import SeedScore, score_seeds
-from recombine.store import find_runs
+from recombine.training.directory import find_runs
+from recombine.training.intervals import SeedScore, score_seeds
 
 TITLES = {"mlp": "multilayer perceptron", "hypernetwork": "linear hypernetwork"}
 COLOURS = {"test": "#9aa7b4", "ood": "#0b5c8f"}

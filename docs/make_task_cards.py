@@ -18,14 +18,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import fields
 from pathlib import Path
 
-from recombine.errors import InputError
-from recombine.evaluate import describe_metrics, score_references
-from recombine.models import count_parameters
-from recombine.run import RunConfig, default_run
-from recombine.sweep.kept_costs import PACKAGED, estimate_hours, read_costs
-from recombine.tables import format_number
-from recombine.tasks import TASKS, Task
-from recombine.tasks.base import SCALES
+from recombine.foundation.errors import InputError
+from recombine.foundation.tables import format_number
+from recombine.models.transformer import count_parameters
+from recombine.sweeps.costs import PACKAGED, estimate_hours, read_costs
+from recombine.tasks import TASKS
+from recombine.tasks.base import SCALES, Task
+from recombine.training.config import RunConfig, default_run
+from recombine.training.score import describe_metrics, score_references
 
 FOLDER = Path(__file__).parent / "tasks"
 MAX_NAMES = 13  # modules on a card

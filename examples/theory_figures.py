@@ -8,11 +8,9 @@ from pathlib import Path
 
 import torch
 
-from recombine.drawing.canvas import canvas
-from recombine.drawing.palette import LIGHT_PALETTE
-from recombine.models.constructed_students import change_basis, forget_beyond
-from recombine.recipes.length_generalization.theory import copy_teacher, draw_bases
-from recombine.recipes.scale.theory import measure_network
+from recombine.tasks.view import LIGHT_PALETTE, canvas
+from recombine_papers.length.theory import change_basis, copy_teacher, draw_bases, forget_beyond
+from recombine_papers.scale.theory import measure_network
 
 MODULES = (4, 8, 16, 24, 32, 48, 64)
 KNOTS = (1, 2, 4, 8, 16, 32, 64)

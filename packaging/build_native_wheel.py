@@ -3,7 +3,7 @@
     python packaging/build_native_wheel.py [--out dist]
 
 It is the pure wheel with the kernels in `recombine/kernels/built`, for x86-64-v3 and v4, with OpenMP and without. Which is
-loaded is decided at run time (`recombine.kernels.prebuilt`).
+loaded is decided at run time (`recombine.foundation.native`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from recombine.kernels.compiler import FLAGS, SHARED, find_compiler
-from recombine.kernels.prebuilt import LEVELS, name_build
+from recombine.foundation.native import FLAGS, LEVELS, SHARED, find_compiler, name_build
 
 ROOT = Path(__file__).parent.parent
 TAG = "py3-none-linux_x86_64"

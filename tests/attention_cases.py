@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from recombine.kernels import cpu, reference
+from recombine.attention import definition as reference
+from recombine.attention.cpu import attention as cpu
 
 needs_kernel = pytest.mark.skipif(not cpu.is_available(), reason=f"no kernel: {cpu.why_unavailable()}")
 

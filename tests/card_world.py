@@ -3,10 +3,11 @@
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from recombine.recipes import Experiment, Record
-from recombine.recipes.claims import Lead
-from recombine.recipes.stored import write_results
-from recombine.run import default_run
+from recombine.sweeps.experiment import Experiment
+from recombine.sweeps.records import Record
+from recombine.training.config import default_run
+from recombine_papers.claims import Lead
+from recombine_papers.stored import write_results
 from stored_runs import stored_line
 
 WIDE, NARROW = {"width": 512}, {"width": 16}

@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from recombine.cli import run as run_verb
+from recombine.cli.main import run as run_verb
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

@@ -12,13 +12,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from recombine.cli import main as run_and_exit
-from recombine.cli import run as run_verb
-from recombine.commands import train as train_command
-from recombine.models import CausalAttentionConfig, MLPConfig, TransformerConfig
-from recombine.run import RunConfig, default_run, train_run
-from recombine.tasks import FuzzyLogic, Hyperteacher, SequenceTeacher
-from recombine.train import TrainingConfig
+from recombine.cli import train as train_command
+from recombine.cli.main import main as run_and_exit
+from recombine.cli.main import run as run_verb
+from recombine.models.mlp import MLPConfig
+from recombine.models.sequence import CausalAttentionConfig
+from recombine.models.transformer import TransformerConfig
+from recombine.tasks.fuzzy_logic import FuzzyLogic
+from recombine.tasks.modular.hyperteacher import Hyperteacher
+from recombine.tasks.sequences.teacher import SequenceTeacher
+from recombine.training.config import RunConfig, TrainingConfig, default_run
+from recombine.training.run import train_run
 
 TRAINING = TrainingConfig(steps=30, batch_size=7, warmup_steps=5, learning_rate=3e-3, gradient_clip=1.0)
 SIZES: dict[str, Any] = {"embedding_dim": 16, "kqv_dim": 8, "mlp_dim": 16, "num_heads": 4}

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recombine.store import RunDirectory
+from recombine.training.directory import RunDirectory
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 SHA256 = "9" * 64

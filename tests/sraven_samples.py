@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from recombine.compositions import all_multisets
-from recombine.tasks.sraven.rules import RULES
+from recombine.tasks.sraven.generator import RULES
 
 STEP = {0: 0, 1: 1, 2: 2, 3: -1, 4: -2}
 

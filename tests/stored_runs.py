@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from recombine.evaluate import EVALUATION_VERSION
-from recombine.recipes.stored import StoredRun
-from recombine.store import RunDirectory, hash_config
+from recombine.training.directory import RunDirectory, hash_config
+from recombine.training.score import EVALUATION_VERSION
+from recombine_papers.stored import StoredRun
 
 NUM_COMPOSITIONS = 4
 

@@ -2,10 +2,9 @@
 
 import time
 
-from recombine.models import MLPConfig
-from recombine.run import RunConfig
-from recombine.tasks import Hyperteacher
-from recombine.train import TrainingConfig
+from recombine.models.mlp import MLPConfig
+from recombine.tasks.modular.hyperteacher import Hyperteacher
+from recombine.training.config import RunConfig, TrainingConfig
 
 BASE = RunConfig(
     task=Hyperteacher(num_modules=4, num_active=2, support="random"),

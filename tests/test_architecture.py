@@ -131,11 +131,11 @@ def test_importing_adds_little_to_torch():
 
 
 def test_help_needs_no_torch_and_little_time():
-    program = "import sys, recombine.cli; recombine.cli.run(['--help']); sys.exit('torch' in sys.modules)"
+    program = "import sys, recombine.cli.main; recombine.cli.main.run(['--help']); sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
     timed = (
-        "import contextlib, io, time; start = time.perf_counter(); import recombine.cli\n"
-        "with contextlib.redirect_stdout(io.StringIO()): recombine.cli.run(['--help'])\n"
+        "import contextlib, io, time; start = time.perf_counter(); import recombine.cli.main\n"
+        "with contextlib.redirect_stdout(io.StringIO()): recombine.cli.main.run(['--help'])\n"
         "print(time.perf_counter() - start)"
     )
     assert fastest(timed) < 1

@@ -7,15 +7,19 @@ import numpy as np
 import pytest
 import torch
 
-from recombine.probe.collect import collect
-from recombine.recipes import EXPERIMENTS, Finished
-from recombine.recipes.attention_as_hypernetwork import figure_2b, published, term_neighbours, theory
-from recombine.recipes.attention_as_hypernetwork.claims import Best, FallsLess, OutOfReach
-from recombine.recipes.card import is_concerned
-from recombine.recipes.claims import decide
-from recombine.run import load_run, train_run
-from recombine.store import hash_config
-from recombine.train import TrainingConfig
+from recombine.inside.collect import collect
+from recombine.sweeps.experiment import Finished
+from recombine.training.benchmark import load_run
+from recombine.training.config import TrainingConfig
+from recombine.training.directory import hash_config
+from recombine.training.run import train_run
+from recombine_papers import EXPERIMENTS
+from recombine_papers.card import is_concerned
+from recombine_papers.claims import decide
+from recombine_papers.hypernetwork import published, theory
+from recombine_papers.hypernetwork import terms as figure_2b
+from recombine_papers.hypernetwork import terms as term_neighbours
+from recombine_papers.hypernetwork.claims import Best, FallsLess, OutOfReach
 from stored_runs import stored_run
 
 FIGURE_2B: Any = EXPERIMENTS["figure-2b"]

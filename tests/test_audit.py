@@ -6,9 +6,9 @@ from typing import ClassVar
 import pytest
 
 from recombine import FuzzyLogic
-from recombine.cli import run as run_verb
+from recombine.cli.main import run as run_verb
 from recombine.tasks import TASKS
-from recombine.tasks.audit import find_leaks, list_compositions
+from recombine.tasks.evaluation import find_leaks, list_compositions
 
 CANARY = """
 from dataclasses import dataclass, replace

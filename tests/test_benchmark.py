@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import recombine
-from recombine import progress
-from recombine.cli import run as run_verb
-from recombine.errors import InputError
+from recombine.cli.main import run as run_verb
+from recombine.foundation import progress
+from recombine.foundation.errors import InputError
 
 TASK = recombine.FuzzyLogic(num_examples=4)
 TRAINING = recombine.TrainingConfig(steps=20, batch_size=8)

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from recombine.errors import InputError
-from recombine.kernels import build_cache, compiler
+from recombine.foundation import native as build_cache
+from recombine.foundation import native as compiler
+from recombine.foundation.errors import InputError
 
 pytestmark = [
     pytest.mark.skipif(compiler.find_compiler() is None, reason="no C compiler on the PATH"),

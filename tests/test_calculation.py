@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from recombine.cli import run as run_verb
-from recombine.errors import InputError
-from recombine.recipes import EXPERIMENTS, Finished
-from recombine.recipes.calculation import (
+from recombine.cli.main import run as run_verb
+from recombine.foundation.errors import InputError
+from recombine.sweeps.experiment import Finished
+from recombine_papers import EXPERIMENTS
+from recombine_papers.calculation import (
     Calculation,
     Computes,
     Untested,
@@ -20,9 +21,8 @@ from recombine.recipes.calculation import (
     share_with_interval,
     write_numbers,
 )
-from recombine.recipes.card import build_card, list_statements
-from recombine.recipes.card_page import count_claims, describe_interval, format_page
-from recombine.recipes.results_index import format_index
+from recombine_papers.card import build_card, count_claims, describe_interval, format_page, list_statements
+from recombine_papers.stored import format_index
 
 ROOT = Path(__file__).parent.parent
 CALCULATIONS = [name for name, experiment in EXPERIMENTS.items() if isinstance(experiment, Calculation)]
@@ -47,7 +47,7 @@ class Squares(Calculation):
 
 @pytest.fixture(autouse=True)
 def one_paper(monkeypatch):
-    monkeypatch.setattr("recombine.recipes.card.paper_of", lambda experiment: "a paper")
+    monkeypatch.setattr("recombine_papers.card.paper_of", lambda experiment: "a paper")
     monkeypatch.setattr(Squares, "calls", 0)
 
 

@@ -8,21 +8,40 @@ from typing import Any
 import pytest
 
 from card_world import NARROW, WIDE, Widths, build_world, write_world
-from recombine.cli import run as run_verb
-from recombine.commands.claims import read_card, update_page
-from recombine.errors import InputError
-from recombine.recipes import EXPERIMENTS, Finished, Record
-from recombine.recipes.calculation import Calculation
-from recombine.recipes.card import build_card, paper_of, tabulate_card
-from recombine.recipes.card_page import BEGIN, END, format_page, summarise_card, update_block
-from recombine.recipes.claims import decide
-from recombine.recipes.measured_claims import Bounded, Correlates, Exceeds, Gap, Higher, Reads
-from recombine.recipes.result_tables import fill_blocks, has_blocks
-from recombine.recipes.results_index import format_index
-from recombine.recipes.stored import collect, copy_shared_runs, read_lines, read_results, shorten_numbers, write_results
-from recombine.run import default_run, train_run
-from recombine.seeds import score_values
-from recombine.sweep.kept_costs import costs_path, estimate_hours, measure_costs
+from recombine.cli.main import run as run_verb
+from recombine.foundation.errors import InputError
+from recombine.sweeps.costs import costs_path, estimate_hours, measure_costs
+from recombine.sweeps.experiment import Finished
+from recombine.sweeps.records import Record
+from recombine.training.config import default_run
+from recombine.training.intervals import score_values
+from recombine.training.run import train_run
+from recombine_papers import EXPERIMENTS
+from recombine_papers.calculation import Calculation
+from recombine_papers.card import (
+    BEGIN,
+    END,
+    build_card,
+    format_page,
+    paper_of,
+    summarise_card,
+    tabulate_card,
+    update_block,
+)
+from recombine_papers.claims import decide
+from recombine_papers.measured_claims import Bounded, Correlates, Exceeds, Gap, Higher, Reads
+from recombine_papers.stored import (
+    collect,
+    copy_shared_runs,
+    fill_blocks,
+    format_index,
+    has_blocks,
+    read_lines,
+    read_results,
+    shorten_numbers,
+    write_results,
+)
+from recombine_papers.verb import read_card, update_page
 from stored_runs import stored_run
 
 ROOT = Path(__file__).parent.parent

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from recombine.cli import run as run_verb
-from recombine.commands.claims import draw_figures, read_card
-from recombine.drawing import canvas as drawing
-from recombine.recipes import EXPERIMENTS, Finished
-from recombine.recipes.card import build_card
-from recombine.recipes.card_page import format_page
-from recombine.recipes.stored import read_results, write_results
+from recombine.cli.main import run as run_verb
+from recombine.sweeps.experiment import Finished
+from recombine.tasks import view as drawing
+from recombine_papers import EXPERIMENTS
+from recombine_papers.card import build_card, format_page
+from recombine_papers.stored import read_results, write_results
+from recombine_papers.verb import draw_figures, read_card
 from spies import record_calls
 from stored_runs import stored_line
 

@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 
 from card_world import NARROW, WIDE, Widths, write_world
-from recombine.recipes import EXPERIMENTS
-from recombine.recipes.card import build_card, combine_verdicts, list_statements
-from recombine.recipes.card_page import format_page, summarise_card
+from recombine_papers import EXPERIMENTS
+from recombine_papers.card import build_card, combine_verdicts, format_page, list_statements, summarise_card
 
 
 class Settings(Widths):
@@ -20,7 +19,7 @@ class Settings(Widths):
 
 
 def test_a_statement_is_shown_with_the_first_setting_that_was_run(tmp_path, monkeypatch):
-    monkeypatch.setattr("recombine.recipes.card.paper_of", lambda experiment: "a paper")
+    monkeypatch.setattr("recombine_papers.card.paper_of", lambda experiment: "a paper")
     write_world(tmp_path)
     rows = build_card([Settings()], tmp_path, lambda config: 0.25)
     (statement,) = list_statements(rows)
@@ -59,7 +58,7 @@ class Repeated(Widths):
 
 
 def test_settings_of_two_experiments_are_one_statement(tmp_path, monkeypatch):
-    monkeypatch.setattr("recombine.recipes.card.paper_of", lambda experiment: "a paper")
+    monkeypatch.setattr("recombine_papers.card.paper_of", lambda experiment: "a paper")
     write_world(tmp_path)
     (tmp_path / "repeated-tiny.jsonl").write_bytes((tmp_path / "miniature-tiny.jsonl").read_bytes())
     rows = build_card([Settings(), Repeated()], tmp_path)

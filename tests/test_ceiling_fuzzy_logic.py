@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from recombine.compositions import Composition
-from recombine.errors import InputError
-from recombine.evaluate import Score, score
-from recombine.tasks import FuzzyLogic
+from recombine.foundation.errors import InputError
+from recombine.tasks.fuzzy_logic import FuzzyLogic
+from recombine.training.score import Score, score
 
 ALL_PAIRS = tuple(itertools.combinations(range(16), 2))
 METRICS = ("r2", "r2_pooled")

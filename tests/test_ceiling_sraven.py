@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from recombine.compositions import Composition, all_multisets
-from recombine.errors import InputError
-from recombine.evaluate import score
-from recombine.tasks import SRaven
+from recombine.foundation.errors import InputError
 from recombine.tasks.sraven.solver import solve, solve_under
+from recombine.tasks.sraven.task import SRaven
+from recombine.training.score import score
 
 Grid = list[list[list[int]]]  # row, column, position; the last panel is not looked at
 Posterior = dict[tuple[int, ...], float]

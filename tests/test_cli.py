@@ -7,17 +7,19 @@ from typing import Any
 
 import pytest
 
-from recombine.cli import run as run_verb
-from recombine.commands.console import REFERENCE_LEGEND, score_table, split_legend
-from recombine.evaluate import describe_splits
-from recombine.tasks import FuzzyLogic, Hyperteacher, SequenceTeacher
+from recombine.cli.flags import REFERENCE_LEGEND, score_table, split_legend
+from recombine.cli.main import run as run_verb
+from recombine.tasks.fuzzy_logic import FuzzyLogic
+from recombine.tasks.modular.hyperteacher import Hyperteacher
+from recombine.tasks.sequences.teacher import SequenceTeacher
+from recombine.training.score import describe_splits
 
 TINY = ["--num-examples", "4", "--embedding-dim", "16", "--kqv-dim", "8", "--mlp-dim", "16", "--num-heads", "4"]
 TRAIN = ["train", "fuzzy-logic", *TINY, "--steps", "30", "--batch-size", "8", "--evaluation-instances", "100"]
 
 
 def recombine(*arguments: str, cwd=None) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "recombine.cli", *arguments]
+    command = [sys.executable, "-m", "recombine.cli.main", *arguments]
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd)
 
 
@@ -142,7 +144,7 @@ def test_an_interrupted_training_says_how_to_go_on(tmp_path, capsys, monkeypatch
     def interrupt(*arguments, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("recombine.commands.train.train_run", interrupt)
+    monkeypatch.setattr("recombine.training.run.train_run", interrupt)
     assert run_verb([*TRAIN, "--out", str(tmp_path)]) == 130
     assert capsys.readouterr().err.endswith("recombine: interrupted; the same command resumes\n")
 

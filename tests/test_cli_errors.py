@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from recombine import cli
-from recombine.cli import run as run_verb
-from recombine.commands.flags import TaskOptions, parse_task
-from recombine.store import RunDirectory
+from recombine.cli import main as cli
+from recombine.cli.flags import TaskOptions, parse_task
+from recombine.cli.main import run as run_verb
+from recombine.training.directory import RunDirectory
 
 SIZES = ["--num-examples", "4", "--embedding-dim", "8", "--kqv-dim", "8", "--mlp-dim", "8", "--num-heads", "2"]
 TRAIN = ["train", "fuzzy-logic", *SIZES, "--steps", "10", "--batch-size", "4", "--evaluation-instances", "20", "-q"]

@@ -3,17 +3,18 @@
 import json
 from dataclasses import replace
 
-from recombine.cli import run as run_verb
-from recombine.commands import experiments, reproduce
-from recombine.commands.reproduce import ReproduceOptions, choose_records
-from recombine.errors import InputError
-from recombine.models import TransformerConfig
-from recombine.recipes import EXPERIMENTS, Record
-from recombine.recipes.attention_as_hypernetwork.published import SRAVEN
-from recombine.run import RunConfig
-from recombine.sweep.kept_costs import costs_path, measure_costs
-from recombine.tasks import SRaven
-from recombine.train import TrainingConfig
+from recombine.cli import reproduce
+from recombine.cli import reproduce as experiments
+from recombine.cli.main import run as run_verb
+from recombine.cli.reproduce import ReproduceOptions, choose_records
+from recombine.foundation.errors import InputError
+from recombine.models.transformer import TransformerConfig
+from recombine.sweeps.costs import costs_path, measure_costs
+from recombine.sweeps.records import Record
+from recombine.tasks.sraven.task import SRaven
+from recombine.training.config import RunConfig, TrainingConfig
+from recombine_papers import EXPERIMENTS
+from recombine_papers.hypernetwork.published import SRAVEN
 
 
 def test_reproduce_takes_attentions():

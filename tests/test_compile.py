@@ -3,7 +3,10 @@
 import pytest
 import torch
 
-from recombine.layers import FEEDFORWARDS, Attention, HypernetworkAttention, RelativeBias, Rotary, build_feedforward
+from recombine.attention.hyla import HypernetworkAttention
+from recombine.attention.layer import Attention
+from recombine.attention.position import RelativeBias, Rotary
+from recombine.models.layers import FEEDFORWARDS, build_feedforward
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from recombine.kernels import compiler
+from recombine.foundation import native as compiler
 
 pytestmark = pytest.mark.skipif(compiler.find_compiler() is None, reason="no C compiler on the PATH")
 

@@ -15,7 +15,7 @@ from recombine.compositions import (
     order_by_hash,
     split_compositions,
 )
-from recombine.errors import InputError
+from recombine.foundation.errors import InputError
 
 
 def test_counts():

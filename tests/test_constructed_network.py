@@ -5,11 +5,11 @@ from itertools import pairwise
 import pytest
 import torch
 
-from recombine.errors import InputError
-from recombine.layers import hypernetwork_view
-from recombine.models.constructed_network import build_modular_attention, build_modular_mlp, count_neurons
-from recombine.tasks import Hyperteacher
+from recombine.attention.view import hypernetwork_view
+from recombine.foundation.errors import InputError
+from recombine.tasks.modular.hyperteacher import Hyperteacher
 from recombine.tasks.modular.teacher import ModularTeacher, apply_teacher, draw_teacher
+from recombine_papers.scale.theory import build_modular_attention, build_modular_mlp, count_neurons
 
 
 def draw(*shape, seed=0):

@@ -3,18 +3,18 @@
 import pytest
 import torch
 
-from recombine.errors import InputError
-from recombine.models import (
+from recombine.foundation.errors import InputError
+from recombine.models.registry import build_model
+from recombine.models.sequence import (
     CausalAttentionConfig,
     DeepSetConfig,
     RecurrentConfig,
     SequenceModel,
     StateSpaceConfig,
-    build_model,
 )
-from recombine.models.constructed_students import change_basis, forget_beyond
-from recombine.probe.measures.identification import identify
-from recombine.tasks import SequenceTeacher
+from recombine.tasks.sequences.teacher import SequenceTeacher
+from recombine_papers.length.identification import identify
+from recombine_papers.length.theory import change_basis, forget_beyond
 
 STUDENTS = {
     "deep_set": DeepSetConfig(),

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from recombine.errors import InputError
-from recombine.layers import HypernetworkAttention, convert
+from recombine.attention.convert import convert
+from recombine.attention.hyla import HypernetworkAttention
+from recombine.foundation.errors import InputError
 from test_hypernetwork_attention import MASKS, E, H, L, N, S, draw, randomise
 
 

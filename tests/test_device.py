@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from recombine.errors import InputError
-from recombine.run import device as devices
-from recombine.run.device import resolve_device, use_deterministic_algorithms
+from recombine.foundation.errors import InputError
+from recombine.training import devices
+from recombine.training.devices import resolve_device, use_deterministic_algorithms
 
 
 @pytest.fixture

@@ -5,7 +5,8 @@ from typing import get_type_hints
 
 import pytest
 
-from recombine.diagnose import (
+from recombine.foundation.errors import InputError
+from recombine.inside.verdict import (
     ADVICE,
     Decodability,
     DiagnosisDict,
@@ -14,7 +15,6 @@ from recombine.diagnose import (
     diagnose,
     read_decodability,
 )
-from recombine.errors import InputError
 
 COVERED = {"covered": True, "connected": True, "coverage": {"0": 2, "1": 1}}
 READ = Decodability(site="residual.1", metric="f1", trained=0.95, held_out=0.9, baseline=0.2)

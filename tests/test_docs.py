@@ -31,8 +31,8 @@ from documented import (
     run_line,
     shorten,
 )
-from recombine.cli import VERBS
-from recombine.cli import run as run_verb
+from recombine.cli.main import VERBS
+from recombine.cli.main import run as run_verb
 
 
 class ParsedError(Exception):

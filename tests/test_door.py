@@ -10,8 +10,12 @@ import torch
 
 import recombine
 from attention_cases import CHOICES, assert_agree, needs_kernel
-from recombine.errors import InputError
-from recombine.kernels import Dropout, attend, chunked, cpu, linear_gelu, reference, use_kernel
+from recombine.attention import chunked
+from recombine.attention import definition as reference
+from recombine.attention.cpu import attention as cpu
+from recombine.attention.dispatch import attend, linear_gelu, use_kernel
+from recombine.attention.dropout import Dropout
+from recombine.foundation.errors import InputError
 
 pytestmark = [needs_kernel, pytest.mark.usefixtures("unchecked")]
 

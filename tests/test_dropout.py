@@ -10,14 +10,15 @@ from torch import nn
 
 from attention_cases import CHOICES, MASKS, by_definition, by_kernel, check, draw_case, needs_kernel
 from recombine import convert
-from recombine.errors import InputError
-from recombine.kernels import Dropout, attend, chunked, cpu, reference
-from recombine.kernels.dropout import Rows, drop, find_kept
-from recombine.layers import Attention, HypernetworkAttention
-from recombine.layers.dropout import CodeDropout, DropoutKeys
-from recombine.layers.isolated import attend_isolated, isolation_mask
-from recombine.splitmix import hash_key, mix
-from recombine.tasks.stream import Stream
+from recombine.attention import chunked
+from recombine.attention import definition as reference
+from recombine.attention.cpu import attention as cpu
+from recombine.attention.dispatch import attend
+from recombine.attention.dropout import CodeDropout, Dropout, DropoutKeys, Rows, drop, find_kept
+from recombine.attention.hyla import HypernetworkAttention
+from recombine.attention.layer import Attention, attend_isolated, isolation_mask
+from recombine.foundation.errors import InputError
+from recombine.random import Stream, hash_key, mix
 
 FORMS = ["pairs", "elements"]
 HYLA: dict[str, Any] = {"normalisation": "rms_head", "value_network": "hyper_relu"}

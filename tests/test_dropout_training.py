@@ -10,12 +10,16 @@ import pytest
 import torch
 
 from attention_cases import needs_kernel
-from recombine.kernels import reference, use_kernel
-from recombine.models import TransformerConfig, build_model
-from recombine.run import RunConfig, train_run
-from recombine.store import RunDirectory
-from recombine.tasks import FuzzyLogic, InContext
-from recombine.train import Trainer, TrainingConfig
+from recombine.attention import definition as reference
+from recombine.attention.dispatch import use_kernel
+from recombine.models.registry import build_model
+from recombine.models.transformer import TransformerConfig
+from recombine.tasks.fuzzy_logic import FuzzyLogic
+from recombine.tasks.modular.in_context import InContext
+from recombine.training.config import RunConfig, TrainingConfig
+from recombine.training.directory import RunDirectory
+from recombine.training.loop import Trainer
+from recombine.training.run import train_run
 
 SIZES: dict[str, Any] = {"embedding_dim": 16, "kqv_dim": 8, "mlp_dim": 16, "num_heads": 4}
 TASK = FuzzyLogic(num_examples=8)

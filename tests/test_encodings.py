@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recombine.compositions import all_sets
-from recombine.errors import InputError
+from recombine.foundation.errors import InputError
 from recombine.tasks.modular.encodings import (
     check_encoding,
     count_features,

@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from recombine.cli import run as run_verb
-from recombine.engines import train_runs
-from recombine.errors import InputError
-from recombine.models import MLPConfig
-from recombine.run import RunConfig, train_run
-from recombine.store import RunDirectory
-from recombine.tasks import Hyperteacher
-from recombine.train import DivergedError, TrainingConfig
+from recombine.cli.main import run as run_verb
+from recombine.foundation.errors import InputError
+from recombine.models.mlp import MLPConfig
+from recombine.sweeps.choose import train_runs
+from recombine.tasks.modular.hyperteacher import Hyperteacher
+from recombine.training.config import RunConfig, TrainingConfig
+from recombine.training.directory import RunDirectory
+from recombine.training.loop import DivergedError
+from recombine.training.run import train_run
 
 CONFIG = RunConfig(
     task=Hyperteacher(num_modules=4, num_active=2, support="random"),
@@ -98,7 +99,8 @@ def wait_until(condition, seconds=60):
 
 @pytest.mark.slow
 def test_reproduce_at_once(tmp_path, capsys, monkeypatch):
-    from recombine.recipes import EXPERIMENTS, Record
+    from recombine.sweeps.records import Record
+    from recombine_papers import EXPERIMENTS
 
     experiment = EXPERIMENTS["scale-width"]
     records = [Record(settings={}, config=config) for config in CONFIGS.values()]

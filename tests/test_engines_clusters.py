@@ -13,17 +13,16 @@ from types import ModuleType
 import pytest
 import torch
 
-from recombine.cli import run as run_verb
-from recombine.engines import EngineFlags, LocalEngine, split_cores, train_all
-from recombine.engines import ray as ray_engine
-from recombine.engines import slurm as slurm_engine
-from recombine.engines.base import Job
-from recombine.engines.worker import train_job
-from recombine.errors import InputError
-from recombine.extras import import_extra
-from recombine.run import default_run
-from recombine.run.execute import open_directory
-from recombine.tasks import Hyperteacher
+from recombine.cli.main import run as run_verb
+from recombine.foundation.errors import InputError, import_extra
+from recombine.sweeps import ray as ray_engine
+from recombine.sweeps import slurm as slurm_engine
+from recombine.sweeps.choose import EngineFlags, split_cores, train_all
+from recombine.sweeps.engine import Job
+from recombine.sweeps.local import LocalEngine, train_job
+from recombine.tasks.modular.hyperteacher import Hyperteacher
+from recombine.training.config import default_run
+from recombine.training.run import open_directory
 from sweep_cases import BASE, FILE
 
 MORTAL = """
@@ -242,7 +241,7 @@ def test_jobs_that_left_the_queue_are_dead(tmp_path, monkeypatch):
 def test_cores_are_split_without_oversubscription(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.delenv("RECOMBINE_JOBS", raising=False)
-    monkeypatch.setattr("recombine.engines.choose.count_cores", lambda: 8)
+    monkeypatch.setattr("recombine.sweeps.engine.count_cores", lambda: 8)
     assert split_cores(100) == (8, 1)
     assert split_cores(3) == (3, 2)
     assert split_cores(1) == (1, 8)

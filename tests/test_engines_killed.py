@@ -16,12 +16,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from recombine.engines import EngineFlags, train_all
-from recombine.engines.ray import check_answers
-from recombine.errors import InputError
-from recombine.recipes.record import Record
-from recombine.run import train_run
-from recombine.sweep.plan import load_plan
+from recombine.foundation.errors import InputError
+from recombine.sweeps.choose import EngineFlags, train_all
+from recombine.sweeps.plan import load_plan
+from recombine.sweeps.ray import check_answers
+from recombine.sweeps.records import Record
+from recombine.training.run import train_run
 from slurm_node import free_port, slurm_node, why_not
 
 pytestmark = pytest.mark.slow

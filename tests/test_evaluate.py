@@ -6,18 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from recombine.errors import InputError
-from recombine.evaluate import (
-    CompositionSums,
-    compare,
-    compare_rows,
-    describe_metrics,
-    evaluate_predictor,
-    evaluation_splits,
-    score,
-    score_references,
-)
-from recombine.tasks import Batch, FuzzyLogic, Ratio, SequenceTeacher, SRaven
+from recombine.foundation.errors import InputError
+from recombine.tasks.batch import Batch, Ratio
+from recombine.tasks.fuzzy_logic import FuzzyLogic
+from recombine.tasks.sequences.teacher import SequenceTeacher
+from recombine.tasks.sraven.task import SRaven
+from recombine.training.intervals import CompositionSums, compare, compare_rows
+from recombine.training.score import describe_metrics, evaluate_predictor, evaluation_splits, score, score_references
 from spies import record_calls
 
 TASK = FuzzyLogic(num_examples=8)

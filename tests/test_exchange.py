@@ -10,19 +10,18 @@ from pyarrow import parquet
 from torch import nn
 
 import recombine
-from recombine.cli import run as run_verb
-from recombine.diagnose import judge_scores
-from recombine.exchange import (
+from recombine.cli.main import run as run_verb
+from recombine.inside.verdict import judge_scores
+from recombine.integrations.exchange.export import (
     COLUMNS,
     RowId,
     describe_columns,
     hash_export,
     make_rows,
-    read_predictions,
-    score_predictions,
+    read_columns,
     write_table,
 )
-from recombine.exchange.formats import read_columns
+from recombine.integrations.exchange.predictions import read_predictions, score_predictions
 from recombine.tasks import TASKS
 from recombine.tasks.evaluation import evaluation_batches
 

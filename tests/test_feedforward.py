@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from recombine.errors import InputError
-from recombine.layers import FEEDFORWARDS, MLP, MixtureOfExperts, SwiGLU, build_feedforward
+from recombine.foundation.errors import InputError
+from recombine.models.layers import FEEDFORWARDS, MLP, MixtureOfExperts, SwiGLU, build_feedforward
 
 
 def randomise(layer):

@@ -8,19 +8,22 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from recombine.models import TransformerConfig, build_model
-from recombine.probe import probe_run
-from recombine.probe.collect import collect
-from recombine.recipes import EXPERIMENTS, Finished, FinishedRun
-from recombine.recipes.attention_as_hypernetwork import rule_codes, rule_figures
-from recombine.recipes.attention_as_hypernetwork.figure_5 import ROWS
-from recombine.recipes.claims import decide
-from recombine.recipes.stored import read_results, summarise, write_results
-from recombine.run import train_run
-from recombine.store import hash_config
-from recombine.tasks import SRaven
-from recombine.tasks.sraven.rules import RULES
-from recombine.train import TrainingConfig
+from recombine.inside.collect import collect
+from recombine.inside.probe import probe_run
+from recombine.models.registry import build_model
+from recombine.models.transformer import TransformerConfig
+from recombine.sweeps.experiment import Finished, FinishedRun
+from recombine.tasks.sraven.generator import RULES
+from recombine.tasks.sraven.task import SRaven
+from recombine.training.config import TrainingConfig
+from recombine.training.directory import hash_config
+from recombine.training.run import train_run
+from recombine_papers import EXPERIMENTS
+from recombine_papers.claims import decide
+from recombine_papers.hypernetwork import rule_figures
+from recombine_papers.hypernetwork import rules as rule_codes
+from recombine_papers.hypernetwork.rules import ROWS
+from recombine_papers.stored import read_results, summarise, write_results
 from stored_runs import stored_run
 
 EXPERIMENT: Any = EXPERIMENTS["figure-5"]
@@ -41,7 +44,7 @@ def trained(tmp_path_factory):
     run = train_run(config, out=tmp_path_factory.mktemp("runs"), evaluation_instances=100)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rule_codes, "NUM_INSTANCES", NUM_INSTANCES)
-        patch.setattr("recombine.progress.SILENT_SECONDS", 60)
+        patch.setattr("recombine.foundation.progress.SILENT_SECONDS", 60)
         finished = EXPERIMENT.measure_runs(Finished((FinishedRun(replace(record, config=config), run),)), "cpu")
         patch.setattr(rule_codes, "examine_codes", lambda *_: pytest.fail("measured twice"))
         assert EXPERIMENT.measures(run, "cpu") == finished.runs[0].measured

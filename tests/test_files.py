@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import recombine
-from recombine.errors import InputError
-from recombine.files import data_folder, is_private
-from recombine.kernels.build_cache import cache_directory
+from recombine.foundation.errors import InputError
+from recombine.foundation.files import data_folder, is_private
+from recombine.foundation.native import cache_directory
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "getuid"), reason="no owners and modes here")
 

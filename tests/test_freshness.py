@@ -8,13 +8,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from recombine.errors import InputError
-from recombine.evaluate import EVALUATION_VERSION
-from recombine.models import MLPConfig
-from recombine.run import RunConfig, load_run, records, train_run
-from recombine.store import DamagedError, RunDirectory, describe_environment, hash_source
-from recombine.tasks import Hyperteacher
-from recombine.train import TrainingConfig
+from recombine.foundation.errors import InputError
+from recombine.models.mlp import MLPConfig
+from recombine.tasks.modular.hyperteacher import Hyperteacher
+from recombine.training import run as records
+from recombine.training.benchmark import load_run
+from recombine.training.checkpoint import DamagedError
+from recombine.training.config import RunConfig, TrainingConfig
+from recombine.training.directory import RunDirectory, describe_environment, hash_source
+from recombine.training.run import train_run
+from recombine.training.score import EVALUATION_VERSION
 
 CONFIG = RunConfig(
     task=Hyperteacher(num_modules=4, num_active=2, support="random"),
@@ -112,7 +115,7 @@ def test_the_environment_names_the_kernel(monkeypatch):
     kernel = describe_environment("cpu")["kernel"]
     assert kernel.startswith(("cpu (build ", "reference ("))
     assert "-O3" in kernel or kernel.startswith("reference") or "compiled earlier" in kernel
-    monkeypatch.setattr("recombine.kernels.cpu_library.open_library", lambda: "no C compiler")
+    monkeypatch.setattr("recombine.attention.cpu.attention.open_library", lambda: "no C compiler")
     assert describe_environment("cpu")["kernel"] == "reference (no C compiler)"
     monkeypatch.setenv("RECOMBINE_KERNEL", "reference")
     assert describe_environment("cpu")["kernel"] == "reference (RECOMBINE_KERNEL)"

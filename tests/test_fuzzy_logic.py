@@ -8,10 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recombine.errors import InputError
-from recombine.tasks import FuzzyLogic
-from recombine.tasks.fuzzy_logic.posterior import evaluate_terms
-from recombine.tasks.fuzzy_logic.task import evaluate_function
+from recombine.foundation.errors import InputError
+from recombine.tasks.fuzzy_logic import FuzzyLogic, evaluate_function, evaluate_terms
 
 TASK = FuzzyLogic()
 

@@ -7,15 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from recombine.cli import run
-from recombine.errors import InputError
-from recombine.evaluate import score_references
-from recombine.models import MODELS, build_model
-from recombine.run import default_run
+from recombine.cli.main import run
+from recombine.foundation.errors import InputError
+from recombine.models.registry import MODELS, build_model
 from recombine.tasks.grids.goal import INTERACTIONS, OBJECTS, QUADRANTS, GoalGrid
 from recombine.tasks.grids.imitation import ENDED
-from recombine.tasks.grids.map import MOVES
-from recombine.tasks.grids.mazes import FAR
+from recombine.tasks.grids.map import FAR, MOVES
+from recombine.training.config import default_run
+from recombine.training.score import score_references
 
 TASK = GoalGrid()
 SMALL = GoalGrid(grid_size=7, horizon=9, num_distractors=3, num_mazes=3, num_objects=4, num_interactions=2)
@@ -237,7 +236,7 @@ def test_bad_settings(settings, message, unchecked):
 
 
 def test_too_few_mazes(monkeypatch):
-    monkeypatch.setattr("recombine.tasks.grids.mazes.MAX_REDRAWS", 3)
+    monkeypatch.setattr("recombine.tasks.grids.map.MAX_REDRAWS", 3)
     with pytest.raises(InputError, match="fewer than 5 mazes of that size were found"):
         GoalGrid(grid_size=5)
 

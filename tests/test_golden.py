@@ -23,11 +23,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from recombine.kernels import use_kernel
-from recombine.models import MODELS, build_model
-from recombine.run import RunConfig, default_run
-from recombine.tasks import TASKS, Task
-from recombine.train import TRAINING_VERSION, Trainer
+from recombine.attention.dispatch import use_kernel
+from recombine.models.registry import MODELS, build_model
+from recombine.tasks import TASKS
+from recombine.tasks.base import Task
+from recombine.training.config import TRAINING_VERSION, RunConfig, default_run
+from recombine.training.loop import Trainer
 
 FILE = Path(__file__).with_name("golden.json")
 TEXT = Path(__file__).with_name("text")

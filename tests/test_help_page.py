@@ -4,9 +4,8 @@ import re
 
 import pytest
 
-from recombine.cli import VERBS, examples_of
-from recombine.cli import run as run_verb
-from recombine.help_page import write_page
+from recombine.cli.main import VERBS, examples_of, write_page
+from recombine.cli.main import run as run_verb
 
 TASK_VERBS = ("show", "check", "train", "export", "score")
 

@@ -6,9 +6,9 @@ import json
 import pytest
 
 import recombine
-from recombine.cli import run as run_verb
-from recombine.exchange import COLUMNS, hash_export, make_rows
-from recombine.exchange.hub import write_hub_layout
+from recombine.cli.main import run as run_verb
+from recombine.integrations.exchange.cards import write_hub_layout
+from recombine.integrations.exchange.export import COLUMNS, hash_export, make_rows
 
 TASK = recombine.SRaven(num_features=2, num_values=4)
 

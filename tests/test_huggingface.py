@@ -11,9 +11,11 @@ from transformers import AutoModelForCausalLM, Gemma2Config
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXAttention
 
 from huggingface_models import CONFIGS, HEADS, LAYERS, WIDTH, WINDOW, build_model, draw_tokens
-from recombine.errors import InputError
-from recombine.integrations.huggingface import add_deep_weights, register
-from recombine.layers import ATTENTIONS, Attention, Rotary
+from recombine.attention.layer import ATTENTIONS, Attention
+from recombine.attention.position import Rotary
+from recombine.foundation.errors import InputError
+from recombine.integrations.huggingface import register
+from recombine.integrations.huggingface.codes import add_deep_weights
 
 register()
 PLAIN = [name for name in ATTENTIONS if name != "hyla_deep"]
@@ -50,7 +52,7 @@ def test_every_attention_of_table_a1_is_causal_and_computes_something_of_its_own
 def test_without_our_mask_the_future_would_be_seen():
     from transformers import AttentionInterface
 
-    from recombine.integrations.huggingface_attention import make_attention
+    from recombine.integrations.huggingface.attention import make_attention
 
     def unmasked(module, query, key, value, attention_mask, **options):
         return make_attention("hyla")(module, query, key, value, attention_mask, **{**options, "is_causal": False})

@@ -12,9 +12,10 @@ pytest.importorskip("transformers")
 from transformers import BertConfig, BertModel
 
 from huggingface_models import CONFIGS, HEADS, LAYERS, WIDTH, build_model, draw_tokens
-from recombine.errors import InputError
-from recombine.integrations.huggingface import codes, register, views
-from recombine.probe import load_observations
+from recombine.foundation.errors import InputError
+from recombine.inside.result import load_observations
+from recombine.integrations.huggingface import register
+from recombine.integrations.huggingface.codes import codes, views
 
 register()
 PADDED = torch.tensor([[1, 1, 1, 1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 1, 1, 1, 1]])

@@ -12,13 +12,14 @@ pytest.importorskip("transformers")
 
 from transformers import AutoModelForCausalLM
 
-from recombine.errors import InputError
+from recombine.foundation.errors import InputError
 from recombine.integrations.huggingface import register
-from recombine.integrations.huggingface_language import export_language_model, export_run, read_language_model
-from recombine.models.generate import generate
-from recombine.models.language_model import LanguageModel, LanguageModelConfig
-from recombine.run import default_run, load_run, train_run
-from recombine.tasks import Language
+from recombine.integrations.huggingface.model import export_language_model, export_run, read_language_model
+from recombine.models.language_model import LanguageModel, LanguageModelConfig, generate
+from recombine.tasks.language.task import Language
+from recombine.training.benchmark import load_run
+from recombine.training.config import default_run
+from recombine.training.run import train_run
 
 register()
 SIZES: dict[str, Any] = {"num_layers": 2, "embedding_dim": 16, "kqv_dim": 16, "mlp_dim": 24, "num_heads": 4}

@@ -10,12 +10,11 @@ pytest.importorskip("transformers")
 from transformers import AutoModel
 
 from huggingface_models import WORDS, build_model, make_tokenizer
-from recombine import cli
-from recombine.errors import InputError
-from recombine.integrations.huggingface_model import PretrainedModel
-from recombine.integrations.huggingface_probe import probe_model
-from recombine.integrations.huggingface_prompts import read_prompts
-from recombine.integrations.huggingface_task import Prompts
+from recombine.cli import main as cli
+from recombine.foundation.errors import InputError
+from recombine.integrations.huggingface.model import PretrainedModel
+from recombine.integrations.huggingface.probe import probe_model
+from recombine.integrations.huggingface.prompts import Prompts, read_prompts
 
 LETTERS, ENDS = ("a", "b", "c"), ("x", "y", "z")
 

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from recombine.errors import InputError
-from recombine.layers import ATTENTIONS, HypernetworkAttention
+from recombine.attention.hyla import HypernetworkAttention
+from recombine.attention.layer import ATTENTIONS
+from recombine.foundation.errors import InputError
 
 E, H, N, L, S = 8, 4, 2, 3, 5
 

@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import nn
 
-from recombine.errors import InputError
-from recombine.models import HypernetworkTransformerConfig, build_model
-from recombine.models.hypernetwork_transformer import GeneratedNetwork
-from recombine.probe.collect import collect
-from recombine.run import RunConfig
-from recombine.tasks import FuzzyLogic, InContext
-from recombine.train import TrainingConfig
+from recombine.foundation.errors import InputError
+from recombine.inside.collect import collect
+from recombine.models.hypernetwork import GeneratedNetwork, HypernetworkTransformerConfig
+from recombine.models.registry import build_model
+from recombine.tasks.fuzzy_logic import FuzzyLogic
+from recombine.tasks.modular.in_context import InContext
+from recombine.training.config import RunConfig, TrainingConfig
 
 TASK = InContext(input_size=4, hidden_size=8, num_examples=7, num_queries=3)
 SIZES: dict[str, Any] = {

@@ -4,8 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from recombine.errors import InputError
-from recombine.layers import ATTENTIONS, Attention, HypernetworkAttention, hypernetwork_view
+from recombine.attention.hyla import HypernetworkAttention
+from recombine.attention.layer import ATTENTIONS, Attention
+from recombine.attention.view import hypernetwork_view
+from recombine.foundation.errors import InputError
 
 E, H, N, L, S = 6, 3, 2, 4, 5
 LINEAR = ("softmax", "linear", "linear_rms_head")

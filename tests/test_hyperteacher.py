@@ -7,14 +7,16 @@ from typing import Any
 import pytest
 import torch
 
-from recombine.cli import run as run_verb
-from recombine.errors import InputError
-from recombine.evaluate import score
-from recombine.models import HypernetworkConfig, build_model
-from recombine.tasks import Hyperteacher
+from recombine.cli.main import run as run_verb
+from recombine.foundation.errors import InputError
+from recombine.models.hypernetwork import HypernetworkConfig
+from recombine.models.registry import build_model
+from recombine.random import Stream
 from recombine.tasks.evaluation import BATCH_SIZE
-from recombine.tasks.stream import Stream
-from recombine.train import Trainer, TrainingConfig
+from recombine.tasks.modular.hyperteacher import Hyperteacher
+from recombine.training.config import TrainingConfig
+from recombine.training.loop import Trainer
+from recombine.training.score import score
 
 TASK = Hyperteacher()
 SMALL = Hyperteacher(num_modules=6, num_active=2, x_dim=3, teacher_dim=5, y_dim=4, num_samples=4)

@@ -7,13 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from recombine.errors import InputError
-from recombine.models import DeepSetConfig, RecurrentConfig, SequenceModel, StateSpaceConfig, build_model
-from recombine.probe import collect
-from recombine.probe.measures.identification import identify, identify_run, match_units
-from recombine.run import RunConfig, train_run
-from recombine.tasks import FuzzyLogic, SequenceTeacher
-from recombine.train import TrainingConfig
+from recombine.foundation.errors import InputError
+from recombine.inside.collect import collect
+from recombine.models.registry import build_model
+from recombine.models.sequence import DeepSetConfig, RecurrentConfig, SequenceModel, StateSpaceConfig
+from recombine.tasks.fuzzy_logic import FuzzyLogic
+from recombine.tasks.sequences.teacher import SequenceTeacher
+from recombine.training.config import RunConfig, TrainingConfig
+from recombine.training.run import train_run
+from recombine_papers.length.identification import identify, identify_run, match_units
 
 SIZES: dict[str, Any] = {"token_dim": 3, "teacher_dim": 4, "target_dim": 2, "longest": 30}
 

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recombine.cli import run as run_verb
-from recombine.errors import InputError
-from recombine.tasks import InContext
+from recombine.cli.main import run as run_verb
+from recombine.foundation.errors import InputError
+from recombine.tasks.modular.in_context import InContext
 
 TASK = InContext(input_size=4, hidden_size=8, num_examples=12, num_queries=3)
 CONTROL = InContext(input_size=4, hidden_size=8, num_examples=12, num_queries=3, modules="own")

@@ -8,19 +8,20 @@ from typing import Any
 import pytest
 import torch
 
-from recombine.cli import run as run_verb
-from recombine.models import TransformerConfig
-from recombine.recipes import EXPERIMENTS, Finished, Record
-from recombine.recipes.card import is_concerned
-from recombine.recipes.claims import tabulate_claims
-from recombine.recipes.in_context import claims
-from recombine.recipes.in_context import runs as in_context
-from recombine.recipes.in_context.claims import BOTTLENECK, VANILLA, tabulate_variants
-from recombine.recipes.in_context.figures import draw_supports
-from recombine.recipes.in_context.theory import compare_execution, score_inference
-from recombine.run import default_run
-from recombine.tasks import InContext
-from recombine.train import TrainingConfig
+from recombine.cli.main import run as run_verb
+from recombine.models.transformer import TransformerConfig
+from recombine.sweeps.experiment import Finished
+from recombine.sweeps.records import Record
+from recombine.tasks.modular.in_context import InContext
+from recombine.training.config import TrainingConfig, default_run
+from recombine_papers import EXPERIMENTS
+from recombine_papers.card import is_concerned
+from recombine_papers.claims import tabulate_claims
+from recombine_papers.in_context import claims
+from recombine_papers.in_context import runs as in_context
+from recombine_papers.in_context.claims import BOTTLENECK, VANILLA, tabulate_variants
+from recombine_papers.in_context.figures import draw_supports
+from recombine_papers.in_context.theory import compare_execution, score_inference
 from stored_runs import stored_run
 
 TASK = InContext(input_size=3, hidden_size=4, num_examples=6, num_queries=2, output_size=2)
@@ -165,7 +166,7 @@ def test_the_experiment_from_the_command_line(tmp_path, capsys, monkeypatch):
     miniature = [replace(record, config=shrink(record.config)) for record in records]
     monkeypatch.setattr(experiment, "records", lambda scale: miniature)
     monkeypatch.setattr(InContext, "evaluation_instances", 50)
-    monkeypatch.setattr("recombine.progress.SILENT_SECONDS", 0)
+    monkeypatch.setattr("recombine.foundation.progress.SILENT_SECONDS", 0)
     quick = {
         "measure_decodability": {"num_instances": 100},
         "measure_fitted_code": {"num_instances": 50},

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 import torch
 
-from recombine.kernels import attend
-from recombine.layers import ATTENTIONS, Attention
-from recombine.layers.isolated import attend_isolated, isolation_mask
-from recombine.models import TransformerConfig, build_model
-from recombine.tasks import InContext
+from recombine.attention.dispatch import attend
+from recombine.attention.layer import ATTENTIONS, Attention, attend_isolated, isolation_mask
+from recombine.models.registry import build_model
+from recombine.models.transformer import TransformerConfig
+from recombine.tasks.modular.in_context import InContext
 
 CHOICES: dict[str, Any] = {"causal": False, "code_map": None, "return_codes": False, "deep_weight": None}
 TASK = InContext(input_size=4, hidden_size=8, num_examples=7, num_queries=4)

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from recombine.errors import InputError
-from recombine.kernels import chunked, reference
+from recombine.attention import chunked
+from recombine.attention import definition as reference
+from recombine.foundation.errors import InputError
 
 CHOICES = list(itertools.product(get_args(reference.Normalisation), get_args(reference.ValueNetwork)))
 

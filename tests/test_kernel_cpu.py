@@ -13,8 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attention_cases import CHOICES, MASKS, by_definition, by_kernel, check, draw_case, evaluate, needs_kernel
-from recombine.errors import InputError
-from recombine.kernels import compiler, cpu, cpu_library
+from recombine.attention.cpu import attention as cpu
+from recombine.attention.cpu import attention as cpu_library
+from recombine.foundation import native as compiler
+from recombine.foundation.errors import InputError
 
 
 @needs_kernel
@@ -215,7 +217,7 @@ def test_what_it_does_not_support():
 
 
 def test_without_a_compiler_it_says_so(tmp_path):
-    program = "from recombine.kernels import cpu; print(cpu.is_available(), cpu.why_unavailable())"
+    program = "from recombine.attention.dispatch import cpu; print(cpu.is_available(), cpu.why_unavailable())"
     environment = {**os.environ, "PATH": "", "RECOMBINE_CACHE": str(tmp_path)}
     environment.pop("CC", None)
     outcome = subprocess.run(

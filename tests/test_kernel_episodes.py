@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from recombine.kernels import episodes
-from recombine.tasks.grids import pursuit
+from recombine.tasks.grids import goal as pursuit
 from recombine.tasks.grids.goal import GoalGrid
 from recombine.tasks.grids.map import tabulate_scales
 from recombine.tasks.grids.preference import PreferenceGrid
+from recombine.tasks.native import episodes
 
 SMALL_GOALS = GoalGrid.at_scale("tiny")
 TASKS = {

@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from recombine.kernels import gelu, linear_gelu, use_kernel
-from recombine.layers import build_feedforward
+from recombine.attention.cpu import gelu
+from recombine.attention.dispatch import linear_gelu, use_kernel
+from recombine.models.layers import build_feedforward
 
 needs_kernel = pytest.mark.skipif(isinstance(gelu.open_library(), str), reason=f"no kernel: {gelu.open_library()}")
 

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from recombine.kernels import layers as kernel
+from recombine.tasks.native import layers as kernel
 from recombine.tasks.sequences.functions import apply_layers
 from recombine.tasks.sequences.teacher import SequenceTeacher
 

@@ -7,9 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recombine.errors import InputError
-from recombine.kernels import attend, linear, reference
-from recombine.kernels.linear import LinearState
+from recombine.attention import definition as reference
+from recombine.attention import linear
+from recombine.attention.dispatch import attend
+from recombine.attention.linear import LinearState
+from recombine.foundation.errors import InputError
 from spies import record_calls
 
 

@@ -6,9 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from recombine.errors import InputError
-from recombine.kernels import add_norm, norm, use_kernel
-from recombine.layers.residual_norm import ResidualNorm
+from recombine.attention.cpu import norm
+from recombine.attention.dispatch import add_norm, use_kernel
+from recombine.foundation.errors import InputError
+from recombine.models.layers import ResidualNorm
 
 EPSILON = 1e-6
 needs_kernel = pytest.mark.skipif(isinstance(norm.open_library(), str), reason=f"no kernel: {norm.open_library()}")

@@ -5,8 +5,11 @@ from typing import Any
 import pytest
 import torch
 
-from recombine.errors import InputError
-from recombine.kernels import attend, cpu, reference, sdpa
+from recombine.attention import definition as reference
+from recombine.attention import sdpa
+from recombine.attention.cpu import attention as cpu
+from recombine.attention.dispatch import attend
+from recombine.foundation.errors import InputError
 from spies import record_calls
 
 SOFTMAX: dict[str, Any] = {"normalisation": "softmax", "value_network": "linear"}

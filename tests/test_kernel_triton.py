@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recombine.errors import InputError
-from recombine.kernels import reference
-from recombine.kernels import triton as kernel
+from recombine.attention import definition as reference
+from recombine.attention import triton as kernel
+from recombine.foundation.errors import InputError
 
 HYLA: dict[str, Any] = {"normalisation": "rms_head", "value_network": "hyper_relu"}
 TRITON = importlib.util.find_spec("triton") is not None
@@ -39,7 +39,7 @@ def programs():
         patch.setattr(
             sys, "meta_path", [finder for finder in sys.meta_path if "Jaxtyping" not in type(finder).__name__]
         )
-        yield importlib.import_module("recombine.kernels.triton_tiles")
+        yield importlib.import_module("recombine.attention.triton_tiles")
 
 
 def evaluate(attend, leaves, grad_out, dtype):

@@ -8,11 +8,17 @@ from typing import Any
 import pytest
 import torch
 
-from recombine.errors import InputError
-from recombine.kernels import Dropout, attend, chunked, cpu, reference, triton, use_kernel
-from recombine.models import TransformerConfig, build_model
-from recombine.tasks import FuzzyLogic
-from recombine.train import Trainer, TrainingConfig
+from recombine.attention import chunked, triton
+from recombine.attention import definition as reference
+from recombine.attention.cpu import attention as cpu
+from recombine.attention.dispatch import attend, use_kernel
+from recombine.attention.dropout import Dropout
+from recombine.foundation.errors import InputError
+from recombine.models.registry import build_model
+from recombine.models.transformer import TransformerConfig
+from recombine.tasks.fuzzy_logic import FuzzyLogic
+from recombine.training.config import TrainingConfig
+from recombine.training.loop import Trainer
 
 HYLA: dict[str, Any] = {"normalisation": "rms_head", "value_network": "hyper_relu"}
 

@@ -13,7 +13,11 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from attention_cases import CHOICES, MASKS, assert_agree, by_definition, draw_case, evaluate, needs_kernel
-from recombine.kernels import Dropout, chunked, cpu, gelu, linear, norm, onednn, reference, sdpa, weight_gradient
+from recombine.attention import chunked, linear, sdpa
+from recombine.attention import definition as reference
+from recombine.attention.cpu import attention as cpu
+from recombine.attention.cpu import gelu, norm, onednn, weight_gradient
+from recombine.attention.dropout import Dropout
 
 BF16_UNIT = 2**-8
 FEW, MANY = settings(max_examples=25), settings(max_examples=1_500, deadline=None)

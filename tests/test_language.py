@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from recombine.errors import InputError
-from recombine.evaluate import score
-from recombine.models import TransformerConfig, build_model
-from recombine.run import default_run
-from recombine.tasks import Language
-from recombine.tasks.language import grammar, recall
+from recombine.foundation.errors import InputError
+from recombine.models.registry import build_model
+from recombine.models.transformer import TransformerConfig
+from recombine.tasks.language import rows as grammar
+from recombine.tasks.language import rows as recall
 from recombine.tasks.language.scoring import GRAMMAR, RECALL, TEXT
+from recombine.tasks.language.task import Language
+from recombine.training.config import default_run
+from recombine.training.score import score
 
 FOLDER = Path(__file__).with_name("text")
 

@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from recombine.cli import run as run_cli
-from recombine.errors import InputError
-from recombine.kernels import use_kernel
-from recombine.models import LanguageModelConfig, build_model, count_parameters
-from recombine.models.generate import choose_token, generate
-from recombine.models.language_model import LanguageModel, parameter_table
-from recombine.run import default_run
-from recombine.tasks import FuzzyLogic, Language
+from recombine.attention.dispatch import use_kernel
+from recombine.cli.main import run as run_cli
+from recombine.foundation.errors import InputError
+from recombine.models.language_model import LanguageModel, LanguageModelConfig, choose_token, generate, parameter_table
+from recombine.models.registry import build_model
+from recombine.models.transformer import count_parameters
+from recombine.tasks.fuzzy_logic import FuzzyLogic
+from recombine.tasks.language.task import Language
+from recombine.training.config import default_run
 
 FOLDER = str(Path(__file__).with_name("text"))
 SIZES = {"num_layers": 2, "embedding_dim": 16, "kqv_dim": 16, "mlp_dim": 32, "num_heads": 4}
@@ -221,6 +222,6 @@ def test_generate_needs_a_language_model(trained, tmp_path, capsys):
 
 def test_a_run_without_its_text_still_generates(trained, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(Language, "_find_corpus", lambda self: pytest.fail("the text was read"))
-    monkeypatch.setattr("recombine.tasks.language.task.load_corpus", lambda name: None)
+    monkeypatch.setattr("recombine.tasks.language.corpus.load_corpus", lambda name: None)
     assert run_cli(["generate", str(trained), "--num-tokens", "3"]) == 0
     assert replace(Language(), tokenizer="sentencepiece").vocabulary_size == 4096

@@ -9,13 +9,14 @@ import torch
 from torch import nn
 from torch.nn.functional import one_hot
 
-from recombine.cli import run as run_cli
-from recombine.errors import InputError
-from recombine.probe import is_probed
-from recombine.probe.swap import measure_swaps
-from recombine.store import RunDirectory
-from recombine.tasks import Batch, Language
-from recombine.tasks.language import grammar
+from recombine.cli.main import run as run_cli
+from recombine.foundation.errors import InputError
+from recombine.inside.intervene import measure_swaps
+from recombine.inside.probe import is_probed
+from recombine.tasks.batch import Batch
+from recombine.tasks.language import rows as grammar
+from recombine.tasks.language.task import Language
+from recombine.training.directory import RunDirectory
 
 FOLDER = str(Path(__file__).with_name("text"))
 

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 import recombine
-from recombine.cli import run as run_verb
+from recombine.cli.main import run as run_verb
 from recombine.report.leaderboard import make_boards, name_budget, write_leaderboard
-from recombine.run import default_run, train_run
-from recombine.store import find_runs
+from recombine.training.config import default_run
+from recombine.training.directory import find_runs
+from recombine.training.run import train_run
 
 BASE: Any = default_run("hyperteacher", "tiny")
 
@@ -78,7 +79,7 @@ def test_compare_prints_the_paired_difference(runs, capsys):
     assert [each["model.hidden_dim"] for each in value["settings"]] == [16, 32]
     row = value["differences"]["ood"]["r2"]
     sums = [run.read_json("result.json")["composition_sums"]["ood"]["r2"] for run in (first, second)]
-    expected = recombine.evaluate.compare(*sums)
+    expected = recombine.training.intervals.compare(*sums)
     assert row["difference"] == {"value": expected.value, "low": expected.low, "high": expected.high}
     assert row["difference"]["value"] == pytest.approx(row["first"] - row["second"])
     assert (row["better"] is not None) == expected.real

@@ -8,16 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from recombine.cli import run as run_verb
-from recombine.recipes import EXPERIMENTS
-from recombine.recipes.comparison import spread
-from recombine.recipes.length_generalization import tables
-from recombine.recipes.length_generalization.theory import draw_bases, find_readout, fit_readout
-from recombine.run import default_run
-from recombine.store import RunDirectory
-from recombine.tables import Cell
-from recombine.tasks import SequenceTeacher
-from recombine.train import TrainingConfig
+from recombine.cli.main import run as run_verb
+from recombine.foundation.tables import Cell
+from recombine.sweeps.experiment import spread
+from recombine.tasks.sequences.teacher import SequenceTeacher
+from recombine.training.config import TrainingConfig, default_run
+from recombine.training.directory import RunDirectory
+from recombine_papers import EXPERIMENTS
+from recombine_papers.length import tables
+from recombine_papers.length.theory import draw_bases, find_readout, fit_readout
 
 NAMES = [name for name in EXPERIMENTS if name.startswith("length-") and name != "length-theory"]
 SIZES = ["--token-dim", "3", "--teacher-dim", "4", "--target-dim", "2", "--hidden-dim", "4"]
@@ -100,7 +99,7 @@ def test_reproduce_ends_with_tables(name, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(experiment, "records", shrink(experiment.records, 2))
     monkeypatch.setattr(SequenceTeacher, "evaluation_instances", 200)
     monkeypatch.setattr("recombine.tasks.sequences.teacher.NUM_MEAN_SEQUENCES", 512)
-    monkeypatch.setattr("recombine.recipes.length_generalization.tables.NUM_SEQUENCES", 50)
+    monkeypatch.setattr("recombine_papers.length.tables.NUM_SEQUENCES", 50)
     arguments = ["reproduce", name, "--scale", "tiny", "--out", str(tmp_path)]
     figures = ["--figures", str(tmp_path / "figures")] if experiment.has_figures else []
     assert run_verb([*arguments, *figures, "--json"]) == 0

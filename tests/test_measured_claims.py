@@ -2,9 +2,12 @@
 
 import pytest
 
-from recombine.recipes import EXPERIMENTS, Finished, Record
-from recombine.recipes.claims import decide
-from recombine.recipes.measured_claims import (
+from recombine.sweeps.experiment import Finished
+from recombine.sweeps.records import Record
+from recombine.training.config import default_run
+from recombine_papers import EXPERIMENTS
+from recombine_papers.claims import decide
+from recombine_papers.measured_claims import (
     ComputesEach,
     FittedLevel,
     HigherEach,
@@ -14,7 +17,6 @@ from recombine.recipes.measured_claims import (
     Undecided,
     judge_seeds,
 )
-from recombine.run import default_run
 from stored_runs import stored_run
 
 EXPERIMENT = EXPERIMENTS["scale-width"]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from recombine.errors import InputError
+from recombine.foundation.errors import InputError
 from recombine.tasks.modular.teacher import apply_teacher, draw_teacher
 
 SIZES: dict[str, Any] = {"num_modules": 5, "input_dim": 6, "hidden_dim": 7, "output_dim": 3}

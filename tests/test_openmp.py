@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from recombine.kernels import compiler, openmp
+from recombine.foundation import native as compiler
+from recombine.foundation import native as openmp
 
 CHECK = """
 import logging, torch

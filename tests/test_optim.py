@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from torch import nn
 
-from recombine.layers import RelativeBias
-from recombine.optim import build_optimizer, learning_rate
+from recombine.attention.position import RelativeBias
+from recombine.training.config import build_optimizer, learning_rate
 
 COSINE: dict[str, Any] = {"peak": 2.0, "steps": 1_000, "warmup_steps": 100, "final_fraction": 0.1, "schedule": "cosine"}
 

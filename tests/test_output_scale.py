@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from recombine.errors import InputError
-from recombine.kernels import attend
-from recombine.layers import OUTPUT_SCALES, Attention, HypernetworkAttention, convert
-from recombine.layers.output_scale import choose_output_scale, count_visible, scale_output
+from recombine.attention.convert import convert
+from recombine.attention.dispatch import attend
+from recombine.attention.hyla import HypernetworkAttention
+from recombine.attention.layer import OUTPUT_SCALES, Attention, choose_output_scale, count_visible, scale_output
+from recombine.foundation.errors import InputError
 
 
 def test_each_scale():

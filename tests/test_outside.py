@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 import recombine
-from recombine.cli import run as run_verb
-from recombine.engines import train_runs
-from recombine.errors import InputError
-from recombine.registry import find_model, find_task
-from recombine.run import RunConfig, default_run, load_run, train_run
-from recombine.store import RunDirectory
+from recombine.cli.main import run as run_verb
+from recombine.foundation.errors import InputError
+from recombine.models.registry import find_model, find_task
+from recombine.sweeps.choose import train_runs
+from recombine.training.benchmark import load_run
+from recombine.training.config import RunConfig, default_run
+from recombine.training.directory import RunDirectory
+from recombine.training.run import train_run
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 TASK = f"{EXAMPLES / 'own_task.py'}:Waves"
@@ -78,7 +80,7 @@ def installed(tmp_path, monkeypatch):
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: outside-package\nVersion: 1.0\n")
     (about / "entry_points.txt").write_text(
         "[recombine.tasks]\nwaves = outside_package.task:Waves\n\n"
-        "[recombine.models]\naveraging = outside_package.model:AveragingConfig\n"
+        "[recombine.models.registry]\naveraging = outside_package.model:AveragingConfig\n"
     )
     monkeypatch.syspath_prepend(str(site))
     return site

@@ -49,10 +49,10 @@ def test_the_wheel_works_elsewhere(wheel, tmp_path):
     assert str(site) in run("-c", "import recombine; print(recombine.__file__)")
     sizes = ["--embedding-dim", "16", "--kqv-dim", "8", "--num-heads", "4", "--num-examples", "4"]
     train = ["train", "fuzzy-logic", *sizes, "--steps", "20", "--evaluation-instances", "50", "-q"]
-    path = run("-m", "recombine.cli", *train).strip()
-    run("-m", "recombine.cli", "report", path, "-o", "report.html")
+    path = run("-m", "recombine.cli.main", *train).strip()
+    run("-m", "recombine.cli.main", "report", path, "-o", "report.html")
     assert (tmp_path / "report.html").stat().st_size > 1_000
-    used = run("-c", "from recombine.kernels import cpu; print(cpu.is_available(), cpu.why_unavailable())")
+    used = run("-c", "from recombine.attention.dispatch import cpu; print(cpu.is_available(), cpu.why_unavailable())")
     assert used.startswith("True") or "compiler" in used
 
 

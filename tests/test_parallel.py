@@ -9,15 +9,24 @@ import pytest
 import torch
 
 from parallel_cases import CONFIGS, start_processes, train
-from recombine.cli import run as run_verb
-from recombine.errors import InputError
-from recombine.kernels import Dropout, attend
-from recombine.parallel import ALONE, LostProcessError, join_group, num_processes
-from recombine.parallel.group import Group, ProcessGroup, _find_reason
-from recombine.parallel.spread import spread
-from recombine.run import default_run, train_run
-from recombine.store import RunDirectory
+from recombine.attention.dispatch import attend
+from recombine.attention.dropout import Dropout
+from recombine.cli.main import run as run_verb
+from recombine.foundation.errors import InputError
 from recombine.tasks import TASKS
+from recombine.training.config import default_run
+from recombine.training.directory import RunDirectory
+from recombine.training.processes import (
+    ALONE,
+    Group,
+    LostProcessError,
+    ProcessGroup,
+    _find_reason,
+    join_group,
+    num_processes,
+    spread,
+)
+from recombine.training.run import train_run
 
 LAUNCHED = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 

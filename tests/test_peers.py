@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import recombine
-from recombine.run import default_run, train_run
+from recombine.training.config import default_run
+from recombine.training.run import train_run
 
 FOLDER = Path(__file__).parent.parent / "examples" / "peers"
 PEERS = {

@@ -8,9 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recombine.errors import InputError
-from recombine.layers import RelativeBias, Rotary
-from recombine.layers.position import relative_bucket
+from recombine.attention.position import RelativeBias, Rotary, relative_bucket
+from recombine.foundation.errors import InputError
 
 
 def plain_bucket(distance, num_buckets, max_distance):

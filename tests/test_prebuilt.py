@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from recombine.kernels import prebuilt
+from recombine.foundation import native as prebuilt
 
 
 def test_levels_follow_the_features_of_the_cpu():

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch.nn import functional
 
-from recombine import precision
-from recombine.models import build_model
-from recombine.precision import rounded_linear, use_precision
-from recombine.run import default_run
-from recombine.train import Trainer
+from recombine.models.registry import build_model
+from recombine.training import devices as precision
+from recombine.training.config import default_run
+from recombine.training.devices import rounded_linear, use_precision
+from recombine.training.loop import Trainer
 
 CPU = torch.device("cpu")
 

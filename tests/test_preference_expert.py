@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 import torch
 
-from recombine.cli import run
+from recombine.cli.main import run
 from recombine.tasks.grids.imitation import ENDED
 from recombine.tasks.grids.preference import ACTIONS, LAYOUT, PreferenceGrid
 

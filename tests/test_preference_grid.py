@@ -10,14 +10,14 @@ import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from torch.nn.functional import one_hot
 
-from recombine.cli import run
-from recombine.errors import InputError
-from recombine.evaluate import score_references
-from recombine.models import MODELS, build_model
-from recombine.run import default_run
-from recombine.tasks import GoalGrid
+from recombine.cli.main import run
+from recombine.foundation.errors import InputError
+from recombine.models.registry import MODELS, build_model
+from recombine.tasks.grids.goal import GoalGrid
 from recombine.tasks.grids.imitation import ENDED
 from recombine.tasks.grids.preference import ACTIONS, LAYOUT, PreferenceGrid
+from recombine.training.config import default_run
+from recombine.training.score import score_references
 
 TASK = PreferenceGrid()
 PUBLISHED = PreferenceGrid(expert="published")
@@ -216,7 +216,7 @@ def test_show_writes_and_draws(capsys, tmp_path):
 )
 def test_nothing_in_the_key_of_a_picture_overlaps_or_is_cut(task, monkeypatch):
     figures = []
-    monkeypatch.setattr("recombine.tasks.grids.picture.save_figure", lambda figure, _: figures.append(figure))
+    monkeypatch.setattr("recombine.tasks.view.save_figure", lambda figure, _: figures.append(figure))
     for index in range(3):
         task.draw(task.sample("ood", index, batch_size=1), 0, "a.png")
         renderer = FigureCanvasAgg(figures[-1]).get_renderer()

@@ -5,14 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from recombine.engines import LocalEngine
 from recombine.models.language_model import LanguageModelConfig
-from recombine.recipes import Experiment, Record
-from recombine.recipes.stored import collect, locate, read_results, write_results
-from recombine.run import RunConfig, default_run, train_run
-from recombine.sweep.execute import find_work, run_sweep
-from recombine.sweep.plan import make_plan
-from recombine.tasks import Language
+from recombine.sweeps.experiment import Experiment
+from recombine.sweeps.local import LocalEngine
+from recombine.sweeps.plan import make_plan
+from recombine.sweeps.records import Record
+from recombine.sweeps.run import find_work, run_sweep
+from recombine.tasks.language.task import Language
+from recombine.training.config import RunConfig, default_run
+from recombine.training.run import train_run
+from recombine_papers.stored import collect, locate, read_results, write_results
 
 FOLDER = Path(__file__).with_name("text")
 

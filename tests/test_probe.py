@@ -8,15 +8,17 @@ import torch
 from torch import nn
 
 import recombine
-from recombine.cli import run as run_verb
-from recombine.commands.probe import tables
-from recombine.models import TransformerConfig, build_model
-from recombine.probe import examine
-from recombine.run import RunConfig, train_run
-from recombine.store import RunDirectory
-from recombine.tables import Table
-from recombine.tasks import FuzzyLogic, SRaven
-from recombine.train import TrainingConfig
+from recombine.cli.main import run as run_verb
+from recombine.cli.probe import tables
+from recombine.foundation.tables import Table
+from recombine.inside.probe import examine
+from recombine.models.registry import build_model
+from recombine.models.transformer import TransformerConfig
+from recombine.tasks.fuzzy_logic import FuzzyLogic
+from recombine.tasks.sraven.task import SRaven
+from recombine.training.config import RunConfig, TrainingConfig
+from recombine.training.directory import RunDirectory
+from recombine.training.run import train_run
 
 SMALL = TransformerConfig(embedding_dim=16, kqv_dim=8, mlp_dim=16, num_heads=4)
 

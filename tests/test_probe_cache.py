@@ -11,19 +11,26 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recombine.diagnose import diagnose_run
-from recombine.errors import InputError
-from recombine.models import DeepSetConfig, HypernetworkTransformerConfig, TransformerConfig
-from recombine.probe import is_probed, probe_run, read_probe
-from recombine.probe import runs as probe_runs
-from recombine.probe.cache import Measurement, describe_checkpoint
-from recombine.probe.examination import Examination, start_numbers
-from recombine.probe.measures import decodability, fitted_code, gradients, identification
+from recombine.foundation.errors import InputError
+from recombine.inside import probe as probe_runs
+from recombine.inside.cache import Measurement, describe_checkpoint
+from recombine.inside.probe import is_probed, probe_run, read_probe
+from recombine.inside.result import Examination, start_numbers
+from recombine.inside.verdict import diagnose_run
+from recombine.models.hypernetwork import HypernetworkTransformerConfig
+from recombine.models.sequence import DeepSetConfig
+from recombine.models.transformer import TransformerConfig
 from recombine.report.findings import read_probe as read_reported_probe
-from recombine.report.runs import ReportRun
-from recombine.run import RunConfig, train_run
-from recombine.tasks import FuzzyLogic, InContext, SequenceTeacher
-from recombine.train import TrainingConfig
+from recombine.report.read import ReportRun
+from recombine.tasks.fuzzy_logic import FuzzyLogic
+from recombine.tasks.modular.in_context import InContext
+from recombine.tasks.sequences.teacher import SequenceTeacher
+from recombine.training.config import RunConfig, TrainingConfig
+from recombine.training.run import train_run
+from recombine_papers.in_context import measures as fitted_code
+from recombine_papers.in_context import measures as gradients
+from recombine_papers.length import identification
+from recombine_papers.scale import decodability
 
 SIZES: dict[str, Any] = {
     "attention": "softmax",

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import nn
 
-from recombine.errors import InputError
-from recombine.models import TransformerConfig, build_model
-from recombine.probe.collect import collect, find_sites
-from recombine.tasks import FuzzyLogic, SRaven
-from recombine.tasks.fuzzy_logic.reading import SharedReading
-from recombine.tasks.fuzzy_logic.task import evaluate_function
+from recombine.foundation.errors import InputError
+from recombine.inside.collect import collect, find_sites
+from recombine.models.registry import build_model
+from recombine.models.transformer import TransformerConfig
+from recombine.tasks.fuzzy_logic import FuzzyLogic, SharedReading, evaluate_function
+from recombine.tasks.sraven.task import SRaven
 
 SMALL = TransformerConfig(embedding_dim=16, kqv_dim=8, mlp_dim=24, num_heads=4)
 FUZZY = FuzzyLogic(num_examples=6)

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from recombine.layers import convert
-from recombine.probe import examine
-from recombine.probe.converted import ConvertedModel, show_codes
-from recombine.tasks import FuzzyLogic
+from recombine.attention.convert import convert
+from recombine.inside.collect import ConvertedModel, show_codes
+from recombine.inside.probe import examine
+from recombine.tasks.fuzzy_logic import FuzzyLogic
 
 
 class Encoder(nn.Module):

@@ -7,11 +7,21 @@ import numpy as np
 import pytest
 import torch
 
-from recombine.errors import InputError
-from recombine.probe.decode import MAX_DEVIATIONS, deal_labels, decode, standardise
-from recombine.probe.linear import balance_classes, decide, fit_logistic, fit_logistic_path, fit_ridge
-from recombine.probe.observations import Observations
-from recombine.probe.scores import score_presence, score_values
+from recombine.foundation.errors import InputError
+from recombine.inside.decode import (
+    MAX_DEVIATIONS,
+    balance_classes,
+    deal_labels,
+    decide,
+    decode,
+    fit_logistic,
+    fit_logistic_path,
+    fit_ridge,
+    score_presence,
+    score_values,
+    standardise,
+)
+from recombine.inside.result import Observations
 
 PAIRS = np.array(list(itertools.combinations(range(8), 2)))
 HELD_OUT = np.arange(len(PAIRS)) % 3 == 1

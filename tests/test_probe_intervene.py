@@ -8,11 +8,13 @@ import torch
 from torch import nn
 from torch.nn.functional import one_hot
 
-from recombine.models import TransformerConfig, build_model
-from recombine.probe.ablate import find_partners, mean_codes, measure_ablations, measure_change
-from recombine.probe.swap import measure_swaps
-from recombine.tasks import FuzzyLogic, Ratio, SRaven
-from recombine.tasks.sraven.rules import DISTRIBUTE, deduce_last
+from recombine.inside.intervene import find_partners, mean_codes, measure_ablations, measure_change, measure_swaps
+from recombine.models.registry import build_model
+from recombine.models.transformer import TransformerConfig
+from recombine.tasks.batch import Ratio
+from recombine.tasks.fuzzy_logic import FuzzyLogic
+from recombine.tasks.sraven.generator import DISTRIBUTE, deduce_last
+from recombine.tasks.sraven.task import SRaven
 
 FUZZY = FuzzyLogic(num_examples=6)
 PUZZLES = SRaven(num_features=2)
@@ -49,7 +51,7 @@ def test_a_swap_gives_each_row_the_codes_of_its_partner():
             codes = codes if code_maps is None or code_maps[0] is None else code_maps[0](codes)
             return (codes[:, 0, :, 0], [codes]) if return_codes else codes[:, 0, :, 0]
 
-    from recombine.probe.ablate import make_edit, predict
+    from recombine.inside.intervene import make_edit, predict
 
     model, batch = Echo(), FUZZY.sample("test", 0, batch_size=400)
     partner = find_partners(batch.composition)

@@ -7,14 +7,22 @@ import pytest
 import torch
 from torch import nn
 
-from recombine.errors import InputError
-from recombine.models import HypernetworkTransformerConfig, TransformerConfig, build_model
-from recombine.probe.measures.decodability import measure_decodability
-from recombine.probe.measures.fitted_code import fit_code, measure_fitted_code
-from recombine.probe.measures.gradients import composition_gradients, measure_gradients, track_gradients
-from recombine.run import RunConfig, load_run, train_run
-from recombine.tasks import InContext
-from recombine.train import TrainingConfig
+from recombine.foundation.errors import InputError
+from recombine.models.hypernetwork import HypernetworkTransformerConfig
+from recombine.models.registry import build_model
+from recombine.models.transformer import TransformerConfig
+from recombine.tasks.modular.in_context import InContext
+from recombine.training.benchmark import load_run
+from recombine.training.config import RunConfig, TrainingConfig
+from recombine.training.run import train_run
+from recombine_papers.in_context.measures import (
+    composition_gradients,
+    fit_code,
+    measure_fitted_code,
+    measure_gradients,
+    track_gradients,
+)
+from recombine_papers.scale.decodability import measure_decodability
 
 TASK = InContext(input_size=3, hidden_size=4, num_examples=6, num_queries=2, output_size=2)
 SIZES: dict[str, Any] = {

@@ -5,9 +5,10 @@ import itertools
 import numpy as np
 import pytest
 
-from recombine.cli import run as run_verb
-from recombine.errors import InputError
-from recombine.probe import examine_activations, load_observations
+from recombine.cli.main import run as run_verb
+from recombine.foundation.errors import InputError
+from recombine.inside.probe import examine_activations
+from recombine.inside.result import load_observations
 
 
 def arrays(num_rows: int = 240) -> dict[str, np.ndarray]:

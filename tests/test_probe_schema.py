@@ -6,16 +6,20 @@ from typing import Any, NotRequired, TypedDict, get_args, get_origin, get_type_h
 import pytest
 
 from json_schema import find_differences
-from recombine.models import DeepSetConfig, HypernetworkTransformerConfig, TransformerConfig
-from recombine.probe import probe_run
-from recombine.probe.measures.decodability import Decodability, measure_decodability
-from recombine.probe.measures.fitted_code import FittedCode, measure_fitted_code
-from recombine.probe.measures.gradients import Gradients, track_run
-from recombine.probe.measures.identification import RunIdentification, identify_run
-from recombine.probe.schema import Probe
-from recombine.run import RunConfig, train_run
-from recombine.tasks import FuzzyLogic, InContext, SequenceTeacher, SRaven
-from recombine.train import TrainingConfig
+from recombine.inside.probe import probe_run
+from recombine.inside.result import Probe
+from recombine.models.hypernetwork import HypernetworkTransformerConfig
+from recombine.models.sequence import DeepSetConfig
+from recombine.models.transformer import TransformerConfig
+from recombine.tasks.fuzzy_logic import FuzzyLogic
+from recombine.tasks.modular.in_context import InContext
+from recombine.tasks.sequences.teacher import SequenceTeacher
+from recombine.tasks.sraven.task import SRaven
+from recombine.training.config import RunConfig, TrainingConfig
+from recombine.training.run import train_run
+from recombine_papers.in_context.measures import FittedCode, Gradients, measure_fitted_code, track_run
+from recombine_papers.length.identification import RunIdentification, identify_run
+from recombine_papers.scale.decodability import Decodability, measure_decodability
 
 SIZES: dict[str, Any] = {"embedding_dim": 16, "kqv_dim": 8, "mlp_dim": 16, "num_heads": 2, "num_layers": 1}
 IN_CONTEXT = InContext(input_size=3, hidden_size=4, num_examples=6, num_queries=2, output_size=2)

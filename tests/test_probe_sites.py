@@ -2,8 +2,8 @@
 
 import pytest
 
-from recombine.errors import InputError
-from recombine.probe.sites import describe_site, last_site, order_sites
+from recombine.foundation.errors import InputError
+from recombine.inside.result import describe_site, last_site, order_sites
 
 
 def test_sites_are_ordered_by_layer():

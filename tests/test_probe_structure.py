@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from recombine.probe.structure import bin_targets, embed, measure_similarity, measure_structure, sample_rows
+from recombine.inside.structure import bin_targets, embed, measure_similarity, measure_structure, sample_rows
 from test_probe_decode import plant
 
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import recombine
-from recombine import progress
-from recombine.cli import run as run_verb
-from recombine.progress import Display, format_seconds, measure_progress, show_progress, track
-from recombine.tasks import Hyperteacher
-from recombine.train import TrainingConfig
+from recombine.cli.main import run as run_verb
+from recombine.foundation import progress
+from recombine.foundation.progress import Display, format_seconds, measure_progress, show_progress, track
+from recombine.tasks.modular.hyperteacher import Hyperteacher
+from recombine.training.config import TrainingConfig
 
 
 class FakeTime:
@@ -84,7 +84,7 @@ def test_work_that_is_resumed_is_timed_from_where_it_began(capsys):
 def test_slow_steps_are_shown_before_the_next_row_of_metrics(tmp_path, capsys, monkeypatch):
     """A row comes after ten steps of a minute each; lines come sooner."""
     now = FakeTime()
-    monkeypatch.setattr("recombine.run.progress.time.monotonic", now)
+    monkeypatch.setattr("recombine.training.run.time.monotonic", now)
     monkeypatch.setattr(progress, "_display", Display(now))
 
     class Slow(torch.nn.Linear):

@@ -3,14 +3,18 @@
 import pytest
 import torch
 
-from recombine.errors import InputError
-from recombine.models import TransformerConfig, build_model
-from recombine.probe.swap import measure_swaps
-from recombine.tasks import TASKS, Batch, InContext, SRaven
+from recombine.foundation.errors import InputError
+from recombine.inside.intervene import measure_swaps
+from recombine.models.registry import build_model
+from recombine.models.transformer import TransformerConfig
+from recombine.tasks import TASKS
+from recombine.tasks.batch import Batch
 from recombine.tasks.evaluation import evaluation_batches
+from recombine.tasks.modular.in_context import InContext
 from recombine.tasks.modular.teacher import apply_teacher
 from recombine.tasks.reading import Reading
-from recombine.tasks.sraven.rules import DISTRIBUTE, RULES
+from recombine.tasks.sraven.generator import DISTRIBUTE, RULES
+from recombine.tasks.sraven.task import SRaven
 
 IN_CONTEXT = InContext(input_size=3, hidden_size=4, num_examples=6, num_queries=2, output_size=2)
 PUZZLES = SRaven(num_features=2)

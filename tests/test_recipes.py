@@ -6,18 +6,26 @@ from typing import Any
 
 import pytest
 
-from recombine.cli import run as run_verb
-from recombine.commands.reproduce import ReproduceOptions, choose_records, filter_records
-from recombine.errors import InputError
-from recombine.recipes import EXPERIMENTS, Experiment, Finished, FinishedRun, Record, find_experiment
-from recombine.recipes.attention_as_hypernetwork.grid import over_grid
-from recombine.recipes.claims import Close, Fall, Lead, Level, tabulate_claims
-from recombine.recipes.comparison import compare_scores, list_references
-from recombine.run import default_run
-from recombine.seeds import SeedScore
-from recombine.store import RunDirectory, hash_config
-from recombine.tasks import FuzzyLogic
-from recombine.tasks.metrics import Metric
+from recombine.cli.main import run as run_verb
+from recombine.cli.reproduce import ReproduceOptions, choose_records, filter_records
+from recombine.foundation.errors import InputError
+from recombine.sweeps.experiment import (
+    Experiment,
+    Finished,
+    FinishedRun,
+    compare_scores,
+    find_experiment,
+    list_references,
+)
+from recombine.sweeps.records import Record
+from recombine.tasks.batch import Metric
+from recombine.tasks.fuzzy_logic import FuzzyLogic
+from recombine.training.config import default_run
+from recombine.training.directory import RunDirectory, hash_config
+from recombine.training.intervals import SeedScore
+from recombine_papers import EXPERIMENTS
+from recombine_papers.claims import Close, Fall, Lead, Level, tabulate_claims
+from recombine_papers.hypernetwork.fuzzy_logic import over_grid
 
 OWN_EXPERIMENT = """
 from dataclasses import replace
@@ -136,7 +144,7 @@ def test_bad_filters_are_one_line(flags, message, capsys, tmp_path):
 
 def test_an_experiment_from_a_file(tmp_path, capsys, monkeypatch):
     (tmp_path / "own.py").write_text(OWN_EXPERIMENT)
-    monkeypatch.setattr("recombine.tasks.FuzzyLogic.evaluation_instances", 200)
+    monkeypatch.setattr("recombine.tasks.fuzzy_logic.FuzzyLogic.evaluation_instances", 200)
     command = ["reproduce", f"{tmp_path}/own.py:Lengths", "--steps", "5", "--seeds", "0", "1", "--out", str(tmp_path)]
     assert run_verb([*command, "--scale", "tiny", "--json"]) == 0
     value = json.loads(capsys.readouterr().out)
@@ -151,11 +159,11 @@ def test_an_experiment_from_a_file(tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("own.py:NOT_ONE", "is not an experiment: expected a subclass of recombine.recipes.Experiment"),
+        ("own.py:NOT_ONE", "is not an experiment: expected a subclass of recombine.sweeps.experiment.Experiment"),
         ("own.py:Nothing", "has no 'Nothing'"),
         ("nowhere.py:Lengths", "is not a file"),
         ("everything", "unknown experiment 'everything': expected one of dropout"),
-        ("recombine.recipes:Experiment", "cannot be created"),
+        ("recombine.sweeps.experiment:Experiment", "cannot be created"),
     ],
 )
 def test_what_is_no_experiment(name, message, tmp_path, monkeypatch):

@@ -6,9 +6,9 @@ import threading
 import pytest
 import torch
 
-from recombine.kernels import recycled
-from recombine.run import default_run
-from recombine.tasks.ahead import Ahead
+from recombine.foundation import free_list as recycled
+from recombine.training.config import default_run
+from recombine.training.loop import Ahead
 
 LARGE = (300, 1000)
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from recombine.errors import InputError
-from recombine.kernels import attend
-from recombine.layers import ATTENTIONS
+from recombine.attention.dispatch import attend
+from recombine.attention.layer import ATTENTIONS
+from recombine.foundation.errors import InputError
 
 B, Q, K, H, D, E = 2, 3, 4, 3, 2, 5
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from recombine.errors import InputError
+from recombine.foundation.errors import InputError
 from recombine.report.page import render as render_page
 from recombine.report.page import write_report
-from recombine.report.runs import MAX_POINTS, read_runs
+from recombine.report.read import MAX_POINTS, read_runs
 from report_cases import HOSTILE, figures_of, make_run, make_score, words
 
 

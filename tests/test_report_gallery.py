@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from recombine.models import TransformerConfig
-from recombine.report.gallery import NUM_ASKED, NUM_SHOWN, make_gallery
+from recombine.models.transformer import TransformerConfig
+from recombine.report.explorer import NUM_ASKED, NUM_SHOWN, make_gallery
 from recombine.report.page import render as render_page
-from recombine.report.runs import read_runs
-from recombine.run import RunConfig, train_run
-from recombine.tasks.fuzzy_logic.task import FuzzyLogic
+from recombine.report.read import read_runs
+from recombine.tasks.fuzzy_logic import FuzzyLogic
 from recombine.tasks.sraven.task import SRaven
-from recombine.train import TrainingConfig
+from recombine.training.config import RunConfig, TrainingConfig
+from recombine.training.run import train_run
 from report_cases import make_run, make_score, section_of
 
 

@@ -4,10 +4,9 @@ import json
 
 import pytest
 
-from recombine.report.groups import group_seeds, seed_lead
 from recombine.report.page import render
-from recombine.report.runs import order_runs, read_runs
-from recombine.store import RunDirectory
+from recombine.report.read import group_seeds, order_runs, read_runs, seed_lead
+from recombine.training.directory import RunDirectory
 from report_cases import make_score, words
 
 

@@ -14,7 +14,7 @@ import pytest
 from recombine.report.explorer import MAX_MAPPED, RESOLUTION, read_map
 from recombine.report.page import render as render_page
 from recombine.report.page import write_report
-from recombine.report.runs import read_runs
+from recombine.report.read import read_runs
 from report_cases import (
     figures_of,
     make_arrays,

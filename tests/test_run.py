@@ -12,12 +12,16 @@ import torch
 from torch import nn
 
 import recombine
-from recombine.errors import InputError
-from recombine.models import TransformerConfig, build_model
-from recombine.run import RunConfig, load_run, resolve_device, train_run
-from recombine.store import RunDirectory
-from recombine.tasks import FuzzyLogic
-from recombine.train import Clock, DivergedError, Trainer, TrainingConfig, fit, intervals
+from recombine.foundation.errors import InputError
+from recombine.models.registry import build_model
+from recombine.models.transformer import TransformerConfig
+from recombine.tasks.fuzzy_logic import FuzzyLogic
+from recombine.training.benchmark import load_run
+from recombine.training.config import RunConfig, TrainingConfig
+from recombine.training.devices import resolve_device
+from recombine.training.directory import RunDirectory
+from recombine.training.loop import Clock, DivergedError, Trainer, fit, intervals
+from recombine.training.run import train_run
 
 CONFIG = RunConfig(
     task=FuzzyLogic(num_examples=8),
@@ -77,7 +81,7 @@ def test_a_run_loads_with_its_trained_parameters(finished):
     assert all(torch.equal(value, stored[f"model/{name}"]) for name, value in model.state_dict().items())
     # the published release saved the parameters it started from
     trainer = Trainer(
-        recombine.models.build_model(CONFIG.model, CONFIG.task, seed=0), CONFIG.task, CONFIG.training, "cpu"
+        recombine.models.registry.build_model(CONFIG.model, CONFIG.task, seed=0), CONFIG.task, CONFIG.training, "cpu"
     )
     assert not torch.equal(trainer.state()["model/output.weight"], stored["model/output.weight"])
 
@@ -163,7 +167,7 @@ def test_not_a_number_stops_with_the_last_good_checkpoint(tmp_path):
             return loss * float("nan") if trainer.step == broken_at else loss
 
     run = RunDirectory.create(tmp_path, "broken", config.as_dict())
-    model = recombine.models.build_model(config.model, config.task, seed=0)
+    model = recombine.models.registry.build_model(config.model, config.task, seed=0)
     trainer = Trainer(model, Broken(num_examples=8), config.training, "cpu")
     with pytest.raises(
         DivergedError, match=r"training diverged before step 80: .* is not finite; try a lower learning rate"

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from recombine.errors import InputError
-from recombine.models import build_model
-from recombine.run import default_run
-from recombine.tasks import TASKS, Batch
-from recombine.tasks.ahead import Ahead
-from recombine.train import Trainer
+from recombine.foundation.errors import InputError
+from recombine.models.registry import build_model
+from recombine.tasks import TASKS
+from recombine.tasks.batch import Batch
+from recombine.training.config import default_run
+from recombine.training.loop import Ahead, Trainer
 
 TINY = {name: default_run(name, "tiny") for name in TASKS}
 # tasks whose batches come from matrix products, which may round in another way for another number of rows

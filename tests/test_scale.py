@@ -8,14 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recombine.cli import run as run_verb
-from recombine.recipes import EXPERIMENTS, Finished, FinishedRun, Record
-from recombine.recipes.claims import Level
-from recombine.recipes.scale.figures import draw_scale
-from recombine.recipes.scale.runs import change
-from recombine.recipes.scale.tables import correlate_decodability, tabulate_seeds
-from recombine.run import default_run, train_run
-from recombine.store import RunDirectory
+from recombine.cli.main import run as run_verb
+from recombine.sweeps.experiment import Finished, FinishedRun
+from recombine.sweeps.records import Record
+from recombine.training.config import default_run
+from recombine.training.directory import RunDirectory
+from recombine.training.run import train_run
+from recombine_papers import EXPERIMENTS
+from recombine_papers.claims import Level
+from recombine_papers.scale.runs import change
+from recombine_papers.scale.tables import correlate_decodability, draw_scale, tabulate_seeds
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +124,7 @@ def test_decodability_is_measured_once_and_correlated(runs, monkeypatch):
     row = next(row for row in correlations.rows if row[:2] == ("hidden.1", "all"))
     assert row[2] == 4
     assert row[3] == pytest.approx(np.corrcoef(held_out, scores)[0, 1])
-    monkeypatch.setattr("recombine.probe.measures.decodability.decode_sites", None)  # all are measured already
+    monkeypatch.setattr("recombine_papers.scale.decodability.decode_sites", None)  # all are measured already
     assert correlate_decodability(runs, "cpu")[0].rows == decodability.rows
 
 
@@ -141,7 +143,7 @@ def test_the_figure_of_all_runs(runs, tmp_path):
 def test_decodability_is_that_of_the_last_layer(monkeypatch):
     """Layer 10 comes after layer 9, although its name does not."""
     sites = {f"hidden.{layer}": {"ood": layer / 10} for layer in range(11)}
-    monkeypatch.setattr("recombine.recipes.scale.runs.read_decodability", lambda run, device: {"sites": sites})
+    monkeypatch.setattr("recombine_papers.scale.tables.read_decodability", lambda run, device: {"sites": sites})
     assert EXPERIMENTS["scale-decodability"].measures(RunDirectory(Path("run")), "cpu") == {"z_held_out": 1.0}
 
 

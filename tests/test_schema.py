@@ -6,9 +6,9 @@ from typing import get_type_hints
 
 import pytest
 
-from recombine.evaluate import MetricDict, ScoreDict
-from recombine.run import train_run
-from recombine.store import schema
+from recombine.training import schema
+from recombine.training.run import train_run
+from recombine.training.score import MetricDict, ScoreDict
 from test_freshness import CONFIG, StoppedError
 
 

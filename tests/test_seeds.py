@@ -4,12 +4,18 @@ import numpy as np
 import pytest
 import torch
 
-from recombine.errors import InputError
-from recombine.evaluate import CompositionSums, compare
-from recombine.recipes.comparison import cell, explain_intervals
-from recombine.recipes.finished import FinishedRun, Group
-from recombine.seeds import SeedScore, compare_seeds, score_results, score_seeds, subtract
-from recombine.tables import Column, format_value
+from recombine.foundation.errors import InputError
+from recombine.foundation.tables import Column, format_value
+from recombine.sweeps.experiment import FinishedRun, Group, cell, explain_intervals
+from recombine.training.intervals import (
+    CompositionSums,
+    SeedScore,
+    compare,
+    compare_seeds,
+    score_results,
+    score_seeds,
+    subtract,
+)
 
 NUM_COMPOSITIONS = 46
 
@@ -60,15 +66,15 @@ def test_compositions_that_never_occurred_are_left_out():
 @pytest.mark.parametrize("between", [0.0, 0.05, 0.2])
 def test_the_interval_covers_the_truth(num_runs, between, monkeypatch):
     """In at least 92 % of 150 simulations; 95 % are promised, and 3 % is less than two standard errors of the estimate."""
-    monkeypatch.setattr("recombine.seeds.NUM_RESAMPLES", 200)
+    monkeypatch.setattr("recombine.training.intervals.NUM_RESAMPLES", 200)
     generator = np.random.default_rng(num_runs)
     results = [score_seeds(simulate(generator, num_runs, between=between)) for _ in range(150)]
     assert sum(each.low <= 0.5 <= each.high for each in results) >= 138
 
 
 def test_a_plain_bootstrap_over_three_seeds_would_not(monkeypatch):
-    monkeypatch.setattr("recombine.seeds.NUM_RESAMPLES", 200)
-    monkeypatch.setattr("recombine.seeds._widen", lambda num_runs: 1.0)
+    monkeypatch.setattr("recombine.training.intervals.NUM_RESAMPLES", 200)
+    monkeypatch.setattr("recombine.training.intervals._widen", lambda num_runs: 1.0)
     generator = np.random.default_rng(3)
     results = [score_seeds(simulate(generator, 3, between=0.2)) for _ in range(150)]
     assert sum(each.low <= 0.5 <= each.high for each in results) < 132

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from recombine.tasks import SequenceTeacher
+from recombine.random import Stream
 from recombine.tasks.sequences.functions import draw_rotation, draw_weights
-from recombine.tasks.stream import Stream
+from recombine.tasks.sequences.teacher import SequenceTeacher
 
 CLASSES = ("deep_set", "attention", "ssm", "rnn", "product")
 

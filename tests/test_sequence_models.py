@@ -5,17 +5,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recombine.errors import InputError
-from recombine.models import (
+from recombine.foundation.errors import InputError
+from recombine.models.registry import build_model
+from recombine.models.sequence import (
     CausalAttentionConfig,
     DeepSetConfig,
     RecurrentConfig,
     SequenceModel,
     StateSpaceConfig,
-    build_model,
+    scan_dense,
+    scan_diagonal,
 )
-from recombine.models.recurrent import scan_dense, scan_diagonal
-from recombine.tasks import FuzzyLogic, SequenceTeacher
+from recombine.tasks.fuzzy_logic import FuzzyLogic
+from recombine.tasks.sequences.teacher import SequenceTeacher
 
 TASK = SequenceTeacher(token_dim=3, teacher_dim=4, target_dim=2, longest=14)
 CONFIGS = {

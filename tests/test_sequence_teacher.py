@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recombine.errors import InputError
-from recombine.tasks import SequenceTeacher
+from recombine.foundation.errors import InputError
 from recombine.tasks.sequences.functions import draw_weights, read_out, represent
+from recombine.tasks.sequences.teacher import SequenceTeacher
 
 CLASSES = ("deep_set", "attention", "ssm", "rnn", "product")
 SMALL: dict[str, Any] = {"token_dim": 3, "teacher_dim": 4, "target_dim": 2, "longest": 14}

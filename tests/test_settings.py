@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 import pytest
 
-from recombine.cli import run as run_verb
-from recombine.errors import InputError
-from recombine.models import TransformerConfig
-from recombine.run import RunConfig
-from recombine.settings import Settings, settings_as_dict, settings_from_dict
-from recombine.tasks import FuzzyLogic, Hyperteacher
-from recombine.train import TrainingConfig
+from recombine.cli.main import run as run_verb
+from recombine.foundation.errors import InputError
+from recombine.foundation.settings import Settings, settings_as_dict, settings_from_dict
+from recombine.models.transformer import TransformerConfig
+from recombine.tasks.fuzzy_logic import FuzzyLogic
+from recombine.tasks.modular.hyperteacher import Hyperteacher
+from recombine.training.config import RunConfig, TrainingConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,10 +9,11 @@ from typing import get_type_hints
 import pytest
 import torch
 
-from recombine.cli import run as run_verb
-from recombine.commands import train as train_command
-from recombine.store import schema
-from recombine.train import StoppedError, Trainer, heed_signals
+from recombine.cli import train as train_command
+from recombine.cli.main import run as run_verb
+from recombine.training import schema
+from recombine.training.loop import Trainer
+from recombine.training.signals import StoppedError, heed_signals
 from test_run import CONFIG, checkpoint_bytes, train
 
 

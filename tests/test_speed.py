@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from recombine import cli
-from recombine.kernels import cpu, use_kernel
-from recombine.models import TransformerConfig, build_model
-from recombine.run import default_run
-from recombine.speed import attention, chart, generators, growth, lengths, machine, steps
-from recombine.train import Trainer
+from recombine.attention.cpu import attention as cpu
+from recombine.attention.dispatch import use_kernel
+from recombine.cli import main as cli
+from recombine.cli.bench import attention, chart, generators, growth, lengths, machine, steps
+from recombine.models.registry import build_model
+from recombine.models.transformer import TransformerConfig
+from recombine.training.config import default_run
+from recombine.training.loop import Trainer
 
 needs_kernel = pytest.mark.skipif(not cpu.is_available(), reason=f"no kernel: {cpu.why_unavailable()}")
 

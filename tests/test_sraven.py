@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from recombine.compositions import all_multisets
-from recombine.errors import InputError
-from recombine.evaluate import score_references
-from recombine.exchange import make_rows, write_table
-from recombine.tasks.sraven.ambiguity import TABLE_A2, estimate_ambiguity
-from recombine.tasks.sraven.rules import RULES
+from recombine.foundation.errors import InputError
+from recombine.integrations.exchange.export import make_rows, write_table
+from recombine.tasks.sraven.counts import TABLE_A2, estimate_ambiguity
+from recombine.tasks.sraven.generator import RULES
 from recombine.tasks.sraven.task import SRaven
+from recombine.training.score import score_references
 
 TASK = SRaven()
 SMALL = SRaven(num_features=2, num_values=5)

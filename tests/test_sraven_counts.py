@@ -6,7 +6,7 @@ import math
 import pytest
 
 from recombine.compositions import all_multisets
-from recombine.errors import InputError
+from recombine.foundation.errors import InputError
 from recombine.tasks.sraven.counts import (
     count_distinct_rules,
     count_fillings,
@@ -16,7 +16,7 @@ from recombine.tasks.sraven.counts import (
     count_tasks_as_printed,
     count_tasks_up_to_renaming,
 )
-from recombine.tasks.sraven.rules import log_likelihoods
+from recombine.tasks.sraven.generator import log_likelihoods
 
 
 def list_tasks(num_features: int, num_columns: int, num_rules: int):

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recombine.tasks import Stream
-from recombine.tasks.sraven.rules import RULES
+from recombine.random import Stream
+from recombine.tasks.sraven.generator import RULES
 from recombine.tasks.sraven.task import SRaven
 
 TASK = SRaven()

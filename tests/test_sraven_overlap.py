@@ -4,8 +4,8 @@ from itertools import pairwise
 
 import pytest
 
-from recombine.tasks import SRaven
-from recombine.tasks.sraven.overlap import tabulate_overlap
+from recombine.tasks.sraven.generator import tabulate_overlap
+from recombine.tasks.sraven.task import SRaven
 
 SMALL = SRaven(num_features=2, num_values=5)
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 from matplotlib.image import imread
 
-from recombine.drawing.shapes import SHAPES
-from recombine.errors import InputError
+from recombine.foundation.errors import InputError
 from recombine.tasks.sraven.picture import draw_puzzle
 from recombine.tasks.sraven.task import SRaven
+from recombine.tasks.view import SHAPES
 
 GRID = torch.tensor([[[0, 0, 0, 0]] * 3, [[1, 2, 3, 0]] * 3, [[4, 5, 6, 7]] * 3])
 

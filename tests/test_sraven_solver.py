@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recombine.compositions import all_multisets
-from recombine.tasks.sraven import search as sraven_search
+from recombine.tasks.sraven import solver as sraven_search
 from recombine.tasks.sraven import solver as sraven_solver
-from recombine.tasks.sraven.rules import RULES, log_likelihoods
+from recombine.tasks.sraven.generator import RULES, log_likelihoods
 from recombine.tasks.sraven.solver import Solution, solve
 from sraven_samples import STEP, sample
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from recombine.errors import InputError
-from recombine.tasks.sraven import search as sraven_search
+from recombine.foundation.errors import InputError
+from recombine.tasks.sraven import solver as sraven_search
 from recombine.tasks.sraven import solver as sraven_solver
 from recombine.tasks.sraven.solver import solve
 from sraven_samples import sample

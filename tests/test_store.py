@@ -8,8 +8,8 @@ import sys
 import pytest
 import torch
 
-from recombine.errors import InputError
-from recombine.store import FORMAT_VERSION, RunDirectory, describe_environment, hash_config, hash_source
+from recombine.foundation.errors import InputError
+from recombine.training.directory import FORMAT_VERSION, RunDirectory, describe_environment, hash_config, hash_source
 
 CONFIG = {"task": {"name": "x"}, "steps": 3}
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recombine.compositions import all_sets, order_by_hash
-from recombine.errors import InputError
+from recombine.foundation.errors import InputError
 from recombine.tasks.modular.supports import split_support
 
 PAPER: dict[str, Any] = {"num_modules": 16, "num_active": 3, "held_out": 0.25, "seed": 0}
@@ -171,7 +171,7 @@ def test_a_fraction_that_no_draw_connects(monkeypatch):
 
 
 def test_a_balance_that_no_draw_finds(monkeypatch):
-    monkeypatch.setattr("recombine.tasks.modular.supports.count_components", lambda *_: 2)
-    monkeypatch.setattr("recombine.tasks.modular.supports.MAX_REDRAWS", 2)
+    monkeypatch.setattr("recombine.compositions.count_components", lambda *_: 2)
+    monkeypatch.setattr("recombine.compositions.MAX_REDRAWS", 2)
     with pytest.raises(InputError, match="in 2 draws none was balanced"):
         split_support("equal", **PAPER)

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from recombine import default_run, over_seeds
-from recombine.cli import run as run_verb
-from recombine.engines import Engine
-from recombine.engines.worker import train_job
-from recombine.recipes.record import Record
-from recombine.sweep.execute import find_work, run_sweep
-from recombine.sweep.plan import load_plan, make_plan
-from recombine.sweep.status import SweepReader
-from recombine.tasks import Hyperteacher
+from recombine.cli.main import run as run_verb
+from recombine.sweeps.engine import Engine
+from recombine.sweeps.local import train_job
+from recombine.sweeps.plan import load_plan, make_plan
+from recombine.sweeps.records import Record
+from recombine.sweeps.run import find_work, run_sweep
+from recombine.sweeps.status import SweepReader
+from recombine.tasks.modular.hyperteacher import Hyperteacher
 from sweep_cases import BASE, write_sweep
 
 
@@ -39,7 +39,7 @@ class HereEngine(Engine):
 def here(monkeypatch):
     """Every engine is one in this process."""
     engine = HereEngine()
-    monkeypatch.setattr("recombine.engines.EngineFlags.open_engine", lambda self, num_runs: engine)
+    monkeypatch.setattr("recombine.sweeps.choose.EngineFlags.open_engine", lambda self, num_runs: engine)
     monkeypatch.setattr(Hyperteacher, "evaluation_instances", 200)
     return engine
 
@@ -113,7 +113,7 @@ def test_a_failure_with_a_traceback(tmp_path, here, monkeypatch):
     def fail(*arguments, **choices):
         raise ZeroDivisionError("by nothing")
 
-    monkeypatch.setattr("recombine.engines.worker.train_run", fail)
+    monkeypatch.setattr("recombine.training.run.train_run", fail)
     status = run_sweep(make_plan([BASE], "here"), here, out=tmp_path)
     assert [run.error for run in status.runs] == ["ZeroDivisionError: by nothing"]
     failure = json.loads((tmp_path / status.runs[0].run / "failure.json").read_text())

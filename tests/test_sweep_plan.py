@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from recombine import grid, over_seeds, search, table_a3
-from recombine.cli import run as run_verb
-from recombine.errors import InputError
-from recombine.models import MLPConfig
-from recombine.recipes.record import Record
-from recombine.sweep.plan import load_plan, make_plan
+from recombine.cli.main import run as run_verb
+from recombine.foundation.errors import InputError
+from recombine.models.mlp import MLPConfig
+from recombine.sweeps.plan import load_plan, make_plan
+from recombine.sweeps.records import Record
 from sweep_cases import BASE, write_sweep
 
 
@@ -116,7 +116,7 @@ def test_dry_run_estimates_each_size_once(tmp_path, capsys, monkeypatch):
     assert "with 2 at a time and 1 thread each" in shown.out
     assert not (tmp_path / "out").exists()
     assert len(list((tmp_path / "cache" / "estimates").iterdir())) == 2
-    monkeypatch.setattr("recombine.sweep.estimate.measure_cost", lambda *a, **k: pytest.fail("measured again"))
+    monkeypatch.setattr("recombine.sweeps.costs.measure_cost", lambda *a, **k: pytest.fail("measured again"))
     assert run_verb([*command, "--json"]) == 0
     value = json.loads(capsys.readouterr().out)
     assert value["wall_seconds"] == pytest.approx(value["seconds"] / 2)
@@ -124,7 +124,7 @@ def test_dry_run_estimates_each_size_once(tmp_path, capsys, monkeypatch):
 
 
 def test_costs_grow_with_steps():
-    from recombine.sweep.estimate import Cost, describe_size
+    from recombine.sweeps.costs import Cost, describe_size
 
     cost = Cost(step=0.1, interim=(0.0, 0.0), final=(1.0, 0.001))
     assert cost.total(BASE) == pytest.approx(10 * 0.1 + 1 + 0.001 * BASE.task.evaluation_instances)

@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import pytest
 
-from recombine.cli import run as run_verb
-from recombine.commands.live import SweepDisplay, draw, format_duration, summarise
-from recombine.engines import Outcome
-from recombine.sweep.plan import describe_plan, make_plan
-from recombine.sweep.results import choose_best, describe_run, write_results
-from recombine.sweep.status import RunStatus, SweepReader, SweepStatus
+from recombine.cli.live import SweepDisplay, draw, format_duration, summarise
+from recombine.cli.main import run as run_verb
+from recombine.sweeps.engine import Outcome
+from recombine.sweeps.plan import describe_plan, make_plan
+from recombine.sweeps.run import choose_best, describe_run, write_results
+from recombine.sweeps.status import RunStatus, SweepReader, SweepStatus
 from sweep_cases import BASE, wait_until
 
 
@@ -115,7 +115,7 @@ def test_a_folder_without_a_sweep(tmp_path, capsys):
 def test_status_needs_no_torch(tmp_path):
     (tmp_path / "sweep.json").write_text(json.dumps(describe_plan(make_plan([BASE], "here"))))
     program = (
-        "import sys, recombine.cli; code = recombine.cli.run(['sweep', 'status', sys.argv[1]])\n"
+        "import sys, recombine.cli.main; code = recombine.cli.main.run(['sweep', 'status', sys.argv[1]])\n"
         "sys.exit(code or 'torch' in sys.modules)"
     )
     shown = subprocess.run([sys.executable, "-c", program, tmp_path], check=True, capture_output=True, text=True)
@@ -135,8 +135,8 @@ def test_columns_of_one_type(tmp_path):
 
 
 def test_without_a_terminal_there_are_lines(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("recombine.commands.live.REFRESH_SECONDS", 0.01)
-    monkeypatch.setattr("recombine.commands.live.LINE_SECONDS", 0.02)
+    monkeypatch.setattr("recombine.cli.live.REFRESH_SECONDS", 0.01)
+    monkeypatch.setattr("recombine.cli.live.LINE_SECONDS", 0.02)
     plan = make_plan([BASE], "here")
     with SweepDisplay(SweepReader(tmp_path, describe_plan(plan)), total=1, done=0, quiet=False) as display:
         made = display.last_line

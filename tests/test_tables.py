@@ -6,8 +6,8 @@ import json
 import pytest
 from rich.console import Console
 
-from recombine.commands.layout import print_table
-from recombine.tables import Cell, Column, Table, format_number, format_value
+from recombine.cli.layout import print_table
+from recombine.foundation.tables import Cell, Column, Table, format_number, format_value
 
 TABLE = Table(
     title="Scores",

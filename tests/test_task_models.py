@@ -6,19 +6,19 @@ from typing import Any
 import pytest
 import torch
 
-from recombine.errors import InputError
-from recombine.models import (
-    MODELS,
-    HypernetworkConfig,
-    MLPConfig,
-    TaskTransformerConfig,
-    TransformerConfig,
-    build_model,
-    count_parameters,
-)
-from recombine.probe import collect, decode
-from recombine.tasks import FuzzyLogic, GoalGrid, Hyperteacher, PreferenceGrid
-from recombine.train import Trainer, TrainingConfig
+from recombine.foundation.errors import InputError
+from recombine.inside.collect import collect
+from recombine.inside.decode import decode
+from recombine.models.hypernetwork import HypernetworkConfig
+from recombine.models.mlp import MLPConfig
+from recombine.models.registry import MODELS, build_model
+from recombine.models.transformer import TaskTransformerConfig, TransformerConfig, count_parameters
+from recombine.tasks.fuzzy_logic import FuzzyLogic
+from recombine.tasks.grids.goal import GoalGrid
+from recombine.tasks.grids.preference import PreferenceGrid
+from recombine.tasks.modular.hyperteacher import Hyperteacher
+from recombine.training.config import TrainingConfig
+from recombine.training.loop import Trainer
 
 TASK = Hyperteacher(num_modules=6, num_active=2, x_dim=3, teacher_dim=5, y_dim=4, num_samples=5)
 CONFIGS = {

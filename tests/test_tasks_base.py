@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from recombine.kernels import draws
-from recombine.tasks import Stream
-from recombine.tasks.stream import mix_on_cpu, mix_on_device
+from recombine import random as draws
+from recombine.random import Stream, mix_on_cpu, mix_on_device
 
 GOLDEN_BITS = [[-8335510945538506834, -3499300899384406317, -7818127620248559695]]
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import recombine
-from recombine.cli import run as run_verb
-from recombine.evaluate import score_references
-from recombine.tasks.fuzzy_logic.task import evaluate_function
+from recombine.cli.main import run as run_verb
+from recombine.tasks.fuzzy_logic import evaluate_function
 from recombine.tasks.grids.imitation import ENDED
+from recombine.training.score import score_references
 
 RAVEN = recombine.SRaven(num_features=2, num_values=4)
 GRID: Any = recombine.GoalGrid.preset("tiny").task

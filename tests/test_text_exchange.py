@@ -7,8 +7,9 @@ import pytest
 import torch
 
 import recombine
-from recombine.cli import run as run_verb
-from recombine.exchange import make_prompts, read_predictions, score_predictions, write_text
+from recombine.cli.main import run as run_verb
+from recombine.integrations.exchange.predictions import read_predictions, score_predictions
+from recombine.integrations.exchange.text import make_prompts, write_text
 
 RAVEN = recombine.SRaven(num_features=2, num_values=4)
 

@@ -9,13 +9,12 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from recombine.errors import InputError
-from recombine.tasks.language import hub, prepare, sources
-from recombine.tasks.language.corpus import load_corpus
-from recombine.tasks.language.groups import tokenise_group
-from recombine.tasks.language.hub import download_dataset
-from recombine.tasks.language.prepare import Request
-from recombine.tasks.language.sources import Problems, find_sources, read_documents
+from recombine.foundation.errors import InputError
+from recombine.tasks.language import corpus as prepare
+from recombine.tasks.language import sources
+from recombine.tasks.language import sources as hub
+from recombine.tasks.language.corpus import Request, load_corpus, tokenise_group
+from recombine.tasks.language.sources import Problems, download_dataset, find_sources, read_documents
 
 ZIPPED = gzip.compress(b"text " * 999 + bytes(range(256)), mtime=0)
 SENTENCE = "The {} document says that it is the {} document, and no other one says so.\n"
@@ -218,7 +217,7 @@ def test_a_dataset_is_read_in_streaming_mode(tmp_path, monkeypatch):
     data.mkdir()
     rows = "".join(json.dumps({"text": SENTENCE.format(n, n)}) + "\n" for n in range(7))
     (data / "train.jsonl").write_text(rows)
-    monkeypatch.setattr("recombine.tasks.language.hub.DOCUMENTS_PER_FILE", 2)
+    monkeypatch.setattr("recombine.tasks.language.sources.DOCUMENTS_PER_FILE", 2)
     texts, problems = read_all(download_dataset(str(data), 5))
     assert texts == [SENTENCE.format(n, n) for n in range(5)]
     assert problems == []

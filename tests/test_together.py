@@ -6,10 +6,11 @@ from functools import partial
 import pytest
 import torch
 
-from recombine.errors import InputError
-from recombine.models import TransformerConfig, build_model
-from recombine.run import default_run
-from recombine.train import Trainer, TrainingConfig
+from recombine.foundation.errors import InputError
+from recombine.models.registry import build_model
+from recombine.models.transformer import TransformerConfig
+from recombine.training.config import TrainingConfig, default_run
+from recombine.training.loop import Trainer
 
 TRAINING = TrainingConfig(steps=8, batch_size=8, warmup_steps=2, gradient_clip=0.5)
 
@@ -57,6 +58,6 @@ def test_what_cannot_be_compiled_together_is_told(monkeypatch):
     )
     with pytest.raises(InputError, match="expected no attention_dropout"):
         Trainer(build_model(dropping, run.task, seed=0), run.task, TRAINING, "cpu", compile_steps=2)
-    monkeypatch.setattr("recombine.train.together.can_trace", lambda: False)
+    monkeypatch.setattr("recombine.training.loop.can_trace", lambda: False)
     with pytest.raises(InputError, match="cannot compile whole steps"):
         build_trainer(compile_steps=2)

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from recombine.errors import InputError
-from recombine.run import default_run
-from recombine.tasks import TASKS, Task
+from recombine.foundation.errors import InputError
+from recombine.tasks import TASKS
+from recombine.tasks.base import Task
+from recombine.training.config import default_run
 
 SEQUENCES = ("fuzzy_logic", "hyperteacher", "in_context", "sequence_teacher")
 
@@ -15,7 +16,7 @@ def draw(name, path, monkeypatch):
     task = default_run(name, "tiny").task
     batch = task.sample("ood", 0, batch_size=1)
     figures = []
-    monkeypatch.setattr("recombine.drawing.tokens.save_figure", lambda figure, path: figures.append(figure))
+    monkeypatch.setattr("recombine.tasks.view.save_figure", lambda figure, path: figures.append(figure))
     task.draw(batch, 0, path)
     return task, batch, figures[0]
 

@@ -5,8 +5,8 @@ import io
 import numpy as np
 import pytest
 
-from recombine.commands.generate import decode_stream
-from recombine.errors import InputError
+from recombine.cli.generate import decode_stream
+from recombine.foundation.errors import InputError
 from recombine.tasks.language import sources
 from recombine.tasks.language.tokenizers import ByteTokenizer, load_tokenizer, read_tokenizer, train_sentencepiece
 

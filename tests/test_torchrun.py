@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from recombine.cli import run as run_verb
+from recombine.cli.main import run as run_verb
 
 pytestmark = pytest.mark.slow
 

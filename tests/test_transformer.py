@@ -5,10 +5,12 @@ from typing import Any
 import pytest
 import torch
 
-from recombine.errors import InputError
-from recombine.layers import ATTENTIONS, FEEDFORWARDS
-from recombine.models import Transformer, TransformerConfig, build_model, count_parameters
-from recombine.tasks import FuzzyLogic
+from recombine.attention.layer import ATTENTIONS
+from recombine.foundation.errors import InputError
+from recombine.models.layers import FEEDFORWARDS
+from recombine.models.registry import build_model
+from recombine.models.transformer import Transformer, TransformerConfig, count_parameters
+from recombine.tasks.fuzzy_logic import FuzzyLogic
 
 TASK = FuzzyLogic()
 SMALL: dict[str, Any] = {"embedding_dim": 16, "kqv_dim": 8, "mlp_dim": 32, "num_heads": 4}

@@ -6,90 +6,85 @@ from importlib import import_module, metadata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from recombine.attention.convert import convert
+    from recombine.attention.hyla import HypernetworkAttention
+    from recombine.attention.layer import Attention
+    from recombine.attention.view import HypernetworkView, hypernetwork_view
     from recombine.compositions import CompositionSplit, all_sets, split_compositions
-    from recombine.diagnose import Diagnosis, diagnose_run
-    from recombine.engines import train_runs
-    from recombine.errors import InputError
-    from recombine.evaluate import Score, score
-    from recombine.layers.attention import Attention
-    from recombine.layers.convert import convert
-    from recombine.layers.hypernetwork_attention import HypernetworkAttention
-    from recombine.layers.hypernetwork_view import HypernetworkView, hypernetwork_view
+    from recombine.foundation.errors import InputError
+    from recombine.inside.probe import examine, examine_activations, probe_run
+    from recombine.inside.result import Examination
+    from recombine.inside.verdict import Diagnosis, diagnose_run
     from recombine.models.base import ModelConfig, Site
     from recombine.models.transformer import Transformer, TransformerConfig
-    from recombine.probe import Examination, examine, examine_activations, probe_run
-    from recombine.recipes.attention_as_hypernetwork.grid import table_a3
-    from recombine.recipes.grid import grid, search
-    from recombine.recipes.record import Record, over_seeds
-    from recombine.run import Benchmark, RunConfig, benchmark, default_run, load_run, train_run
-    from recombine.store import RunDirectory
-    from recombine.tasks import (
-        Batch,
-        FuzzyLogic,
-        GoalGrid,
-        Hyperteacher,
-        InContext,
-        PreferenceGrid,
-        Ratio,
-        SequenceTeacher,
-        SRaven,
-        Stream,
-        Task,
-    )
-    from recombine.tasks.base import Metric, Preset, measure_r2
-    from recombine.train import TrainingConfig
+    from recombine.random import Stream
+    from recombine.sweeps.choose import train_runs
+    from recombine.sweeps.records import Record, grid, over_seeds, search
+    from recombine.tasks.base import Preset, Task
+    from recombine.tasks.batch import Batch, Metric, Ratio, measure_r2
+    from recombine.tasks.fuzzy_logic import FuzzyLogic
+    from recombine.tasks.grids.goal import GoalGrid
+    from recombine.tasks.grids.preference import PreferenceGrid
+    from recombine.tasks.modular.hyperteacher import Hyperteacher
+    from recombine.tasks.modular.in_context import InContext
+    from recombine.tasks.sequences.teacher import SequenceTeacher
+    from recombine.tasks.sraven.task import SRaven
+    from recombine.training.benchmark import Benchmark, benchmark, load_run
+    from recombine.training.config import RunConfig, TrainingConfig, default_run
+    from recombine.training.directory import RunDirectory
+    from recombine.training.run import train_run
+    from recombine.training.score import Score, score
 
 # name -> module; imported on first use, so that `import recombine` takes almost no time
 _PUBLIC = {
-    "Attention": "layers.attention",
-    "Batch": "tasks",
-    "Benchmark": "run",
-    "CompositionSplit": "compositions",
-    "Diagnosis": "diagnose",
-    "Examination": "probe",
-    "FuzzyLogic": "tasks",
-    "GoalGrid": "tasks",
-    "HypernetworkAttention": "layers.hypernetwork_attention",
-    "HypernetworkView": "layers.hypernetwork_view",
-    "Hyperteacher": "tasks",
-    "InContext": "tasks",
-    "InputError": "errors",
-    "Metric": "tasks.base",
-    "ModelConfig": "models.base",
-    "PreferenceGrid": "tasks",
-    "Preset": "tasks.base",
-    "Ratio": "tasks",
-    "Record": "recipes.record",
-    "RunConfig": "run",
-    "RunDirectory": "store",
-    "SRaven": "tasks",
-    "Score": "evaluate",
-    "SequenceTeacher": "tasks",
-    "Site": "models.base",
-    "Stream": "tasks",
-    "Task": "tasks",
-    "TrainingConfig": "train",
-    "Transformer": "models.transformer",
-    "TransformerConfig": "models.transformer",
-    "all_sets": "compositions",
-    "benchmark": "run",
-    "convert": "layers.convert",
-    "default_run": "run",
-    "diagnose_run": "diagnose",
-    "examine": "probe",
-    "examine_activations": "probe",
-    "grid": "recipes.grid",
-    "hypernetwork_view": "layers.hypernetwork_view",
-    "load_run": "run",
-    "measure_r2": "tasks.base",
-    "over_seeds": "recipes.record",
-    "probe_run": "probe",
-    "score": "evaluate",
-    "search": "recipes.grid",
-    "split_compositions": "compositions",
-    "table_a3": "recipes.attention_as_hypernetwork.grid",
-    "train_run": "run",
-    "train_runs": "engines",
+    "Attention": "recombine.attention.layer",
+    "Batch": "recombine.tasks.batch",
+    "Benchmark": "recombine.training.benchmark",
+    "CompositionSplit": "recombine.compositions",
+    "Diagnosis": "recombine.inside.verdict",
+    "Examination": "recombine.inside.result",
+    "FuzzyLogic": "recombine.tasks.fuzzy_logic",
+    "GoalGrid": "recombine.tasks.grids.goal",
+    "HypernetworkAttention": "recombine.attention.hyla",
+    "HypernetworkView": "recombine.attention.view",
+    "Hyperteacher": "recombine.tasks.modular.hyperteacher",
+    "InContext": "recombine.tasks.modular.in_context",
+    "InputError": "recombine.foundation.errors",
+    "Metric": "recombine.tasks.batch",
+    "ModelConfig": "recombine.models.base",
+    "PreferenceGrid": "recombine.tasks.grids.preference",
+    "Preset": "recombine.tasks.base",
+    "Ratio": "recombine.tasks.batch",
+    "Record": "recombine.sweeps.records",
+    "RunConfig": "recombine.training.config",
+    "RunDirectory": "recombine.training.directory",
+    "SRaven": "recombine.tasks.sraven.task",
+    "Score": "recombine.training.score",
+    "SequenceTeacher": "recombine.tasks.sequences.teacher",
+    "Site": "recombine.models.base",
+    "Stream": "recombine.random",
+    "Task": "recombine.tasks.base",
+    "TrainingConfig": "recombine.training.config",
+    "Transformer": "recombine.models.transformer",
+    "TransformerConfig": "recombine.models.transformer",
+    "all_sets": "recombine.compositions",
+    "benchmark": "recombine.training.benchmark",
+    "convert": "recombine.attention.convert",
+    "default_run": "recombine.training.config",
+    "diagnose_run": "recombine.inside.verdict",
+    "examine": "recombine.inside.probe",
+    "examine_activations": "recombine.inside.probe",
+    "grid": "recombine.sweeps.records",
+    "hypernetwork_view": "recombine.attention.view",
+    "load_run": "recombine.training.benchmark",
+    "measure_r2": "recombine.tasks.batch",
+    "over_seeds": "recombine.sweeps.records",
+    "probe_run": "recombine.inside.probe",
+    "score": "recombine.training.score",
+    "search": "recombine.sweeps.records",
+    "split_compositions": "recombine.compositions",
+    "train_run": "recombine.training.run",
+    "train_runs": "recombine.sweeps.choose",
 }
 
 __all__ = [
@@ -140,7 +135,6 @@ __all__ = [
     "score",
     "search",
     "split_compositions",
-    "table_a3",
     "train_run",
     "train_runs",
 ]
@@ -151,7 +145,7 @@ def __getattr__(name: str) -> object:
         return metadata.version("recombine")
     if name not in _PUBLIC:
         raise AttributeError(f"module 'recombine' has no attribute {name!r}")
-    return getattr(import_module(f"recombine.{_PUBLIC[name]}"), name)
+    return getattr(import_module(_PUBLIC[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -1,6 +1,6 @@
 """`python -m recombine` is `recombine`."""
 
-from recombine.cli import main
+from recombine.cli.main import main
 
 if __name__ == "__main__":
     main()

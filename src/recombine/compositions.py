@@ -22,8 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from recombine.errors import InputError, require
-from recombine.memory import format_count
+from recombine.foundation.errors import InputError, format_count, require
 
 Composition = tuple[int, ...]
 

@@ -21,8 +21,7 @@ from hypothesis import strategies as st
 from jaxtyping import config as type_checks
 from mutations import NASTY_TEXTS
 
-from recombine.cli import main
-from recombine.commands import (
+from recombine.cli import (
     bench,
     check,
     compare,
@@ -38,14 +37,18 @@ from recombine.commands import (
     runs,
     score,
     show,
-    sweep_run,
-    sweep_status,
     train,
 )
-from recombine.commands.output import Output
-from recombine.run import default_run
+from recombine.cli import (
+    sweep as sweep_run,
+)
+from recombine.cli import (
+    sweep as sweep_status,
+)
+from recombine.cli.main import main
+from recombine.cli.output import Output
 from recombine.tasks import TASKS
-from recombine.train import TrainingConfig
+from recombine.training.config import TrainingConfig, default_run
 
 OPTIONS: dict[str, type] = {
     "tasks": Output,

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from mutations import damage
 
-from recombine.cli import run as run_verb
+from recombine.cli.main import run as run_verb
 
 SIZES = ["--num-examples", "4", "--embedding-dim", "8", "--kqv-dim", "8", "--mlp-dim", "8", "--num-heads", "2"]
 TASK = [

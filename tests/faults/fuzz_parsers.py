@@ -24,19 +24,20 @@ import pyarrow as pa
 import torch
 
 with atheris.instrument_imports(include=["recombine"]):
-    from recombine.archives import read_npz
-    from recombine.errors import InputError
-    from recombine.exchange.formats import encode_parquet, read_columns
-    from recombine.exchange.predictions import read_predictions
-    from recombine.integrations.huggingface_prompts import read_prompts
-    from recombine.probe.observations import load_observations
-    from recombine.recipes.stored import read_lines
-    from recombine.run import default_run, load_config
-    from recombine.store import RunDirectory
-    from recombine.store.checkpoint import encode_checkpoint, read_checkpoint
-    from recombine.store.schema import CheckpointInfo
-    from recombine.sweep.results import choose_best
-    from recombine.sweep.status import SweepReader
+    from recombine.foundation.errors import InputError
+    from recombine.foundation.files import read_npz
+    from recombine.inside.result import load_observations
+    from recombine.integrations.exchange.export import encode_parquet, read_columns
+    from recombine.integrations.exchange.predictions import read_predictions
+    from recombine.integrations.huggingface.prompts import read_prompts
+    from recombine.sweeps.run import choose_best
+    from recombine.sweeps.status import SweepReader
+    from recombine.training.benchmark import load_config
+    from recombine.training.checkpoint import encode_checkpoint, read_checkpoint
+    from recombine.training.config import default_run
+    from recombine.training.directory import RunDirectory
+    from recombine.training.schema import CheckpointInfo
+    from recombine_papers.stored import read_lines
 
 from mutations import damage
 

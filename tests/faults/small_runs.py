@@ -6,11 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from recombine.models import LanguageModelConfig, MLPConfig, TransformerConfig
-from recombine.run import RunConfig, execute, train_run
-from recombine.store import RunDirectory
-from recombine.tasks import FuzzyLogic, Hyperteacher, Language, SRaven
-from recombine.train import TrainingConfig
+from recombine.models.language_model import LanguageModelConfig
+from recombine.models.mlp import MLPConfig
+from recombine.models.transformer import TransformerConfig
+from recombine.tasks.fuzzy_logic import FuzzyLogic
+from recombine.tasks.language.task import Language
+from recombine.tasks.modular.hyperteacher import Hyperteacher
+from recombine.tasks.sraven.task import SRaven
+from recombine.training import run as execute
+from recombine.training.config import RunConfig, TrainingConfig
+from recombine.training.directory import RunDirectory
+from recombine.training.run import train_run
 
 STEPS = 24
 TRAINING = TrainingConfig(steps=STEPS, batch_size=4, warmup_steps=2)

@@ -11,11 +11,11 @@ from fuzz import call, train_once, verbs
 from mutations import damage
 from recovery import record, recover
 
-from recombine.conform import find_fault
-from recombine.errors import InputError
-from recombine.probe.runs import PROBE
-from recombine.store import RunDirectory
-from recombine.store.schema import MetricsRow, ResultFile
+from recombine.foundation.errors import InputError
+from recombine.foundation.settings import find_fault
+from recombine.inside.probe import PROBE
+from recombine.training.directory import RunDirectory
+from recombine.training.schema import MetricsRow, ResultFile
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ from forked import drop_rights, in_fork, limit_files, limit_memory
 from recovery import differences, record, recover
 from small_runs import FAMILIES, check_often, final_state, train
 
-from recombine.cli import run as run_verb
-from recombine.store import RunDirectory
+from recombine.cli.main import run as run_verb
+from recombine.training.directory import RunDirectory
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits and rights of Linux")
 CONFIG = FAMILIES["fuzzy_logic"]

@@ -9,11 +9,12 @@ import pytest
 from small_runs import FAMILIES, train
 
 import recombine
-from recombine.errors import InputError
-from recombine.models.outside import OutsideModule
+from recombine.foundation.errors import InputError
+from recombine.models.base import OutsideModule
 from recombine.report.page import MARKS, show_marks, write_report
-from recombine.run import RunConfig, load_run
-from recombine.run.execute import open_directory
+from recombine.training.benchmark import load_run
+from recombine.training.config import RunConfig
+from recombine.training.run import open_directory
 from report_cases import HOSTILE, make_probed, make_run, make_score
 
 SOURCE = Path(recombine.__file__).parent

@@ -13,8 +13,8 @@ from forked import in_fork, kill_self
 from recovery import Stopwatch, differences, record, recover
 from small_runs import FAMILIES, check_often, final_state, leftovers, train
 
-from recombine import files
-from recombine.store import RunDirectory
+from recombine.foundation import files
+from recombine.training.directory import RunDirectory
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 

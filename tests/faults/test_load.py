@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from small_runs import FAMILIES, train
 
-from recombine.cli import run as run_verb
-from recombine.errors import InputError
-from recombine.files import data_folder
+from recombine.cli.main import run as run_verb
+from recombine.foundation.errors import InputError
+from recombine.foundation.files import data_folder
 from recombine.report.page import write_report
-from recombine.tasks import Language
+from recombine.tasks.language.task import Language
 from recombine.tasks.language.tokenizers import ByteTokenizer
 from report_cases import make_run, make_score
 

@@ -19,13 +19,12 @@ from fuzz import TASK, call, train_once, verbs
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from recombine import files
-from recombine.errors import NOT_SHOWN, InputError
-from recombine.kernels import compiler
-from recombine.kernels.build_cache import digest
-from recombine.kernels.compiler import find_compiler
-from recombine.store.checkpoint import encode_checkpoint
-from recombine.sweep.status import _read_progress
+from recombine.foundation import files
+from recombine.foundation import native as compiler
+from recombine.foundation.errors import NOT_SHOWN, InputError
+from recombine.foundation.native import digest, find_compiler
+from recombine.sweeps.status import _read_progress
+from recombine.training.checkpoint import encode_checkpoint
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
 Tensors = dict[str, torch.Tensor]

@@ -10,7 +10,7 @@ import pytest
 from recovery import record
 from small_runs import FAMILIES, check_often, train
 
-from recombine import files
+from recombine.foundation import files
 
 
 @pytest.fixture

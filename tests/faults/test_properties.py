@@ -18,10 +18,11 @@ from mutations import NASTY
 from recovery import record
 
 import recombine
-from recombine.errors import InputError
-from recombine.run import default_run, load_config
-from recombine.store import RunDirectory
+from recombine.foundation.errors import InputError
 from recombine.tasks import TASKS
+from recombine.training.benchmark import load_config
+from recombine.training.config import default_run
+from recombine.training.directory import RunDirectory
 
 SHARED = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]}
 FEW, SOME, MANY = (settings(max_examples=number, **SHARED) for number in (30, 60, 150))

@@ -12,10 +12,10 @@ import pytest
 from fuzz import call
 from mutations import NASTY_SHAPES, NASTY_TEXTS
 
-from recombine.archives import read_npz
-from recombine.errors import InputError
-from recombine.exchange.predictions import read_predictions
-from recombine.probe.observations import load_observations
+from recombine.foundation.errors import InputError
+from recombine.foundation.files import read_npz
+from recombine.inside.result import load_observations
+from recombine.integrations.exchange.predictions import read_predictions
 
 HASH = "0123456789ab"
 ROWS = np.array([f"ood-{row}-of-3-{HASH}" for row in range(3)])

@@ -15,10 +15,10 @@ from small_runs import FAMILIES, check_often, final_state, train
 from test_disk_and_rights import TRAIN
 from test_kills import Countdown, compare_states, find_run
 
-from recombine.cli import run as run_verb
-from recombine.errors import InputError
-from recombine.store import RunDirectory
-from recombine.train import Trainer
+from recombine.cli.main import run as run_verb
+from recombine.foundation.errors import InputError
+from recombine.training.directory import RunDirectory
+from recombine.training.loop import Trainer
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 CONFIG = FAMILIES["fuzzy_logic"]

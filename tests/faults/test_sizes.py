@@ -7,15 +7,19 @@ import zipfile
 import numpy as np
 import pytest
 
-from recombine import memory
-from recombine.archives import read_npz
-from recombine.cli import run as run_verb
+from recombine.cli.main import run as run_verb
 from recombine.compositions import all_multisets, all_sets
-from recombine.errors import InputError
-from recombine.models import MLPConfig, TransformerConfig, build_model, size
-from recombine.run import default_run
-from recombine.tasks import TASKS, FuzzyLogic
-from recombine.tasks.stream import Stream
+from recombine.foundation import errors as memory
+from recombine.foundation.errors import InputError
+from recombine.foundation.files import read_npz
+from recombine.models import base as size
+from recombine.models.mlp import MLPConfig
+from recombine.models.registry import build_model
+from recombine.models.transformer import TransformerConfig
+from recombine.random import Stream
+from recombine.tasks import TASKS
+from recombine.tasks.fuzzy_logic import FuzzyLogic
+from recombine.training.config import default_run
 
 LINES = [
     ("show sraven --num-features 1000", "8 modules, 1000 at once, make 204,032,533,091,695,451 compositions"),

@@ -8,16 +8,17 @@ from typing import Any
 
 import pytest
 
-from recombine.cli import run as run_verb
-from recombine.commands.generate import read_tokenizer as read_tokenizer_of_run
-from recombine.commands.generate import show_text
-from recombine.errors import InputError
-from recombine.integrations.huggingface_prompts import read_prompts
-from recombine.recipes.stored import read_lines
-from recombine.store import MetricsRow, RunDirectory
-from recombine.sweep.kept_costs import read_costs
-from recombine.tasks.language import hub
+from recombine.cli.generate import read_tokenizer as read_tokenizer_of_run
+from recombine.cli.generate import show_text
+from recombine.cli.main import run as run_verb
+from recombine.foundation.errors import InputError
+from recombine.integrations.huggingface.prompts import read_prompts
+from recombine.sweeps.costs import read_costs
+from recombine.tasks.language import sources as hub
 from recombine.tasks.language.tokenizers import read_tokenizer
+from recombine.training.directory import RunDirectory
+from recombine.training.schema import MetricsRow
+from recombine_papers.stored import read_lines
 
 ROW: MetricsRow = {"step": 1, "loss": 0.5, "learning_rate": 0.1, "seconds": 1.0}
 
@@ -74,7 +75,7 @@ CONFIG = {"model_type": "stranger", "auto_map": {"AutoConfig": "code.Config", "A
 def test_code_in_the_folder_of_a_model_is_not_run(tmp_path, monkeypatch):
     """Nor is the user asked whether to run it."""
     pytest.importorskip("transformers")
-    from recombine.integrations.huggingface_probe import load_model
+    from recombine.integrations.huggingface.probe import load_model
 
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("the user was asked"))
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
@@ -110,7 +111,7 @@ DAMAGES: list[tuple[str, Any]] = [
 
 @pytest.mark.parametrize(("name", "content"), DAMAGES)
 def test_a_damaged_model_ends_in_one_line(name, content, pretrained, tmp_path):
-    from recombine.integrations.huggingface_probe import load_model
+    from recombine.integrations.huggingface.probe import load_model
 
     for path in pretrained.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())

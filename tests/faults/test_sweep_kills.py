@@ -13,11 +13,11 @@ from forked import in_fork
 from recovery import Stopwatch, differences, record, recover
 from small_runs import FAMILIES, final_state
 
-from recombine.engines import LocalEngine
-from recombine.run import train_run
-from recombine.store import RunDirectory
-from recombine.sweep.execute import run_sweep
-from recombine.sweep.plan import make_plan
+from recombine.sweeps.local import LocalEngine
+from recombine.sweeps.plan import make_plan
+from recombine.sweeps.run import run_sweep
+from recombine.training.directory import RunDirectory
+from recombine.training.run import train_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")]
 STEPS, NUM_KILLS = 400, 50

@@ -12,9 +12,8 @@ from forked import drop_rights, in_fork
 from recovery import differences, recover
 from test_kills import Countdown
 
-from recombine.tasks.language import prepare
-from recombine.tasks.language.corpus import load_corpus
-from recombine.tasks.language.prepare import Request, corpus_folder
+from recombine.tasks.language import corpus as prepare
+from recombine.tasks.language.corpus import Request, corpus_folder, load_corpus
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 WORDS = ["river", "clock", "seed", "lamp", "bridge", "stone", "cloud", "paper", "mill", "road", "sand", "harbour"]

@@ -1,1 +1,1 @@
-"""Reports about runs; reads run directories only."""
+"""report"""

@@ -18,19 +18,19 @@ from typing import TypedDict
 
 from markupsafe import Markup
 
-from recombine.conform import find_fault
-from recombine.diagnose import name_splits
-from recombine.drawing.palette import DARK_PALETTE, LIGHT_PALETTE, SCALES
-from recombine.errors import InputError
-from recombine.evaluate import compare
-from recombine.files import write_whole
+from recombine.foundation.errors import InputError
+from recombine.foundation.files import write_whole
+from recombine.foundation.settings import find_fault, settings_as_dict
+from recombine.inside.verdict import name_splits
 from recombine.report.page import load_templates
-from recombine.report.runs import differing_settings, label_settings
-from recombine.run import default_run
-from recombine.settings import settings_as_dict
-from recombine.store import Json, RunDirectory, find_runs, hash_config
+from recombine.report.read import differing_settings, label_settings
 from recombine.tasks import TASKS
 from recombine.tasks.base import SCALES as BUDGETS
+from recombine.tasks.view import DARK_PALETTE, LIGHT_PALETTE, SCALES
+from recombine.training.config import default_run
+from recombine.training.directory import RunDirectory, find_runs, hash_config
+from recombine.training.intervals import compare
+from recombine.training.schema import Json
 
 _log = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 A task answers for itself: what its metrics are called, which sizes it has at each scale, what a probe should read, how an
 instance is written or drawn. Nothing outside its folder knows a family by name. Batch i of a split is a pure function of
-(task, seed, split, i); see `recombine.tasks.stream`.
+(task, seed, split, i); see `recombine.random`.
 """
 
 from __future__ import annotations
@@ -19,19 +19,11 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from recombine.compositions import Composition
-from recombine.drawing.card import Card, text_card
-from recombine.errors import InputError
-from recombine.tables import Table
-from recombine.tasks.batch import Batch
-from recombine.tasks.metrics import METRICS, MIN_VARIANCE, Metric, Ratio, measure_r2
-from recombine.tasks.sampling import (
-    LARGER_MEANING,
-    LARGER_TITLE,
-    SPLIT_MEANINGS,
-    SPLIT_TITLES,
-    Sampler,
-    SplitName,
-)
+from recombine.foundation.errors import InputError
+from recombine.foundation.tables import Table
+from recombine.tasks.batch import METRICS, Batch, Metric, Ratio
+from recombine.tasks.sampling import LARGER_MEANING, LARGER_TITLE, SPLIT_MEANINGS, SPLIT_TITLES, Sampler, SplitName
+from recombine.tasks.view import Card, text_card
 
 if TYPE_CHECKING:
     from recombine.tasks.reading import Reading
@@ -208,7 +200,7 @@ class Task(Sampler):
 
     def reading(self) -> Reading:
         """What a probe reads of this task."""
-        from recombine.tasks.reading import Reading  # imported here because it needs this class
+        from recombine.tasks.reading import Reading
 
         return Reading(self)
 
@@ -275,24 +267,3 @@ def shorten(numbers: Sequence[float], most: int = 6) -> str:
     """The first few numbers, with an ellipsis if there are more."""
     shown = ", ".join(f"{number:.3g}" for number in numbers[:most]).replace("-", "−")
     return f"{shown}, …" if len(numbers) > most else shown
-
-
-__all__ = [
-    "METRICS",
-    "MIN_VARIANCE",
-    "REFERENCES",
-    "RIGHT_FROM",
-    "SCALES",
-    "SPLIT_MEANINGS",
-    "SPLIT_TITLES",
-    "Batch",
-    "Metric",
-    "Preset",
-    "Ratio",
-    "Reference",
-    "Scale",
-    "SplitName",
-    "Task",
-    "measure_r2",
-    "shorten",
-]

@@ -19,8 +19,10 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from recombine.tasks.base import Batch, Ratio, SplitName, Task
+from recombine.tasks.base import Task
+from recombine.tasks.batch import Batch, Ratio
 from recombine.tasks.evaluation import evaluation_batches
+from recombine.tasks.sampling import SplitName
 
 Variant = Literal["pictured", "same_query"]
 

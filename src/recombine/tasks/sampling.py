@@ -2,25 +2,27 @@
 
 A family implements `make_batch`, which draws all its random numbers from a stream; everything else follows from it: a batch,
 some of its rows, or several batches at once.
+
+Tensors that a task computes once per device.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
-from typing import ClassVar, Literal
+from functools import cached_property, wraps
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from recombine.compositions import CompositionSplit
-from recombine.errors import InputError, check_choice
-from recombine.memory import NEGLIGIBLE, require_memory
-from recombine.settings import Settings
+from recombine.foundation.errors import NEGLIGIBLE, InputError, check_choice, require_memory
+from recombine.foundation.settings import Settings
+from recombine.random import Stream
 from recombine.tasks.batch import Batch
-from recombine.tasks.stream import Stream
 
 SplitName = Literal["train", "test", "ood", "unknown", "text", "recall"]
 SPLIT_TITLES: dict[SplitName, str] = {
@@ -159,3 +161,23 @@ class Sampler(Settings, ABC):
     @cached_property
     def _composition_tables(self) -> dict[tuple[SplitName, torch.device], Tensor]:
         return {}
+
+
+Value = TypeVar("Value")
+
+
+def once_per_device(make: Callable[[Any, torch.device], Value]) -> Callable[[Any, torch.device | str], Value]:
+    """Decorator for a method that takes a device: the value for each device is computed once and kept with the object.
+
+    Used for frozen weights, which would otherwise be copied to the device for every batch.
+    """
+
+    @wraps(make)
+    def look_up(self: Any, device: torch.device | str) -> Value:
+        device = torch.device(device)
+        values: dict[torch.device, Value] = vars(self).setdefault(f"{make.__name__} by device", {})
+        if device not in values:
+            values[device] = make(self, device)
+        return values[device]
+
+    return look_up

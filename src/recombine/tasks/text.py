@@ -8,6 +8,8 @@ lm-evaluation-harness contains too:
 - lenient: the last part of the response that has the form of an answer.
 
 A response that cannot be read counts as wrong.
+
+Numbers rounded to a few decimals, as a text shows them.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Literal, get_args
 
+import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from recombine.tasks.base import Task
@@ -97,3 +101,8 @@ class TextForm(ABC):
         return [
             f"{self.write_question(batch, row)}\nAnswer: {self.write_answers(batch, row)[0]}" for row in range(count)
         ]
+
+
+def snap(values: Float[Tensor, "*shape"], decimals: int) -> Float[Tensor, "*shape"]:
+    """Round to so many decimals; 0 leaves the values as they are. Equal decimals are equal to the last bit."""
+    return torch.round(values, decimals=decimals) if decimals else values

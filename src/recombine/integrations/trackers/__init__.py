@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
-from recombine.errors import check_choice
-from recombine.extras import import_extra
-from recombine.run.tracking import Tracker
-from recombine.store import MetricsRow
+from recombine.foundation.errors import check_choice, import_extra
+from recombine.training.run import Tracker
+from recombine.training.schema import MetricsRow
 
 TrackerName = Literal["tensorboard", "wandb", "mlflow"]
 

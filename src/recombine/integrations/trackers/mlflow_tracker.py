@@ -8,10 +8,11 @@ from typing import Any
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
-from recombine.errors import InputError
+from recombine.foundation.errors import InputError
 from recombine.integrations.trackers import flatten_row, flatten_scores, flatten_settings
-from recombine.run.tracking import Tracker
-from recombine.store import MetricsRow, ResultFile, RunDirectory
+from recombine.training.directory import RunDirectory
+from recombine.training.run import Tracker
+from recombine.training.schema import MetricsRow, ResultFile
 
 TAG = "recombine.run"
 

@@ -6,10 +6,11 @@ import json
 
 from torch.utils.tensorboard import SummaryWriter
 
-from recombine.errors import InputError
+from recombine.foundation.errors import InputError
 from recombine.integrations.trackers import flatten_row, flatten_scores
-from recombine.run.tracking import Tracker
-from recombine.store import MetricsRow, ResultFile, RunDirectory
+from recombine.training.directory import RunDirectory
+from recombine.training.run import Tracker
+from recombine.training.schema import MetricsRow, ResultFile
 
 
 class TensorBoard(Tracker):

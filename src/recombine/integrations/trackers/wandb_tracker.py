@@ -7,10 +7,11 @@ from typing import Any
 
 import wandb
 
-from recombine.errors import InputError
+from recombine.foundation.errors import InputError
 from recombine.integrations.trackers import flatten_row, flatten_scores
-from recombine.run.tracking import Tracker
-from recombine.store import MetricsRow, ResultFile, RunDirectory
+from recombine.training.directory import RunDirectory
+from recombine.training.run import Tracker
+from recombine.training.schema import MetricsRow, ResultFile
 
 
 class WeightsAndBiases(Tracker):

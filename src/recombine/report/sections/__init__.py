@@ -11,7 +11,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Sequence
 
-from recombine.report.runs import ReportRun
+from recombine.report.read import ReportRun
 from recombine.report.sections.section import Section
 
 Builder = Callable[[Sequence[ReportRun]], Section | None]
@@ -25,6 +25,3 @@ def list_sections() -> dict[str, Builder]:
         if module.name != "section"
     }
     return {name: module.build for name, module in sorted(modules.items(), key=lambda item: item[1].ORDER)}
-
-
-__all__ = ["Builder", "Section", "list_sections"]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from recombine.report import inside_figures, swap_figures
+from recombine.report import figures as inside_figures
+from recombine.report import figures as swap_figures
 from recombine.report.figures import Figure
-from recombine.report.findings import gather
-from recombine.report.interventions import read_ablations, read_swap
-from recombine.report.runs import ReportRun
+from recombine.report.findings import gather, read_ablations, read_swap
+from recombine.report.read import ReportRun
 from recombine.report.sections.section import Section
 
 ORDER = 70

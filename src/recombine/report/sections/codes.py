@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from recombine.report.explorer import explorer_figure, read_map
 from recombine.report.findings import gather
-from recombine.report.runs import ReportRun
+from recombine.report.read import ReportRun
 from recombine.report.sections.section import Section
 
 ORDER = 50

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from recombine.report import figures
-from recombine.report.runs import ReportRun, metrics_of, splits_of
+from recombine.report.read import ReportRun, metrics_of, splits_of
 from recombine.report.sections.section import Section
 
 ORDER = 30

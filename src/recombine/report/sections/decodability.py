@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from recombine.report import inside_figures
+from recombine.report import figures as inside_figures
 from recombine.report.figures import Figure
 from recombine.report.findings import DECODER_METRICS, READINGS, gather, read_decoders
-from recombine.report.runs import ReportRun
+from recombine.report.read import ReportRun
 from recombine.report.sections.section import Section
 
 ORDER = 40

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from recombine.report.explorer import read_gallery
 from recombine.report.findings import gather
-from recombine.report.gallery import read_gallery
-from recombine.report.runs import ReportRun
+from recombine.report.read import ReportRun
 from recombine.report.sections.section import Section
 
 ORDER = 80

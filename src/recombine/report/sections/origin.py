@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from recombine.report.runs import ReportRun, differing_settings
+from recombine.report.read import ReportRun, differing_settings
 from recombine.report.sections.section import Section
 
 ORDER = 100

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from recombine.report.figures import Figure
-from recombine.store import Json
+from recombine.training.schema import Json
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from recombine.report import inside_figures
+from recombine.report import figures as inside_figures
 from recombine.report.findings import gather, read_similarity
-from recombine.report.runs import ReportRun
+from recombine.report.read import ReportRun
 from recombine.report.sections.section import Section
 
 ORDER = 60

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from recombine.report.findings import gather, read_diagnosis
-from recombine.report.runs import ReportRun
+from recombine.report.read import ReportRun
 from recombine.report.sections.section import Section
 
 ORDER = 10

@@ -10,11 +10,19 @@ object); `show_walls=False` hides the walls, so that the model must know the maz
 
 A composition is one value of each part. Values are numbered consecutively over all parts: quadrants, interactions, mazes,
 objects.
+
+Episodes of the goal grid: where goal, agent and other objects are, and how the expert reaches the goal.
+
+The goal grid as text: a map and an instruction; the answer is the whole plan, moves and interaction.
+
+A plan is right if it is as short as possible, which several plans can be. Of a wrong plan, the steps before its first mistake
+count as right.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,17 +34,127 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from recombine.compositions import Composition, CompositionSplit, split_compositions
-from recombine.drawing.palette import ACCENT, PLAIN
-from recombine.errors import InputError, check_choice
-from recombine.tasks.base import Batch, Scale, SplitName
-from recombine.tasks.grids.imitation import ENDED, ImitationTask
-from recombine.tasks.grids.map import MOVES, observation_dim, observe
-from recombine.tasks.grids.mazes import draw_mazes, find_optimal_moves, measure_ways
+from recombine.foundation.errors import InputError, check_choice
+from recombine.random import Stream
+from recombine.tasks.base import Scale
+from recombine.tasks.batch import Batch
+from recombine.tasks.grids.imitation import ENDED, Episodes, ImitationTask
+from recombine.tasks.grids.map import MOVES, draw_mazes, find_optimal_moves, measure_ways, observation_dim, observe
 from recombine.tasks.grids.picture import Mark, draw_map, write_map
-from recombine.tasks.grids.pursuit import Chance, World, pursue
-from recombine.tasks.per_device import once_per_device
-from recombine.tasks.stream import Stream
+from recombine.tasks.native import episodes as kernel
+from recombine.tasks.sampling import SplitName, once_per_device
 from recombine.tasks.text import TextForm
+from recombine.tasks.view import ACCENT, PLAIN
+
+
+class World(NamedTuple):
+    """For each maze: where moves lead, the lengths of shortest paths, the moves with which such paths begin, and the walls.
+    And which cells belong to each quadrant.
+    """
+
+    moves: Int[Tensor, "maze cells moves"]
+    distance: Int[Tensor, "maze cells cells"]
+    optimal: Bool[Tensor, "maze cells cells moves"]
+    walls: Bool[Tensor, "maze cells"]
+    quadrants: Bool[Tensor, "quadrant cells"]
+
+
+class Chance(NamedTuple):
+    """The random numbers of episodes: for cells, and for the kinds of objects other than goal and decoy."""
+
+    uniform: Float[Tensor, "rows 4 cells"]
+    anything: Int[Tensor, "rows others"]  # a kind
+    something_else: Int[Tensor, "rows others"]  # how far it is behind the goal's kind, less one
+
+
+class Pursuit(NamedTuple):
+    """Cells and kinds of the objects, the goal first; the number of the goal's encoding; the maze; the expert's episodes."""
+
+    objects: Int[Tensor, "rows objects"]
+    kinds: Int[Tensor, "rows objects"]
+    code: Int[Tensor, " rows"]
+    maze: Int[Tensor, " rows"]
+    episodes: Episodes
+
+
+def pursue(
+    world: World,
+    chance: Chance,
+    goals: Int[Tensor, "rows 4"],
+    *,
+    horizon: int,
+    has_decoy: bool,
+    num_values: tuple[int, int, int, int],
+) -> Pursuit:
+    """Episodes for goals, each a quadrant, an interaction, a maze and a kind, of which there are `num_values`.
+
+    Of the cells that an object may have, the one with the largest random number is taken: for the goal in its quadrant, for
+    the agent close enough to it, for the decoy in another quadrant, for the others anywhere. In its quadrant only the goal
+    has its kind. The expert takes a shortest path (of several, the one whose moves come first), then interacts.
+    """
+    if kernel.is_available(goals.device):
+        found = kernel.pursue(*world, *chance, goals, num_steps=horizon, has_decoy=has_decoy, num_values=num_values)
+        if found is not None:  # no two cells have the same random number
+            objects, kinds, code, maze, cells, actions, optimal = found
+            return Pursuit(
+                objects, kinds, code, maze, Episodes(cells, _all_present(objects, horizon), actions, optimal)
+            )
+    quadrant, interaction, maze, kind = goals.unbind(dim=1)
+    start, objects = _place(world, chance, quadrant, maze, horizon, has_decoy)
+    others = objects[:, 1 + has_decoy :]
+    different = (kind[:, None] + 1 + chance.something_else) % num_values[3]
+    barred = world.quadrants[quadrant[:, None], others] if has_decoy else torch.ones_like(others, dtype=torch.bool)
+    same = kind[:, None].expand(-1, 1 + has_decoy)
+    kinds = torch.cat([same, different.where(barred, chance.anything)], dim=1)
+    code = ((quadrant * num_values[1] + interaction) * num_values[2] + maze) * num_values[3] + kind
+    return Pursuit(objects, kinds, code, maze, _walk(world, start, objects, maze, interaction, horizon, num_values[1]))
+
+
+def _all_present(objects: Int[Tensor, "rows objects"], num_steps: int) -> Bool[Tensor, "rows step objects"]:
+    rows, num_objects = objects.shape
+    return torch.ones(rows, num_steps, num_objects, dtype=torch.bool, device=objects.device)
+
+
+def _place(
+    world: World, chance: Chance, quadrant: Tensor, maze: Tensor, horizon: int, has_decoy: bool
+) -> tuple[Int[Tensor, " rows"], Int[Tensor, "rows objects"]]:
+    """The cells of the agent and of the objects: goal, decoy if there is one, others."""
+    luck = chance.uniform + 1
+    free, inside = ~world.walls[maze], world.quadrants[quadrant]
+    goal = (luck[:, 0] * (free & inside)).argmax(dim=1, keepdim=True)
+    steps = world.distance[maze, :, goal[:, 0]]
+    start = (luck[:, 1] * ((steps > 0) & (steps < horizon))).argmax(dim=1, keepdim=True)
+    left = free.scatter(1, torch.cat([goal, start], dim=1), False)
+    decoy = (luck[:, 2] * (left & ~inside)).argmax(dim=1, keepdim=True)[:, : int(has_decoy)]
+    others = (luck[:, 3] * left.scatter(1, decoy, False)).topk(chance.anything.shape[1], dim=1).indices
+    return start[:, 0], torch.cat([goal, decoy, others], dim=1)
+
+
+def _walk(
+    world: World,
+    start: Int[Tensor, " rows"],
+    objects: Int[Tensor, "rows objects"],
+    maze: Int[Tensor, " rows"],
+    interaction: Int[Tensor, " rows"],
+    horizon: int,
+    num_interactions: int,
+) -> Episodes:
+    goal, cell = objects[:, 0], start
+    last = one_hot(interaction, num_interactions).bool()
+    ended = torch.zeros_like(start, dtype=torch.bool)
+    cells, actions, optimal = [], [], []
+    for _ in range(horizon):
+        arrived = (cell == goal)[:, None]
+        best = torch.cat([world.optimal[maze, cell, goal], last & arrived], dim=1)
+        action = best.int().argmax(dim=1)
+        cells.append(cell)
+        actions.append(torch.where(ended, ENDED, action))
+        optimal.append(best)
+        ended = arrived[:, 0]
+        cell = torch.where(ended, cell, world.moves[maze, cell, action.clamp_max(world.moves.shape[2] - 1)])
+    present = _all_present(objects, horizon)
+    return Episodes(torch.stack(cells, 1), present, torch.stack(actions, 1), torch.stack(optimal, 1))
+
 
 Encoding = Literal["instruction", "parts", "arbitrary"]
 QUADRANTS = ("upper left", "upper right", "lower left", "lower right")
@@ -233,7 +351,6 @@ class GoalGrid(ImitationTask):
         )
 
     def text_form(self) -> TextForm:
-        from recombine.tasks.grids.goal_text import GoalGridText
 
         return GoalGridText(self)
 
@@ -283,3 +400,88 @@ class GoalGrid(ImitationTask):
             ending=f"it arrives: {INTERACTIONS[interaction]}",
             shaded=self.quadrants[quadrant].nonzero()[:, 0].tolist(),
         )
+
+
+class GoalGridText(TextForm):
+    """Maps as characters, actions as words."""
+
+    task: GoalGrid
+
+    @property
+    def actions(self) -> list[str]:
+        return [*MOVES, *INTERACTIONS[: self.task.num_interactions]]
+
+    @property
+    def instructions(self) -> str:
+        letters = ", ".join(f"{name[0]} {name}" for name in OBJECTS[: self.task.num_objects])
+        walls = "# wall, " if self.task.show_walls else ""
+        return (
+            f"A map shows an agent in a maze: @ agent, {walls}. free, {letters}. The agent moves up, right, down or left by "
+            "one cell and cannot enter a wall or leave the map. The middle row belongs to the upper half and the middle "
+            "column to the left half. Follow the instruction: walk to the object along a shortest path, over other objects "
+            "if need be, then perform the action on it."
+        )
+
+    @property
+    def answer_format(self) -> str:
+        return "all steps as words, separated by spaces, such as `up up right lift`, and nothing else"
+
+    @property
+    def pattern(self) -> str:
+        interactions = "|".join(self.actions[len(MOVES) :])
+        return rf"(?:(?:{'|'.join(MOVES)}),? )+(?:{interactions})"
+
+    @property
+    def around(self) -> tuple[str, str]:
+        return r"\b", r"\b"
+
+    def write_question(self, batch: Batch, row: int) -> str:
+        size, maze = self.task.grid_size, self._maze(batch, row)
+        hidden = not self.task.show_walls
+        letters = ["." if hidden or not wall else "#" for wall in self.task.mazes[maze].flatten().tolist()]
+        for cell, kind in zip(*(batch.info[name][row].tolist() for name in ("objects", "kinds")), strict=True):
+            letters[cell] = OBJECTS[kind][0]
+        letters[int(batch.info["cells"][row, 0])] = "@"
+        lines = ["".join(letters[first : first + size]) for first in range(0, len(letters), size)]
+        return "\n".join([*lines, f"Instruction: {self.task.describe(tuple(batch.latents[row].tolist()))}"])
+
+    def write_answers(self, batch: Batch, row: int) -> list[str]:
+        """Every shortest plan, the expert's first."""
+        moves, _, optimal = self.task.ways
+        maze, goal = self._maze(batch, row), int(batch.info["objects"][row, 0])
+        plans: list[tuple[list[int], int]] = [([], int(batch.info["cells"][row, 0]))]
+        while plans[0][1] != goal:
+            plans = [
+                ([*plan, action], int(moves[maze, cell, action]))
+                for plan, cell in plans
+                for action in optimal[maze, cell, goal].nonzero()[:, 0].tolist()
+            ]
+        last = int(batch.targets[row][batch.targets[row] != ENDED][-1])
+        return [" ".join(self.actions[action] for action in (*plan, last)) for plan, _ in plans]
+
+    def predict(self, answers: Sequence[str | None], batch: Batch) -> Tensor:
+        """The expert's actions up to the first mistake of the plan, wrong ones from there on."""
+        wrong = batch.info["optimal"].int().argmin(dim=-1)
+        chosen = batch.targets.clone()
+        for row, answer in enumerate(answers):
+            steps = 0 if answer is None else self._count_right(batch, row, answer.split())
+            chosen[row, steps:] = torch.where(batch.targets[row, steps:] == ENDED, ENDED, wrong[row, steps:])
+        return self.task.predict_answers(chosen)
+
+    def _count_right(self, batch: Batch, row: int, plan: list[str]) -> int:
+        """The number of steps before the first mistake; as many as there are if the plan is right."""
+        moves, _, optimal = self.task.ways
+        maze, goal = self._maze(batch, row), int(batch.info["objects"][row, 0])
+        cell = int(batch.info["cells"][row, 0])
+        last = int(batch.targets[row][batch.targets[row] != ENDED][-1])
+        for step, name in enumerate(plan):
+            action = self.actions.index(name)
+            if cell == goal:
+                return step + (action == last and step + 1 == len(plan))
+            if action >= len(MOVES) or not optimal[maze, cell, goal, action]:
+                return step
+            cell = int(moves[maze, cell, action])
+        return len(plan)
+
+    def _maze(self, batch: Batch, row: int) -> int:
+        return int(batch.latents[row, 2]) - self.task.offsets[2]

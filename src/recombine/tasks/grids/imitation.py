@@ -5,13 +5,15 @@ Steps after the end are empty, have the target `ENDED` and are ignored. If sever
 right, but the target of the loss is the expert's action: the first in the order of the actions.
 
 Later observations reveal earlier actions. A model that mixes tokens must be causal, or it can read the answer.
+
+What a probe reads of grid worlds: the first step of each episode, because the last one may be empty.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
@@ -20,9 +22,29 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from recombine.errors import InputError
-from recombine.tasks.base import METRICS, Batch, Metric, Preset, Ratio, Scale, SplitName, Task
-from recombine.tasks.grids.reading import FirstStepReading
+from recombine.foundation.errors import InputError
+from recombine.tasks.base import Preset, Scale, Task
+from recombine.tasks.batch import METRICS, Batch, Metric, Ratio
+from recombine.tasks.reading import Reading, StrengthReading
+from recombine.tasks.sampling import SplitName
+
+
+class FirstStepReading(Reading):
+    """Episodes reduced to their first step. For models that process each step separately this makes no difference."""
+
+    instances = "the first step of each episode, instead of all its steps"
+
+    def batches(self, split: SplitName, num_instances: int, device: torch.device | str = "cpu") -> Iterator[Batch]:
+        for batch in super().batches(split, num_instances, device):
+            inputs, targets, optimal = (
+                steps[:, :1].expand_as(steps) for steps in (batch.inputs, batch.targets, batch.info["optimal"])
+            )
+            yield replace(batch, inputs=inputs, targets=targets, info={**batch.info, "optimal": optimal})
+
+
+class PreferenceReading(FirstStepReading, StrengthReading):
+    """Mixtures of preferences, read at the first step."""
+
 
 ENDED = -1  # the target of a step after the end
 NUM_ESTIMATED, BLOCK = 4_096, 512  # episodes from which the best constant is estimated

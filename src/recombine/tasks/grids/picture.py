@@ -15,10 +15,8 @@ import numpy as np
 from jaxtyping import Bool
 from torch import Tensor
 
-from recombine.drawing.canvas import METADATA, save_figure
-from recombine.drawing.palette import EARLY, FAINT, FLOOR, INK, LATE, SHADE, WALL
-from recombine.drawing.shapes import SHAPES
-from recombine.errors import check_choice
+from recombine.foundation.errors import check_choice
+from recombine.tasks.view import EARLY, FAINT, FLOOR, INK, LATE, METADATA, SHADE, SHAPES, WALL, save_figure
 
 SIDE, LARGEST = 5.4, 0.62  # size of a map, and maximum size of a cell, in inches
 ROOMY = 0.49  # cell size for full-size disc and ring, in inches; they shrink in smaller cells

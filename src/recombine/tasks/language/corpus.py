@@ -2,21 +2,325 @@
 
 Windows are read from the files when they are needed, so a corpus may be larger than memory. The name of a corpus is a hash of
 its documents, its tokeniser and what is held out; see `prepare`.
+
+Groups of files: hash their documents, then turn these into tokens. Each function may run in a process of its own.
+
+From files of text to files of tokens, once: survey, tokeniser, shards, manifest.
+
+    survey      the hash and size of every document, per group of files
+    tokeniser   SentencePiece is trained on documents that are not held out; kept by the hash of what it was trained on
+    shards      tokens of the training documents and of the held-out documents, per group of files
+    manifest    what the corpus consists of, and its name: a hash of its documents, its tokeniser and what is held out
+
+Each step is a file that is whole or absent, so work that was killed continues where it stopped. Large corpora are prepared
+by several processes. A document is held out if the hash of its words is below a threshold, so that copies of it, even with
+other white space, are on the same side; of several copies only the first is used.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from dataclasses import dataclass
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from recombine.errors import InputError
-from recombine.tasks.language.prepare import corpus_folder
-from recombine.tasks.language.tokenizers import Tokenizer, load_tokenizer
+from recombine.foundation.errors import InputError
+from recombine.foundation.files import data_folder, replace_file
+from recombine.tasks.language.sources import Problems, Source, find_sources, read_documents
+from recombine.tasks.language.tokenizers import (
+    BYTES,
+    SENTENCEPIECE,
+    ByteTokenizer,
+    Tokenizer,
+    load_tokenizer,
+    read_tokenizer,
+    train_sentencepiece,
+)
+
+TOP = 1 << 64  # positions are below it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Some files, prepared together in a folder of work."""
+
+    number: int
+    sources: tuple[Source, ...]
+    folder: Path
+
+    def file(self, ending: str) -> Path:
+        return self.folder / f"{self.number:05d}.{ending}"
+
+
+def hash_words(text: str) -> str:
+    """A hash of the words of a document: the same for copies that differ in white space."""
+    return hashlib.sha256(" ".join(text.split()).encode(errors="replace")).hexdigest()[:32]
+
+
+def position(words: str) -> int:
+    """Where a hash stands between 0 and `TOP`; documents below a threshold are held out."""
+    return int(words[:16], 16)
+
+
+def survey_group(group: Group) -> None:
+    """Write the hash and size of every document, by file."""
+    problems = Problems()
+    files = [
+        [(hash_words(text), len(text.encode(errors="replace"))) for text in read_documents(source, problems)]
+        for source in group.sources
+    ]
+    replace_file(group.file("survey.json"), json.dumps({"files": files, "problems": problems.lines}).encode())
+
+
+def tokenise_group(group: Group, kept: Sequence[Sequence[bool]], threshold: int, vocabulary: int) -> None:
+    """Write the tokens of the documents that are kept; a file that has changed since the survey is left out."""
+    tokenizer = load_tokenizer((group.folder / "tokenizer").read_bytes(), vocabulary)
+    dtype = np.dtype(np.uint16 if tokenizer.size <= 1 << 16 else np.uint32)
+    files = json.loads(group.file("survey.json").read_bytes())["files"]
+    problems = Problems()
+    used: list[str] = []
+    sides: dict[str, list[np.ndarray]] = {"train": [], "held_out": []}
+    for source, surveyed, chosen in zip(group.sources, files, kept, strict=True):
+        texts = list(read_documents(source, Problems()))
+        words = [hash_words(text) for text in texts]
+        if words != [word for word, _ in surveyed] or not source.is_unchanged():
+            problems.add(source, "has changed while it was read; left out")
+            continue
+        for text, own in [(text, own) for text, own, keep in zip(texts, words, chosen, strict=True) if keep]:
+            tokens = np.array([tokenizer.bos, *tokenizer.encode(text), tokenizer.eos], dtype)
+            sides["held_out" if position(own) < threshold else "train"].append(tokens)
+            used.append(own)
+    for side, documents in sides.items():
+        replace_file(group.file(f"{side}.bin"), np.concatenate([np.zeros(0, dtype), *documents]).tobytes())
+    record = {
+        "number": group.number,
+        "dtype": dtype.name,
+        "documents": used,
+        "problems": problems.lines,
+        **{side: [len(tokens) for tokens in documents] for side, documents in sides.items()},
+    }
+    replace_file(group.file("shard.json"), json.dumps(record).encode())
+
+
+VERSION = 1  # raise it when the same files and settings give other tokens
+GROUP_SIZE = 1 << 22  # bytes of files that are prepared together
+PARALLEL_FROM = 4  # groups
+SAMPLE_SIZE = 20_000_000  # bytes that a SentencePiece model is trained on
+
+Item = TypeVar("Item")
+_log = logging.getLogger(__name__)
+_said: set[str] = set()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What to prepare: files or folders, a tokeniser, and the fraction of documents to hold out."""
+
+    paths: tuple[str, ...]
+    tokenizer: str
+    vocabulary: int
+    held_out: float
+
+
+def prepare(request: Request) -> str:
+    """Prepare a corpus unless it is prepared already; returns its name."""
+    problems = Problems()
+    sources = find_sources(request.paths, problems)
+    content = _given_tokenizer(request.tokenizer)
+    key = _digest(
+        [
+            VERSION,
+            [[source.name, str(source.path), source.size, source.changed] for source in sources],
+            asdict(request),
+        ],
+        content or b"",
+    )
+    pointer = data_folder("language", "prepared") / f"{key}.json"
+    work = data_folder("language", "work") / key
+    with _only_one(work.with_suffix(".lock")):
+        name = _look_up(pointer)
+        if name is None:
+            work.mkdir(exist_ok=True)
+            name = _Preparation(request, sources, content, work, problems).run()
+            replace_file(pointer, json.dumps({"corpus": name}).encode())
+        shutil.rmtree(work, ignore_errors=True)  # a kill right after the pointer leaves it behind
+    for line in problems.lines:
+        if line not in _said:  # a command may ask for the same corpus several times
+            _said.add(line)
+            _log.warning("%s", line)
+    return name
+
+
+def _look_up(pointer: Path) -> str | None:
+    """The name of a corpus that has been prepared; a damaged pointer is as good as none."""
+    try:
+        name = str(json.loads(pointer.read_bytes())["corpus"])
+        return name if (corpus_folder(name) / "manifest.json").exists() else None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def corpus_folder(name: str) -> Path:
+    return data_folder("language", "corpora") / name
+
+
+class _Preparation:
+    """The steps, each on all groups of files."""
+
+    def __init__(
+        self, request: Request, sources: Sequence[Source], content: bytes | None, work: Path, problems: Problems
+    ) -> None:
+        self.request, self.content, self.work, self.problems = request, content, work, problems
+        self.groups = _make_groups(sources, work)
+
+    def run(self) -> str:
+        self._each("reading", survey_group, [(group,) for group in self.groups], "survey.json")
+        surveys = [json.loads(group.file("survey.json").read_bytes()) for group in self.groups]
+        kept, threshold = self._choose(surveys)
+        content = self.content or self._train_tokenizer(surveys, threshold)
+        replace_file(self.work / "tokenizer", content)
+        jobs = [
+            (group, chosen, threshold, self.request.vocabulary) for group, chosen in zip(self.groups, kept, strict=True)
+        ]
+        self._each("tokenising", tokenise_group, jobs, "shard.json")
+        return self._finish(content, surveys)
+
+    def _each(self, what: str, function: Callable[..., None], jobs: Sequence[tuple[Any, ...]], ending: str) -> None:
+        """Call a function for each group whose file is not there yet, in several processes if there are many."""
+        jobs = [job for job in jobs if not job[0].file(ending).exists()]
+        processes = min(os.cpu_count() or 1, len(jobs))
+        if len(jobs) < PARALLEL_FROM or processes == 1:
+            for job in _show(jobs, what, len(jobs)):
+                function(*job)
+            return
+        with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+            for future in _show([pool.submit(function, *job) for job in jobs], what, len(jobs)):
+                future.result()
+
+    def _choose(self, surveys: Sequence[Any]) -> tuple[list[list[list[bool]]], int]:
+        """Which documents are the first of their kind, and the hash below which they are held out."""
+        seen: set[str] = set()
+        kept = []
+        for survey in surveys:
+            kept.append([[_is_new(words, seen) for words, _ in file] for file in survey["files"]])
+        if len(seen) < 2:
+            for survey in surveys:
+                self.problems.lines += survey["problems"]
+            reasons = f" ({'; '.join(self.problems.lines)})" if self.problems.lines else ""
+            raise InputError(f"the text has {len(seen)} documents{reasons}: expected at least 2, one of them held out")
+        lowest, highest = (position(words) for words in (min(seen), max(seen)))
+        return kept, min(max(int(self.request.held_out * TOP), lowest + 1), highest)
+
+    def _train_tokenizer(self, surveys: Sequence[Any], threshold: int) -> bytes:
+        sizes = {words: size for survey in surveys for file in survey["files"] for words, size in file}
+        total, sample = 0, []
+        for words in sorted((words for words in sizes if position(words) >= threshold), reverse=True):
+            sample.append(words)
+            total += sizes[words]
+            if total > SAMPLE_SIZE:
+                break
+        key = _digest([VERSION, self.request.vocabulary, sample])
+        path = data_folder("language", "tokenizers") / f"{key}.model"
+        if not path.exists():
+            _log.warning("training a SentencePiece model of %d tokens on %.1f MB", self.request.vocabulary, total / 1e6)
+            replace_file(path, train_sentencepiece(self._read(set(sample)), self.request.vocabulary))
+        return path.read_bytes()
+
+    def _read(self, wanted: set[str]) -> Iterator[str]:
+        for group in self.groups:
+            for source in group.sources:
+                for text in read_documents(source, Problems()):
+                    words = hash_words(text)
+                    if words in wanted:
+                        wanted.discard(words)
+                        yield text
+
+    def _finish(self, content: bytes, surveys: Sequence[Any]) -> str:
+        """Write the manifest and move everything to the folder that is named by its content."""
+        shards = [json.loads(group.file("shard.json").read_bytes()) for group in self.groups]
+        for part in (*surveys, *shards):
+            self.problems.lines += part.pop("problems")
+        digest = _digest([VERSION, self.request.held_out, [shard["documents"] for shard in shards]], content)
+        folder = corpus_folder(digest)
+        manifest = {
+            "corpus": digest,
+            "vocabulary": self.request.vocabulary,
+            "problems": self.problems.lines,
+            "shards": [{name: value for name, value in shard.items() if name != "documents"} for shard in shards],
+        }
+        with _only_one(folder.with_suffix(".lock")):  # the same documents may be prepared from two places at once
+            if not (folder / "manifest.json").exists():
+                shutil.rmtree(folder, ignore_errors=True)
+                shutil.copytree(self.work, folder, ignore=shutil.ignore_patterns(".*", "*.survey.json"))
+                replace_file(
+                    folder / "manifest.json", json.dumps(manifest).encode()
+                )  # without it a folder is not whole
+        return digest
+
+
+def _make_groups(sources: Sequence[Source], folder: Path) -> list[Group]:
+    """Consecutive files of about `GROUP_SIZE` bytes together."""
+    groups: list[list[Source]] = []
+    size = GROUP_SIZE
+    for source in sources:
+        if size >= GROUP_SIZE:
+            groups.append([])
+            size = 0
+        groups[-1].append(source)
+        size += source.size
+    return [Group(number=number, sources=tuple(files), folder=folder) for number, files in enumerate(groups)]
+
+
+def _given_tokenizer(name: str) -> bytes | None:
+    """The content of a tokeniser that needs no training."""
+    if name == SENTENCEPIECE:
+        return None
+    return ByteTokenizer.content if name == BYTES else read_tokenizer(name)
+
+
+def _is_new(words: str, seen: set[str]) -> bool:
+    if words in seen:
+        return False
+    seen.add(words)
+    return True
+
+
+def _digest(value: object, content: bytes = b"") -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode() + content).hexdigest()[:16]
+
+
+def _show(items: Iterable[Item], what: str, total: int) -> Iterator[Item]:
+    """The items, with a progress bar on a terminal."""
+    from rich.console import Console
+    from rich.progress import track
+
+    console = Console(stderr=True)
+    return iter(track(items, what, total, console=console, transient=True, disable=not console.is_terminal))
+
+
+@contextmanager
+def _only_one(path: Path) -> Iterator[None]:
+    """Wait until no other process prepares the same corpus."""
+    try:
+        import fcntl
+    except ImportError:  # no such locks on this platform
+        yield
+        return
+    with open(path, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
 
 DTYPES = {"uint16": np.uint16, "uint32": np.uint32}  # of tokens
 

@@ -1,24 +1,172 @@
-"""The rows of a language task: windows of text, sentences of the grammar, and in-context recall."""
+"""The rows of a language task: windows of text, sentences of the grammar, and in-context recall.
+
+A small artificial grammar that is mixed into the text: verbs × nouns × modifiers, some pairs of which are never trained.
+
+    dax wug twice: fep lom fep lom
+
+Every verb and every noun has a word of its own in the answer, and the modifier says in which order and how often they are
+repeated. The answer is therefore a function of the command, and a network that has learned verbs, nouns and modifiers can
+answer every command. All commands with a held-out pair of verb and noun are held out, with every modifier.
+
+The words are invented, so that text does not help. Modules are numbered: verbs first, then nouns, then modifiers.
+
+In-context recall: pairs of a key and a value, then keys again, whose values are to be recalled.
+
+    k3 v7 k1 v2 k8 v5 | k1 v2 k3 v7 ...
+
+This is multi-query associative recall (MQAR) of Arora et al. 2023 (Zoology, arXiv 2312.04927), which separates kinds of
+attention better than the loss on text does. Keys and values are tokens that hardly occur in text: 64 of each. The keys of a
+row are different; a value may occur twice. Only the recalled values are trained and scored.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from recombine.compositions import Composition, CompositionSplit, split_compositions
+from recombine.random import Stream
 from recombine.tasks.batch import Batch
-from recombine.tasks.language import grammar, recall
 from recombine.tasks.language.scoring import GRAMMAR, RECALL, TEXT
+from recombine.tasks.language.tokenizers import Tokenizer
 from recombine.tasks.sampling import SplitName
-from recombine.tasks.stream import Stream
 
 if TYPE_CHECKING:
     from recombine.tasks.language.task import Language
+
+VERBS = ("dax", "blick", "zup", "kiki", "tove", "gorp", "fren", "mib")
+NOUNS = ("wug", "lorp", "nazz", "quib", "sarn", "pell", "hob", "jex")
+ACTIONS = ("fep", "rit", "bosh", "cug", "nal", "wem", "yat", "vod")
+OBJECTS = ("lom", "dak", "pimo", "tew", "zil", "gan", "ruf", "sko")
+# a: the word of the verb, o: the word of the noun
+MODIFIERS = {"once": "ao", "twice": "aoao", "back": "oa", "more": "aao", "both": "aoo", "around": "aoa"}
+NUM_VERBS, NUM_NOUNS = len(VERBS), len(NOUNS)
+WORDS = (*VERBS, *NOUNS, *MODIFIERS)
+
+
+def split_commands(held_out: float, seed: int) -> CompositionSplit:
+    """Hold out a fraction of the pairs of verb and noun, each with all modifiers."""
+    pairs = [(verb, NUM_VERBS + noun) for verb in range(NUM_VERBS) for noun in range(NUM_NOUNS)]
+    split = split_compositions(pairs, held_out=held_out, seed=seed)
+    modifiers = range(NUM_VERBS + NUM_NOUNS, len(WORDS))
+    return replace(
+        split,
+        train=tuple(sorted((*pair, modifier) for pair in split.train for modifier in modifiers)),
+        ood=tuple(sorted((*pair, modifier) for pair in split.ood for modifier in modifiers)),
+    )
+
+
+def write_command(composition: Composition) -> tuple[str, str]:
+    """The command and the answer, as text."""
+    verb, noun, modifier = composition
+    words = {"a": ACTIONS[verb], "o": OBJECTS[noun - NUM_VERBS]}
+    pattern = MODIFIERS[WORDS[modifier]]
+    return f"{' '.join(WORDS[module] for module in composition)}:", f" {' '.join(words[word] for word in pattern)}\n"
+
+
+@dataclass(frozen=True)
+class Sentences:
+    """The tokens of commands with their answers, padded; where the answer begins, and where the sentence ends."""
+
+    tokens: Int[Tensor, "commands longest"]
+    answers: Int[Tensor, " commands"]
+    ends: Int[Tensor, " commands"]
+
+    @classmethod
+    def write(cls, compositions: Sequence[Composition], tokenizer: Tokenizer, longest: int) -> Sentences:
+        parts = [tuple(map(tokenizer.encode, write_command(composition))) for composition in compositions]
+        rows = [[*command, *answer] for command, answer in parts]
+        return cls(
+            torch.tensor([[*row, *[tokenizer.pad] * (longest - len(row))] for row in rows]),
+            torch.tensor([len(command) for command, _ in parts]),
+            torch.tensor(list(map(len, rows))),
+        )
+
+    @cached_property
+    def shortest(self) -> int:
+        return int(self.ends.min())
+
+    @cached_property
+    def shortest_command(self) -> int:
+        return int(self.answers.min())
+
+    @cached_property
+    def longest_command(self) -> int:
+        return int(self.answers.max())
+
+    @cached_property
+    def longest_answer(self) -> int:
+        return int((self.ends - self.answers).max())
+
+    @cached_property
+    def num_shared(self) -> int:
+        """With how many tokens all answers begin alike: none, or the space behind the colon."""
+        places = self.answers[:, None] + torch.arange(int((self.ends - self.answers).min()))
+        beginnings = self.tokens.gather(1, places)
+        return int((beginnings == beginnings[0]).all(dim=0).int().cumprod(dim=0).sum())
+
+    def pack(
+        self, chosen: Int[Tensor, "rows sentences"], length: int
+    ) -> tuple[Int[Tensor, "rows length"], Bool[Tensor, "rows length"], Int[Tensor, "rows length"]]:
+        """Sentences one after the other, cut after `length` tokens: tokens, which belong to answers, and their sentence.
+
+        Places after the last sentence have the number of sentences as their sentence.
+        """
+        ends = self.ends[chosen].cumsum(dim=1)
+        places = torch.arange(length).expand(len(chosen), length).contiguous()
+        sentence = torch.searchsorted(ends, places, right=True)
+        known = sentence.clamp(max=chosen.shape[1] - 1)
+        command = chosen.gather(1, known)
+        within = places - (ends.gather(1, known) - self.ends[command])
+        inside = within < self.tokens.shape[1]
+        within = within.clamp(max=self.tokens.shape[1] - 1)
+        is_answer = inside & (sentence < chosen.shape[1]) & (within >= self.answers[command])
+        return self.tokens[command, within], is_answer, sentence
+
+
+def longest_sentence(tokenizer: Tokenizer, compositions: Sequence[Composition]) -> int:
+    """The number of tokens of the longest command with its answer."""
+    return max(sum(len(tokenizer.encode(part)) for part in write_command(composition)) for composition in compositions)
+
+
+NUM_KEYS = 64
+NUM_VALUES = 64
+
+
+def length_of(num_pairs: int) -> int:
+    """Number of tokens with which each key is asked for once."""
+    return 4 * num_pairs
+
+
+def draw_recall(
+    stream: Stream, tokenizer: Tokenizer, num_pairs: int, length: int, *, rows: Int[Tensor, " rows"] | None = None
+) -> tuple[Int[Tensor, "rows length"], Bool[Tensor, "rows length"], Int[Tensor, " rows"]]:
+    """Pairs, then queries: tokens, which of them are recalled values, and the number of the first key that is asked for.
+
+    The keys are asked for in random order, all of them before any is asked for again. With `rows`, only these rows of the
+    stream are made.
+    """
+    rare = torch.tensor(tokenizer.rare)
+    num_queries = -(-(length - 2 * num_pairs) // 2)
+    keys = stream.choices(NUM_KEYS, num_pairs)
+    values = stream.integers(NUM_VALUES, num_pairs)
+    order = stream.permutations(num_pairs, -(-num_queries // num_pairs)).flatten(1)[:, :num_queries]
+    if rows is not None:
+        keys, values, order = keys[rows], values[rows], order[rows]
+    shown_keys = torch.cat([keys, keys.gather(1, order)], dim=1)
+    shown_values = torch.cat([values, values.gather(1, order)], dim=1)
+    tokens = torch.stack([rare[shown_keys], rare[NUM_KEYS + shown_values]], dim=-1).flatten(1)[:, :length]
+    places = torch.arange(length)
+    recalled = (places >= 2 * num_pairs) & (places % 2 == 1)
+    return tokens, recalled.expand(len(tokens), length), keys.gather(1, order[:, :1])[:, 0]
+
 
 FIRST_KEY, FIRST_DOCUMENT = 100, 1_000  # numbers of what is not a word of the grammar
 UNIGRAM_TOKENS = 1 << 20  # of the corpus, for the frequencies that chance predicts
@@ -56,7 +204,7 @@ class Rows:
         for row in text.tolist():
             windows[row] = self.corpus.window(int(starts[row]), length)
         tokens[grammatical], scored[grammatical] = self._pack("train", stream, length, rows=grammatical)
-        made = recall.draw_recall(stream, self.tokenizer, self.num_pairs, length, rows=recalling)
+        made = draw_recall(stream, self.tokenizer, self.num_pairs, length, rows=recalling)
         tokens[recalling], scored[recalling], _ = made
         return self._batch(tokens, scored, kind, number, modules)
 
@@ -95,16 +243,16 @@ class Rows:
         return tokens.gather(1, places), answers.gather(1, places)
 
     @cached_property
-    def _sentences(self) -> dict[str, grammar.Sentences]:
+    def _sentences(self) -> dict[str, Sentences]:
         """The sentences of trained commands, and those of all commands, trained ones first."""
         every = (*self.split.train, *self.split.ood)
         longest = self._longest_sentence
         made = {"train": self.split.train, "all": every}
-        return {name: grammar.Sentences.write(commands, self.tokenizer, longest) for name, commands in made.items()}
+        return {name: Sentences.write(commands, self.tokenizer, longest) for name, commands in made.items()}
 
     @cached_property
     def _longest_sentence(self) -> int:
-        return grammar.longest_sentence(self.tokenizer, (*self.split.train, *self.split.ood))
+        return longest_sentence(self.tokenizer, (*self.split.train, *self.split.ood))
 
     def _ask_grammar(self, split: SplitName, stream: Stream) -> Batch:
         """Two or more sentences of trained commands, then the command of the row."""
@@ -114,8 +262,8 @@ class Rows:
         return self._batch(tokens, answers, torch.full_like(number, GRAMMAR), number, modules)
 
     def _ask_recall(self, stream: Stream) -> Batch:
-        length = recall.length_of(self.num_pairs)
-        tokens, recalled, key = recall.draw_recall(stream, self.tokenizer, self.num_pairs, length)
+        length = length_of(self.num_pairs)
+        tokens, recalled, key = draw_recall(stream, self.tokenizer, self.num_pairs, length)
         return self._batch(tokens, recalled, torch.full_like(key, RECALL), key, FIRST_KEY + key[:, None])
 
     def _read_held_out(self, stream: Stream) -> Batch:
@@ -166,7 +314,7 @@ class Rows:
     @cached_property
     def _value_frequencies(self) -> Float[Tensor, " vocabulary"]:
         logits = torch.full((self.tokenizer.size,), -30.0, dtype=torch.float32)
-        logits[list(self.tokenizer.rare[recall.NUM_KEYS : recall.NUM_KEYS + recall.NUM_VALUES])] = 0.0
+        logits[list(self.tokenizer.rare[NUM_KEYS : NUM_KEYS + NUM_VALUES])] = 0.0
         return logits.log_softmax(dim=0)
 
     @cached_property

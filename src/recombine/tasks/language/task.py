@@ -9,35 +9,105 @@ Training rows are windows of packed text; some are sentences of an artificial gr
 
 A batch is a pure function of (corpus, seed, split, index). The name of the corpus, a hash of its content and its tokeniser,
 is part of the run. References: Attention as a Hypernetwork, section 5 (arXiv 2406.05816); NanoDO; Zoology.
+
+Sizes of the language task: a test, the small setting of the authors' release, and the paper's.
+
+`paper`: table A3 of Attention as a Hypernetwork with what NanoDO, its code base, sets besides (arXiv 2406.05816, section 5):
+512 tokens, no biases, Xavier-uniform weights, second moments with 0.98, 256 rows per step for about 10⁶ steps (131 billion
+tokens). `small`: the released WikiText experiment, 8 layers of width 128 with a relative position bias and SwiGLU. Its
+documents were cut and padded; here they are packed. `tiny` is for tests.
+
+What a probe reads of language: commands of the grammar, up to the token behind which their answers begin to differ.
+
+There the model must know verb, noun and modifier. This token is the colon, or a space behind it if the tokeniser has a token
+for it (`bytes`). The latent code is that of this token attending to the command.
+
+A swap gives this token the codes of a command whose answer begins differently; the tokens of the row stay. If the codes alone
+decide, the answer begins as that of the other command. If they say where to look, as the weights of softmax attention do,
+it need not: the words that are found there are the row's own.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from recombine.compositions import Composition, CompositionSplit
-from recombine.errors import InputError, check_positive, require
-from recombine.tables import Table
-from recombine.tasks.base import Batch, Preset, Ratio, Scale, SplitName, Task
+from recombine.foundation.errors import InputError, check_choice, check_positive, require
+from recombine.foundation.tables import Table
+from recombine.random import Stream
+from recombine.tasks.base import Preset, Scale, Task
+from recombine.tasks.batch import Batch, Metric, Ratio
 from recombine.tasks.evaluation import evaluation_batches
-from recombine.tasks.language import grammar, positions, presets, recall, scoring
-from recombine.tasks.language.corpus import Corpus, load_corpus
-from recombine.tasks.language.hub import download_dataset
-from recombine.tasks.language.prepare import Request, prepare
+from recombine.tasks.language import rows as grammar
+from recombine.tasks.language import rows as recall
+from recombine.tasks.language import scoring
+from recombine.tasks.language import scoring as positions
+from recombine.tasks.language.corpus import Corpus, Request, load_corpus, prepare
 from recombine.tasks.language.rows import FIRST_DOCUMENT, FIRST_KEY, Rows
 from recombine.tasks.language.scoring import RECALL, TEXT
+from recombine.tasks.language.sources import download_dataset
 from recombine.tasks.language.tokenizers import BYTES, SENTENCEPIECE, ByteTokenizer, Tokenizer
-from recombine.tasks.metrics import Metric
-from recombine.tasks.reading import Reading
-from recombine.tasks.stream import Stream
+from recombine.tasks.reading import Counterfactual, Reading
+from recombine.tasks.sampling import SplitName
+
+TASKS: dict[Scale, dict[str, Any]] = {
+    "tiny": {"tokenizer": "bytes", "context_length": 128, "num_pairs": 4},
+    "small": {"tokenizer": "sentencepiece", "vocabulary": 6144, "context_length": 256},
+    "paper": {
+        "tokenizer": "sentencepiece",
+        "vocabulary": 32_000,
+        "context_length": 512,
+        "grammar_fraction": 0.01,
+        "recall_fraction": 0.01,
+    },
+}
+MODELS: dict[Scale, dict[str, Any]] = {
+    "tiny": {"num_layers": 2, "embedding_dim": 64, "kqv_dim": 64, "mlp_dim": 128, "num_heads": 4},
+    "small": {
+        "num_layers": 8,
+        "embedding_dim": 128,
+        "kqv_dim": 128,
+        "mlp_dim": 256,
+        "num_heads": 16,
+        "feedforward": "swiglu",
+        "position": "relative",
+    },
+    "paper": {
+        "num_layers": 6,
+        "embedding_dim": 512,
+        "kqv_dim": 512,
+        "mlp_dim": 2048,
+        "num_heads": 8,
+        "biases": False,
+        "initialisation": "xavier",
+    },
+}
+TRAINING: dict[Scale, dict[str, Any]] = {
+    "tiny": {"steps": 200, "batch_size": 8, "warmup_steps": 20},
+    "small": {"steps": 50_000, "batch_size": 128, "warmup_steps": 1_000},
+    "paper": {
+        "steps": 1_000_000,
+        "batch_size": 256,
+        "warmup_steps": 1_000,
+        "beta2": 0.98,
+        "precision": "bf16",
+    },
+}
+
+
+def language_preset(task: type[Language], scale: Scale, model: str) -> Preset:
+    """The run of a scale; only the language model has sizes."""
+    check_choice("model for task 'language'", model, task.models)
+    return Preset(task=task(**TASKS[scale]), model=model, sizes=MODELS[scale], training=TRAINING[scale])
+
 
 SPLIT_TITLES = {"text": "Held-out documents", "recall": "In-context recall"}
 SPLIT_MEANINGS = {"text": "documents that are not trained", "recall": "values recalled from pairs earlier in the row"}
@@ -126,7 +196,7 @@ class Language(Task):
 
     @classmethod
     def preset(cls, scale: Scale, model: str | None = None) -> Preset:
-        return presets.language_preset(cls, scale, cls.models[0] if model is None else model)
+        return language_preset(cls, scale, cls.models[0] if model is None else model)
 
     # text
 
@@ -250,7 +320,6 @@ class Language(Task):
     # words
 
     def reading(self) -> Reading:
-        from recombine.tasks.language.reading import LanguageReading
 
         return LanguageReading(self)
 
@@ -272,3 +341,65 @@ def _name_module(module: int) -> str:
     if module >= FIRST_DOCUMENT:
         return f"document {module - FIRST_DOCUMENT}"
     return grammar.WORDS[module] if module < len(grammar.WORDS) else f"key {module - FIRST_KEY}"
+
+
+class LanguageReading(Reading):
+    """Rows of the grammar that end where the answer is decided; their target is the first token that tells answers apart."""
+
+    task: Language
+    version = 2
+    instances = "commands of the grammar, up to where their answers begin to differ"
+    codes = "the last token attending to the command"
+    labels = "the words of the command"
+
+    def __init__(self, task: Language) -> None:
+        super().__init__(task)
+
+    @cached_property
+    def sentences(self) -> grammar.Sentences:
+        """All commands with their answers."""
+        commands, tokenizer = (*self.task.split.train, *self.task.split.ood), self.task.tokenizer_in_use
+        return grammar.Sentences.write(commands, tokenizer, grammar.longest_sentence(tokenizer, commands))
+
+    def batches(self, split: SplitName, num_instances: int, device: torch.device | str = "cpu") -> Iterator[Batch]:
+        """The rows that are evaluated, without the rest of their answers; all are cut to the same length."""
+        return map(self._cut, super().batches(split, num_instances, device))
+
+    def _cut(self, batch: Batch) -> Batch:
+        rest = self.sentences.longest_answer - self.sentences.num_shared - 1
+        length = batch.inputs.shape[1] - rest
+        needed = self.sentences.longest_command + self.sentences.num_shared
+        if length < needed:
+            raise InputError(
+                f"context_length is {self.task.context_length}: expected at least {needed + rest}, the longest command with "
+                "its answer, to read codes before the answer"
+            )
+        last = batch.info["scored"].int().argmax(dim=1) + self.sentences.num_shared
+        places = last[:, None] + torch.arange(1 - length, 1, device=last.device)
+        columns = {name: batch.info[name].gather(1, places) for name in ("scored", "num_bytes")}
+        columns["scored"] = torch.zeros_like(columns["scored"]).index_fill_(1, last.new_tensor([length - 1]), True)
+        inputs, targets = batch.inputs.gather(1, places), batch.targets.gather(1, places)
+        return replace(batch, inputs=inputs, targets=targets, info={**batch.info, **columns})
+
+    @property
+    def keys(self) -> tuple[int, ...]:
+        """As many as the shortest command has tokens, so that all are part of the command, with what all answers share."""
+        return tuple(range(-self.sentences.shortest_command - self.sentences.num_shared, 0))
+
+    @property
+    def swap(self) -> Reading:
+        return self
+
+    def group(self, batch: Batch) -> Int[Tensor, " rows"]:
+        """The token that tells answers apart."""
+        return self.target(batch)
+
+    def read_answer(self, predictions: Tensor) -> Int[Tensor, " rows"]:
+        """The token that the model predicts there."""
+        return predictions[:, -1].argmax(dim=-1)
+
+    def counterfactual(
+        self, batch: Batch, partner: Int[Tensor, " rows"], answers: Shaped[Tensor, " rows *outputs"]
+    ) -> Counterfactual:
+        own = self.target(batch)
+        return Counterfactual(own=own, other=own[partner], distinct=own[partner] != own)

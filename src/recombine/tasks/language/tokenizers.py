@@ -19,9 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from recombine.errors import InputError, require
-from recombine.extras import import_extra
-from recombine.files import read_file
+from recombine.foundation.errors import InputError, import_extra, require
+from recombine.foundation.files import read_file
 from recombine.tasks.language.sources import divide
 
 BYTES, SENTENCEPIECE = "bytes", "sentencepiece"

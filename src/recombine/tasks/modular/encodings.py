@@ -25,10 +25,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from recombine.errors import InputError, check_positive
-from recombine.tasks.modular.strengths import Latents
-from recombine.tasks.modular.teacher import draw_weights
-from recombine.tasks.stream import Stream
+from recombine.foundation.errors import InputError, check_positive
+from recombine.random import Stream
+from recombine.tasks.modular.teacher import Latents, draw_weights
 
 Encode = Callable[[Tensor, Tensor], Tensor]
 Encoding = Literal["identity", "orthogonal", "tokens", "active_tokens", "invertible", "interval_shuffle", "few_shot"]

@@ -7,6 +7,8 @@ A task mixes at most K of M modules, with strengths z; a frozen linear hypernetw
 A row is one task with a few inputs; each token is the encoding of the task (see `encodings`), then x. All sets of 1 to K
 modules are trained or held out (`ood`), depending on the support (see `supports`). The split `unknown` has more active
 modules than any training task.
+
+One task of the hyperteacher as text or picture: its modules, its code, and inputs with their outputs.
 """
 
 from __future__ import annotations
@@ -22,9 +24,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from recombine.compositions import Composition, CompositionSplit
-from recombine.errors import InputError, check_choice, check_positive
-from recombine.tables import Table
-from recombine.tasks.base import Batch, Preset, Ratio, Scale, SplitName, Task, measure_r2
+from recombine.foundation.errors import InputError, check_choice, check_positive
+from recombine.foundation.tables import Table
+from recombine.random import Stream
+from recombine.tasks.base import Preset, Scale, Task
+from recombine.tasks.batch import Batch, Ratio, measure_r2
 from recombine.tasks.modular.encodings import (
     Encoding,
     check_encoding,
@@ -32,13 +36,71 @@ from recombine.tasks.modular.encodings import (
     encode_strengths,
     measure_linearity,
 )
-from recombine.tasks.modular.strengths import Latents, draw_strengths
 from recombine.tasks.modular.supports import Support, split_support
-from recombine.tasks.modular.teacher import ModularTeacher, apply_teacher, draw_teacher
-from recombine.tasks.modular.writing import draw_task, write_task
-from recombine.tasks.per_device import once_per_device
+from recombine.tasks.modular.teacher import Latents, ModularTeacher, apply_teacher, draw_strengths, draw_teacher
 from recombine.tasks.reading import StrengthReading
-from recombine.tasks.stream import Stream
+from recombine.tasks.sampling import SplitName, once_per_device
+from recombine.tasks.view import Panel, draw_tokens
+
+NUM_SHOWN_FEATURES, NUM_SHOWN_LINES, NUM_SHOWN_SAMPLES = 8, 4, 2
+
+
+def write_task(
+    encoding: str,
+    code: Float[Tensor, " features"],
+    strengths: Float[Tensor, " modules"],
+    x: Float[Tensor, "samples x"],
+    y: Float[Tensor, "samples y"],
+) -> str:
+    """The text that `recombine show hyperteacher` prints."""
+    lines = [describe_mixture(strengths), f"encoded as {encoding}:"]
+    shown = NUM_SHOWN_FEATURES * NUM_SHOWN_LINES
+    for start in range(0, min(len(code), shown), NUM_SHOWN_FEATURES):
+        lines.append("  " + _write_numbers(code[start : start + NUM_SHOWN_FEATURES].tolist()))
+    if len(code) > shown:
+        lines.append(f"   … {len(code)} numbers in all")
+    for number, (one_x, one_y) in enumerate(zip(x.tolist(), y.tolist(), strict=True), start=1):
+        if number > NUM_SHOWN_SAMPLES:
+            lines.append(f"… {len(x) - NUM_SHOWN_SAMPLES} more")
+            break
+        lines += [f"x{number}{_write_numbers(one_x)}", f" →{_write_numbers(one_y)}"]
+    return "\n".join(lines)
+
+
+def draw_task(
+    path: Path | str,
+    encoding: str,
+    inputs: Float[Tensor, "samples features"],
+    targets: Float[Tensor, "samples y"],
+    strengths: Float[Tensor, " modules"],
+    code_size: int,
+) -> None:
+    """The picture of a task: a column per sample, with the code above the inputs and the outputs below them."""
+    tokens = inputs.detach().cpu()
+    draw_tokens(
+        path,
+        title=describe_mixture(strengths),
+        panels=[
+            Panel(f"the task, encoded as {encoding}", tokens[:, :code_size].T.numpy()),
+            Panel("input x", tokens[:, code_size:].T.numpy()),
+            Panel("output y", targets.detach().cpu().T.numpy(), asked=range(len(tokens))),
+        ],
+        parts=[(f"{len(tokens)} samples of the task, each answered independently", len(tokens))],
+        framed="what the network is asked for",
+    )
+
+
+def describe_mixture(strengths: Float[Tensor, " modules"]) -> str:
+    """The modules of a task with their strengths."""
+    mixed = " + ".join(f"{strength:.2f} × module {m}" for m, strength in enumerate(strengths.tolist()) if strength)
+    return f"task = {mixed}"
+
+
+def _write_numbers(values: list[float]) -> str:
+    """The first few, and a sign where there are more."""
+    cut = " …" if len(values) > NUM_SHOWN_FEATURES else ""
+    return "".join(f"{value:7.2f}" for value in values[:NUM_SHOWN_FEATURES]) + cut
+
 
 BATCHES_PER_KEY = 16  # consecutive batches that share a key of the stream
 

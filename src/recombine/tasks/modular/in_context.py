@@ -17,12 +17,26 @@ The *unstructured* control has the same number of tasks, but no two compositions
 modules of its own. What is learned about one does not help with another, and held-out compositions consist of weights that
 were never trained. Modules are numbered consecutively, so the split's certificate shows this.
 The range of strengths and the control's own modules are our choice; the paper does not specify them.
+
+The agnostic optimum: infer the composition and its strengths from examples, with known modules.
+
+For every composition, the strengths z are fitted to the examples by Gauss-Newton, and the best fit is kept. As long as no
+hidden unit turns on or off, y = relu(x . sum_m z_m Theta_m) . Omega is linear in z and passes through 0, so each step is an
+ordinary least-squares problem:
+
+    z <- argmin_z |y - S z|²,   S[t, m] = (x_t . Theta_m, where the unit is on) . Omega
+
+One sequence of the in-context task as text or picture: the mixture, then examples and queries.
+
+What a probe reads of functions learned in context: the strength of each module; codes are swapped at the same query.
+
+The in-context task as text: examples of a function as numbers with a few decimals, and one query.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -33,18 +47,128 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from recombine.compositions import Composition, CompositionSplit, all_sets
-from recombine.errors import InputError, check_choice, check_positive
-from recombine.tasks.base import Batch, Preset, Ratio, Reference, Scale, SplitName, Task, measure_r2
-from recombine.tasks.modular.in_context_oracle import fit_latent
-from recombine.tasks.modular.in_context_support import Support, choose_support
-from recombine.tasks.modular.in_context_writing import describe_mixture, draw_sequence, write_sequence
-from recombine.tasks.modular.strengths import HIGHEST_LEVEL, LOWEST_LEVEL, draw_levels
-from recombine.tasks.modular.teacher import ModularTeacher, apply_teacher, draw_teacher
-from recombine.tasks.per_device import once_per_device
-from recombine.tasks.reading import Reading
-from recombine.tasks.rounding import snap
-from recombine.tasks.stream import Stream
-from recombine.tasks.text import TextForm
+from recombine.foundation.errors import InputError, check_choice, check_positive
+from recombine.random import Stream
+from recombine.tasks.base import Preset, Reference, Scale, Task
+from recombine.tasks.batch import Batch, Ratio, measure_r2
+from recombine.tasks.modular.supports import SupportInContextSupport, choose_support
+from recombine.tasks.modular.teacher import (
+    HIGHEST_LEVEL,
+    LOWEST_LEVEL,
+    ModularTeacher,
+    apply_teacher,
+    draw_levels,
+    draw_teacher,
+)
+from recombine.tasks.reading import Reading, StrengthReading
+from recombine.tasks.sampling import SplitName, once_per_device
+from recombine.tasks.text import TextForm, snap
+from recombine.tasks.view import Panel, draw_tokens
+
+NUM_STEPS = 8
+
+
+def fit_latent(
+    teacher: ModularTeacher,
+    compositions: Sequence[Composition],
+    x: Float[Tensor, "batch examples input"],
+    y: Float[Tensor, "batch examples output"],
+    *,
+    bounds: tuple[float, float],
+) -> Float[Tensor, "batch modules"]:
+    """z of each row: the strengths of the composition that fits its examples best, 0 for all other modules."""
+    best_latent = x.new_zeros(len(x), len(teacher.weights[0]))
+    best_error = x.new_full((len(x),), torch.inf)
+    for composition in compositions:
+        modules = torch.tensor(composition, device=x.device)
+        strengths = fit_strengths(teacher, modules, x, y, bounds=bounds)
+        latent = torch.zeros_like(best_latent).index_copy(1, modules, strengths)
+        error = (apply_teacher(teacher, latent, x) - y).square().mean(dim=(1, 2))
+        better = error < best_error
+        best_error = torch.where(better, error, best_error)
+        best_latent = torch.where(better[:, None], latent, best_latent)
+    return best_latent
+
+
+def fit_strengths(
+    teacher: ModularTeacher,
+    modules: Int[Tensor, " active"],
+    x: Float[Tensor, "batch examples input"],
+    y: Float[Tensor, "batch examples output"],
+    *,
+    bounds: tuple[float, float],
+) -> Float[Tensor, "batch active"]:
+    """The fitted strengths of these modules. The fit starts in the middle of their range."""
+    theta = teacher.weights[0][modules]
+    preactivations = (x.flatten(0, 1) @ theta.transpose(0, 1).flatten(1)).view(*x.shape[:2], *theta.shape[::2])
+    strengths = x.new_full((len(x), len(modules)), sum(bounds) / 2)
+    for _ in range(NUM_STEPS):
+        on = (strengths[:, None, None] @ preactivations) > 0
+        slopes = ((preactivations * on) @ teacher.readout).transpose(2, 3).flatten(1, 2)
+        gram = slopes.mT @ slopes + 1e-6 * torch.eye(len(modules), dtype=x.dtype, device=x.device)
+        strengths = torch.linalg.solve(gram, slopes.mT @ y.flatten(1)[..., None])[..., 0].clamp(*bounds)
+    return strengths
+
+
+NUM_SHOWN_FEATURES, NUM_SHOWN_EXAMPLES, NUM_SHOWN_QUERIES = 6, 8, 3
+
+
+def describe_mixture(modules: Int[Tensor, " active"], strengths: Float[Tensor, " modules"]) -> str:
+    """The modules of a task with their strengths."""
+    mixed = " + ".join(f"{strengths[module]:.3f} · module {module}" for module in modules.tolist())
+    return f"task = {mixed}"
+
+
+def write_sequence(
+    mixture: str,
+    inputs: Float[Tensor, "tokens features"],
+    targets: Float[Tensor, "queries outputs"],
+    *,
+    input_size: int,
+) -> str:
+    """The first features of x, and all of y."""
+    num_queries, output_size = targets.shape
+    cut = " …" if input_size > NUM_SHOWN_FEATURES else ""
+    examples, queries = inputs[:-num_queries], inputs[-num_queries:]
+    lines = [mixture, "examples"]
+    for token in examples[:NUM_SHOWN_EXAMPLES]:
+        x, y = token.split((input_size, output_size))
+        lines.append(f"  x {_show(x[:NUM_SHOWN_FEATURES])}{cut}   y {_show(y)}")
+    lines.append(f"  … {len(examples) - NUM_SHOWN_EXAMPLES} more" if len(examples) > NUM_SHOWN_EXAMPLES else "")
+    lines.append("queries, each answered independently")
+    for token, answer in zip(queries[:NUM_SHOWN_QUERIES], targets, strict=False):
+        lines.append(f"  x {_show(token[: min(NUM_SHOWN_FEATURES, input_size)])}{cut}   y {_show(answer)}")
+    lines.append(f"  … {num_queries - NUM_SHOWN_QUERIES} more" if num_queries > NUM_SHOWN_QUERIES else "")
+    return "\n".join(line for line in lines if line)
+
+
+def draw_sequence(
+    path: Path | str,
+    mixture: str,
+    inputs: Float[Tensor, "tokens features"],
+    targets: Float[Tensor, "queries outputs"],
+    *,
+    input_size: int,
+) -> None:
+    """The picture of a sequence, with the answers to the queries framed."""
+    tokens, num_queries = inputs.detach().cpu().clone(), len(targets)
+    tokens[-num_queries:, input_size:] = targets.detach().cpu()
+    num_examples = len(tokens) - num_queries
+    draw_tokens(
+        path,
+        title=mixture,
+        panels=[
+            Panel("input x", tokens[:, :input_size].T.numpy()),
+            Panel("output y", tokens[:, input_size:].T.numpy(), asked=range(num_examples, len(tokens))),
+        ],
+        parts=[(f"{num_examples} examples", num_examples), (f"{num_queries} queries", num_queries)],
+        framed="what the network is asked for",
+    )
+
+
+def _show(values: Float[Tensor, " features"]) -> str:
+    return " ".join(f"{value:5.2f}" for value in values.tolist())
+
 
 Modules = Literal["shared", "own"]
 MAX_FITTED = 1_000
@@ -66,7 +190,7 @@ class InContext(Task):
     """Number of modules of the teacher."""
     num_active: int = 2
     """Number of modules per task."""
-    support: Support = "connected"
+    support: SupportInContextSupport = "connected"
     """Which compositions are trained: a ring, two separate halves, or those given by --combinations."""
     combinations: str = ""
     """The trained compositions of a custom support, such as "0-1 1-2 2-3"."""
@@ -274,12 +398,10 @@ class InContext(Task):
 
     def text_form(self) -> TextForm:
         """One query and two decimals, unless the task has other ones already."""
-        from recombine.tasks.modular.in_context_text import InContextText
 
         return InContextText(replace(self, num_queries=1, decimals=self.decimals or 2))
 
     def reading(self) -> Reading:
-        from recombine.tasks.modular.reading import InContextReading
 
         return InContextReading(self)
 
@@ -294,3 +416,76 @@ class InContext(Task):
     def draw(self, batch: Batch, row: int, path: Path | str) -> None:
         mixture = describe_mixture(batch.latents[row], batch.info["strengths"][row])
         draw_sequence(path, mixture, batch.inputs[row], batch.targets[row], input_size=self.input_size)
+
+
+class InContextReading(StrengthReading):
+    """Functions learned in context; codes are swapped between sequences with the same last query."""
+
+    task: InContext
+
+    def __init__(self, task: InContext) -> None:
+        super().__init__(task)
+
+    @property
+    def swap(self) -> Reading:
+        return SameQueryReading(self.task)
+
+
+class SameQueryReading(InContextReading):
+    """Functions learned in context, all with the same last query."""
+
+    instances = "every function with the same last query"
+
+    def batches(self, split: SplitName, num_instances: int, device: torch.device | str = "cpu") -> Iterator[Batch]:
+        task = self.task
+        shared_token = task.sample("test", 0, batch_size=1, device=device).inputs[:, -1:]
+        for batch in super().batches(split, num_instances, device):
+            inputs, targets = batch.inputs.clone(), batch.targets.clone()
+            inputs[:, -1:] = shared_token
+            x = inputs[:, -1:, : task.input_size]
+            targets[:, -1:] = apply_teacher(task.teacher_on(device), batch.info["strengths"], x)
+            yield replace(batch, inputs=inputs, targets=targets)
+
+
+class InContextText(TextForm):
+    """Inputs and outputs as numbers; a sequence has one query."""
+
+    task: InContext
+
+    @property
+    def instructions(self) -> str:
+        return (
+            f"A function maps {self.task.input_size} numbers x to {self.task.output_size} numbers y. It is a neural network "
+            f"with one hidden layer of {self.task.hidden_size} rectified linear units and no biases. The following lines "
+            "show values of one such function. Find y in the last line."
+        )
+
+    @property
+    def answer_format(self) -> str:
+        count, decimals = self.task.output_size, self.task.decimals
+        return f"its {count} numbers, with {decimals} decimals, separated by spaces, and nothing else"
+
+    @property
+    def pattern(self) -> str:
+        number = rf"-?\d{{1,6}}\.\d{{{self.task.decimals}}}"
+        return number + rf"(?:,? {number}){{{self.task.output_size - 1}}}"
+
+    def _write(self, values: Float[Tensor, " features"]) -> str:
+        return " ".join(f"{value + 0.0:.{self.task.decimals}f}" for value in values.tolist())
+
+    def write_question(self, batch: Batch, row: int) -> str:
+        *examples, query = batch.inputs[row]
+        size = self.task.input_size
+        lines = [f"x: {self._write(token[:size])}  y: {self._write(token[size:])}" for token in examples]
+        return "\n".join([*lines, f"x: {self._write(query[:size])}  y: ?"])
+
+    def write_answers(self, batch: Batch, row: int) -> list[str]:
+        return [self._write(batch.targets[row, 0])]
+
+    def predict(self, answers: Sequence[str | None], batch: Batch) -> Tensor:
+        """An answer that is missing is the best constant."""
+        predictions = self.task.chance(batch).double().clone()
+        for row, answer in enumerate(answers):
+            if answer is not None:
+                predictions[row, 0] = torch.tensor([float(number) for number in answer.split()], dtype=torch.float64)
+        return predictions

@@ -27,9 +27,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from recombine.kernels import layers as kernel
-from recombine.tasks.sequences.padding import clear_padding
-from recombine.tasks.stream import Stream
+from recombine.random import Stream
+from recombine.tasks.native import layers as kernel
+from recombine.tasks.sequences.tokens import clear_padding
 
 SequenceClass = Literal["deep_set", "attention", "ssm", "rnn", "product"]
 AttentionWeights = Literal["sigmoid", "softmax", "linear", "relu"]

@@ -7,12 +7,16 @@ sequences are trained and held out is in `tokens.py`.
 Padding never enters a loss or a score, and causal models never see it.
 Scores are those of the last token: as functions are causal, that is the score at exactly this length. The constant that a
 ratio compares with knows the position: for each position the mean output over the training distribution of tokens.
+
+A sequence and its teacher's outputs as a picture, with the longest trained length marked.
+
+What a probe reads of sequence teachers: the last token of the longest sequences, and the teacher's hidden state there.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,23 +27,34 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from recombine.errors import InputError, check_choice, check_positive
-from recombine.tables import Table
-from recombine.tasks.base import METRICS, Batch, Metric, Preset, Ratio, Scale, SplitName
-from recombine.tasks.per_device import once_per_device
+from recombine.foundation.errors import InputError, check_choice, check_positive
+from recombine.foundation.tables import Table
+from recombine.random import Stream
+from recombine.tasks.base import Preset, Scale
+from recombine.tasks.batch import METRICS, Batch, Metric, Ratio
+from recombine.tasks.evaluation import BATCH_SIZE
 from recombine.tasks.reading import Reading
-from recombine.tasks.sequences.functions import (
-    AttentionWeights,
-    Readout,
-    SequenceClass,
-    Weights,
-    draw_weights,
-    label,
-)
-from recombine.tasks.sequences.padding import mark_real
-from recombine.tasks.sequences.picture import draw_labelled
-from recombine.tasks.sequences.tokens import SequenceTask
-from recombine.tasks.stream import Stream
+from recombine.tasks.sampling import SplitName, once_per_device
+from recombine.tasks.sequences.functions import AttentionWeights, Readout, SequenceClass, Weights, draw_weights, label
+from recombine.tasks.sequences.tokens import SequenceTask, mark_real
+from recombine.tasks.view import Panel, draw_tokens
+
+
+def draw_labelled(task: SequenceTeacher, batch: Batch, row: int, path: Path | str) -> None:
+    """Tokens and outputs; the outputs that the score is about are framed."""
+    length = int(batch.info["length"][row])
+    x, y = (values[row, :length].detach().cpu().T.numpy() for values in (batch.inputs, batch.targets))
+    trained = min(length, task.max_length)
+    parts = [("trained", trained), ("positions that are never trained", length - trained)]
+    composition = task.describe(tuple(batch.latents[row].tolist()))
+    draw_tokens(
+        path,
+        title=f"{composition}, labelled by a teacher of class {task.teacher}",
+        panels=[Panel("tokens x", x), Panel("outputs y", y, asked=range(length - 1, length))],
+        parts=parts if length > trained else [(f"{length} tokens", length)],
+        framed="the output that is scored; all are trained",
+    )
+
 
 NUM_STILLEST = 5
 NUM_SHOWN = 12  # tokens
@@ -232,7 +247,6 @@ class SequenceTeacher(SequenceTask):
         ]
 
     def reading(self) -> Reading:
-        from recombine.tasks.sequences.reading import SequenceTeacherReading
 
         return SequenceTeacherReading(self)
 
@@ -253,3 +267,27 @@ class SequenceTeacher(SequenceTask):
 
 def _shorten(values: list[float]) -> str:
     return " ".join(f"{value:.2f}" for value in values[:5]) + (" …" if len(values) > 5 else "")
+
+
+class SequenceTeacherReading(Reading):
+    """The teacher's hidden state in place of modules: decoding it is linear identification."""
+
+    task: SequenceTeacher
+    instances = "sequences of the greatest length of their split"
+    labels = "the teacher's hidden state"
+
+    def __init__(self, task: SequenceTeacher) -> None:
+        super().__init__(task)
+
+    def batches(self, split: SplitName, num_instances: int, device: torch.device | str = "cpu") -> Iterator[Batch]:
+        length = self.task.lengths(split)[1]
+        for index, first in enumerate(range(0, num_instances, BATCH_SIZE)):
+            rows = range(min(BATCH_SIZE, num_instances - first))
+            yield self.task.sample_length(split, index, length, batch_size=BATCH_SIZE, rows=rows, device=device)
+
+    @property
+    def module_names(self) -> tuple[str, ...]:
+        return tuple(f"unit {i}" for i in range(self.task.teacher_dim))
+
+    def label(self, batch: Batch) -> Float[Tensor, "rows modules"]:
+        return batch.info["hidden"][:, -1]

@@ -10,6 +10,8 @@ Tokens are uniform in [0, 1]^d. What is held out:
   Of all corners of the cube 64 are drawn, which is our choice.
 
 Shorter rows are padded with zeros at the end.
+
+Padding behind the end of sequences of different lengths.
 """
 
 from __future__ import annotations
@@ -20,15 +22,29 @@ from functools import cached_property
 from typing import Literal, get_args
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from recombine.compositions import Composition, CompositionSplit
-from recombine.errors import InputError, check_choice, check_positive
-from recombine.tasks.base import Batch, SplitName, Task
-from recombine.tasks.per_device import once_per_device
-from recombine.tasks.sequences.padding import clear_padding
-from recombine.tasks.stream import Stream
+from recombine.foundation.errors import InputError, check_choice, check_positive
+from recombine.random import Stream
+from recombine.tasks.base import Task
+from recombine.tasks.batch import Batch
+from recombine.tasks.native import layers
+from recombine.tasks.sampling import SplitName, once_per_device
+
+
+def mark_real(x: Float[Tensor, "b t features"], lengths: Int[Tensor, " b"]) -> Bool[Tensor, "b t"]:
+    """True for tokens, False for padding."""
+    return torch.arange(x.shape[1], device=x.device) < lengths[:, None]
+
+
+def clear_padding(x: Float[Tensor, "b t features"], lengths: Int[Tensor, " b"]) -> Float[Tensor, "b t features"]:
+    """Multiply the features of padding by 0, in place."""
+    if layers.changes_in_place(x, lengths):
+        return layers.clear_padding(x, lengths)
+    return x.mul_(mark_real(x, lengths)[..., None])
+
 
 Generalisation = Literal["lengths", "corners"]
 NUM_CORNERS = 64

@@ -1,4 +1,22 @@
-"""Draw SRAVEN puzzles for given multisets of rules, all rows of a batch at once.
+"""The eight rules of SRAVEN: their order, the values they deduce, and the likelihood of the visible panels.
+
+A puzzle is a grid of G x G panels (G = 3 in the paper) of M features with values 0..K-1. Each feature follows one rule
+in all G rows, and the last panel is hidden. The generator and the solver share these definitions.
+
+Likelihood. A row of a feature has G values, and under every rule the hidden value is determined by the others, so hiding
+it changes no probability. With independent rows, the likelihood of a feature that fits its rule does not depend on its
+values:
+
+- K^-G under constant and the progressions: one free value per row;
+- K^-(G(G-1)) under addition and subtraction: G-1 free values per row;
+- 1 / (C(K, G) (G!)^G) under distribute: one set of G distinct values per puzzle, and an order of it per row.
+
+In grids larger than 3 the last value is the sum of all others, or the first minus all others, and distribute takes G
+distinct values. In a grid of 2, addition and subtraction both repeat the first value.
+
+Reference: Schug et al., Attention as a Hypernetwork, arXiv 2406.05816, section 4 and appendix B.3.
+
+Draw SRAVEN puzzles for given multisets of rules, all rows of a batch at once.
 
 The following are uniformly random and independent: which latent feature follows which rule of the multiset; for each
 column, which latent feature is at which position; for each row of a feature its free values, one under constant and the
@@ -7,21 +25,80 @@ of it per row.
 
 A row of a feature is then an entry of a table, which lists the K^(G-1) rows of each rule that deduces the last column,
 rule by rule (a progression repeats its K rows as often as needed), then the C(K, G) G! rows of distribute.
+
+How many evaluation puzzles also occur in training. All splits are drawn at random, so small puzzles repeat by chance.
+
+Only visible panels are compared, so that two puzzles with different answers count as the same. `test` shares the multisets
+of rules with training. A puzzle of `ood` can occur there too, if other rules explain it as well.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from recombine.errors import InputError
-from recombine.tasks.sraven.rules import DISTRIBUTE, STEPS, check_sizes, deduce_last
-from recombine.tasks.stream import Stream
+from recombine.compositions import Composition
+from recombine.foundation.errors import InputError
+from recombine.foundation.tables import Column, Table
+from recombine.random import Stream
+from recombine.tasks.base import Task
+from recombine.tasks.batch import Batch
+from recombine.tasks.sampling import SplitName
+
+RULES: tuple[str, ...] = (
+    "constant",
+    "progression +1",
+    "progression +2",
+    "progression -1",
+    "progression -2",
+    "addition",
+    "subtraction",
+    "distribute three",
+)
+STEPS: tuple[int, ...] = (0, 1, 2, -1, -2)  # of rules 0 to 4: constant is the progression with step 0
+ADDITION, SUBTRACTION, DISTRIBUTE = 5, 6, 7
+
+MIN_GRID_SIZE, MIN_NUM_VALUES = 2, 3
+
+
+def check_sizes(*, num_values: int, grid_size: int) -> None:
+    """Check that every rule is possible: distribute needs as many distinct values as the grid has columns."""
+    if grid_size < MIN_GRID_SIZE:
+        raise InputError(f"grid size is {grid_size}: expected at least {MIN_GRID_SIZE}")
+    fewest = max(MIN_NUM_VALUES, grid_size)
+    if isinstance(num_values, bool) or not isinstance(num_values, int) or num_values < fewest:
+        raise InputError(
+            f"num_values is {num_values!r}: expected a whole number of at least {fewest}, which the rule "
+            f"{RULES[DISTRIBUTE]!r} needs at grid size {grid_size}"
+        )
+
+
+def deduce_last(columns: Sequence[Int[Tensor, "*shape"]], num_values: int) -> Int[Tensor, " deducing *shape"]:
+    """The last column deduced from the others under each rule except distribute (which needs more than one row)."""
+    first, others = columns[0], sum(columns[1:])
+    progressions = [first + step * len(columns) for step in STEPS]
+    return torch.stack([*progressions, first + others, first - others]) % num_values
+
+
+def log_likelihoods(*, num_values: int, grid_size: int) -> tuple[float, ...]:
+    """For each rule, the log-probability of the visible panels of a feature that fits it; the same for all such panels."""
+    per_free_value = -grid_size * math.log(num_values)
+    distribute = -math.log(math.comb(num_values, grid_size)) - grid_size * math.log(math.factorial(grid_size))
+    return (*(per_free_value for _ in STEPS), *(2 * ((grid_size - 1) * per_free_value,)), distribute)
+
+
+def log_num_arrangements(multiset: Composition) -> float:
+    """Log of the number of distinct ways to assign the rules of a multiset to the features."""
+    repeats = sum(math.lgamma(count + 1) for count in Counter(multiset).values())
+    return math.lgamma(len(multiset) + 1) - repeats
+
 
 MAX_TABLE_ROWS = 1 << 21
 MAX_TABULATED_PERMUTATION = 7
@@ -103,3 +180,40 @@ def tabulate_rows(num_values: int, grid_size: int, device: torch.device) -> Int[
 def tabulate_permutations(size: int, device: torch.device) -> Int[Tensor, "permutation size"]:
     """All orders of 0..size-1, lexicographically."""
     return torch.tensor(list(itertools.permutations(range(size))), device=device)
+
+
+BATCH_SIZE = 8_192
+NUM_TRAINING, MAX_TRAINING = 256, 1 << 20  # training puzzles: per evaluation puzzle, and at most
+FRACTIONS = (16, 4, 1)
+
+
+def tabulate_overlap(task: Task, num_instances: int) -> Table:
+    """The share of puzzles of each split that occur among the first training puzzles, for several numbers of those."""
+    evaluated: dict[SplitName, Tensor] = {
+        split: fingerprint(task.sample(split, 0, batch_size=num_instances)) for split in ("test", "ood")
+    }
+    num_training = min(NUM_TRAINING * num_instances, MAX_TRAINING)
+    training = torch.cat(list(_draw_training(task, num_training)))
+    rows = []
+    for fraction in FRACTIONS:
+        drawn = training[: num_training // fraction]
+        shares = [torch.isin(prints, drawn).double().mean().item() for prints in evaluated.values()]
+        rows.append((len(drawn), *shares))
+    return Table(
+        title=f"evaluation puzzles that also occur in training, of {num_instances} per split",
+        columns=("training puzzles", *(Column(name=split, format="percent", digits=2) for split in evaluated)),
+        rows=tuple(rows),
+        note="equal in all visible panels",
+    )
+
+
+def _draw_training(task: Task, num_training: int) -> Iterator[Int[Tensor, " puzzles"]]:
+    for index, first in enumerate(range(0, num_training, BATCH_SIZE)):
+        yield fingerprint(task.sample("train", index, batch_size=min(BATCH_SIZE, num_training - first)))
+
+
+def fingerprint(batch: Batch) -> Int[Tensor, " batch"]:
+    """A hash of the visible panels of each puzzle. Two different puzzles collide with a probability below 2^-60."""
+    visible = batch.info["grids"].flatten(1, 2)[:, :-1].flatten(1)
+    factors = Stream("sraven fingerprint", rows=range(1), device=visible.device).bits(visible.shape[1])[0] | 1
+    return (visible * factors).sum(dim=1)

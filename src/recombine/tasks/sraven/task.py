@@ -11,38 +11,75 @@ order; then M empty (all-zero) tokens that ask for the features of the last pane
 A puzzle can have several answers that are consistent with some rules and permutations; a quarter of the puzzles do at M=4,
 K=8. The solver (see `solver`) finds all of them with their probabilities, which give the ceiling. `unambiguous=True` redraws
 such puzzles with the same multiset of rules until only one answer is left.
+
+What an export of SRAVEN holds besides the columns of every task: the puzzle in numbers, and the exact solver's answers.
+
+SRAVEN as text: a row of panels per line, and the numbers of the missing panel as the answer.
+
+What a probe reads of SRAVEN: the rule of the last feature, on puzzles without permutations, where it is known.
+
+The latent code is that of the last query token attending to the same feature in its own row, itself included (Attention as
+a Hypernetwork, section 4). A swap gives this token the codes of a puzzle whose last feature follows another rule. If the
+code determines the operation, the answer is the result of that other rule on the puzzle's own row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, one_hot
 
 from recombine.compositions import Composition, CompositionSplit, all_multisets, split_compositions
-from recombine.drawing.card import Card
-from recombine.errors import InputError, check_choice, check_positive
-from recombine.progress import track
-from recombine.tables import Table
-from recombine.tasks.base import METRICS, Batch, Metric, Preset, Ratio, Reference, Scale, SplitName, Task
-from recombine.tasks.reading import Reading
-from recombine.tasks.sraven.ambiguity import estimate_ambiguity, tabulate_ambiguity
-from recombine.tasks.sraven.card import make_card
-from recombine.tasks.sraven.columns import COLUMN_INFO, make_columns
-from recombine.tasks.sraven.generator import check_table, draw_puzzles, look_up
-from recombine.tasks.sraven.overlap import tabulate_overlap
-from recombine.tasks.sraven.picture import draw_puzzle, write_puzzle
-from recombine.tasks.sraven.rules import RULES
+from recombine.foundation.errors import InputError, check_choice, check_positive
+from recombine.foundation.progress import track
+from recombine.foundation.tables import Table
+from recombine.random import Stream
+from recombine.tasks.base import Preset, Reference, Scale, Task
+from recombine.tasks.batch import METRICS, Batch, Metric, Ratio
+from recombine.tasks.reading import Counterfactual, Reading
+from recombine.tasks.sampling import SplitName
+from recombine.tasks.sraven.counts import estimate_ambiguity, tabulate_ambiguity
+from recombine.tasks.sraven.generator import (
+    DISTRIBUTE,
+    RULES,
+    check_table,
+    deduce_last,
+    draw_puzzles,
+    look_up,
+    tabulate_overlap,
+)
+from recombine.tasks.sraven.picture import draw_puzzle, make_card, write_puzzle
 from recombine.tasks.sraven.solver import Solution, solve, solve_under
-from recombine.tasks.stream import Stream
 from recombine.tasks.text import TextForm
+from recombine.tasks.view import Card
+
+COLUMN_INFO = {
+    "panels": "values of the visible panels in reading order, in the order of their column",
+    "rules": "rule that each feature follows",
+    "permutations": "feature at each position of each column",
+    "ambiguous": "whether several answers fit the visible panels",
+    "num_answers": "number of answers that fit",
+    "posterior_of_target": "probability of the target given the visible panels, with all compositions equally likely",
+}
+
+
+def make_columns(batch: Batch, solution: Solution) -> dict[str, Tensor]:
+    return {
+        "panels": batch.info["grids"].flatten(1, 2)[:, :-1],
+        "rules": batch.info["rules"],
+        "permutations": batch.info["permutations"],
+        "ambiguous": solution.ambiguous,
+        "num_answers": solution.num_answers,
+        "posterior_of_target": solution.probability_of(batch.targets),
+    }
+
 
 NUM_DRAWN, MAX_REDRAWS = 4, 500  # puzzles per redraw, and redraws; at M=4, K=3 one puzzle in 50 is unambiguous
 
@@ -249,12 +286,10 @@ class SRaven(Task):
         return different[count.argmax()]
 
     def reading(self) -> Reading:
-        from recombine.tasks.sraven.reading import SRavenReading
 
         return SRavenReading(self)
 
     def text_form(self) -> TextForm:
-        from recombine.tasks.sraven.text import SRavenText
 
         return SRavenText(self)
 
@@ -293,3 +328,103 @@ class SRaven(Task):
 
     def columns(self, batch: Batch) -> dict[str, Tensor]:
         return make_columns(batch, self.solve(batch.info["grids"]))
+
+
+NUMBER = r"(?:0|[1-9]\d*)"
+
+
+class SRavenText(TextForm):
+    """Panels as numbers."""
+
+    task: SRaven
+
+    @property
+    def instructions(self) -> str:
+        size, features, values = self.task.grid_size, self.task.num_features, self.task.num_values
+        moved = "at the same position in every column"
+        if self.task.permuted:
+            moved = (
+                "not always at the same position: each column has an order of the features of its own, which is the same "
+                "in all rows"
+            )
+        return (
+            f"A puzzle is a grid of {size} x {size} panels, separated by |. A panel has {features} numbers from 0 to "
+            f"{values - 1}, one for each feature. A feature is {moved}. From left to right, each feature follows one of "
+            "these rules, the same in every row: constant (the number stays the same); progression (it changes by +1, +2, -1 "
+            "or -2 from column to column); addition (the last number is the sum of the others); subtraction (the last number "
+            f"is the first minus the others); distribute (the same {size} different numbers occur in every row, in any "
+            f"order). All sums are modulo {values}. Find the last panel, with its numbers in the order of the last column."
+        )
+
+    @property
+    def answer_format(self) -> str:
+        return f"its {self.task.num_features} numbers, separated by spaces, and nothing else"
+
+    @property
+    def pattern(self) -> str:
+        return NUMBER + rf"(?:,? {NUMBER}){{{self.task.num_features - 1}}}"
+
+    def write_question(self, batch: Batch, row: int) -> str:
+        panels = batch.info["grids"][row].tolist()
+        panels[-1][-1] = ["?"] * self.task.num_features
+        lines = [" | ".join(" ".join(map(str, panel)) for panel in line) for line in panels]
+        return "\n".join(f"Row {number + 1}: {line}" for number, line in enumerate(lines))
+
+    def write_answers(self, batch: Batch, row: int) -> list[str]:
+        return [" ".join(map(str, batch.targets[row].tolist()))]
+
+    def predict(self, answers: Sequence[str | None], batch: Batch) -> Tensor:
+        """Numbers that are missing or out of range are replaced by wrong ones."""
+        wrong = (batch.targets + 1) % self.task.num_values
+        none = [-1] * self.task.num_features
+        numbers = [none if answer is None else [int(number[:9]) for number in answer.split()] for answer in answers]
+        given = torch.tensor(numbers)
+        return self.task.predict_answers(torch.where((given >= 0) & (given < self.task.num_values), given, wrong))
+
+
+class SRavenReading(Reading):
+    """The rule of the last feature of unpermuted puzzles, and the code of its row."""
+
+    task: SRaven
+    instances = "puzzles without permutations"
+    codes = "the last query token attending to the same feature in its own row, and to itself"
+    labels = "the rule of the last feature"
+    group_names = RULES
+
+    def __init__(self, task: SRaven) -> None:
+        super().__init__(replace(task, permuted=False))
+
+    @property
+    def keys(self) -> tuple[int, ...]:
+        return tuple(-1 - column * self.task.num_features for column in reversed(range(self.task.grid_size)))
+
+    def label(self, batch: Batch) -> Float[Tensor, "rows modules"]:
+        return one_hot(self.group(batch), len(self.modules)).float()
+
+    @property
+    def swap(self) -> Reading:
+        return self
+
+    def group(self, batch: Batch) -> Int[Tensor, " rows"]:
+        """The rule of the last feature."""
+        return batch.info["rules"][:, -1]
+
+    def read_answer(self, predictions: Tensor) -> Int[Tensor, " rows"]:
+        """The value of the last feature."""
+        return predictions[:, -1].argmax(dim=-1)
+
+    def counterfactual(
+        self, batch: Batch, partner: Int[Tensor, " rows"], answers: Shaped[Tensor, " rows *outputs"]
+    ) -> Counterfactual:
+        """The result of the partner's rule on the row. Distribute three is left out: it cannot be applied to another row."""
+        rules, own = self.group(batch), batch.targets[:, -1]
+        other = apply_rules(batch, rules[partner], self.task.output_dim)
+        distinct = (rules[partner] != rules) & (rules[partner] != DISTRIBUTE) & (other != own)
+        return Counterfactual(own=own, other=other, distinct=distinct)
+
+
+def apply_rules(batch: Batch, rules: Int[Tensor, " rows"], num_values: int) -> Int[Tensor, " rows"]:
+    """The results of rules on the last row of the last feature; for distribute three, the puzzle's own answer."""
+    *columns, last = batch.info["grids"][:, -1, :, -1].unbind(dim=1)
+    deduced = torch.cat([deduce_last(columns, num_values), last[None]])
+    return deduced.gather(0, rules[None])[0]

@@ -1,0 +1,256 @@
+"""HYLA for any model: a drop-in replacement for `torch.nn.MultiheadAttention`.
+
+    layer = HypernetworkAttention(embed_dim, num_heads, attention="hyla")    # constructed and called as torch's
+
+Names and shapes of the parameters are those of `nn.MultiheadAttention` (`hyla_deep` adds `deep_weight`), so state dicts
+are interchangeable, and `attention="softmax"` computes the same function. Differences:
+
+- a query whose keys are all masked receives zeros (before the output projection), where softmax in torch gives NaN;
+- without a softmax, a float mask of -10,000 or less means "masked", as -inf does (why: see `masks.py`).
+
+The output is the kernel's own unless `output_scale` says otherwise (see `output_scale.py`; `convert` chooses one). The
+equations are in `recombine/kernels/reference.py`; the names of the attentions in `attention.ATTENTIONS`.
+
+Convert the masks of `torch.nn.MultiheadAttention` to the bias and the mask of our kernels.
+
+In torch a bool mask is True where a query may *not* attend; a float mask is added to the scores, and -inf means "may not".
+The kernel separates the two: a finite bias, and a mask that is True where a query *may* attend.
+
+Many models use -1e9 or `torch.finfo(...).min` for -inf. Before a softmax this is equivalent. Without one, such a *score*
+would dominate all others, so every score at or below MASKED_SCORE means "may not".
+
+See the latent codes of layers while a model runs, and change them: for models whose `forward` does not offer it.
+
+layer.watch = CodeWatch(code_map=...)
+model(inputs)
+layer.watch.codes           # (b, h, q, k), as they were used
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from recombine.attention.definition import CodeMap
+from recombine.attention.dispatch import attend, dense
+from recombine.attention.dropout import CodeDropout, check_dropout
+from recombine.attention.layer import ATTENTIONS, OutputScale, choose_output_scale, scale_output
+from recombine.foundation.errors import InputError, check_choice, check_positive, require_memory
+from recombine.models.layers import lecun_normal_
+
+MASKED_SCORE = -1e4
+
+
+def arrange_masks(
+    attn_mask: Tensor | None, key_padding_mask: Tensor | None, shape: tuple[int, int, int, int], batched: bool
+) -> list[Tensor]:
+    """Check torch's masks and view them so that they broadcast to `shape`, which is (b, h, q, k)."""
+    b, h, q, k = shape
+    masks = []
+    if attn_mask is not None:
+        _check_mask("attn_mask", attn_mask, [(q, k), (b * h, q, k)])
+        masks.append(attn_mask[None, None] if attn_mask.dim() == 2 else attn_mask.unflatten(0, (b, h)))
+    if key_padding_mask is not None:
+        _check_mask("key_padding_mask", key_padding_mask, [(b, k) if batched else (k,)])
+        masks.append(key_padding_mask.reshape(b, 1, 1, k))
+    return masks
+
+
+def merge_masks(masks: list[Tensor], *, softmax: bool) -> tuple[Tensor | None, Tensor | None]:
+    """Merge torch's masks into the kernel's bias and mask; `softmax` says whether the scores go through one."""
+    bias = mask = None
+    for given in masks:
+        if given.dtype == torch.bool:
+            allowed = ~given
+        else:
+            allowed = given > (-torch.inf if softmax else MASKED_SCORE)
+            finite = given.masked_fill(~allowed, 0.0)
+            bias = finite if bias is None else bias + finite
+        mask = allowed if mask is None else mask & allowed
+    return bias, mask
+
+
+def pad_keys(tensor: Tensor | None, num_keys: int, value: float | bool) -> Tensor | None:
+    """Extend a bias or mask to the keys that `add_bias_kv` and `add_zero_attn` append, with `value` for them."""
+    if tensor is None or tensor.shape[-1] == num_keys:
+        return tensor
+    return functional.pad(tensor, (0, num_keys - tensor.shape[-1]), value=value)
+
+
+def _check_mask(name: str, mask: Tensor, shapes: list[tuple[int, ...]]) -> None:
+    if tuple(mask.shape) not in shapes:
+        raise InputError(f"{name} has shape {tuple(mask.shape)}: expected {' or '.join(map(str, shapes))}")
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        raise InputError(f"{name} has type {mask.dtype}: expected torch.bool or a floating-point type")
+
+
+@dataclass(kw_only=True)
+class CodeWatch:
+    """The codes of a layer's last call, and a change to make in its next one."""
+
+    code_map: CodeMap | None = None
+    codes: Tensor | None = None
+
+
+class HypernetworkAttention(nn.MultiheadAttention):
+    """Takes the arguments of `nn.MultiheadAttention`, and `attention` and `output_scale` by keyword."""
+
+    code_dropout: CodeDropout
+    watch: CodeWatch | None = None
+    """Sees and changes the codes while it is set (see `watch.py`)."""
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *args: Any,
+        attention: str = "hyla",
+        output_scale: OutputScale | None = "none",
+        **options: Any,
+    ) -> None:
+        check_choice("attention", attention, ATTENTIONS)
+        check_positive(embed_dim=embed_dim, num_heads=num_heads)
+        if embed_dim % num_heads != 0:
+            raise InputError(
+                f"embed_dim {embed_dim} is not divisible by num_heads {num_heads}: expected a multiple of it"
+            )
+        if str(options.get("device")) != "meta":
+            require_memory(16 * embed_dim**2, f"attention of width {embed_dim:,}")  # four projections in float32
+        super().__init__(embed_dim, num_heads, *args, **options)
+        self.set_attention(attention, output_scale)
+
+    @property
+    def dropout(self) -> float:
+        """The fraction of latent codes that is dropped in training, independently."""
+        return self.code_dropout.rate
+
+    @dropout.setter
+    def dropout(self, rate: float) -> None:
+        if "code_dropout" in self._modules:
+            check_dropout(rate)
+            self.code_dropout.rate = rate
+        else:
+            self.code_dropout = CodeDropout(rate, "elements")
+
+    def set_attention(self, attention: str, output_scale: OutputScale | None = "none") -> None:
+        """Change which attention is computed. Weights that all attentions share are kept.
+
+        Without an output scale (None), it is the one that suits models built for softmax attention.
+        """
+        self.attention = check_choice("attention", attention, ATTENTIONS)
+        self.output_scale = choose_output_scale(output_scale, ATTENTIONS[attention][0])
+        # nn.TransformerEncoder(Layer) replaces the call of this layer by a fused softmax kernel if it finds True here.
+        # So this does not describe our weights: they are packed if `in_proj_weight` exists.
+        self._qkv_same_embed_dim = False
+        if ATTENTIONS[attention][1] != "hyper_deep":
+            self.register_parameter("deep_weight", None)
+        elif getattr(self, "deep_weight", None) is None:
+            like = self.out_proj.weight
+            deep_weight = torch.empty(
+                self.num_heads, self.head_dim, self.head_dim, device=like.device, dtype=like.dtype
+            )
+            self.deep_weight = nn.Parameter(lecun_normal_(deep_weight))
+
+    def _reset_parameters(self) -> None:
+        self._qkv_same_embed_dim = self.in_proj_weight is not None
+        super()._reset_parameters()
+        self._qkv_same_embed_dim = False
+        if getattr(self, "deep_weight", None) is not None:
+            lecun_normal_(self.deep_weight)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """As `nn.MultiheadAttention.forward`; the returned weights are the latent codes.
+
+        As in torch, `is_causal` is only a hint that `attn_mask` is causal: the mask itself is applied.
+        """
+        _check_inputs(self, query, key, value)
+        if is_causal and attn_mask is None:
+            raise InputError("attn_mask is missing: expected the causal mask that is_causal=True says it is")
+        batched = query.dim() == 3
+        q, k, v = (self._batch_first(x, batched) for x in self._project(query, key, value))
+        normalisation, value_network = ATTENTIONS[self.attention]
+        masks = arrange_masks(attn_mask, key_padding_mask, (len(q), self.num_heads, q.shape[1], k.shape[1]), batched)
+        bias, mask = merge_masks(masks, softmax="softmax" in normalisation)
+        k, v = self._add_keys(k, self.bias_k), self._add_keys(v, self.bias_v)
+        mask, watch = pad_keys(mask, k.shape[1], True), self.watch
+        heads, codes = attend(
+            *(features.unflatten(-1, (self.num_heads, -1)) for features in (q, k, v)),
+            normalisation=normalisation,
+            value_network=value_network,
+            bias=pad_keys(bias, k.shape[1], 0.0),
+            mask=mask,
+            deep_weight=self.deep_weight,
+            dropout=self.code_dropout(),
+            code_map=None if watch is None else watch.code_map,
+            return_codes=need_weights or watch is not None,
+        )
+        if watch is not None:
+            watch.codes = codes
+        heads = scale_output(heads, self.output_scale, k.shape[1], mask)
+        output = self.out_proj(heads.flatten(-2))
+        output = self._batch_first(output, batched) if batched else output[0]
+        if codes is None or not need_weights:
+            return output, None
+        codes = codes.mean(dim=1) if average_attn_weights else codes
+        return output, (codes if batched else codes[0]).to(query.dtype)
+
+    def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if query is key and key is value and self.in_proj_weight is not None:
+            q, k, v = dense(query, self.in_proj_weight, self.in_proj_bias).chunk(3, dim=-1)
+            return q, k, v
+        if self.in_proj_weight is not None:
+            weights = self.in_proj_weight.chunk(3)
+        else:
+            weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+        q, k, v = map(dense, (query, key, value), weights, biases)
+        return q, k, v
+
+    def _batch_first(self, x: Tensor, batched: bool) -> Tensor:
+        """Move the batch to the front, or make one; for a batched tensor it is its own inverse."""
+        if not batched:
+            return x[None]
+        return x if self.batch_first else x.transpose(0, 1)
+
+    def _add_keys(self, x: Tensor, learned: Tensor | None) -> Tensor:
+        """Append the learned key or value of `add_bias_kv`, then the zero one of `add_zero_attn`."""
+        added = [] if learned is None else [learned.to(x.dtype).expand(len(x), 1, -1)]
+        if self.add_zero_attn:
+            added.append(torch.zeros_like(x[:, :1]))
+        return torch.cat([x, *added], dim=1) if added else x
+
+    def extra_repr(self) -> str:
+        return f"attention={self.attention}, embed_dim={self.embed_dim}, num_heads={self.num_heads}"
+
+
+def _check_inputs(layer: nn.MultiheadAttention, query: Tensor, key: Tensor, value: Tensor) -> None:
+    if query.is_nested or key.is_nested or value.is_nested:
+        raise InputError(
+            "the input is a nested tensor: expected a padded one; convert the whole nn.TransformerEncoder, or "
+            "give it enable_nested_tensor=False"
+        )
+    features = {"query": layer.embed_dim, "key": layer.kdim, "value": layer.vdim}
+    for (name, num_features), x in zip(features.items(), (query, key, value), strict=True):
+        if x.dim() not in (2, 3) or x.dim() != query.dim() or x.shape[-1] != num_features:
+            raise InputError(
+                f"{name} has shape {tuple(x.shape)}: expected 3 dimensions (2 for all three if without batch), "
+                f"the last of {num_features}"
+            )
+    batch = 0 if layer.batch_first else 1
+    if key.shape[:-1] != value.shape[:-1] or (query.dim() == 3 and query.shape[batch] != key.shape[batch]):
+        shapes = ", ".join(str(tuple(x.shape)) for x in (query, key, value))
+        raise InputError(f"query, key, value have shapes {shapes}: expected one batch size, and as many keys as values")

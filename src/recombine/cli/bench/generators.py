@@ -1,0 +1,89 @@
+"""What batches cost within training, as a share of a step, and the speed of the exact optima."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import product
+
+from recombine.cli.bench import machine
+from recombine.tasks import TASKS
+from recombine.tasks.base import SCALES, Scale
+from recombine.tasks.batch import Batch
+from recombine.training.config import default_run
+from recombine.training.loop import Ahead, Trainer
+from recombine.training.schema import Json
+
+ORACLE_BATCH = 1_000
+MOST_TOKENS = 1 << 14
+"""Of a batch that is measured. The language model of the paper has more in a step, and not the memory for them here."""
+LONG = 10.0
+"""Seconds of a round after which it is the only one."""
+
+
+class TimedAhead(Ahead):
+    """Training batches, with the seconds that they have taken: to make a group, and to give up the one before."""
+
+    seconds = 0.0
+
+    def take(self, index: int) -> Batch:
+        start = time.perf_counter()
+        batch = super().take(index)
+        self.seconds += time.perf_counter() - start
+        return batch
+
+
+def benchmark_generators(
+    seconds: float, say: Callable[[str], None] = lambda _: None, scales: Sequence[Scale] = SCALES
+) -> list[Json]:
+    """Milliseconds per training batch and per whole step with the task's default model, at every scale.
+
+    Training generates batches in groups (`tasks/ahead.py`). One round trains on one group; the time of its generation is
+    taken within the round, where memory and caches are as training leaves them.
+    """
+    rows = []
+    for name, scale in product(TASKS, scales):
+        say(f"generators: {name} {scale}")
+        config = default_run(name, scale).prepare()
+        task = config.task
+        batch_size = min(config.training.batch_size, max(1, MOST_TOKENS // task.train_length))
+        trainer = Trainer(config.build_model(), task, replace(config.training, batch_size=batch_size), "cpu")
+        batch, step = time_training(trainer, seconds)
+        solved = task.sample("ood", 0, batch_size=min(ORACLE_BATCH, task.max_rows_at_once))
+        metrics = tuple(task.metrics(task.chance(solved), solved))
+        solve = partial(task.reference_predictions, solved, split="ood", metrics=metrics)
+        oracle = machine.take_medians(machine.time_interleaved({"oracle": solve}, seconds))["oracle"]
+        rows.append(
+            {
+                "task": name,
+                "scale": scale,
+                "batch_size": batch_size,
+                "batches_at_once": trainer.batches.group_size,
+                "milliseconds": {"batch": 1e3 * batch, "step": 1e3 * step, "oracle": 1e3 * oracle},
+                "share_of_step": batch / step,
+                "instances_per_second": batch_size / batch,
+                "solved_per_second": len(solved) / oracle,
+            }
+        )
+    return rows
+
+
+def time_training(trainer: Trainer, seconds: float) -> tuple[float, float]:
+    """Seconds per batch and per step: medians over rounds of a group each, without the first round."""
+    batches = TimedAhead(trainer.task, batch_size=trainer.config.batch_size)
+    trainer.batches = batches
+    rounds: list[tuple[float, float]] = []
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(rounds) <= machine.MIN_ROUNDS:
+        batches.seconds, start = 0.0, time.perf_counter()
+        for _ in range(batches.group_size):
+            trainer.advance()
+        rounds.append((batches.seconds, time.perf_counter() - start))
+        if rounds[-1][1] > LONG:
+            break
+    counted = rounds[1:] or rounds
+    batch, step = (statistics.median(column) / batches.group_size for column in zip(*counted, strict=True))
+    return batch, step

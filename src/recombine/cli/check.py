@@ -1,0 +1,109 @@
+"""recombine check TASK: what a split guarantees, and its reference scores: chance, ceiling and agnostic optimum."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from recombine.cli.flags import REFERENCE_LEGEND, TaskOptions, parse_task, split_legend, title_of
+from recombine.foundation.errors import InputError, require
+from recombine.foundation.tables import Column, Table, tables_as_dict
+from recombine.tasks.base import REFERENCES
+from recombine.tasks.evaluation import find_leaks
+from recombine.training.schema import Json
+from recombine.training.score import MetricDict, SplitDict, describe_metrics, describe_splits, score_references
+
+EXAMPLES = (
+    "recombine check fuzzy-logic --held-out 0.7",
+    "recombine check runs/sraven-hyla-0123456789ab",
+)
+MAX_AUDITED = 2_000  # instances per split that are searched for compositions of other splits
+SECONDS_BETWEEN_LINES = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckOptions(TaskOptions):
+    """How much to check."""
+
+    num_instances: int = 4_096
+    """Instances per estimate. With 0, only the certificate is printed."""
+
+
+def run(argv: list[str]) -> None:
+    task, options = parse_task(CheckOptions, argv, verb="check")
+    require(options.num_instances >= 0, "num_instances", options.num_instances, "0 or a positive whole number")
+    certificate = task.split.certificate.as_dict()
+    leaks = find_leaks(task, num_instances=min(options.num_instances or MAX_AUDITED, MAX_AUDITED))
+    watch = None if options.json else ProgressLines(options, options.num_instances).watch
+    references = (
+        score_references(task, num_instances=options.num_instances, watch=watch) if options.num_instances else {}
+    )
+    if options.num_instances and not options.json:
+        options.say("check: tables of the task")
+    facts = task.tables(options.num_instances) if options.num_instances else []
+    metrics = describe_metrics(task, references.values())
+    value = {
+        "task": task.name,
+        "certificate": certificate,
+        "leaks": [leak.as_dict() for leak in leaks],
+        "metrics": metrics,
+        "references": references,
+        "tables": tables_as_dict(facts),
+    }
+    tables = [references_table(references, metrics, describe_splits(task))] if references else []
+    options.show(value, certificate_table(certificate), f"sha256 {certificate['sha256']}\n", *tables, *facts)
+    if leaks:
+        raise InputError(f"task {task.name!r} breaks its split: {leaks[0].describe(task)}")
+
+
+class ProgressLines:
+    """Lines on standard error that say how far a check is: at its start, and again every few seconds."""
+
+    def __init__(self, options: CheckOptions, num_instances: int) -> None:
+        self.options = options
+        self.num_instances = num_instances
+        self.last = -math.inf
+
+    def watch(self, split: str, num_done: int) -> None:
+        now = time.monotonic()
+        if num_done == 0 or now - self.last >= SECONDS_BETWEEN_LINES:
+            self.last = now
+            self.options.say(f"check: reference scores of {split}, {num_done:,} of {self.num_instances:,} instances")
+
+
+def certificate_table(certificate: Json) -> Table:
+    """The certificate, one fact per line."""
+    coverage = certificate["coverage"]
+    covered = "yes" if certificate["covered"] else "NO"
+    connected = "yes" if certificate["connected"] else "NO"
+    rows = {
+        "training compositions": certificate["num_train"],
+        "held-out compositions": certificate["num_ood"],
+        "compositions of the split unknown": certificate["num_unknown"],
+        "every module trained": f"{covered}, at least {certificate['min_coverage']} times",
+        "training compositions per module": " ".join(f"{module}:{count}" for module, count in coverage.items()),
+        "modules connected by co-occurrence": connected
+        if certificate["num_components"] == 1
+        else f"{connected}, {certificate['num_components']} groups",
+        "compositions in two splits": certificate["overlap"],
+        "redraws until every module is trained": certificate["redraws"],
+    }
+    columns = ("fact", Column(name="value", wrap=True))
+    return Table(
+        title="certificate of the split", columns=columns, rows=tuple((name, str(text)) for name, text in rows.items())
+    )
+
+
+def references_table(
+    references: Json, metrics: Mapping[str, MetricDict], splits: Mapping[str, SplitDict] | None = None
+) -> Table:
+    """Chance, ceiling and agnostic optimum of each split and metric."""
+    rows = tuple(
+        (split, title_of(metric, metrics), *(score[name] for name in REFERENCES))
+        for split, values in references.items()
+        for metric, score in values.items()
+    )
+    note = f"{split_legend(references, splits)}\n{REFERENCE_LEGEND}"
+    return Table(title="reference scores", columns=("split", "metric", *REFERENCES), rows=rows, note=note)

@@ -1,0 +1,127 @@
+"""recombine compare RUN RUN: paired differences between two runs that were scored on the same instances."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from recombine.cli.flags import split_legend, title_of
+from recombine.cli.main import parse
+from recombine.cli.output import Output, RunPath
+from recombine.foundation.errors import InputError, require
+from recombine.foundation.tables import Cell, Table
+from recombine.report.read import differing_settings
+from recombine.training.directory import RunDirectory
+from recombine.training.intervals import compare
+from recombine.training.schema import Json
+
+EXAMPLES = (
+    "recombine compare runs/sraven-hyla-0123456789ab runs/sraven-softmax-0123456789ab",
+    "recombine compare runs/sraven-hyla-0123456789ab runs/sraven-softmax-0123456789ab --json",
+)
+
+NOTE = (
+    "difference: first minus second, with its 95 % interval over compositions. Both runs are resampled on the same "
+    "compositions, so the difference can be clear although the intervals of the two scores overlap."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions(Output):
+    """Print how much two runs differ, with intervals, on the same instances."""
+
+    first: RunPath
+    """Run directory of a finished run."""
+    second: RunPath
+    """Run directory of a finished run on the same task and seed."""
+
+
+def run(argv: list[str]) -> None:
+    options = parse(CompareOptions, argv, prog="compare")
+    runs = [RunDirectory.open(path) for path in (options.first, options.second)]
+    results = [read_result(directory) for directory in runs]
+    rows = compare_results(*results)
+    settings = differing_settings(runs)
+    value: Json = {
+        "runs": [str(directory.path) for directory in runs],
+        "settings": settings,
+        "differences": {
+            split: {row["metric"]: row for row in rows if row["split"] == split} for split in _splits(rows)
+        },
+    }
+    options.show(value, tabulate_settings(settings), tabulate(rows, results[0]))
+
+
+def read_result(run: RunDirectory) -> Json:
+    """The result of a finished run."""
+    if not run.finished:
+        raise InputError(f"{run.path} has no result.json: expected a finished run")
+    return run.read_json("result.json", complete=True)
+
+
+def compare_results(first: Json, second: Json) -> list[Json]:
+    """The paired difference of every metric and split that both results have."""
+    for result in (first, second):
+        for split, metrics in result["composition_sums"].items():
+            for metric in metrics:
+                known = metric in result["metrics"] and metric in result["scores"].get(split, {})
+                require(known, f"composition_sums.{split}", metric, "a metric that has a score and a description")
+    for name, words in (
+        ("task", "tasks"),
+        ("split_sha256", "splits"),
+        ("evaluation_instances", "numbers of instances"),
+    ):
+        if first[name] != second[name]:
+            shown = " and ".join(str(result[name])[:12] for result in (first, second))
+            raise InputError(
+                f"the runs have different {words} ({shown}): expected two runs that were scored on the same instances, "
+                "with the same task, settings and seed"
+            )
+    rows = []
+    for split, metrics in first["composition_sums"].items():
+        for metric in (name for name in metrics if name in second["composition_sums"].get(split, {})):
+            difference = compare(metrics[metric], second["composition_sums"][split][metric])
+            scores = [result["scores"][split][metric]["value"] for result in (first, second)]
+            upward = first["metrics"][metric]["higher_is_better"]
+            winner = "first" if (difference.value > 0) == upward else "second"
+            rows.append(
+                {
+                    "split": split,
+                    "metric": metric,
+                    "first": scores[0],
+                    "second": scores[1],
+                    "difference": {"value": difference.value, "low": difference.low, "high": difference.high},
+                    "better": winner if difference.real else None,
+                }
+            )
+    return rows
+
+
+def _splits(rows: list[Json]) -> list[str]:
+    return list(dict.fromkeys(row["split"] for row in rows))
+
+
+def tabulate_settings(settings: list[Json]) -> Table:
+    """The settings in which the runs differ."""
+    rows = tuple(
+        (name, *("–" if of_run[name] is None else str(of_run[name]) for of_run in settings)) for name in settings[0]
+    )
+    return Table(title="settings that differ", columns=("setting", "first", "second"), rows=rows)
+
+
+def tabulate(rows: list[Json], result: Json) -> Table:
+    return Table(
+        title="paired differences",
+        columns=("split", "metric", "first", "second", "difference", "better"),
+        rows=tuple(
+            (
+                row["split"],
+                title_of(row["metric"], result.get("metrics")),
+                row["first"],
+                row["second"],
+                Cell(**row["difference"]),
+                row["better"] or "not clear",
+            )
+            for row in rows
+        ),
+        note=f"{NOTE}\n{split_legend(_splits(rows), result.get('splits'))}",
+    )

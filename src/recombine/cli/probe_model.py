@@ -1,0 +1,61 @@
+"""recombine probe-model FOLDER --prompts FILE: look inside a pretrained model of Hugging Face."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from recombine.cli.main import parse
+from recombine.cli.output import Device, Output
+from recombine.cli.probe import tables
+from recombine.integrations.huggingface.probe import probe_model
+
+EXAMPLES = (
+    "recombine probe-model models/gpt2 --prompts prompts.jsonl",
+    "recombine probe-model models/gpt2 --prompts prompts.jsonl -o runs/gpt2",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeModelOptions(Output):
+    """Look inside a pretrained Hugging Face model, on prompts that you have labelled."""
+
+    folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FOLDER")]
+    """Folder with a pretrained model and its tokenizer, as `save_pretrained` writes them."""
+    prompts: Annotated[Path, tyro.conf.arg(metavar="FILE")]
+    """JSON lines with `text` and `labels` (or `label`), and optionally `pair`, `split` and `answer`."""
+    out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("runs")
+    """Folder for the run directory, which `recombine report` reads."""
+    num_instances: int = 4_000
+    """Prompts per split, at most."""
+    held_out: float = 0.25
+    """Fraction of compositions of labels that decoders are not fitted on. Ignored if the prompts have splits."""
+    seed: int = 0
+    """Random seed for the split and the decoders."""
+    max_tokens: int = 64
+    """Longest prompt that is accepted, in tokens."""
+    tsne: bool = True
+    """Compute a t-SNE map of the codes."""
+    device: Device = "auto"
+    """Device to run on: auto, cpu, cuda, ..."""
+
+
+def run(argv: list[str]) -> None:
+    options = parse(ProbeModelOptions, argv, prog="probe-model")
+    say = (lambda _: None) if options.json else (lambda part: options.say(f"probe-model: {part}"))
+    directory, numbers = probe_model(
+        options.folder,
+        options.prompts,
+        out=options.out,
+        num_instances=options.num_instances,
+        held_out=options.held_out,
+        seed=options.seed,
+        max_tokens=options.max_tokens,
+        tsne=options.tsne,
+        device=options.device,
+        say=say,
+    )
+    options.show(numbers, *tables(numbers), f"{directory.path}")

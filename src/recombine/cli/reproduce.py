@@ -1,0 +1,331 @@
+"""recombine reproduce EXPERIMENT: train the runs of an experiment, and print them next to the published numbers.
+
+recombine reproduce list: every experiment, its question, and what it costs at each scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from recombine.cli.costs import show_costs
+from recombine.cli.flags import Starting
+from recombine.cli.live import SweepDisplay
+from recombine.cli.main import parse
+from recombine.cli.output import Device, Output
+from recombine.foundation.errors import InputError, check_choice, check_positive
+from recombine.foundation.tables import Column, Table, show_setting, tables_as_dict
+from recombine.inside.probe import is_probed, probe_run
+from recombine.inside.verdict import diagnose_run
+from recombine.report.page import write_report
+from recombine.sweeps.choose import EngineFlags, raise_failure, split_cores
+from recombine.sweeps.costs import PACKAGED, Cost, Estimate, estimate_runs, parse_costs, read_costs
+from recombine.sweeps.engine import Outcome
+from recombine.sweeps.experiment import Experiment, Finished, FinishedRun, find_experiment, installed_experiments
+from recombine.sweeps.local import LocalEngine
+from recombine.sweeps.plan import Plan, describe_plan, make_plan
+from recombine.sweeps.records import Record
+from recombine.sweeps.run import find_work, run_sweep
+from recombine.sweeps.status import SweepReader
+from recombine.tasks.base import SCALES, Scale
+from recombine.training.directory import RunDirectory
+from recombine.training.run import progress_bar, train_run
+from recombine.training.schema import Json
+from recombine_papers.verb import show_claims
+
+
+def list_experiments(options: Output, *, split: EngineFlags, measure: bool) -> None:
+    """The name, the question and the estimated time of every experiment.
+
+    Measuring all of them takes many minutes, because the experiments have hundreds of distinct sizes. So without `measure`
+    the list shows what was measured on this machine before, and otherwise the costs of another machine that are kept in the
+    package.
+    """
+    kept = read_costs(PACKAGED)
+    costs = parse_costs(kept)
+    rows: list[tuple[str | None, ...]] = []
+    value = {}
+    for number, (name, experiment) in enumerate(installed_experiments().items(), start=1):
+        cells: list[str | None] = []
+        described: Json = {"question": experiment.question, "seconds": {}, "measured_here": {}}
+        for scale in SCALES:
+            watch = (
+                partial(say_measured, options, f"{number}/{len(installed_experiments())} {name}, {scale}")
+                if measure
+                else None
+            )
+            estimate, jobs = estimate_experiment(experiment, scale, split, measure, costs, watch)
+            seconds = None if estimate is None else estimate.wall(jobs)
+            here = estimate is not None and not estimate.num_elsewhere
+            has_runs = estimate is None or estimate.seconds
+            time = None if seconds is None else ("" if here else "~") + format_roughly(seconds)
+            cells.append(time if has_runs else "no runs")
+            described["seconds"][scale], described["measured_here"][scale] = seconds, here
+        rows.append((name, experiment.question, *cells))
+        value[name] = described
+    times = [Column(name=scale, optional=scale == "paper") for scale in SCALES]
+    columns: tuple[str | Column, ...] = ("experiment", Column(name="question", wrap=True), *times)
+    note = describe_origin(kept, {cell[:1] if cell else "" for row in rows for cell in row[2:]})
+    options.show(value, Table(title="Experiments", columns=columns, rows=tuple(rows), note=note))
+
+
+def format_roughly(seconds: float) -> str:
+    """A duration in one unit: `45 s`, `12 min`, `3.5 h`, `4 days`."""
+    for length, unit in ((86400, "days"), (3600, "h"), (60, "min")):
+        if seconds >= 1.5 * length:
+            number = seconds / length
+            return f"{number:.0f} {unit}" if number >= 10 or unit == "min" else f"{number:.1f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def describe_origin(kept: Json, marks: set[str]) -> str:
+    """Where the times come from, given the first characters of those that are shown."""
+    note = "estimated time of all runs on this machine, with the default --jobs"
+    if "~" in marks:
+        note += (
+            f"\n~ from times on other machines ({kept['processor']}, {kept['measured']}); "
+            "`recombine reproduce NAME --dry-run` measures one experiment here, `recombine reproduce list --estimate` all"
+        )
+    return note + ("\nempty: too large to measure, or not measured yet" if "" in marks else "")
+
+
+def say_measured(options: Output, label: str, number: int, total: int) -> None:
+    if not options.json:
+        options.say(f"{label}: size {number}/{total}")
+
+
+def estimate_experiment(
+    experiment: Experiment,
+    scale: Scale,
+    split: EngineFlags,
+    measure: bool,
+    costs: Mapping[str, Cost],
+    watch: Callable[[int, int], None] | None = None,
+) -> tuple[Estimate | None, int]:
+    """The estimated cost of all runs of an experiment, None if it is not known, and how many are trained at a time."""
+    # not as a plan, which would prepare the text of language runs
+    configs = list({record.config.directory_name: record.config for record in experiment.records(scale)}.values())
+    jobs, threads = split_cores(len(configs), jobs=split.jobs, threads=split.threads)
+    return estimate_runs(configs, threads=threads, measure=measure, elsewhere=costs, watch=watch), jobs
+
+
+EXAMPLES = (
+    "recombine reproduce demo --jobs 2 --report report.html",
+    "recombine reproduce fuzzy-logic --scale tiny --attention softmax hyla --seeds 0 1",
+)
+
+NUM_PROBED = 600  # instances per split; `recombine probe RUN` takes more, and more time
+NUM_PICTURED = 500  # points per map
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReproduceOptions(EngineFlags, Output):
+    """Run an experiment and print it next to the paper's figures. `recombine sweep status DIR` shows how far it is."""
+
+    name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="EXPERIMENT")]
+    """Name of an experiment (`recombine reproduce list` prints them), FILE.py:NAME for one of your own, or `claims`."""
+    scale: Scale | None = None
+    """Size of the experiment: tiny takes minutes, paper has the paper's sizes (default: depends on the experiment)."""
+    only: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE ...")] = ()
+    """Run only these settings, e.g. --only model=vanilla trunk=softmax,hyla."""
+    attention: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")] = ()
+    """Run only these attentions, e.g. --attention softmax hyla. Short for --only attention=softmax,hyla."""
+    steps: int | None = None
+    """Training steps of every run (default: as the experiment says)."""
+    seeds: tuple[int, ...] = ()
+    """Random seeds for every setting, e.g. --seeds 0 1 2 (default: as the experiment says)."""
+    out: Path = Path("runs")
+    """Folder for run directories."""
+    device: Device = "auto"
+    """Device to train on: auto, cpu, cuda, ..."""
+    report: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """Write an HTML report to this file."""
+    probe: bool = True
+    """For the report, probe and diagnose each run."""
+    figures: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
+    """Write the figures of the experiment to this folder, if it has any; with `claims`, those that stored results give."""
+    dry_run: tyro.conf.FlagCreatePairsOff[bool] = False
+    """List the runs and their estimated cost on this machine, measured by a few steps of each size; train nothing."""
+    estimate: tyro.conf.FlagCreatePairsOff[bool] = False
+    """With `list` or `claims`: measure the cost of runs that have not been measured on this machine. Takes many minutes."""
+    results: Annotated[Path, tyro.conf.arg(metavar="FOLDER")] = Path("results")
+    """For `claims`: folder of the small files with the results of finished runs."""
+    page: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="FILE ...")] = ()
+    """For `claims`: Markdown files to write the claims to. In a page with markers, only the text between them is replaced."""
+
+
+def run(argv: list[str]) -> None:
+    options = parse(ReproduceOptions, argv, prog="reproduce")
+    if options.name == "list":
+        list_experiments(options, split=options, measure=options.estimate)
+        return
+    if options.name == "claims":
+        show_claims(
+            options,
+            runs=options.out,
+            results=options.results,
+            pages=options.page,
+            figures=options.figures,
+            estimate=options.estimate,
+        )
+        return
+    experiment = find_experiment(options.name)
+    if options.figures is not None and not experiment.has_figures:
+        drawn = [name for name, known in installed_experiments().items() if known.has_figures]
+        raise InputError(f"experiment {experiment.name!r} has no figures: expected one of {', '.join(drawn)}")
+    scale = options.scale or experiment.default_scale
+    planned = list(experiment.records(scale))
+    if not planned:
+        refuse_training_flags(experiment, options)
+    records = choose_records(planned, options)
+    if options.dry_run:
+        plan = make_plan(records, experiment.name)
+        work = find_work(plan.records, options.out, retry=True)
+        show_costs(plan.records, work, options, split=options, device=options.device)
+        return
+    finished = experiment.complete(train_records(records, options) if records else Finished(()))
+    tables = experiment.tables(finished, options.device)
+    closing: list[str] = []
+    value: Json = {
+        "experiment": experiment.name,
+        "question": experiment.question,
+        "scale": scale,
+        "runs": [describe_run(run) for run in finished.runs],
+        "computed": dict(finished.computed),
+        "tables": tables_as_dict(tables),
+    }
+    if options.report is not None:
+        paths = list(dict.fromkeys(run.run.path for run in finished.runs))
+        write_report(paths, options.report, title=experiment.question)
+        closing.append(f"report: {options.report}")
+    if options.figures is not None:
+        figures = experiment.figures(finished, options.figures)
+        value["figures"] = [str(path) for path in figures]
+        closing += [f"figure: {path}" for path in figures]
+    answer = experiment.answer(finished)
+    value["answer"] = answer
+    closing += [answer] if answer else []
+    options.show(value, experiment.question, *tables, *closing)
+
+
+def refuse_training_flags(experiment: Experiment, options: ReproduceOptions) -> None:
+    """An experiment without runs takes no flags about training."""
+    kept = {"name", "figures", "device", "json", "quiet", "verbose"}
+    defaults = {field.name: field.default for field in fields(options) if field.name not in kept}
+    given = [f"--{name.replace('_', '-')}" for name, value in defaults.items() if getattr(options, name) != value]
+    if given:
+        raise InputError(f"experiment {experiment.name!r} does not train: expected no {', '.join(given)}")
+
+
+def choose_records(records: Iterable[Record], options: ReproduceOptions) -> list[Record]:
+    """The records of an experiment with the steps and seeds that were asked for, without those that --only leaves out."""
+    chosen = list(records)
+    if options.steps is not None:
+        check_positive(steps=options.steps)
+        chosen = [record.with_steps(options.steps) for record in chosen]
+    if options.seeds:
+        chosen = [record.with_seed(seed) for record in chosen for seed in options.seeds]
+    distinct = list({(record.key, record.seed): record for record in chosen}.values())
+    attention = (f"attention={','.join(options.attention)}",) if options.attention else ()
+    for condition in (*options.only, *attention):
+        distinct = filter_records(distinct, condition)
+    return distinct
+
+
+def filter_records(records: Sequence[Record], condition: str) -> list[Record]:
+    """The records that meet a condition such as `model=vanilla` or `trunk=softmax,hyla`."""
+    name, equals, values = condition.partition("=")
+    if not equals or not values:
+        raise InputError(f"--only {condition!r}: expected NAME=VALUE, such as seed=0")
+    settings = [{_plain(key): show_setting(value) for key, value in _all_settings(record)} for record in records]
+    name = check_choice("setting", _plain(name), dict.fromkeys(key for row in settings for key in row))
+    known = list(dict.fromkeys(row[name] for row in settings if name in row))
+    wanted = {check_choice(f"value of {name}", _plain(value, known), known) for value in values.split(",")}
+    return [record for record, row in zip(records, settings, strict=True) if row.get(name) in wanted]
+
+
+def _all_settings(record: Record) -> list[tuple[str, str | int | float]]:
+    return [*record.settings.items(), ("seed", record.seed)]
+
+
+def _plain(text: str, known: Sequence[str] = ()) -> str:
+    """A name as the user may write it: `held-out` or `held_out` for `held out`; a number in any form."""
+    words = text.strip().replace("-", "_").replace("_", " ") if not known else text.strip().replace("_", " ")
+    try:
+        return f"{float(words):g}" if known and words not in known else words
+    except ValueError:
+        return words.replace("-", " ") if words not in known else words
+
+
+def describe_run(run: FinishedRun) -> Json:
+    """A record and its result, without the sums per composition."""
+    result = {name: value for name, value in run.result.items() if name != "composition_sums"}
+    return {
+        "settings": dict(run.record.settings),
+        "seed": run.record.seed,
+        "path": str(run.run.path),
+        "result": result,
+    }
+
+
+def train_records(records: Sequence[Record], options: ReproduceOptions) -> Finished:
+    """Train every record; finished runs are reused, and records that share a configuration share a run."""
+    plan = make_plan(records, f"reproduce {options.name}")
+    num_finished = len(find_work(plan.records, options.out, retry=True).finished)
+    if num_finished and not options.json and options.jobs != 1:  # otherwise each run is named below
+        options.say(f"{num_finished} of {len(plan.records)} runs in {options.out} were finished already")
+    train_elsewhere(plan, options)
+    runs: dict[str, RunDirectory] = {}
+    quiet = options.quiet or options.json
+    for number, (key, record) in enumerate(plan.by_key.items(), start=1):
+        with progress_bar(f"{number}/{len(plan.records)} {record.text}", quiet=quiet) as bar:
+            watch = Starting(bar)
+            runs[key] = train_run(record.config, out=options.out, device=options.device, watch=watch)
+        if not watch.started and not options.json and options.jobs == 1:
+            options.say(f"{number}/{len(plan.records)} {record.text}: finished already")
+        if options.report is not None and options.probe:
+            look_inside(runs[key], options, record.text)
+
+    prepared = (record.prepare() for record in records)
+    return Finished(tuple(FinishedRun(record, runs[record.config.directory_name]) for record in prepared))
+
+
+def train_elsewhere(plan: Plan, options: ReproduceOptions) -> None:
+    """Train the runs through an engine, unless one after the other in this process is what was asked for.
+
+    A run that fails does not stop the others; its error is raised when they have ended.
+    """
+    engine = options.open_engine(len(plan.records))
+    work = find_work(plan.records, options.out, retry=True)
+    if not work.todo or (isinstance(engine, LocalEngine) and engine.jobs == 1):
+        return
+    options.say(engine.describe())
+    failed: list[Outcome] = []
+
+    def done(record: Record, outcome: Outcome) -> None:
+        display.tell(record, outcome)
+        failed.extend([outcome] if outcome.kind else [])
+
+    reader = SweepReader(options.out, describe_plan(plan))
+    quiet = options.quiet or options.json
+    with SweepDisplay(reader, total=len(plan.records), done=len(work.finished), quiet=quiet) as display:
+        run_sweep(plan, engine, out=options.out, device=options.device, retry=True, done=done)
+    if failed:
+        raise_failure(replace(failed[0], error=f"{len(failed)} of {len(work.todo)} runs failed; {failed[0].error}"))
+
+
+def look_inside(run: RunDirectory, options: ReproduceOptions, label: str) -> None:
+    """Probe and diagnose a run quickly. A run that cannot be probed is left out of that part of the report."""
+    if not options.json:
+        options.say(f"probing {label}")
+    try:
+        if not is_probed(run):
+            probe_run(run.path, num_instances=NUM_PROBED, num_pictured=NUM_PICTURED, device=options.device)
+        diagnose_run(run.path)
+    except InputError as error:
+        options.say(f"{label} was not probed: {error}")

@@ -1,0 +1,90 @@
+"""recombine train TASK: train a model, print its scores and, on the last line, its run directory."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from recombine.cli.flags import ModelOptions, Starting, parse_run, score_table
+from recombine.cli.output import Device
+from recombine.integrations.trackers import TrackerName, build_tracker
+from recombine.training.config import RunConfig
+from recombine.training.directory import RunDirectory
+from recombine.training.processes import is_follower, leave_group
+from recombine.training.run import progress_bar, train_run
+from recombine.training.score import describe_splits
+
+EXAMPLES = (
+    "recombine train hyperteacher --scale small",
+    "recombine train fuzzy-logic --scale small --attention hyla --seed 1",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions(ModelOptions):
+    """Where and how to train."""
+
+    out: Path = Path("runs")
+    """Folder for run directories."""
+    device: Device = "auto"
+    """Device to train on: auto (CUDA if there is one, otherwise the CPU), cpu, cuda, mps (untested), ..."""
+    evaluation_instances: int | None = None
+    """Instances per split in the final evaluation (default: as in the paper)."""
+    compile: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Train under torch.compile, which takes seconds to start. Helps on GPUs, hardly on CPUs."""
+    compile_steps: int | None = None
+    """Compile this many whole steps into one graph, for example 4. For models with steps of 1 or 2 ms."""
+    deterministic: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Use only algorithms that give the same bits in every run on the same device. May be slower on GPUs."""
+    shard: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Under torchrun, keep a part of the model in each process (FSDP2), for models that do not fit one device."""
+    track: Annotated[tyro.conf.UseAppendAction[tuple[TrackerName, ...]], tyro.conf.arg(metavar="TRACKER")] = ()
+    """Also send the metrics to tensorboard, wandb or mlflow. Repeatable."""
+
+
+def run(argv: list[str]) -> None:
+    config, options = parse_run(TrainOptions, argv, verb="train")
+    trackers = [build_tracker(name) for name in options.track]
+    quiet = options.quiet or options.json or is_follower()
+    parts = config.model.count_parts(config.task)
+    if parts and not quiet:
+        listed = ", ".join(f"{name} {count:,}" for name, count in parts.items())
+        options.say(f"{sum(parts.values()):,} parameters: {listed}")
+    with progress_bar(config.name, quiet=quiet) as bar:
+        watch = Starting(bar)
+        directory = train_run(
+            config,
+            out=options.out,
+            device=options.device,
+            evaluation_instances=options.evaluation_instances,
+            compile=options.compile,
+            compile_steps=options.compile_steps,
+            shard=options.shard,
+            deterministic=options.deterministic,
+            watch=watch,
+            trackers=trackers,
+        )
+    leave_group()
+    if not is_follower():
+        if not watch.started and not options.json:
+            options.say(f"{directory.path} was finished already; below are its scores. To train it again, delete it.")
+        show_result(config, directory, options)
+
+
+def show_result(config: RunConfig, directory: RunDirectory, options: TrainOptions) -> None:
+    """Print the scores of a finished run and its directory."""
+    result = directory.read_json("result.json", complete=True)
+    if options.json:
+        print(json.dumps({**result, "run": str(directory.path)}, indent=2))
+        return
+    title = (
+        f"{config.name}  {result['steps']} steps  {result['seconds']:.0f} s  {result['steps_per_second']:.1f} steps/s"
+    )
+    if not options.quiet:
+        splits = describe_splits(config.task)
+        options.show(result, score_table(result["scores"], title, metrics=result.get("metrics"), splits=splits))
+    print(directory.path)

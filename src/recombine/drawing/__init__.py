@@ -1,1 +1,0 @@
-"""Everything that draws: palette, shapes, canvas."""

@@ -1,0 +1,452 @@
+"""Why a network does not generalise: a verdict with its evidence.
+
+The parts of a diagnosis, as objects and in `diagnosis.json`, and the thresholds of its verdicts.
+
+Why does a network not generalise? The verdict follows from numbers: scores, certificate and decodability.
+
+A score is placed between chance (0) and its ceiling (1), also if lower is better. The verdict is the first of these that
+holds:
+
+- uncovered: according to the certificate, some module of the held-out compositions was never trained; or held-out
+  compositions fail and the training compositions are not connected. The split is the cause, not the network;
+- not learned: the score on trained compositions is placed below `LEARNED`;
+- ambiguous: held-out compositions reach `AT_CEILING`, and the ceiling itself is at least `AMBIGUOUS` away from a perfect
+  score (1, or 0 if lower is better, measured in units of chance): the inputs do not determine the answer;
+- solved: the held-out score is at least `RECOMBINED` of the trained one;
+- inferred but unused: it is not, but the modules of held-out compositions can be decoded from the network: a decoder fitted
+  on trained compositions is at least `DECODABLE` of the way from the best uninformed decoder (majority, shuffled control,
+  untrained network) to a perfect one, or its score is at least `READABLE`, as for tasks whose input states the modules (the
+  finding of "When can transformers compositionally generalize in-context?");
+- not inferred: it is not, and the modules cannot be decoded. This is the weakest of the six, because a linear decoder of the
+  last token can miss information. In fuzzy logic, for example, networks that recombine are hardly easier to decode.
+
+If an interval includes a threshold, the verdicts at its ends are given as alternatives. If the ceiling is not better than
+chance there is nothing to learn: a score as good as the ceiling is placed at 1, a worse one at 0.
+
+The verdict as far as scores alone allow, for predictions without a network that could be probed.
+
+Scores decide between uncovered, not learned, ambiguous and solved. If held-out compositions fail, they cannot tell whether
+the modules were inferred but unused, or not inferred.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+from recombine.foundation.errors import InputError, check_choice
+from recombine.inside.probe import read_probe
+from recombine.training.directory import RunDirectory
+from recombine.training.schema import Json
+from recombine.training.score import ScoreDict
+
+LEARNED = 0.8  # of the way from chance to ceiling, on trained compositions
+AT_CEILING = 0.95  # of the way from chance to ceiling
+AMBIGUOUS = 0.05  # distance of the ceiling from a perfect score
+RECOMBINED = 0.9  # held-out compositions relative to trained ones
+DECODABLE = 0.5  # of the way from an uninformed decoder to a perfect one
+READABLE = 0.9  # score of a decoder that reads the modules, even if the input alone would let it
+
+Verdict = Literal["uncovered", "not learned", "ambiguous", "solved", "inferred but unused", "not inferred"]
+
+
+class PlacedScore(ScoreDict):
+    """A score in `diagnosis.json`, and its position between chance (0) and ceiling (1)."""
+
+    placed: float
+
+
+class DecodabilityDict(TypedDict):
+    """`Decodability` in `diagnosis.json`."""
+
+    site: str
+    metric: str
+    trained: float
+    held_out: float
+    baseline: float
+    informed: float
+
+
+class Evidence(TypedDict):
+    """The numbers behind a verdict, in `diagnosis.json`."""
+
+    metric: str
+    title: str
+    higher_is_better: bool
+    trained: PlacedScore
+    held_out: PlacedScore
+    splits: dict[str, str]  # titles of the splits of `trained` and `held_out`
+    covered: bool
+    connected: bool
+    uncovered_modules: list[str]
+    decodability: DecodabilityDict | None
+
+
+class Thresholds(TypedDict):
+    """The thresholds of the verdicts, in `diagnosis.json`."""
+
+    learned: float
+    at_ceiling: float
+    ambiguous: float
+    recombined: float
+    decodable: float
+
+
+class DiagnosisDict(TypedDict):
+    """`diagnosis.json`."""
+
+    verdict: Verdict
+    sentence: str
+    evidence: Evidence
+    advice: str
+    alternatives: list[Verdict]
+    thresholds: Thresholds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decodability:
+    """How well modules can be decoded from the network, on trained and held-out compositions, and by uninformed decoders."""
+
+    site: str
+    metric: str
+    trained: float
+    held_out: float
+    baseline: float  # the best of majority, control and untrained network, on held-out compositions
+
+    @property
+    def informed(self) -> float:
+        """Position between the baseline (0) and a perfect decoder (1), on held-out compositions."""
+        return (self.held_out - self.baseline) / max(1 - self.baseline, 1e-9)
+
+    def as_dict(self) -> DecodabilityDict:
+        return {
+            "site": self.site,
+            "metric": self.metric,
+            "trained": self.trained,
+            "held_out": self.held_out,
+            "baseline": self.baseline,
+            "informed": self.informed,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """A verdict, the reason in a sentence, its evidence, and what to try next."""
+
+    verdict: Verdict
+    sentence: str
+    evidence: Evidence
+    advice: str
+    alternatives: tuple[Verdict, ...] = ()
+
+    def as_dict(self) -> DiagnosisDict:
+        return {
+            "verdict": self.verdict,
+            "sentence": self.sentence,
+            "evidence": self.evidence,
+            "advice": self.advice,
+            "alternatives": list(self.alternatives),
+            "thresholds": {
+                "learned": LEARNED,
+                "at_ceiling": AT_CEILING,
+                "ambiguous": AMBIGUOUS,
+                "recombined": RECOMBINED,
+                "decodable": DECODABLE,
+            },
+        }
+
+
+DECODER_TITLES = {"f1": "F1", "r2": "R²"}
+SPLIT_NAMES = {"test": "seen compositions", "ood": "held-out compositions"}  # unless the task has other titles
+
+ADVICE: dict[str, str] = {
+    "uncovered": "hold out fewer compositions, or check the split (recombine check) before diagnosing the network",
+    "not learned": "train longer, or try another learning rate or a larger network; then diagnose again",
+    "ambiguous": "the network is not the cause; for stronger evidence, generate only instances with one answer",
+    "solved": "hold out more compositions or reduce the training data, to find where it fails",
+    "inferred but unused": "let the inferred modules drive the computation: HYLA attention, or a hypernetwork bottleneck",
+    "not inferred": "show more compositions or more examples, so that modules must be inferred; or try more heads",
+}
+
+
+class UndecidedError(InputError):
+    """Held-out compositions fail, and only a probe of the network could tell why."""
+
+    def __init__(self, comparison: str) -> None:
+        super().__init__("held-out compositions fail, but nothing was decoded: expected a probe of the network")
+        self.comparison = comparison
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Scale:
+    """The range of one score: chance, ceiling, and which way is better."""
+
+    chance: float
+    ceiling: float
+    higher_is_better: bool
+
+    def place(self, value: float) -> float:
+        """The position of a value between chance (0) and ceiling (1)."""
+        sign = 1 if self.higher_is_better else -1
+        room = sign * (self.ceiling - self.chance)
+        if room > 1e-9:
+            return sign * (value - self.chance) / room
+        return float(sign * (value - self.ceiling) >= -1e-9)
+
+    @property
+    def ambiguity(self) -> float:
+        """The distance of the ceiling from a perfect score."""
+        if self.higher_is_better:
+            return 1 - self.ceiling
+        return self.ceiling / self.chance if self.chance > 0 else 0.0
+
+
+def diagnose(
+    scores: Mapping[str, Mapping[str, Mapping[str, float | None]]],
+    certificate: Mapping[str, Any],
+    decodability: Decodability | None,
+    *,
+    metric: str | None = None,
+    title: str | None = None,
+    higher_is_better: bool = True,
+    splits: Mapping[str, str] = SPLIT_NAMES,
+) -> Diagnosis:
+    """The verdict on `scores` (split -> metric -> value, low, high, chance, ceiling), by default on the headline metric.
+
+    `splits` has the titles that the task gives to `test` and `ood`.
+    """
+    for split in ("test", "ood"):
+        if not scores.get(split):
+            raise InputError(f"there is no score on {split!r}: expected scores on test and ood")
+    metric = next(iter(scores["test"])) if metric is None else metric
+    for split in ("test", "ood"):
+        check_choice(f"metric on {split}", metric, scores[split])
+    for key in ("covered", "connected"):
+        if not isinstance(certificate.get(key), bool):
+            raise InputError(f"{key} in the certificate is {certificate.get(key)!r}: expected true or false")
+    trained, scale = _place(scores["test"][metric], "test", higher_is_better)
+    held_out, held_out_scale = _place(scores["ood"][metric], "ood", higher_is_better)
+
+    def decide(trained_value: float, held_out_value: float) -> Verdict | None:
+        placed = scale.place(trained_value), held_out_scale.place(held_out_value)
+        return _decide(*placed, held_out_scale.ambiguity, certificate, decodability)
+
+    verdict = decide(trained["value"], held_out["value"])
+    if verdict is None:
+        raise UndecidedError(_compare(trained, held_out, splits))
+    others = {decide(a, b) for a in (trained["low"], trained["high"]) for b in (held_out["low"], held_out["high"])}
+    evidence: Evidence = {
+        "metric": metric,
+        "title": metric if title is None else title,
+        "higher_is_better": higher_is_better,
+        "trained": trained,
+        "held_out": held_out,
+        "splits": {"trained": splits["test"], "held_out": splits["ood"]},
+        "covered": certificate["covered"],
+        "connected": certificate["connected"],
+        "uncovered_modules": [module for module, count in certificate.get("coverage", {}).items() if count == 0],
+        "decodability": None if decodability is None else decodability.as_dict(),
+    }
+    return Diagnosis(
+        verdict=verdict,
+        sentence=_explain(verdict, evidence),
+        evidence=evidence,
+        advice=ADVICE[verdict],
+        alternatives=tuple(sorted(other for other in others if other is not None and other != verdict)),
+    )
+
+
+def _decide(
+    trained: float,
+    held_out: float,
+    ambiguity: float,
+    certificate: Mapping[str, Any],
+    decodability: Decodability | None,
+) -> Verdict | None:
+    """The first verdict that holds, from the placed scores; None if it needs a decoder and there is none."""
+    if not certificate["covered"]:
+        return "uncovered"
+    if trained < LEARNED:
+        return "not learned"
+    if held_out >= AT_CEILING and ambiguity >= AMBIGUOUS:
+        return "ambiguous"
+    if held_out >= RECOMBINED * trained:
+        return "solved"
+    if not certificate["connected"]:
+        return "uncovered"
+    if decodability is None or not math.isfinite(decodability.informed):
+        return None
+    readable = decodability.informed >= DECODABLE or decodability.held_out >= READABLE
+    return "inferred but unused" if readable else "not inferred"
+
+
+def _place(score: Mapping[str, float | None], split: str, higher_is_better: bool) -> tuple[PlacedScore, _Scale]:
+    """A score and its position. Value, chance and ceiling are required; without an interval, it is a point."""
+    known = {key: _read_number(score, key) for key in ("value", "low", "high", "chance", "ceiling", "agnostic")}
+    value, chance, ceiling = known["value"], known["chance"], known["ceiling"]
+    if value is None or chance is None or ceiling is None:
+        bad = ", ".join(f"{key} is {score.get(key)}" for key in ("value", "chance", "ceiling") if known[key] is None)
+        raise InputError(f"the score on {split!r} cannot be placed because its {bad}: expected finite numbers")
+    scale = _Scale(chance=chance, ceiling=ceiling, higher_is_better=higher_is_better)
+    low, high = known["low"], known["high"]
+    placed: PlacedScore = {
+        "value": value,
+        "low": value if low is None else low,
+        "high": value if high is None else high,
+        "chance": chance,
+        "ceiling": ceiling,
+        "agnostic": known["agnostic"],
+        "placed": scale.place(value),
+    }
+    return placed, scale
+
+
+def _read_number(score: Mapping[str, Any], key: str) -> float | None:
+    """A finite number, or None if it is missing, NaN or infinite."""
+    number = score.get(key)
+    return float(number) if isinstance(number, (int, float)) and math.isfinite(number) else None
+
+
+def _compare(trained: PlacedScore, held_out: PlacedScore, splits: Mapping[str, str]) -> str:
+    seen = "seen ones" if splits == SPLIT_NAMES else splits["test"]
+    return f"{_show(held_out['value'])} on {splits['ood']} against {_show(trained['value'])} on {seen}"
+
+
+def _show(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}".replace("-", "−")
+
+
+def _explain(verdict: Verdict, evidence: Evidence) -> str:
+    trained, held_out = evidence["trained"], evidence["held_out"]
+    splits = {"test": evidence["splits"]["trained"], "ood": evidence["splits"]["held_out"]}
+    both = _compare(trained, held_out, splits)
+    if verdict == "uncovered":
+        named = evidence["uncovered_modules"]
+        never = "training has groups of modules that never occur together"
+        if named:
+            never = (
+                f"module{'s' * (len(named) > 1)} {', '.join(named)} {'were' if len(named) > 1 else 'was'} never trained"
+            )
+        return f"The split cannot show recombination: {never}."
+    if verdict == "not learned":
+        return (
+            f"The task itself is not learned yet: {_show(trained['value'])} on {splits['test']}, where "
+            f"{_show(trained['ceiling'])} is possible."
+        )
+    if verdict == "ambiguous":
+        return (
+            f"It reaches the ceiling of {splits['ood']}, {_show(held_out['value'])} of {_show(held_out['ceiling'])}: the "
+            "inputs do not determine the rest."
+        )
+    if verdict == "solved":
+        return f"It {'recombines' if splits == SPLIT_NAMES else 'generalises'}: {both}."
+    read = evidence["decodability"]
+    assert read is not None
+    uninformed = f"{_show(read['baseline'])} for an uninformed decoder"
+    if read["baseline"] >= READABLE:
+        uninformed += ", because the input states the modules"
+    decoded = (
+        f"a linear decoder (site {read['site']}) reaches {DECODER_TITLES[read['metric']]} {_show(read['held_out'])} on "
+        f"held-out ones ({_show(read['trained'])} on seen ones, {uninformed})"
+    )
+    if verdict == "inferred but unused":
+        return f"It infers modules but does not use them: {both}, yet {decoded}."
+    return (
+        f"Nothing shows that it infers the modules of new compositions: {both}, and {decoded}. They may still be "
+        f"present in a form that a linear decoder cannot read."
+    )
+
+
+def read_decodability(probe: Json) -> Decodability | None:
+    """The decodability of the best site in `probe.json`, or None if nothing was decoded on held-out compositions."""
+    site = probe.get("best_site")
+    decoded = probe.get("decoders", {}).get(site, {})
+    if site is None or "ood" not in decoded or "id" not in decoded:
+        return None
+    metric = "f1" if "f1" in decoded["ood"] else "r2"
+    trained, held_out = (_read_number(decoded[part], metric) for part in ("id", "ood"))
+    if trained is None or held_out is None:
+        return None
+    uninformed = [_read_number(decoded["ood"].get(name, {}), metric) for name in ("majority", "control", "untrained")]
+    baseline = max(0.0, *(value for value in uninformed if value is not None))
+    return Decodability(site=site, metric=metric, trained=trained, held_out=held_out, baseline=baseline)
+
+
+def diagnose_run(path: Path | str) -> Diagnosis:
+    """Diagnose a finished run from its own files (`result.json`, `split.json`, `probe.json`) and write `diagnosis.json`."""
+    run = RunDirectory.open(path)
+    if not run.finished:
+        raise InputError(f"{run.path} has no result.json: expected a finished run")
+    result, split = run.read_json("result.json"), run.read_json("split.json", complete=True)
+    probe = dict(read_probe(run) or {})  # empty if the run has been trained further since
+    scores = result.get("scores")
+    if not scores:
+        raise InputError(f"{run.path / 'result.json'} is damaged: scores is missing")
+    metric = next(iter(scores.get("test", {})), "")
+    info = result.get("metrics", {}).get(metric, {})
+    diagnosis = diagnose(
+        scores,
+        split.get("certificate", {}),
+        read_decodability(probe),
+        title=info.get("title"),
+        higher_is_better=info.get("higher_is_better", True),
+        splits=name_splits(result),
+    )
+    run.write_json("diagnosis.json", dict(diagnosis.as_dict()))
+    return diagnosis
+
+
+def name_splits(result: Json) -> dict[str, str]:
+    """What the task of a run calls `test` and `ood`."""
+    found = result.get("splits")
+    described = found if isinstance(found, dict) else {}
+    titles = {split: described[split].get("title") for split in SPLIT_NAMES if isinstance(described.get(split), dict)}
+    return SPLIT_NAMES | {split: title for split, title in titles.items() if isinstance(title, str)}
+
+
+NEEDS_PROBE: tuple[Verdict, ...] = ("inferred but unused", "not inferred")
+
+
+class ScoreVerdictDict(TypedDict):
+    """What `recombine score --json` prints as `verdict`."""
+
+    verdict: str
+    possible: list[Verdict]
+    sentence: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreVerdict:
+    """A verdict from scores: one of the six, or `not recombined`, and the verdicts it could be."""
+
+    verdict: str
+    possible: tuple[Verdict, ...]
+    sentence: str
+
+    def as_dict(self) -> ScoreVerdictDict:
+        return {"verdict": self.verdict, "possible": list(self.possible), "sentence": self.sentence}
+
+
+def judge_scores(
+    scores: Mapping[str, Mapping[str, Mapping[str, Any]]],
+    certificate: Mapping[str, Any],
+    *,
+    title: str | None = None,
+    higher_is_better: bool = True,
+    splits: Mapping[str, str] = SPLIT_NAMES,
+) -> ScoreVerdict:
+    """The verdict on the headline metric of `test` and `ood`."""
+    try:
+        diagnosis = diagnose(scores, certificate, None, title=title, higher_is_better=higher_is_better, splits=splits)
+    except UndecidedError as error:
+        sentence = (
+            f"It does not recombine: {error.comparison}. Scores alone cannot show whether it infers the modules; "
+            "that needs a network to probe."
+        )
+        return ScoreVerdict(verdict="not recombined", possible=NEEDS_PROBE, sentence=sentence)
+    return ScoreVerdict(
+        verdict=diagnosis.verdict, possible=(diagnosis.verdict, *diagnosis.alternatives), sentence=diagnosis.sentence
+    )

@@ -1,0 +1,339 @@
+"""Rows that leave the package and predictions that come back: exports, and scores of predictions made anywhere.
+
+Tables in files: Parquet, CSV, JSON lines and NumPy archives, by the suffix of the name. Nothing here runs code.
+
+Lists are JSON in a CSV file. A NumPy archive has one array per column; columns of lists of different lengths are left out.
+
+The identity of an exported row, which predictions carry back.
+
+    ood-17-of-1000-960fe3a3c41f      row 17 of the 1,000 rows of split `ood`, of the export with this hash
+
+The hash covers everything that determines the rows: the task with its version and settings, and the SHA-256 of its split.
+The number of rows is part of the identity, so that missing rows are noticed wherever they are.
+
+Instances of a task as a table. Every task has the columns below; a task adds its own with `Task.columns`.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from numpy.typing import NDArray
+from pyarrow import parquet
+from torch import Tensor
+
+from recombine.foundation.errors import InputError, require_memory
+from recombine.foundation.files import read_npz, require_regular, write_whole
+from recombine.foundation.settings import settings_as_dict
+from recombine.models.registry import version_of
+from recombine.tasks.base import Task
+from recombine.tasks.batch import Batch
+from recombine.tasks.evaluation import evaluation_batches
+from recombine.tasks.sampling import SplitName
+from recombine.training.directory import hash_config
+
+Suffix = Literal[".parquet", ".csv", ".jsonl", ".npz"]
+SUFFIXES: tuple[str, ...] = get_args(Suffix)
+
+
+def check_suffix(path: Path) -> str:
+    """The suffix of a table file, or an error that lists the choices."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise InputError(f"{str(path)!r} has the suffix {path.suffix!r}: expected one of {', '.join(SUFFIXES)}")
+    return path.suffix.lower()
+
+
+def write_table(table: pa.Table, path: Path) -> None:
+    """Write a table atomically."""
+    encoders = {".parquet": encode_parquet, ".csv": _encode_csv, ".jsonl": encode_json_lines, ".npz": _encode_npz}
+    write_whole(path, encoders[check_suffix(path)](table))
+
+
+def encode_parquet(table: pa.Table) -> bytes:
+
+    content = io.BytesIO()
+    # Inputs rarely repeat, so dictionaries of them cost time and space; those of names and identities pay.
+    repeated = [name for name in table.column_names if name in ("split", "module_names", "composition", "modules")]
+    names = {"module_names": "module_names.list.element", "modules": "modules.list.element"}
+    parquet.write_table(table, content, use_dictionary=[names.get(name, name) for name in repeated], compression="zstd")
+    return content.getvalue()
+
+
+def encode_json_lines(table: pa.Table) -> bytes:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in _shorten(table).to_pylist()).encode()
+
+
+def _encode_csv(table: pa.Table) -> bytes:
+    content = io.StringIO()
+    writer = csv.writer(content, lineterminator="\n")
+    writer.writerow(table.column_names)
+    for row in _shorten(table).to_pylist():
+        writer.writerow(
+            [json.dumps(value, ensure_ascii=False) if isinstance(value, list) else value for value in row.values()]
+        )
+    return content.getvalue().encode()
+
+
+def _shorten(table: pa.Table) -> pa.Table:
+    """A table whose float32 numbers are written with the nine digits that identify them, not those of float64."""
+
+    def shorten(array: pa.Array) -> pa.Array:
+        if pa.types.is_list(array.type):
+            return pa.ListArray.from_arrays(array.offsets, shorten(array.values))
+        if pa.types.is_float32(array.type):
+            return pa.array(np.char.mod("%.9g", array.to_numpy(zero_copy_only=False)).astype(np.float64))
+        return array
+
+    return pa.table({name: shorten(table.column(name).combine_chunks()) for name in table.column_names})
+
+
+def _encode_npz(table: pa.Table) -> bytes:
+    arrays = {name: as_numpy(table.column(name)) for name in table.column_names}
+    content = io.BytesIO()
+    np.savez_compressed(
+        content, allow_pickle=False, **{name: array for name, array in arrays.items() if array is not None}
+    )
+    return content.getvalue()
+
+
+def as_numpy(column: pa.ChunkedArray) -> NDArray[Any] | None:
+    """A column as one array; None if its lists differ in length."""
+    array = column.combine_chunks()
+    shape = [len(array)]
+    while pa.types.is_list(array.type) or pa.types.is_large_list(array.type) or pa.types.is_fixed_size_list(array.type):
+        lengths = pc.unique(pc.list_value_length(array)).to_pylist()
+        if len(lengths) != 1 or lengths[0] is None:
+            return None
+        shape.append(lengths[0])
+        array = array.flatten()
+    values = np.asarray(array.to_pylist()) if pa.types.is_string(array.type) else array.to_numpy(zero_copy_only=False)
+    return values.reshape(shape)
+
+
+def read_columns(path: Path) -> Mapping[str, Sequence[Any] | NDArray[Any]]:
+    """The columns of a file, as arrays or lists."""
+    suffix = check_suffix(path)
+    readers = {".parquet": _read_parquet, ".csv": _read_csv, ".jsonl": _read_json_lines, ".npz": read_npz}
+    try:
+        require_regular(path)
+        return readers[suffix](path)
+    except FileNotFoundError:
+        raise InputError(f"{str(path)!r} does not exist: expected a file of predictions") from None
+    except (OSError, ValueError, KeyError, RecursionError, NotImplementedError, MemoryError, csv.Error) as error:
+        if isinstance(error, InputError):
+            raise
+        reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
+        raise InputError(f"{str(path)!r} cannot be read ({reason}): expected a {suffix} file") from None
+
+
+def _read_parquet(path: Path) -> dict[str, Any]:
+
+    table = parquet.read_table(path)
+    columns = {}
+    for name in table.column_names:
+        array = as_numpy(table.column(name))
+        columns[name] = table.column(name).to_pylist() if array is None else array
+    return columns
+
+
+def _read_json_lines(path: Path) -> dict[str, Any]:
+    columns: dict[str, list[Any]] = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines()):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError:
+            raise InputError(f"{path} line {number + 1} is not JSON: expected one object per line") from None
+        if not isinstance(row, dict) or (columns and row.keys() != columns.keys()):
+            known = ", ".join(columns) if columns else "an object"
+            raise InputError(f"{path} line {number + 1} differs from the lines before it: expected the keys {known}")
+        for name, value in row.items():
+            columns.setdefault(name, []).append(value)
+    return columns
+
+
+def _read_csv(path: Path) -> dict[str, Any]:
+    with open(path, newline="", encoding="utf-8") as file:
+        reader = csv.reader(file)
+        header = next(reader, [])
+        rows = list(reader)
+    for number, row in enumerate(rows):
+        if len(row) != len(header):
+            raise InputError(f"{path} row {number + 1} has {len(row)} cells: expected {len(header)}, as in the header")
+    return {name: [_parse_cell(name, row[column]) for row in rows] for column, name in enumerate(header)}
+
+
+def _parse_cell(name: str, cell: str) -> Any:
+    """A cell of a CSV file: text for identities and responses, otherwise JSON."""
+    if name in ("row_id", "response"):
+        return cell
+    try:
+        return json.loads(cell)
+    except ValueError:
+        return cell
+
+
+PATTERN = re.compile(r"([a-z]+)-(\d{1,12})-of-(\d{1,12})-([0-9a-f]{12})")
+
+
+class RowId(NamedTuple):
+    """One row of an export."""
+
+    split: str
+    row: int
+    num_rows: int
+    export: str
+
+    def __str__(self) -> str:
+        return f"{self.split}-{self.row}-of-{self.num_rows}-{self.export}"
+
+    @classmethod
+    def parse(cls, text: str) -> RowId:
+        match = PATTERN.fullmatch(text)
+        if match is None:
+            raise InputError(
+                f"row_id {text[:60]!r} is not that of an exported row: expected one such as 'ood-17-of-1000-960fe3a3c41f'"
+            )
+        split, row, num_rows, export = match.groups()
+        return cls(split, int(row), int(num_rows), export)
+
+
+def hash_export(task: Task) -> str:
+    """The first 12 digits of SHA-256 of the task, its version, its settings and its split.
+
+    Settings that have their default are left out, so that a setting added later does not change the hash.
+    """
+    defaults = {field.name: field.default for field in fields(task) if field.default is not MISSING}
+    settings = {
+        name: value for name, value in settings_as_dict(task).items() if name not in defaults or value != defaults[name]
+    }
+    return hash_config(
+        {
+            "task": task.name,
+            "version": version_of(type(task)),
+            "settings": settings,
+            "split_sha256": task.split.certificate.sha256,
+        }
+    )
+
+
+COLUMNS = {
+    "row_id": "identifier of the row; a prediction must have the same one",
+    "split": "split of the row",
+    "row": "number of the row in its split",
+    "composition": "number of the composition, unique over all splits; test has the numbers of train",
+    "modules": "numbers of the modules in the composition",
+    "module_names": "names of these modules",
+    "inputs": "what a model receives: one list of features per token",
+    "target": "what a model should predict",
+}
+
+
+def describe_columns(task: Task) -> dict[str, str]:
+    """What each column of an export of this task holds."""
+    own = task.columns(task.sample(task.splits[0], 0, batch_size=1))
+    splits = ", ".join(f"{split} ({task.split_title(split)})" for split in task.splits)
+    return COLUMNS | {"split": f"split of the row: {splits}"} | {name: task.column_info.get(name, "") for name in own}
+
+
+def make_rows(task: Task, splits: Sequence[SplitName], num_instances: int, *, blind: bool = False) -> pa.Table:
+    """The first rows of each split, those that evaluation uses. With `blind`, only identities and inputs."""
+    if blind and task.requires_causal_model:
+        raise InputError(
+            f"task {task.name!r} cannot be exported without targets, because its later inputs reveal earlier answers: "
+            "expected a task that does not require a causal model"
+        )
+    about = describe_columns(task)
+    export = hash_export(task)
+    num_numbers = len(splits) * num_instances * task.sequence_length * task.input_dim
+    require_memory(4 * num_numbers, f"an export of {num_instances:,} instances of {len(splits)} splits")
+    parts = []
+    for split in splits:
+        first = 0
+        names = _name_modules(task, split)
+        for batch in evaluation_batches(task, split, num_instances):
+            rows = range(first, first + len(batch))
+            columns = {
+                "row_id": pa.array([str(RowId(split, row, num_instances, export)) for row in rows]),
+                "split": pa.array([split] * len(batch)),
+                "row": pa.array(rows, pa.int32()),
+            }
+            if not blind:
+                columns |= _describe_rows(task, split, batch, names)
+            columns["inputs"] = as_array(batch.inputs)
+            if not blind:
+                columns["target"] = as_array(batch.targets)
+                columns |= {name: as_array(column) for name, column in task.columns(batch).items()}
+            fields = [
+                pa.field(name, column.type, metadata={"description": about[name]}) for name, column in columns.items()
+            ]
+            parts.append(pa.Table.from_arrays(list(columns.values()), schema=pa.schema(fields)))
+            first += len(batch)
+    return pa.concat_tables(parts).replace_schema_metadata(describe_export(task))
+
+
+def describe_export(task: Task) -> dict[str, str]:
+    """What the metadata of a file say about its rows."""
+    return {
+        "task": task.name,
+        "settings": json.dumps(settings_as_dict(task)),
+        "split_sha256": task.split.certificate.sha256,
+        "export": hash_export(task),
+    }
+
+
+def as_array(column: Tensor) -> pa.Array:
+    """A tensor as nested lists, without a copy of its numbers; the first dimension is that of the rows."""
+    column = column.detach().cpu().contiguous()
+    array = pa.array(column.flatten().numpy())
+    for size, count in _levels(column):
+        array = pa.ListArray.from_arrays(pa.array(range(0, size * count + 1, size), pa.int32()), array)
+    return array
+
+
+def _levels(column: Tensor) -> list[tuple[int, int]]:
+    """Length and number of the lists at each level, the innermost first."""
+    shape = column.shape
+    return [(shape[level], int(torch.Size(shape[:level]).numel())) for level in range(len(shape) - 1, 0, -1)]
+
+
+def _name_modules(task: Task, split: SplitName) -> tuple[pa.Array, pa.Array]:
+    """Numbers and names of the modules of each composition of a split."""
+    compositions = task.split.compositions(split)
+    known = {
+        module: task.describe((module,))
+        for module in sorted({module for composition in compositions for module in composition})
+    }
+    names = [[known[module] for module in composition] for composition in compositions]
+    return pa.array([list(composition) for composition in compositions], pa.list_(pa.int32())), pa.array(
+        names, pa.list_(pa.string())
+    )
+
+
+def _first_number(task: Task, split: SplitName) -> int:
+    """The number of a split's first composition; `test` has those of `train`, all others come one after another."""
+    if split in ("train", "test"):
+        return 0
+    distinct: list[SplitName] = [name for name in task.splits if name != "test"]
+    return sum(len(task.split.compositions(name)) for name in distinct[: distinct.index(split)])
+
+
+def _describe_rows(task: Task, split: SplitName, batch: Batch, names: tuple[pa.Array, pa.Array]) -> dict[str, pa.Array]:
+    number = pa.array(batch.composition.cpu().numpy())
+    return {
+        "composition": pa.array((batch.composition.cpu() + _first_number(task, split)).int().numpy()),
+        "modules": names[0].take(number),
+        "module_names": names[1].take(number),
+    }

@@ -1,0 +1,154 @@
+"""Prompts for language models: a JSON-lines file, and tasks for lm-evaluation-harness that read local files only.
+
+FOLDER/prompts.jsonl                    every row: row_id, split, prompt, targets (all right answers)
+FOLDER/recombine_<task>_<split>.jsonl   the same, per split, for the harness
+FOLDER/recombine_<task>_<split>.yaml    a task of the harness; its filters are the two parsers
+FOLDER/recombine_<task>.yaml            the group of them
+FOLDER/README.md                        how to run and score them
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from recombine.foundation.errors import InputError
+from recombine.foundation.files import write_whole
+from recombine.integrations.exchange.export import RowId, hash_export
+from recombine.tasks.base import Task
+from recombine.tasks.evaluation import evaluation_batches
+from recombine.tasks.sampling import SplitName
+from recombine.tasks.text import IGNORED, PARSERS, TextForm
+
+MAX_EXAMPLES = 64
+ANSWER_TOKENS, REASONING_TOKENS = 64, 2_048
+
+
+def write_text(
+    task: Task,
+    splits: Sequence[SplitName],
+    num_instances: int,
+    folder: Path,
+    *,
+    num_examples: int = 0,
+    reasoning: bool = False,
+    blind: bool = False,
+) -> list[Path]:
+    """Write prompts and tasks to a folder; returns the files. With `blind`, prompts without answers, and no tasks."""
+    if not 0 <= num_examples <= MAX_EXAMPLES:
+        raise InputError(f"num_examples is {num_examples}: expected 0 to {MAX_EXAMPLES}")
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{str(folder)!r} is a file: expected a folder for the prompts and tasks")
+    form = task.text_form()
+    rows = {
+        split: make_prompts(form, split, num_instances, num_examples=num_examples, reasoning=reasoning)
+        for split in splits
+    }
+    if blind:
+        hidden = [{name: row[name] for name in ("row_id", "split", "prompt")} for part in rows.values() for row in part]
+        return _write_all({folder / "prompts.jsonl": _encode_lines(hidden)})
+    name = f"recombine_{task.name}"
+    files = {folder / "prompts.jsonl": _encode_lines([row for part in rows.values() for row in part])}
+    for split, part in rows.items():
+        data = folder / f"{name}_{split}.jsonl"
+        files[data] = _encode_lines(part)
+        files[data.with_suffix(".yaml")] = write_task(form, f"{name}_{split}", data, reasoning=reasoning).encode()
+    group = {"group": name, "task": [f"{name}_{split}" for split in splits]}
+    files[folder / f"{name}.yaml"] = _write_yaml(group).encode()
+    files[folder / "README.md"] = _describe(form, name, splits, num_examples).encode()
+    return _write_all(files)
+
+
+def make_prompts(
+    form: TextForm, split: SplitName, num_instances: int, *, num_examples: int = 0, reasoning: bool = False
+) -> list[dict[str, Any]]:
+    """The rows of a split as prompts with all their right answers."""
+    examples, export = form.write_examples(num_examples), hash_export(form.task)
+    rows: list[dict[str, Any]] = []
+    for batch in evaluation_batches(form.task, split, num_instances):
+        for row in range(len(batch)):
+            identity = RowId(split, len(rows), num_instances, export)
+            prompt = form.write_prompt(batch, row, examples=examples, reasoning=reasoning)
+            targets = form.write_answers(batch, row)
+            rows.append({"row_id": str(identity), "split": split, "prompt": prompt, "targets": targets})
+    return rows
+
+
+def write_task(form: TextForm, name: str, data: Path, *, reasoning: bool) -> str:
+    """A task of lm-evaluation-harness. Its filters have the names and expressions of the parsers."""
+    filters = [
+        {
+            "name": parser,
+            "filter": [
+                {"function": "regex", "regex_pattern": form.expression(parser), "group_select": -1},
+                {"function": "take_first"},
+            ],
+        }
+        for parser in PARSERS
+    ]
+    tokens = REASONING_TOKENS if reasoning else ANSWER_TOKENS
+    return _write_yaml(
+        {
+            "task": name,
+            "dataset_path": "json",
+            "dataset_kwargs": {"data_files": {"test": str(data.resolve())}},
+            "test_split": "test",
+            "output_type": "generate_until",
+            "doc_to_text": "prompt",
+            "doc_to_target": "targets",
+            "num_fewshot": 0,
+            "generation_kwargs": {
+                "until": ["</s>"] if reasoning else ["\n"],
+                "do_sample": False,
+                "max_gen_toks": tokens,
+            },
+            "filter_list": filters,
+            "metric_list": [
+                {
+                    "metric": "exact_match",
+                    "aggregation": "mean",
+                    "higher_is_better": True,
+                    "ignore_case": True,
+                    "regexes_to_ignore": [IGNORED],
+                }
+            ],
+            "metadata": {"version": 1, "export": hash_export(form.task)},
+        }
+    )
+
+
+def _describe(form: TextForm, name: str, splits: Sequence[str], num_examples: int) -> str:
+    task = form.task
+    return f"""# {name}
+
+Recombine task `{task.name}`, splits {", ".join(splits)}, {num_examples} worked examples per prompt.
+Split `{task.split.certificate.sha256}`, export `{hash_export(task)}`.
+
+With lm-evaluation-harness (the tasks name the files in this folder by their full path):
+
+    lm_eval --model hf --model_args pretrained=MODEL --include_path FOLDER --tasks {name} --log_samples --output_path answers
+
+With any other program: answer each prompt in `prompts.jsonl`, and write lines with `row_id` and `response`.
+
+Score the answers with `recombine score {task.name.replace("_", "-")} FILE` and the task flags of the export. Parsers:
+
+    strict   `{form.expression("strict")}`
+    lenient  `{form.expression("lenient")}` (the last match)
+"""
+
+
+def _write_yaml(value: dict[str, Any]) -> str:
+    """One key per line; JSON is YAML."""
+    return "".join(f"{key}: {json.dumps(item, ensure_ascii=False)}\n" for key, item in value.items())
+
+
+def _encode_lines(rows: Sequence[dict[str, Any]]) -> bytes:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+
+
+def _write_all(files: dict[Path, bytes]) -> list[Path]:
+    for path, content in files.items():
+        write_whole(path, content)
+    return list(files)

@@ -1,1 +1,0 @@
-"""Scaling can lead to compositional generalization (arXiv 2507.07207): runs, tables and figures."""

@@ -1,0 +1,474 @@
+"""Named experiments, one folder per paper: runs, tables, figures and published numbers.
+
+The finished runs of an experiment, alone, in groups that differ in their seed only, and all together.
+
+What an experiment is: records to run, and the tables and figures made of the finished runs.
+
+A `Record` is one run with its named settings as data. The same records reach the command line, the tables and the figures,
+so that nothing is ever read back from text. To add an experiment, subclass `Experiment` and yield its records:
+
+    class Widths(Experiment):
+        name = "widths"
+        question = "Do wider networks recombine modules better?"
+        metric = "r2_pooled"
+        compared = "width"
+
+        def records(self, scale):
+            for width in (16, 64):
+                run = default_run("hyperteacher", scale)
+                yield Record(settings={"width": width}, config=replace(run, model=replace(run.model, hidden_dim=width)))
+
+A file in a folder of `recipes` is found by itself; one anywhere else is named on the command line:
+`recombine reproduce path/to/file.py:Widths`.
+
+The table that most experiments need: one score per setting, differences, and the published numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from importlib import metadata
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
+
+from recombine.foundation.errors import InputError, check_choice
+from recombine.foundation.outside_code import load_object
+from recombine.foundation.progress import track
+from recombine.foundation.tables import Cell, Column, Number, Table, Value, describe_settings, show_setting
+from recombine.sweeps.records import Published, Record, Setting, matches
+from recombine.tasks.base import SCALES, Scale
+from recombine.tasks.batch import Metric
+from recombine.tasks.sampling import SplitName
+from recombine.training.directory import RunDirectory
+from recombine.training.intervals import SeedScore, compare_seeds, have_same_instances, score_results
+from recombine.training.schema import Json
+
+if TYPE_CHECKING:
+    from recombine_papers.claims import Claim
+
+Measured = TypeVar("Measured")
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A record and the run directory that it was trained in."""
+
+    record: Record
+    run: RunDirectory
+    measured: Mapping[str, float] = field(default_factory=dict)  # what `Experiment.measures` read from it
+
+    @cached_property
+    def result(self) -> Json:
+        return self.run.read_json("result.json")
+
+    @cached_property
+    def certificate(self) -> Json:
+        return dict(self.run.read_json("split.json", complete=True)["certificate"])
+
+    @property
+    def curve(self) -> list[Json]:
+        """The points of the learning curve that have scores."""
+        return [row for row in self.run.read_metrics() if "scores" in row]
+
+    def score(self, split: str, metric: str) -> float | None:
+        """A score, or None where the run has no such split or metric."""
+        value = self.result["scores"].get(split, {}).get(metric, {}).get("value")
+        return None if value is None else float(value)
+
+    def sums(self, split: str, metric: str) -> list[list[float]]:
+        """Numerators and denominators of a metric per composition."""
+        return list(self.result["composition_sums"][split][metric])
+
+
+@dataclass(frozen=True)
+class Group:
+    """The finished runs that have the same settings, one per seed."""
+
+    settings: Mapping[str, Setting]
+    runs: tuple[FinishedRun, ...]
+
+    @property
+    def text(self) -> str:
+        return describe_settings(self.settings)
+
+    @property
+    def published(self) -> Published | None:
+        return self.runs[0].record.published
+
+    def scores(self, split: str, metric: str) -> list[float]:
+        """One score per seed."""
+        values = [run.score(split, metric) for run in self.runs]
+        return [value for value in values if value is not None]
+
+    def score(self, split: str, metric: str) -> SeedScore:
+        """The mean over seeds with its interval."""
+        return score_results([run.result for run in self.runs], split, metric)
+
+    @property
+    def seeds(self) -> frozenset[int]:
+        return frozenset(run.record.seed for run in self.runs)
+
+    def with_seeds(self, seeds: Collection[int]) -> Group | None:
+        """The runs of these seeds, or None if there are none."""
+        runs = tuple(run for run in self.runs if run.record.seed in seeds)
+        return Group(self.settings, runs) if runs else None
+
+    def measured(self, quantity: str) -> list[float]:
+        """One measured number per seed that has it."""
+        return [run.measured[quantity] for run in self.runs if quantity in run.measured]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """All finished runs of an experiment, and what it computes without runs."""
+
+    runs: tuple[FinishedRun, ...]
+    computed: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # by name, one number per seed
+    computed_hours: float = 0.0  # core-hours of what was computed
+
+    def __bool__(self) -> bool:
+        return bool(self.runs or self.computed)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all settings, in the order in which they first occur."""
+        return tuple(dict.fromkeys(name for run in self.runs for name in run.record.settings))
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """Runs with the same settings together, in the order of the records."""
+        members: dict[Any, list[FinishedRun]] = {}
+        for run in self.runs:
+            members.setdefault(run.record.key, []).append(run)
+        return tuple(Group(runs[0].record.settings, tuple(runs)) for runs in members.values())
+
+    def find(self, **wanted: Setting) -> Group | None:
+        """The first group with these settings."""
+        return next((group for group in self.groups if matches(group.settings, wanted)), None)
+
+    def find_all(self, *wanted: Mapping[str, Setting]) -> list[Group] | None:
+        """The groups with each of these settings, by the seeds that all of them have; None if there are no such runs."""
+        found = [group for settings in wanted if (group := self.find(**settings)) is not None]
+        if len(found) < len(wanted):
+            return None
+        shared = frozenset.intersection(*(group.seeds for group in found))
+        chosen = [group.with_seeds(shared) for group in found]
+        return [group for group in chosen if group is not None] or None
+
+    def measure(self, read: Callable[[RunDirectory], Measured]) -> dict[Path, Measured]:
+        """What a function reads from each run directory, by path; directories that several records share are read once."""
+        values: dict[Path, Measured] = {}
+        distinct = {run.run.path: run for run in self.runs}
+        for path, run in track(distinct.items(), "reading runs"):
+            values[path] = read(run.run)
+        return values
+
+    @property
+    def setting_columns(self) -> tuple[Column, ...]:
+        """The columns that `show_settings` fills."""
+        return tuple(Column(name=show_setting(name), format="plain") for name in self.names)
+
+    def show_settings(self, settings: Mapping[str, Setting]) -> tuple[Setting | None, ...]:
+        """The values of a row's settings, one per name; None for a setting that it does not have."""
+        return tuple(
+            value.replace("_", " ") if isinstance(value := settings.get(name), str) else value for name in self.names
+        )
+
+
+class Experiment(ABC):
+    """A question, the records that answer it, and the tables and figures made of the finished runs."""
+
+    name: ClassVar[str]
+    question: ClassVar[str]
+    metric: ClassVar[str]
+    split: ClassVar[str] = "ood"
+    compared: ClassVar[str | None] = None
+    """The setting whose values are compared: differences are to its first value, with all other settings equal."""
+    default_scale: ClassVar[Scale] = "small"
+    claims: ClassVar[tuple[Claim, ...]] = ()
+    """The claims of the paper that the runs decide on, with bounds that are written down before the runs are made."""
+    differs: ClassVar[str] = ""
+    """How the setting differs from the paper's."""
+    known_before: ClassVar[str] = ""
+    """What was known of these runs when the bounds of the claims were set; empty if nothing was."""
+
+    @property
+    def judged_scales(self) -> tuple[Scale, ...]:
+        """The scales that the bounds of the claims are meant for: the default scale and larger ones."""
+        return SCALES[SCALES.index(self.default_scale) :]
+
+    def command(self, scale: Scale) -> str:
+        """The command that runs the experiment."""
+        return f"recombine reproduce {self.name} --scale {scale}"
+
+    @abstractmethod
+    def records(self, scale: Scale) -> Iterable[Record]:
+        """The runs of the experiment at a scale, the most important first."""
+
+    def describe_score(self, scale: Scale) -> str:
+        """What is scored, on which split, and which way is better."""
+        task = next(iter(self.records(scale))).config.task
+        metric = task.metric(self.metric)
+        better = "higher" if metric.higher_is_better else "lower"
+        split = task.split_title(cast(SplitName, self.split))
+        return f"{metric.title} on {split[0].lower()}{split[1:]}, {better} is better"
+
+    def measures(self, run: RunDirectory, device: str) -> Mapping[str, float]:
+        """Numbers by name that are read from a run besides its scores, for the claims that need them."""
+        return {}
+
+    def complete(self, finished: Finished) -> Finished:
+        """The finished runs with what the experiment computes without training."""
+        return finished
+
+    def store(self, results: Path, scale: Scale, runs: Path) -> list[Path]:
+        """Add the finished runs below a folder to the stored results; returns the files that changed."""
+        from recombine_papers.stored import collect, results_path, write_results
+
+        changed = write_results(results, self, scale, collect(self, scale, runs))
+        return [results_path(results, self, scale)] if changed else []
+
+    def read(self, results: Path, scale: Scale) -> Finished:
+        """The stored results that are still current."""
+        from recombine_papers.stored import read_results
+
+        return read_results(results, self, scale)
+
+    def describe_stored(self, results: Path) -> list[str]:
+        """One row of `results/README.md` per file of stored results."""
+        from recombine_papers.stored import describe_files
+
+        return describe_files(self, results)
+
+    def tables(self, finished: Finished, device: str) -> list[Table]:
+        """What the runs say; by default a comparison of one score. Networks run on `device`."""
+
+        return [*self.claim_tables(finished, device), compare_scores(self, finished), list_references(self, finished)]
+
+    def claim_tables(self, finished: Finished, device: str) -> list[Table]:
+        """The table of claims, or none where the experiment has no claims."""
+        from recombine_papers.claims import tabulate_claims
+
+        return [tabulate_claims(self.claims, self, self.measure_runs(finished, device))] if self.claims else []
+
+    def measure_runs(self, finished: Finished, device: str) -> Finished:
+        """The finished runs with the numbers that `measures` reads from them."""
+        if type(self).measures is Experiment.measures or all(run.measured for run in finished.runs):
+            return finished
+        values = finished.measure(lambda run: self.measures(run, device))
+        return replace(finished, runs=tuple(replace(run, measured=values[run.run.path]) for run in finished.runs))
+
+    def answer(self, finished: Finished) -> str:
+        """A sentence that answers the question, made of the numbers; empty while they do not answer it."""
+        return ""
+
+    def summarise(self, finished: Finished) -> Table:
+        """One table for the documentation, made of scores and measured numbers alone, so that stored results give it."""
+
+        return compare_scores(self, finished)
+
+    def figures(self, finished: Finished, folder: Path) -> list[Path]:
+        """Write the experiment's figures into a folder; returns their paths."""
+        return []
+
+    figures_need_runs: ClassVar[bool] = False
+    """Whether figures read the networks themselves; otherwise stored results are enough."""
+
+    @property
+    def has_figures(self) -> bool:
+        return type(self).figures is not Experiment.figures
+
+
+def installed_experiments() -> dict[str, Experiment]:
+    """All experiments of installed packages, by name: what the entry points of the group `recombine.experiments` load.
+
+    An entry point names an experiment, its class, or a dictionary of experiments.
+    """
+    experiments: dict[str, Experiment] = {}
+    for entry in metadata.entry_points(group="recombine.experiments"):
+        loaded = entry.load()
+        experiments |= loaded if isinstance(loaded, dict) else {entry.name: check_experiment(loaded, entry.name)}
+    return experiments
+
+
+def find_experiment(name: str) -> Experiment:
+    """An experiment by name, from an installed package, or `FILE.py:NAME`."""
+    if ":" in name:
+        return check_experiment(load_object(name), name)
+    experiments = installed_experiments()
+    check_choice("experiment", name, (*experiments, "FILE.py:EXPERIMENT"))
+    return experiments[name]
+
+
+def check_experiment(experiment: Any, name: str) -> Experiment:
+    """Accept an experiment or its class; refuse everything else."""
+    if isinstance(experiment, type) and issubclass(experiment, Experiment):
+        try:
+            experiment = experiment()
+        except TypeError as error:
+            raise InputError(f"experiment {name!r} cannot be created ({error}): expected all its methods") from None
+    if not isinstance(experiment, Experiment):
+        raise InputError(
+            f"{name!r} is not an experiment: expected a subclass of recombine.sweeps.experiment.Experiment"
+        )
+    missing = [attribute for attribute in ("name", "question", "metric") if not hasattr(experiment, attribute)]
+    if missing:
+        raise InputError(f"experiment {name!r} lacks {', '.join(missing)}: expected class attributes with these names")
+    return experiment
+
+
+BOUNDS = ("value", "low", "high")
+
+
+def compare_scores(experiment: Experiment, finished: Finished) -> Table:
+    """Scores on held-out compositions, paired differences and published numbers, one row per setting."""
+    title, groups = metric_title(experiment, finished), finished.groups
+    steps = sorted({run.result["steps"] for run in finished.runs})
+    has_difference = experiment.compared in finished.names
+    has_published = any(group.published for group in groups)
+    rows = []
+    for group in groups:
+        row: list[Value] = [*finished.show_settings(group.settings), len(group.runs)]
+        row.append(cell(score_group(experiment, group)))
+        if has_difference:
+            row.append(cell(difference_to_baseline(experiment, groups, group)))
+        row.append(mean_cell(group.scores("test", experiment.metric)))
+        if has_published:
+            row.append(_published_cell(group))
+        row.append(sum(run.result["seconds"] for run in group.runs) / 60)
+        rows.append(tuple(row))
+    sources = dict.fromkeys(group.published.source for group in groups if group.published)
+    return Table(
+        title=f"{title} on held-out compositions ({experiment.split}) after {' or '.join(map(str, steps))} steps",
+        columns=(
+            *finished.setting_columns,
+            "seeds",
+            title,
+            *([f"above {baseline_name(experiment, groups)}"] if has_difference else []),
+            "trained compositions",
+            *(["paper"] if has_published else []),
+            Column(name="minutes", format="fixed", digits=1),
+        ),
+        rows=tuple(rows),
+        note=explain_intervals(groups) + "".join(f"\npaper: {source}" for source in sources),
+    )
+
+
+def list_references(experiment: Experiment, finished: Finished) -> Table:
+    """Scores that need no training, such as chance and the ceiling, averaged over runs."""
+    values_of: dict[str, list[float]] = {}
+    for run in finished.runs:
+        score = run.result["scores"].get(experiment.split, {}).get(experiment.metric, {})
+        references = {name: value for name, value in score.items() if name not in BOUNDS}
+        for name, splits in run.result.get("baselines", {}).items():
+            references[name] = splits.get(experiment.split, {}).get(experiment.metric)
+        for name, value in references.items():
+            if isinstance(value, int | float):
+                values_of.setdefault(name, []).append(float(value))
+    rows = tuple((show_setting(name), spread(values)) for name, values in values_of.items())
+    return Table(
+        title="Without training, on the same instances",
+        columns=("strategy", metric_title(experiment, finished)),
+        rows=rows,
+        note="in brackets: the lowest and the highest of all runs"
+        if any(len(set(v)) > 1 for v in values_of.values())
+        else "",
+    )
+
+
+def show_metric(experiment: Experiment, finished: Finished, metric: str | None = None) -> Metric:
+    """How to show a metric, by default the experiment's."""
+    return finished.runs[0].record.config.task.metric(metric or experiment.metric)
+
+
+def metric_title(experiment: Experiment, finished: Finished) -> str:
+    return show_metric(experiment, finished).title
+
+
+def score_group(experiment: Experiment, group: Group, split: str | None = None, metric: str | None = None) -> SeedScore:
+    """The mean over seeds of a score, by default the experiment's, with its interval."""
+    return group.score(split or experiment.split, metric or experiment.metric)
+
+
+def difference_between(
+    experiment: Experiment, group: Group, other: Group, split: str | None = None, metric: str | None = None
+) -> SeedScore | None:
+    """The difference between two groups, paired over the seeds that both have; None if they share no instances."""
+    split, metric = split or experiment.split, metric or experiment.metric
+    others = {run.record.seed: run for run in other.runs}
+    pairs = [(run, others[run.record.seed]) for run in group.runs if run.record.seed in others]
+    sums = [(run.sums(split, metric), paired.sums(split, metric)) for run, paired in pairs]
+    if not sums or not all(have_same_instances(mine, theirs) for mine, theirs in sums):
+        return None
+    return compare_seeds([mine for mine, _ in sums], [theirs for _, theirs in sums])
+
+
+def difference_to_baseline(experiment: Experiment, groups: Sequence[Group], group: Group) -> SeedScore | None:
+    """The difference to the first group whose settings are equal except for the one that is compared."""
+    rest = {name: value for name, value in group.settings.items() if name != experiment.compared}
+    for other in groups:
+        if {name: value for name, value in other.settings.items() if name != experiment.compared} == rest:
+            return None if other is group else difference_between(experiment, group, other)
+    return None
+
+
+def baseline_name(experiment: Experiment, groups: Sequence[Group]) -> str:
+    first = next(group for group in groups if experiment.compared in group.settings)
+    value = first.settings[experiment.compared or ""]
+    return show_setting(value) if isinstance(value, str) else f"{show_setting(experiment.compared or '')} {value}"
+
+
+def explain_intervals(groups: Sequence[Group], over: str = "compositions") -> str:
+    """What the brackets of a table of scores are."""
+    counts = {len(group.runs) for group in groups}
+    if counts == {1}:
+        return f"in brackets: 95 % intervals over {over}; differences are paired by {over.rstrip('s')}"
+    brackets = [
+        *([f"95 % intervals over seeds and {over}"] if max(counts) > 2 else []),
+        *(
+            ["the values of the two seeds" if max(counts) == 2 else "the two values where there are two seeds"]
+            * (2 in counts)
+        ),
+        *([f"95 % intervals over {over} where there is one seed"] * (1 in counts)),
+    ]
+    paired = f"differences are paired by seed and {over.rstrip('s')}"
+    return f"means over seeds; in brackets: {'; '.join(brackets)}; {paired}"
+
+
+def cell(score: SeedScore | None) -> Cell | None:
+    """A score over seeds with its interval, as a cell."""
+    if score is None:
+        return None
+    values = score.values if score.num_seeds > 1 else ()
+    if not math.isfinite(score.low) or score.low == score.high:  # a single measurement has no interval, nor a count
+        return Cell(value=score.value, values=values)
+    return Cell(value=score.value, low=score.low, high=score.high, values=values, pair=score.pair)
+
+
+def mean_cell(values: Sequence[Number | None]) -> Cell | None:
+    """The mean over seeds, without an interval."""
+    numbers = [value for value in values if value is not None]
+    return Cell(value=fmean(numbers), values=tuple(numbers) if len(numbers) > 1 else ()) if numbers else None
+
+
+def spread(values: Sequence[Number | None], middle: str = "mean") -> Cell | None:
+    """The mean or the median with the lowest and the highest, where there is more than one value."""
+    from statistics import median
+
+    numbers = [value for value in values if value is not None]
+    if not numbers:
+        return None
+    value = median(numbers) if middle == "median" else fmean(numbers)
+    if len(set(numbers)) == 1:
+        return Cell(value=numbers[0])
+    return Cell(value=value, low=min(numbers), high=max(numbers), values=tuple(numbers))
+
+
+def _published_cell(group: Group) -> Cell | None:
+    published = group.published
+    return None if published is None else Cell(value=published.value, error=published.error)

@@ -1,0 +1,128 @@
+"""Train and score a module of your own on a task, with or without a run directory.
+
+Load a run: its directory, its configuration and its trained model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from recombine.foundation.errors import InputError
+from recombine.models.base import OutsideModule
+from recombine.models.registry import Code, describe_origin, hash_files
+from recombine.tasks.base import Task
+from recombine.tasks.sampling import SplitName
+from recombine.training.checkpoint import digest_tensors
+from recombine.training.config import RunConfig, TrainingConfig
+from recombine.training.devices import resolve_device
+from recombine.training.directory import RunDirectory
+from recombine.training.loop import Clock, Trainer, Watcher, fit, intervals, load_model
+from recombine.training.processes import join_group
+from recombine.training.run import check_evaluation_instances, check_step, finish_run, open_directory, progress_bar
+from recombine.training.score import Score, Scores, score
+
+
+class Benchmark(dict[SplitName, dict[str, Score]]):
+    """Scores by split and metric; `run` is the run directory, if one was asked for."""
+
+    def __init__(self, scores: Scores, run: RunDirectory | None = None) -> None:
+        super().__init__(scores)
+        self.run = run
+
+
+def benchmark(
+    model: nn.Module,
+    task: Task,
+    *,
+    training: TrainingConfig | None = None,
+    evaluation_instances: int | None = None,
+    device: str = "auto",
+    out: Path | str | None = None,
+    progress: bool = True,
+    watch: Watcher | None = None,
+) -> Benchmark:
+    """Train any module from a task's inputs to predictions, and score it.
+
+    With `out`, a run directory is left there, at `benchmark(...).run.path`. The same module with the same initial parameters
+    finds it again: a killed run is resumed, a finished one is loaded. To probe, diagnose or report on it, name a function
+    of the task that builds the module: `load_run(path, code=[make_model])`, or `--code FILE.py:make_model`.
+
+    A progress bar is shown unless `progress` is False or `watch` is given, a function that is called with the progress.
+    """
+    training = TrainingConfig() if training is None else training
+    check_evaluation_instances(evaluation_instances)
+    torch_device = resolve_device(device)
+    group = join_group(torch_device)
+    with progress_bar(type(model).__name__, quiet=not progress or watch is not None) as bar:
+        if out is None:
+            trainer = Trainer(model, task, training, torch_device, group=group)
+            every = intervals(training.steps, task.training_evaluations)
+            fit(trainer, run=None, clock=Clock(), watch=watch or bar, **every)
+            return Benchmark(score(model, task, num_instances=evaluation_instances, device=torch_device))
+        config = RunConfig(task=task, model=describe_module(model), training=training)
+        folder = Path(out)
+        opened = group.lead(lambda: str(open_directory(config, folder, _origins(config, model)).path))
+        run = RunDirectory(Path(opened))
+        finish_run(run, config, model, torch_device, evaluation_instances=evaluation_instances, watch=watch or bar)
+    return Benchmark(_load_result(run, model, torch_device), run)
+
+
+def describe_module(model: nn.Module) -> OutsideModule:
+    """What a run directory records about a module: the name of its class, and a hash of all that is known about it."""
+    source = hash_files(type(model)) if describe_origin(type(model)) else ""
+    parts = (type(model).__qualname__, repr(model), source, digest_tensors(model.state_dict()))
+    return OutsideModule(
+        name=type(model).__name__, fingerprint=hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+    )
+
+
+def _origins(config: RunConfig, model: nn.Module) -> dict[str, str]:
+    origin = describe_origin(type(model))
+    return config.origins if origin is None else {**config.origins, "model": origin}
+
+
+def _load_result(run: RunDirectory, model: nn.Module, device: torch.device) -> Scores:
+    """The scores of a finished run; its parameters are loaded into the module."""
+    checkpoint = run.load_checkpoint(device)
+    assert checkpoint is not None
+    load_model(model.to(device), checkpoint[0])
+    result = run.read_json("result.json", complete=True)
+    return {
+        split: {
+            name: Score(**entry, sums=tuple(map(tuple, result["composition_sums"][split][name])))
+            for name, entry in metrics.items()
+        }
+        for split, metrics in result["scores"].items()
+    }
+
+
+def load_config(run: RunDirectory, code: Sequence[Code] = ()) -> RunConfig:
+    """The configuration of a run; `code` names its classes if they are not part of this package."""
+    return RunConfig.from_dict(run.config, code, run.origins)
+
+
+def load_run(
+    path: Path | str, device: str = "auto", *, code: Sequence[Code] = ()
+) -> tuple[RunDirectory, RunConfig, nn.Module]:
+    """An existing run with its configuration and its trained model.
+
+    `code` names the task and model if they are not part of this package, because a file alone never makes code run: each as
+    `"path/to/file.py:NAME"`, `"package.module:NAME"`, the name of an entry point, or the class itself. For a run that
+    `benchmark` made, give a function of the task that builds the module.
+    """
+    run = RunDirectory.open(path)
+    config = load_config(run, code)
+    torch_device = resolve_device(device)
+    checkpoint = run.load_checkpoint(torch_device)
+    if checkpoint is None:
+        raise InputError(f"{run.path} has no checkpoint yet: expected a run that has been trained")
+    tensors, info = checkpoint
+    check_step(run, info, config.training.steps)
+    model = config.build_model().to(torch_device)
+    load_model(model, tensors)
+    return run, config, model.eval()

@@ -1,0 +1,369 @@
+"""Run directories: what a run leaves behind, written atomically, loaded strictly, without pickle.
+
+The run directory: everything a run leaves behind. `schema.py` has the types of its JSON files.
+
+    runs/<name>-<hash of the configuration>/
+        config.json  split.json  environment.json       what was run, on which compositions, with which code
+        metrics.jsonl                                    one JSON object per line, written during training
+        checkpoint.safetensors  checkpoint.json          the last checkpoint, and its step and times for people to read
+        checkpoint-previous.safetensors                  the one before it, during training
+        result.json                                      only once the run is finished
+
+A file is written under a temporary name, flushed and renamed, so it is whole or absent. The checkpoint's step is in the
+header of the tensors' own file, so that a kill between two renames cannot combine it with the wrong tensors.
+
+The environment of a run: versions, code, machine and kernel, as far as they can change a number.
+
+Find run directories in a folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import json
+import logging
+import math
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from recombine.attention.cpu import attention as cpu_library
+from recombine.foundation import native as compiler
+from recombine.foundation.errors import InputError
+from recombine.foundation.files import read_file, replace_file
+from recombine.foundation.settings import find_fault
+from recombine.training.checkpoint import DamagedError, encode_checkpoint, read_checkpoint
+from recombine.training.schema import (
+    FILES,
+    CheckpointInfo,
+    Environment,
+    Json,
+    MetricsRow,
+    Parts,
+    find_uneven_sums,
+)
+
+FORMAT = "recombine-run"
+FORMAT_VERSION = 2
+CHECKPOINT = "checkpoint.safetensors"
+PREVIOUS_CHECKPOINT = "checkpoint-previous.safetensors"
+
+_log = logging.getLogger(__name__)
+
+
+def hash_config(config: Mapping[str, Any]) -> str:
+    """The first 12 hexadecimal digits of SHA-256 of a configuration."""
+    canonical = json.dumps(config, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+
+
+class LockedError(InputError):
+    """Another process is training the run."""
+
+
+class RunDirectory:
+    """One run on disk."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, root: Path, name: str, config: Json, *, identity: Json | None = None) -> RunDirectory:
+        """The directory of a configuration, named by the hash of its identity: a new one, or the one that is there."""
+        run = cls(Path(root) / f"{name}-{hash_config(config if identity is None else identity)}")
+        try:
+            run.path.mkdir(parents=True, exist_ok=True)
+            if not (run.path / "config.json").exists():
+                run.write_json("config.json", {"format": FORMAT, "format_version": FORMAT_VERSION, **config})
+        except OSError as error:
+            raise InputError(f"cannot write to {run.path}: {error.strerror}; expected a writable folder") from None
+        return run
+
+    @classmethod
+    def open(cls, path: Path | str) -> RunDirectory:
+        """An existing run directory of this format and version."""
+        run = cls(Path(path))
+        if not run.path.is_dir():
+            raise InputError(
+                f"run directory {str(path)!r} does not exist: expected a folder that `recombine train` made"
+            )
+        if not (run.path / "config.json").exists() and (found := min(run.path.glob("*/config.json"), default=None)):
+            raise InputError(f"{str(path)!r} is a folder of runs: expected one of them, such as {str(found.parent)!r}")
+        _ = run.config
+        return run
+
+    @property
+    def config(self) -> Json:
+        """Names, versions and settings of task, model and training."""
+        config = self.read_json("config.json")
+        if config.pop("format", None) != FORMAT:
+            raise InputError(
+                f"{self.path / 'config.json'} does not belong to a Recombine run: expected format {FORMAT!r}"
+            )
+        version = config.pop("format_version", None)
+        if version != FORMAT_VERSION:
+            raise InputError(f"{self.path} has format version {version!r}: expected {FORMAT_VERSION}")
+        config.pop("origins", None)
+        return config
+
+    @property
+    def origins(self) -> dict[str, str]:
+        """Where the classes of the run came from, if they are not part of this package; by role, task or model."""
+        origins = self.read_json("config.json").get("origins")
+        return {role: str(origin) for role, origin in origins.items()} if isinstance(origins, dict) else {}
+
+    @property
+    def finished(self) -> bool:
+        return (self.path / "result.json").exists()
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keep two processes from training the same run at once; a killed process leaves no lock behind."""
+        try:
+            import fcntl
+        except ImportError:  # no such locks on this platform
+            yield
+            return
+        with open(self.path / "lock", "a", opener=_open_unlinked) as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise LockedError(
+                    f"{self.path} is being trained by another process: expected to be the only one"
+                ) from None
+            yield
+
+    def write_json(self, name: str, value: Mapping[str, Any]) -> None:
+        try:
+            text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+        except ValueError:
+            raise InputError(f"{self.path / name} would hold NaN or infinity: expected finite numbers") from None
+        self.write_bytes(name, f"{text}\n".encode())
+
+    def read_json(self, name: str, *, complete: bool = False) -> Json:
+        """A file whose values have the declared types; with `complete`, nothing that is declared may be missing."""
+        path = self.path / name
+        try:
+            value = json.loads(read_file(path))
+        except FileNotFoundError:
+            raise InputError(f"{path} does not exist: expected a complete run directory") from None
+        except (OSError, ValueError, RecursionError) as error:
+            raise InputError(f"{path} cannot be read ({error}): expected JSON") from None
+        if not isinstance(value, dict):
+            raise InputError(f"{path} holds {type(value).__name__}: expected a JSON object")
+        fault = find_fault(value, FILES.get(name, Json), complete=complete)
+        if fault is None and name == "result.json":
+            fault = find_uneven_sums(value)
+        if fault is not None:
+            raise InputError(f"{path} is damaged: {fault}")
+        return value
+
+    def write_bytes(self, name: str, content: bytes) -> None:
+        replace_file(self.path / name, content)
+
+    def append_metrics(self, row: MetricsRow) -> None:
+        """Add a row. A score that is not a number is left out, because JSON has none."""
+        kept = dict(row)
+        if "scores" in row:
+            kept["scores"] = {
+                split: {name: value for name, value in scores.items() if math.isfinite(value)}
+                for split, scores in row["scores"].items()
+            }
+        with open(self.path / "metrics.jsonl", "a", opener=_open_unlinked) as file:
+            file.write(json.dumps(kept, allow_nan=False) + "\n")
+
+    def read_metrics(self, *, damaged: Literal["refuse", "drop"] = "refuse") -> list[Json]:
+        """The rows in order; a last line that a kill cut short is left out. `drop` leaves out all rows from damage on."""
+        path = self.path / "metrics.jsonl"
+        rows: list[Json] = []
+        lines = read_file(path).decode(errors="replace").splitlines() if path.exists() else []
+        for number, line in enumerate(lines, start=1):
+            row, fault = _parse_row(line)
+            if fault is None:
+                rows.append(row)
+            elif damaged == "drop":
+                _log.warning("%s is damaged from line %d on; these rows are dropped", path, number)
+                break
+            elif row or number < len(lines):
+                raise InputError(f"{path} line {number} {fault}")
+        return rows
+
+    def rewind_metrics(self, step: int) -> None:
+        """Drop the rows after a step, because a resumed run writes them again."""
+        rows = self.read_metrics(damaged="drop")
+        kept = [json.dumps(row) + "\n" for row in rows if row["step"] <= step]
+        self.write_bytes("metrics.jsonl", "".join(kept).encode())
+
+    def save_checkpoint(self, tensors: Mapping[str, Tensor], info: CheckpointInfo) -> None:
+        """Write a checkpoint; the one before it is kept until `drop_previous_checkpoint`."""
+        content = encode_checkpoint(tensors, info, config_hash=hash_config(self.config))
+        self._sync_metrics()  # rows before a checkpoint are not written again by a run that resumes from it
+        self._keep_checkpoint()
+        self.write_bytes(CHECKPOINT, content)
+        self.write_json("checkpoint.json", info)
+
+    def load_checkpoint(
+        self, device: torch.device | str = "cpu", *, fall_back: bool = False
+    ) -> tuple[dict[str, Tensor], CheckpointInfo] | None:
+        """The last checkpoint with its info, or None if there is none yet. Damage is an error.
+
+        With `fall_back`, a checkpoint that is missing or damaged is replaced by the one before it, if that is intact.
+        """
+        path, previous = self.path / CHECKPOINT, self.path / PREVIOUS_CHECKPOINT
+        config_hash = hash_config(self.config)
+        try:
+            if path.exists():
+                return read_checkpoint(path, config_hash=config_hash, device=device)
+        except DamagedError as error:
+            if not (fall_back and previous.exists()):
+                raise
+            _log.warning("%s; going on from the checkpoint before it", error)
+        if not (fall_back and previous.exists()):
+            return None
+        return read_checkpoint(previous, config_hash=config_hash, device=device)
+
+    def _sync_metrics(self) -> None:
+        with (
+            contextlib.suppress(FileNotFoundError),
+            open(self.path / "metrics.jsonl", "a", opener=_open_unlinked) as file,
+        ):
+            os.fsync(file.fileno())
+
+    def _keep_checkpoint(self) -> None:
+        """Give the last checkpoint a second name, so that writing a new one never leaves the run without any."""
+        temporary = self.path / f".{PREVIOUS_CHECKPOINT}.{os.getpid()}.tmp"
+        with contextlib.suppress(OSError):  # there is none yet, or the file system has no links
+            os.link(self.path / CHECKPOINT, temporary)
+            os.replace(temporary, self.path / PREVIOUS_CHECKPOINT)
+
+    def drop_previous_checkpoint(self) -> None:
+        """Delete the checkpoint before the last one, which a finished run does not need."""
+        (self.path / PREVIOUS_CHECKPOINT).unlink(missing_ok=True)
+
+
+def _open_unlinked(path: str, flags: int) -> int:
+    """Open a file, but not through a link: a run directory may come from somebody else."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
+def _parse_row(line: str) -> tuple[Json, str | None]:
+    """A row of metrics, or what is wrong with the line. The row is empty if the line is not JSON at all."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}, "is not JSON: expected one object per line"
+    fault = find_fault(row, MetricsRow, complete=False)
+    if fault is None and "step" not in row:
+        fault = "step is missing"
+    return (row, None) if fault is None else ({"row": row}, f"is damaged: {fault}")
+
+
+SOURCE_SUFFIXES = (".py", ".c", ".h")
+
+
+def describe_environment(device: torch.device | str, num_processes: int = 1) -> Environment:
+    """The environment of this process, for computations on `device` by this number of processes."""
+    return {
+        "recombine": metadata.version("recombine"),
+        "source_sha256": hash_source(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "platform": platform.platform(),
+        "processor": _processor_name(),
+        "device": str(device),
+        "num_threads": torch.get_num_threads(),
+        "num_processes": num_processes,
+        "kernel": describe_kernel(device),
+    }
+
+
+def hash_source(root: Path | None = None) -> str:
+    """SHA-256 of the package's Python and C source, the same from a checkout and from an installed wheel."""
+    return _hash_own_source() if root is None else _hash_folder(root)
+
+
+@cache
+def _hash_own_source() -> str:
+    """Kept: it is the source that this process has loaded, and it is asked for with every run."""
+    return _hash_folder(Path(__file__).parent.parent)
+
+
+def _hash_folder(root: Path) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(path for path in root.rglob("*") if path.suffix in SOURCE_SUFFIXES):
+        digest.update(str(path.relative_to(root).as_posix()).encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def describe_kernel(device: torch.device | str) -> str:
+    """The attention kernel that training on `device` uses: its name, and how it was compiled or why it is not used."""
+    chosen = os.environ.get("RECOMBINE_KERNEL", "auto")
+    if chosen not in ("auto", "cpu"):
+        return f"{chosen} (RECOMBINE_KERNEL)"
+    if torch.device(device).type != "cpu":
+        return "reference (the compiled kernel is for CPUs)"
+    library = cpu_library.open_library()
+    if not isinstance(library, ctypes.CDLL):
+        return f"reference ({library})"
+    build = Path(library._name).stem.rsplit("-", 1)[-1]  # the hash of the compiled file
+    return f"cpu (build {build}, {_describe_compiler()})"
+
+
+@cache
+def _describe_compiler() -> str:
+    command = compiler.find_compiler()
+    if command is None:
+        return "compiled earlier"
+    shown = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False).stdout
+    return " ".join([*shown.splitlines()[:1], *compiler.FLAGS])
+
+
+def _processor_name() -> str:
+    with contextlib.suppress(OSError):
+        match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        if match:
+            return match.group(1)
+    return platform.processor() or platform.machine()
+
+
+def find_runs(folder: Path | str) -> list[RunDirectory]:
+    """The runs in a folder and its subfolders, by path; the folder may also be a run itself.
+
+    A run of another format version, or one whose configuration is damaged, is left out with a warning.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise InputError(f"{str(folder)!r} is not a folder: expected one that holds run directories")
+    runs = []
+    for path in sorted(folder.rglob("config.json")):
+        if not _is_run(path):
+            continue
+        try:
+            run = RunDirectory.open(path.parent)
+            fault = find_fault(run.config, Parts)
+            if fault is not None:
+                raise InputError(f"{path} is damaged: {fault}")
+            runs.append(run)
+        except InputError as error:
+            _log.warning("left out: %s", error)
+    return runs
+
+
+def _is_run(path: Path) -> bool:
+    """Whether a file is the configuration of a run. Damaged ones count, so that they are reported."""
+    try:
+        config = json.loads(read_file(path))
+    except (OSError, ValueError, RecursionError):
+        return (path.parent / "split.json").exists()
+    return isinstance(config, dict) and config.get("format") == FORMAT

@@ -1,0 +1,271 @@
+"""Scores of any predictor on any task, per split, with 95 % intervals (see `bootstrap`) and reference scores.
+
+There are three reference scores, all measured on the same instances as the score:
+
+- chance: the best predictor that ignores the input;
+- ceiling: the best predictor that knows which compositions the split holds. No predictor can exceed it, except by the
+  sampling error of finitely many instances;
+- agnostic: the best predictor that does not know which compositions the split holds.
+
+`Task.best_predictions` of each task says whether the last two are exact or bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TypedDict
+
+import torch
+from torch import Tensor, nn
+
+from recombine.foundation.errors import InputError, check_choice, check_positive
+from recombine.tasks.base import Reference, Task
+from recombine.tasks.batch import Batch, Ratio
+from recombine.tasks.evaluation import evaluation_batches
+from recombine.tasks.sampling import SplitName
+from recombine.training.intervals import CompositionSums
+
+EVALUATION_VERSION = 2
+"""Raise it when the same predictor on the same task gets different scores, intervals or reference scores than before: other
+instances, another bootstrap, another definition of chance or ceiling. Scores of other versions are measured again."""
+
+
+Predictor = Callable[[Tensor], Tensor]
+
+
+class ScoreDict(TypedDict):
+    """A score in `result.json`."""
+
+    value: float
+    low: float
+    high: float
+    chance: float | None
+    ceiling: float | None
+    agnostic: float | None
+
+
+class MetricDict(TypedDict):
+    """How to show a metric, in `result.json`: tables can be made without the task's class."""
+
+    title: str
+    higher_is_better: bool
+
+
+class SplitDict(TypedDict):
+    """What a split is, in `result.json`: a title and a line."""
+
+    title: str
+    meaning: str
+
+
+ReferenceScores = dict[str, dict[str, dict[Reference, float]]]  # split -> metric -> reference -> value
+BaselineScores = dict[str, dict[str, dict[str, float]]]  # baseline -> split -> metric -> value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """A metric on a split; `low` and `high` bound its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+    chance: float | None = None
+    ceiling: float | None = None
+    agnostic: float | None = None
+    sums: tuple[tuple[float, ...], ...] = field(default=(), repr=False)  # numerators, denominators by composition
+
+    def as_dict(self) -> ScoreDict:
+        return {
+            "value": self.value,
+            "low": self.low,
+            "high": self.high,
+            "chance": self.chance,
+            "ceiling": self.ceiling,
+            "agnostic": self.agnostic,
+        }
+
+
+Scores = dict[SplitName, dict[str, Score]]  # split -> metric -> score
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """The scores of a predictor, and those of the task's simple strategies on the same instances."""
+
+    scores: Scores
+    baselines: BaselineScores
+
+
+def scores_as_dict(scores: Scores) -> dict[str, dict[str, ScoreDict]]:
+    return {split: {name: score.as_dict() for name, score in metrics.items()} for split, metrics in scores.items()}
+
+
+def describe_metrics(task: Task, scores: Iterable[Mapping[str, object]]) -> dict[str, MetricDict]:
+    """How to show each metric that occurs in `scores`, which has the metrics of each split."""
+    names = dict.fromkeys(name for metrics in scores for name in metrics)
+    infos = {name: task.metric(name) for name in names}
+    return {name: {"title": info.title, "higher_is_better": info.higher_is_better} for name, info in infos.items()}
+
+
+def describe_splits(task: Task) -> dict[str, SplitDict]:
+    """What each split of a task is."""
+    return {split: {"title": task.split_title(split), "meaning": task.split_meaning(split)} for split in task.splits}
+
+
+def score(
+    predict: Predictor,
+    task: Task,
+    *,
+    splits: Iterable[SplitName] | None = None,
+    num_instances: int | None = None,
+    references: bool = True,
+    device: torch.device | str = "cpu",
+) -> Scores:
+    """Score a predictor, by default on every split but `train`. `references=False` skips the reference scores."""
+    evaluation = evaluate_predictor(
+        predict, task, splits=splits, num_instances=num_instances, references=references, device=device
+    )
+    return evaluation.scores
+
+
+def evaluate_predictor(
+    predict: Predictor,
+    task: Task,
+    *,
+    splits: Iterable[SplitName] | None = None,
+    num_instances: int | None = None,
+    references: bool = True,
+    device: torch.device | str = "cpu",
+) -> Evaluation:
+    """As `score`, and with `references` also the task's baselines; every batch is sampled once for all of them."""
+    num_instances = task.evaluation_instances if num_instances is None else num_instances
+    check_positive(num_instances=num_instances)
+    splits = evaluation_splits(task) if splits is None else tuple(splits)
+    for split in splits:
+        check_choice("split", split, task.splits)
+    scores: Scores = {}
+    baselines: BaselineScores = {}
+    for split in splits:
+        sums = _measure(predict, task, split, num_instances, references, device)
+        scores[split] = {metric: sums.score(metric) for metric in sums.model.totals}
+        for name, baseline in sums.baselines.items():
+            baselines.setdefault(name, {})[split] = {metric: baseline.value(metric) for metric in baseline.totals}
+    return Evaluation(scores=scores, baselines=baselines)
+
+
+def score_references(
+    task: Task, *, num_instances: int, watch: Callable[[SplitName, int], None] | None = None
+) -> ReferenceScores:
+    """Chance, ceiling and agnostic optimum of each split and metric, without a model.
+
+    `watch` is called with the split and its number of instances so far, since exact optima of large tasks take long.
+    """
+    references: ReferenceScores = {}
+    for split in evaluation_splits(task):
+        sums = _SplitSums(len(task.split.compositions(split)))
+        num_done = 0
+        for batch in evaluation_batches(task, split, num_instances, "cpu"):
+            if watch is not None:
+                watch(split, num_done)
+            sums.add_references(task, split, batch)
+            num_done += len(batch)
+        chance = sums.references["chance"]
+        references[split] = {
+            metric: {name: each.value(metric) for name, each in sums.references.items()} for metric in chance.totals
+        }
+    return references
+
+
+def evaluation_splits(task: Task) -> tuple[SplitName, ...]:
+    """Every split with compositions except `train`; `test` has the same compositions with new instances."""
+    return tuple(split for split in task.splits if split != "train" and task.split.compositions(split))
+
+
+def _measure(
+    predict: Predictor, task: Task, split: SplitName, num_instances: int, references: bool, device: torch.device | str
+) -> _SplitSums:
+    """One pass over a split."""
+    sums = _SplitSums(len(task.split.compositions(split)))
+    training = isinstance(predict, nn.Module) and predict.training
+    if isinstance(predict, nn.Module):
+        predict.eval()
+    try:
+        with torch.inference_mode():
+            for batch in evaluation_batches(task, split, num_instances, device):
+                sums.model.add(_measure_model(predict, task, batch), batch)
+                if references:
+                    sums.add_references(task, split, batch)
+                    sums.add_baselines(task, batch)
+    finally:
+        if isinstance(predict, nn.Module):
+            predict.train(training)
+    return sums
+
+
+def check_predictions(predictions: object, *, num_rows: int) -> Tensor:
+    """What a model returned, if it is a floating-point tensor with a row per input."""
+    expected = f"expected a tensor with {num_rows} rows, one per input"
+    if isinstance(predictions, (tuple, list)):
+        kinds = ", ".join(type(part).__name__ for part in predictions[:4])
+        raise InputError(
+            f"the model returned a {type(predictions).__name__} of {len(predictions)} ({kinds}): {expected}; "
+            "wrap it in a function that returns its predictions only"
+        )
+    if not isinstance(predictions, Tensor):
+        raise InputError(f"the model returned {type(predictions).__name__}: {expected}")
+    if predictions.shape[:1] != (num_rows,):
+        raise InputError(f"the model returned {tuple(predictions.shape)}: {expected}")
+    if not predictions.is_floating_point():
+        raise InputError(f"the model returned {predictions.dtype}: expected floating-point predictions")
+    return predictions
+
+
+def _measure_model(predict: Predictor, task: Task, batch: Batch) -> dict[str, Ratio]:
+    """The metrics of one batch, after checking the model's predictions."""
+    predictions = check_predictions(predict(batch.inputs), num_rows=len(batch))
+    num_nan = int(predictions.isnan().sum())
+    if num_nan:
+        raise InputError(f"{num_nan} of {predictions.numel()} predictions are not finite (NaN): expected numbers")
+    metrics = task.metrics(predictions, batch)
+    for name, ratio in metrics.items():  # infinite logits can be valid predictions, infinite errors cannot
+        num_infinite = int((~ratio.numerator.isfinite()).sum())
+        if num_infinite:
+            raise InputError(
+                f"{name} of {num_infinite} of {len(batch)} instances is not finite: expected finite predictions"
+            )
+    return metrics
+
+
+class _SplitSums:
+    """Sums over one pass through a split: for the model, the references and the baselines."""
+
+    def __init__(self, num_compositions: int) -> None:
+        self.num_compositions = num_compositions
+        self.model = CompositionSums(num_compositions)
+        self.references: dict[Reference, CompositionSums] = {}
+        self.baselines: dict[str, CompositionSums] = {}
+
+    def add_references(self, task: Task, split: SplitName, batch: Batch) -> None:
+        metrics = tuple(task.metrics(task.chance(batch), batch))
+        for name, predictions in task.reference_predictions(batch, split=split, metrics=metrics).items():
+            # metrics often share their optimum
+            different = {id(prediction): prediction for prediction in predictions.values()}
+            measured = {key: task.metrics(each, batch) for key, each in different.items()}
+            chosen = {metric: measured[id(predictions[metric])][metric] for metric in metrics}
+            self.references.setdefault(name, CompositionSums(self.num_compositions)).add(chosen, batch)
+
+    def add_baselines(self, task: Task, batch: Batch) -> None:
+        for name, predictions in task.baselines(batch).items():
+            total = self.baselines.setdefault(name, CompositionSums(self.num_compositions))
+            total.add(task.metrics(predictions, batch), batch)
+
+    def score(self, metric: str) -> Score:
+        low, high = self.model.interval(metric)
+        return Score(
+            value=self.model.value(metric),
+            low=low,
+            high=high,
+            **{name: sums.value(metric) for name, sums in self.references.items()},
+            sums=tuple(map(tuple, self.model.totals[metric].tolist())),
+        )

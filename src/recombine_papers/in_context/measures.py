@@ -1,0 +1,249 @@
+"""What a bottleneck can execute, apart from what it can infer: its code fitted to the examples of each sequence.
+
+    fitted code = argmin over codes of the mean over examples of |execution(code, x) - y|²
+
+by Adam, from the best of the codes that the model infers for this sequence and for others. Queries are then answered with
+that code. If held-out compositions fail with the inferred code and succeed with the fitted one, the model has learned
+modules that recombine, and what fails is the inference of the code from the examples. `fitted_code.json` has the keys of
+`FittedCode`.
+
+Do compositions agree on the gradient? The variance of gradients between compositions, along training.
+
+With g_c the gradient of the loss of composition c, estimated twice from independent instances (a, b), so that sampling noise
+cancels in every product,
+
+    signal    = mean over c of  g_c(a) . g_c(b)
+    agreement = mean over pairs c != c' of  g_c(a) . g_c'(b)
+    variance share = (signal - agreement) / signal
+
+The share is the part of the gradient's mean square that is variance between compositions: 0 if all agree, as when shared
+modules are learned; 1 if each has a direction of its own, as when every composition gets its own solution. `transfer` is the
+cosine between the mean gradients of training and of held-out compositions: how a training step acts on held-out ones.
+
+Training is a pure function of its configuration, so `track_gradients` trains the same run again and measures on the way.
+`gradients.json` has the keys of `Gradients`. It depends on the configuration alone, not on the checkpoint.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TypedDict
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from recombine.foundation.errors import InputError, check_positive
+from recombine.inside.cache import Measurement, MeasurementKey
+from recombine.models.hypernetwork import HypernetworkTransformer
+from recombine.models.registry import Code
+from recombine.tasks.base import Task
+from recombine.tasks.batch import Batch
+from recombine.tasks.sampling import SplitName
+from recombine.training.benchmark import load_run
+from recombine.training.config import RunConfig
+from recombine.training.devices import resolve_device
+from recombine.training.directory import RunDirectory
+from recombine.training.loop import Trainer
+from recombine.training.schema import Json
+
+FITTED_CODE = Measurement(name="fitted_code", version=1)
+NUM_INSTANCES = 1_000
+NUM_STEPS = 500
+NUM_STARTS = 64
+
+
+class QueryR2(TypedDict):
+    """R² (pooled) at the queries."""
+
+    id: float
+    ood: float
+
+
+class FittedCodeNumbers(TypedDict):
+    """What is measured."""
+
+    num_instances: int
+    inferred: QueryR2
+    fitted: QueryR2
+
+
+class FittedCode(FittedCodeNumbers):
+    """`fitted_code.json`."""
+
+    key: MeasurementKey
+
+
+def measure_fitted_code(
+    path: Path | str, *, num_instances: int = NUM_INSTANCES, device: str = "auto", code: Sequence[Code] = ()
+) -> Json:
+    """The scores of a bottleneck with the inferred and with the fitted code (see `FittedCode`), kept in the run directory."""
+
+    def measure() -> FittedCodeNumbers:
+        run, config, model = load_run(path, device, code=code)
+        if not isinstance(model, HypernetworkTransformer):
+            raise InputError(
+                f"{run.path} has a model of kind {config.model.kind!r}: expected 'hypernetwork_transformer'"
+            )
+        inferred_id, fitted_id = score_codes(model, config.task, "test", num_instances)
+        inferred_ood, fitted_ood = score_codes(model, config.task, "ood", num_instances)
+        return {
+            "num_instances": num_instances,
+            "inferred": {"id": inferred_id, "ood": inferred_ood},
+            "fitted": {"id": fitted_id, "ood": fitted_ood},
+        }
+
+    return FITTED_CODE.keep(path, {"num_instances": num_instances}, measure, code=code)
+
+
+def score_codes(
+    model: HypernetworkTransformer, task: Task, split: SplitName, num_instances: int
+) -> tuple[float, float]:
+    """R² (pooled) at the queries with the inferred and with the fitted code."""
+    batch = task.sample(split, 0, batch_size=num_instances, device=next(model.parameters()).device)
+    with torch.no_grad():
+        queries = model.queries(batch.inputs)
+        inferred = model.execution(model.infer(batch.inputs), queries)
+        fitted = model.execution(fit_code(model, batch.inputs), queries)
+    return _pooled_r2(task, inferred, batch), _pooled_r2(task, fitted, batch)
+
+
+def fit_code(
+    model: HypernetworkTransformer, inputs: Float[Tensor, "b tokens features"], *, num_steps: int = NUM_STEPS
+) -> Float[Tensor, "b code"]:
+    """The code that fits each row's own examples best; the model is not changed."""
+    examples = inputs[:, : model.num_examples]
+    x, y = examples[..., : model.query_dim], examples[..., model.query_dim :]
+
+    def error(code: Float[Tensor, "b code"]) -> Float[Tensor, " b"]:
+        return (model.execution(code, x) - y).square().mean(dim=(1, 2))
+
+    with torch.no_grad():
+        own = model.infer(inputs)
+        starts = [own, *(other.expand_as(own) for other in own[:NUM_STARTS])]
+        errors = torch.stack([error(start) for start in starts])
+        best = torch.stack(starts)[errors.argmin(dim=0), torch.arange(len(own), device=own.device)]
+    rate = 0.05 * own.std().item()
+    with torch.enable_grad():
+        code = best.clone().requires_grad_(True)
+        optimiser = torch.optim.Adam([code], lr=rate)
+        schedule = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 0.01, total_iters=num_steps)
+        for _ in range(num_steps):
+            (code.grad,) = torch.autograd.grad(error(code).sum(), code)
+            optimiser.step()
+            schedule.step()
+    return torch.where((error(code.detach()) < errors.amin(dim=0))[:, None], code.detach(), best)
+
+
+def _pooled_r2(task: Task, answers: Tensor, batch: Batch) -> float:
+    ratio = task.metrics(answers, batch)["r2_pooled"]
+    return (ratio.numerator.sum() / ratio.denominator.sum()).item()
+
+
+GRADIENTS = Measurement(name="gradients", version=1, uses_checkpoint=False)
+NUM_POINTS = 12
+
+
+class GradientVariance(TypedDict):
+    """Agreement of gradients at one point of training."""
+
+    variance_share: float
+    transfer: float
+    signal: float
+
+
+class GradientRow(GradientVariance):
+    """The same, with the step."""
+
+    step: int
+
+
+class GradientsNumbers(TypedDict):
+    """What is measured."""
+
+    rows: list[GradientRow]
+
+
+class Gradients(GradientsNumbers):
+    """`gradients.json`."""
+
+    key: MeasurementKey
+
+
+def measure_gradients(model: nn.Module, task: Task, *, num_instances: int = 512, index: int = 0) -> GradientVariance:
+    """Variance share, transfer and signal of a model's gradients; `index` chooses the instances."""
+    first, second = (composition_gradients(model, task, "test", num_instances, 2 * index + i) for i in range(2))
+    held_out, held_out_again = (
+        composition_gradients(model, task, "ood", num_instances, 2 * index + i).mean(dim=0) for i in range(2)
+    )
+    products = first @ second.T
+    count = len(products)
+    signal = products.diagonal().mean()
+    agreement = (products.sum() - products.diagonal().sum()) / (count * (count - 1))
+    mean, again = first.mean(dim=0), second.mean(dim=0)
+    scale = ((mean @ again).clamp_min(1e-30) * (held_out @ held_out_again).clamp_min(1e-30)).sqrt()
+    return {
+        "variance_share": ((signal - agreement) / signal).item(),
+        "transfer": ((mean @ held_out_again + again @ held_out) / 2 / scale).item(),
+        "signal": signal.item(),
+    }
+
+
+def composition_gradients(
+    model: nn.Module, task: Task, split: SplitName, num_instances: int, index: int
+) -> Float[Tensor, "compositions parameters"]:
+    """The gradient of the loss of each composition of a split, from its share of `num_instances` fresh instances."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    # a stream of its own: no batch here is one that training or scoring takes
+    batch = task.sample(split, 10**6 + index, batch_size=num_instances, device=parameters[0].device)
+    gradients = []
+    for number in range(len(task.split.compositions(split))):
+        rows = batch.composition == number
+        part = replace(
+            batch,
+            inputs=batch.inputs[rows],
+            targets=batch.targets[rows],
+            latents=batch.latents[rows],
+            info={name: values[rows] for name, values in batch.info.items()},
+        )
+        loss = task.loss(model(part.inputs).float(), part)
+        pairs = zip(parameters, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True)
+        gradients.append(torch.cat([torch.zeros_like(p).flatten() if g is None else g.flatten() for p, g in pairs]))
+    return torch.stack(gradients).double()
+
+
+def track_gradients(
+    config: RunConfig, *, steps: int | None = None, num_points: int = NUM_POINTS, device: torch.device | str = "cpu"
+) -> list[GradientRow]:
+    """Train a configuration again and measure its gradients at steps that are evenly spaced in their logarithm."""
+    steps = config.training.steps if steps is None else steps
+    check_positive(steps=steps, num_points=num_points)
+    trainer = Trainer(config.build_model(), config.task, config.training, device)
+    points = sorted({round(math.exp(math.log(steps) * i / max(num_points - 1, 1))) for i in range(num_points)})
+    rows: list[GradientRow] = []
+    for point in points:
+        while trainer.step < point:
+            trainer.advance()
+        rows.append({"step": point, **measure_gradients(trainer.model, config.task, index=len(rows))})
+    return rows
+
+
+def track_run(
+    path: Path | str,
+    *,
+    steps: int | None = None,
+    num_points: int = NUM_POINTS,
+    device: str = "auto",
+    code: Sequence[Code] = (),
+) -> list[Json]:
+    """The rows of `gradients.json` of a run, kept in its directory; `steps` is by default the length of the run."""
+
+    def measure() -> GradientsNumbers:
+        config = RunConfig.from_dict(RunDirectory.open(path).config, code)
+        return {"rows": track_gradients(config, steps=steps, num_points=num_points, device=resolve_device(device))}
+
+    rows: list[Json] = GRADIENTS.keep(path, {"steps": steps, "num_points": num_points}, measure, code=code)["rows"]
+    return rows

@@ -1,0 +1,211 @@
+"""Linear identification: are a student's hidden states the teacher's, up to a linear map, and at which lengths?
+(On Provable Length and Compositional Generalization, arXiv 2402.04875.)
+
+A map teacher ≈ A student + b is fitted on one set of sequences and scored on another:
+
+- `transfer`: fitted once, on all positions of sequences of the longest trained length, then scored at every position of
+  the longest sequences there are, without another look;
+- `refit`: fitted anew at every position, on other sequences of the same length;
+- `permutation`, for recurrent networks, whose hidden states have no other freedom: the student's units in another order,
+  and nothing else, the order chosen on the sequences that `transfer` is fitted on (Hungarian method).
+
+R² is pooled over the teacher's units, 1 - Σ error² / Σ (value - mean of the position)², so that drift from position to
+position explains nothing. Random features of the tokens can be linearly close to the teacher as well: every number stands
+beside the one of the same student before training. As all functions are causal, position t of a long sequence is the
+last token of a sequence of length t: numbers by position are numbers by length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypedDict, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+
+from recombine.foundation.errors import InputError, check_positive
+from recombine.inside.cache import Measurement, MeasurementKey
+from recombine.inside.collect import evaluating
+from recombine.inside.decode import decide, fit_ridge
+from recombine.models.registry import Code
+from recombine.models.sequence import RecurrentNetwork, SequenceModel
+from recombine.tasks.batch import Batch
+from recombine.tasks.sampling import SplitName
+from recombine.training.benchmark import load_run
+from recombine.training.schema import Json
+
+IDENTIFICATION = Measurement(name="identification", version=4)
+NUM_SEQUENCES = 2_000
+RIDGE_STRENGTH = 1e8  # as good as none: it only keeps collinear units solvable
+FIRST_BATCH = 10_000  # of the streams, far behind the batches that scores are made of
+BATCH_SIZE = 500
+
+Hidden = Float[np.ndarray, "rows t units"]
+
+
+@runtime_checkable
+class TaughtTask(Protocol):
+    """A task whose sequences are labelled by a teacher: `info["hidden"]` of a batch holds the teacher's hidden states."""
+
+    @property
+    def identified_up_to_order(self) -> bool:
+        """Whether equal functions of the teacher's class can differ in the order of their hidden units only."""
+
+    def lengths(self, split: SplitName) -> tuple[int, int]:
+        """The fewest and the most tokens of a sequence of a split."""
+
+    def sample_length(
+        self,
+        split: SplitName,
+        index: int,
+        length: int,
+        *,
+        batch_size: int = 128,
+        rows: range | None = None,
+        device: torch.device | str = "cpu",
+    ) -> Batch:
+        """Batch `index` of a split with sequences of one length."""
+
+    def read(self, predictions: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Outputs, and hidden states if the model returns them as well."""
+
+
+class IdentificationNumbers(TypedDict):
+    """The fields of `Identification`."""
+
+    loss: list[float]
+    worst_share: list[float]
+    constant_loss: list[float]
+    r2: dict[str, list[float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identification:
+    """By position (1 first): squared error of student and best constant, and R² of the hidden states by kind of map.
+
+    The constant is the mean output of each position of the sequences that are scored, estimated on others of their kind: it
+    knows where tokens come from, however narrow the student's training was.
+
+    `worst_share` is the part of the student's error that is made by its two worst outputs: near 1 where single sigmoids
+    got stuck in saturation and all the others are right.
+    """
+
+    loss: list[float]
+    worst_share: list[float]
+    constant_loss: list[float]
+    r2: dict[str, list[float]]
+
+    def as_dict(self) -> IdentificationNumbers:
+        return {"loss": self.loss, "worst_share": self.worst_share, "constant_loss": self.constant_loss, "r2": self.r2}
+
+
+class StudentNumbers(TypedDict):
+    """What is measured: the student after training and before it."""
+
+    num_sequences: int
+    trained: IdentificationNumbers
+    untrained: IdentificationNumbers
+
+
+class RunIdentification(StudentNumbers):
+    """`identification.json`."""
+
+    key: MeasurementKey
+
+
+def identify_run(
+    path: Path | str, *, num_sequences: int = NUM_SEQUENCES, device: str = "auto", code: Sequence[Code] = ()
+) -> Json:
+    """Identify the student of a run, after and before training (see `RunIdentification`); kept in its directory."""
+
+    def measure() -> StudentNumbers:
+        run, config, model = load_run(path, device, code=code)
+        untrained = config.build_model().to(next(model.parameters()).device).eval()
+        if not isinstance(config.task, TaughtTask) or not isinstance(model, SequenceModel):
+            raise InputError(
+                f"{run.path} has no teacher to compare with: expected a run of a task such as sequence-teacher"
+            )
+        assert isinstance(untrained, SequenceModel)
+        return {
+            "num_sequences": num_sequences,
+            "trained": identify(model, config.task, num_sequences=num_sequences).as_dict(),
+            "untrained": identify(untrained, config.task, num_sequences=num_sequences).as_dict(),
+        }
+
+    return IDENTIFICATION.keep(path, {"num_sequences": num_sequences}, measure, code=code)
+
+
+def identify(model: SequenceModel, task: TaughtTask, *, num_sequences: int = NUM_SEQUENCES) -> Identification:
+    """Compare a student with its teacher, at every length up to the longest."""
+    check_positive(num_sequences=num_sequences)
+    trained, longest = task.lengths("test")[1], task.lengths("ood")[1]
+    fitted_on = _collect(model, task, "test", trained, num_sequences, part=0)
+    refitted_on = _collect(model, task, "ood", longest, num_sequences, part=1)
+    scored_on = _collect(model, task, "ood", longest, num_sequences, part=2)
+    student, teacher = scored_on["student"], scored_on["teacher"]
+    flat = {name: fitted_on[name].reshape(-1, fitted_on[name].shape[-1]) for name in ("student", "teacher")}
+    weights = fit_ridge(flat["student"], flat["teacher"], strength=RIDGE_STRENGTH)
+    r2 = {"transfer": _score(decide(student.reshape(-1, student.shape[-1]), weights).reshape(teacher.shape), teacher)}
+    refitted = np.empty_like(teacher)
+    for t in range(longest):
+        weights = fit_ridge(refitted_on["student"][:, t], refitted_on["teacher"][:, t], strength=RIDGE_STRENGTH)
+        refitted[:, t] = decide(student[:, t], weights)
+    r2["refit"] = _score(refitted, teacher)
+    if task.identified_up_to_order and isinstance(model, RecurrentNetwork) and student.shape == teacher.shape:
+        r2["permutation"] = _score(student[:, :, match_units(flat["student"], flat["teacher"])], teacher)
+    errors = scored_on["errors"].mean(axis=0)
+    return Identification(
+        loss=errors.mean(axis=1).tolist(),
+        worst_share=(np.sort(errors)[:, -2:].sum(axis=1) / np.maximum(errors.sum(axis=1), 1e-300)).tolist(),
+        constant_loss=np.square(scored_on["targets"] - refitted_on["targets"].mean(axis=0)).mean(axis=(0, 2)).tolist(),
+        r2=r2,
+    )
+
+
+def match_units(
+    student: Float[np.ndarray, "rows units"], teacher: Float[np.ndarray, "rows units"]
+) -> Int[np.ndarray, " units"]:
+    """For each unit of the teacher the student's unit that takes its place, so that squared distances are least."""
+    from scipy.optimize import linear_sum_assignment
+
+    squares = np.square(teacher).sum(axis=0)[:, None] + np.square(student).sum(axis=0)
+    _, order = linear_sum_assignment(squares - 2 * teacher.T @ student)
+    return order
+
+
+def _collect(
+    model: SequenceModel, task: TaughtTask, split: SplitName, length: int, num_sequences: int, *, part: int
+) -> dict[str, np.ndarray]:
+    """Hidden states and errors, (rows, t, units) in double precision, of sequences that only this part sees."""
+    columns: dict[str, list[np.ndarray]] = {}
+    device = next(model.parameters()).device
+    for number, first in enumerate(range(0, num_sequences, BATCH_SIZE)):
+        rows = range(min(BATCH_SIZE, num_sequences - first))
+        index = FIRST_BATCH * (part + 1) + number
+        batch = task.sample_length(split, index, length, batch_size=BATCH_SIZE, rows=rows, device=device)
+        for name, value in _observe(model, task, batch).items():
+            columns.setdefault(name, []).append(value.double().cpu().numpy())
+    return {name: np.concatenate(values) for name, values in columns.items()}
+
+
+def _observe(model: SequenceModel, task: TaughtTask, batch: Batch) -> dict[str, torch.Tensor]:
+    model.check_inputs(batch.inputs)
+    with evaluating(model):
+        hidden = model.represent(batch.inputs)
+        outputs, _ = task.read(model.readout(hidden), batch)
+        return {
+            "student": hidden,
+            "teacher": batch.info["hidden"],
+            "targets": batch.targets,
+            "errors": (outputs - batch.targets).square(),
+        }
+
+
+def _score(predicted: Hidden, actual: Hidden) -> list[float]:
+    """Pooled R² at each position."""
+    error = np.square(predicted - actual).sum(axis=(0, 2))
+    spread = np.square(actual - actual.mean(axis=0)).sum(axis=(0, 2))
+    return (1 - error / np.maximum(spread, 1e-30)).tolist()

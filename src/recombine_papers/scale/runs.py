@@ -1,0 +1,248 @@
+"""Scaling can lead to compositional generalization (arXiv 2507.07207): width, compositions, supports, models.
+
+The paper's sizes (16 modules, up to 3 active, 300,000 steps at a constant rate) are `--scale paper`. The smaller scales have
+8 modules and inputs, 2 inputs per task in training batches, and a cosine at a higher rate, for the same orderings in minutes.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+from recombine.foundation.tables import Table
+from recombine.inside.result import last_site
+from recombine.models.base import ModelConfig
+from recombine.sweeps.experiment import Experiment, Finished
+from recombine.sweeps.records import Record, over_seeds
+from recombine.tasks.base import Scale
+from recombine.tasks.modular.hyperteacher import Hyperteacher
+from recombine.tasks.modular.supports import Support
+from recombine.training.config import RunConfig, default_run
+from recombine.training.directory import RunDirectory
+from recombine_papers.claims import Fall, Lead, Level
+from recombine_papers.measured_claims import Correlates, Reads
+from recombine_papers.scale.tables import (
+    METRIC,
+    correlate_decodability,
+    correlate_measured,
+    draw_scale,
+    read_decodability,
+    tabulate_seeds,
+)
+
+NUM_SEEDS: dict[Scale, int] = {"tiny": 1, "small": 3, "paper": 3}
+WIDTHS: dict[Scale, tuple[int, ...]] = {
+    "tiny": (16, 64, 256),
+    "small": (16, 32, 64, 128, 256, 512),
+    "paper": (128, 256, 512, 1024, 2048),
+}
+HELD_OUT: dict[Scale, tuple[float, ...]] = {
+    "tiny": (0.85, 0.5, 0.125),
+    "small": (0.85, 0.75, 0.5, 0.25, 0.125),
+    "paper": (0.97, 0.9, 0.75, 0.5, 0.25, 0.125),
+}
+
+
+def hyperteacher(scale: Scale, model: str | None = None) -> RunConfig:
+    """Section 2 of the paper, or smaller: see `Hyperteacher.preset`."""
+    return default_run("hyperteacher", scale, model)
+
+
+def change(run: RunConfig, model: dict[str, Any] | None = None, **task: Any) -> RunConfig:
+    """The run with other choices of its model or its task."""
+    changed: ModelConfig = replace(run.model, **(model or {}))
+    return replace(run, task=replace(run.task, **task), model=changed)
+
+
+SOURCE = "arXiv 2507.07207"
+ABSTRACT = f"{SOURCE}, abstract"
+BETTER, SUCCESS = 0.1, 0.95  # what counts as clearly better, and as success
+GOOD = 0.9  # what counts as success in settings that are harder than the plain one
+
+
+class ScaleExperiment(Experiment):
+    """Variants over seeds, and a table of means over seeds. The bounds of the claims are for `--scale small`."""
+
+    metric = METRIC
+    differs = "8 modules and inputs instead of 16, 4,000 steps at a higher learning rate instead of 300,000."
+    known_before = "earlier runs of the same experiments."
+
+    def records(self, scale: Scale) -> Iterator[Record]:
+        return over_seeds(self.variants(scale), range(NUM_SEEDS[scale]))
+
+    @abstractmethod
+    def variants(self, scale: Scale) -> Iterator[Record]:
+        """One record per variant."""
+
+    def tables(self, finished: Finished, device: str) -> list[Table]:
+        return [*self.claim_tables(finished, device), *tabulate_seeds(finished)]
+
+    def summarise(self, finished: Finished) -> Table:
+        return tabulate_seeds(finished)[0]
+
+
+class Widths(ScaleExperiment):
+    name = "scale-width"
+    question = "Do wider networks recombine modules better?"
+    claims = (
+        Lead(
+            text="wider networks recombine better",
+            where="width 512 against 16",
+            headline=True,
+            source=ABSTRACT,
+            better={"width": 512},
+            worse={"width": 16},
+            by=BETTER,
+        ),
+        Level(text="a wide network recombines modules", source=ABSTRACT, of={"width": 512}, low=SUCCESS),
+    )
+
+    def variants(self, scale: Scale) -> Iterator[Record]:
+        for width in WIDTHS[scale]:
+            yield Record(settings={"width": width}, config=change(hyperteacher(scale), {"hidden_dim": width}))
+
+
+class Compositions(ScaleExperiment):
+    name = "scale-compositions"
+    question = "Do networks trained on more compositions recombine modules better?"
+    claims = (
+        Fall(
+            text="more training compositions lead to better recombination",
+            where="81 against 14",
+            headline=True,
+            source=ABSTRACT,
+            higher={"compositions": 81},
+            lower={"compositions": 14},
+            by=BETTER,
+        ),
+    )
+
+    def variants(self, scale: Scale) -> Iterator[Record]:
+        for held_out in HELD_OUT[scale]:
+            config = change(hyperteacher(scale), held_out=held_out)
+            yield Record(settings={"compositions": len(config.task.split.train)}, config=config)
+
+
+class Supports(ScaleExperiment):
+    """Each support, and a random one with no more training compositions than the disconnected one has."""
+
+    name = "scale-supports"
+    question = "Which training compositions let a network recombine modules?"
+    known_before = "earlier runs of the same experiments; for supports that cover and connect all modules, all results."
+    claims = (
+        *(
+            Level(
+                text="training compositions that cover and connect all modules are enough",
+                where=f"{support.replace('_', ' ')} support",
+                source=ABSTRACT,
+                of={"support": support},
+                low=GOOD,
+            )
+            for support in ("random", "equal", "popular_modules", "unpopular_modules")
+        ),
+        *(
+            Fall(
+                text=f"modules must be {word} in training: {support.replace('_', '-')} support against a random one",
+                headline=True,
+                source=ABSTRACT,
+                higher={"support": "random"},
+                lower={"support": support},
+                by=BETTER,
+            )
+            for support, word in (("disconnected", "connected"), ("non_compositional", "covered"))
+        ),
+        Fall(
+            text="the disconnected support fails because it is disconnected, not because it is small",
+            source="our question",
+            higher={"support": "random_as_few_as_disconnected"},
+            lower={"support": "disconnected"},
+            by=BETTER,
+            ours=True,
+        ),
+    )
+
+    def variants(self, scale: Scale) -> Iterator[Record]:
+        base = hyperteacher(scale)
+        configs = {support: change(base, support=support) for support in get_args(Support)}
+        split = configs["disconnected"].task.split
+        held_out = len(split.ood) / len(split.train + split.ood)
+        configs["random_as_few_as_disconnected"] = change(base, held_out=held_out)
+        for support, config in configs.items():
+            yield Record(settings={"support": support}, config=config)
+
+
+class Models(ScaleExperiment):
+    name = "scale-models"
+    question = "Which kind of network recombines modules?"
+    claims = tuple(
+        Level(
+            text="networks of other kinds recombine modules too",
+            where=model.replace("_", " "),
+            source=f"{SOURCE}, models of the released code",
+            of={"model": model},
+            low=GOOD,
+        )
+        for model in Hyperteacher.models
+        if model != "mlp"
+    )
+
+    def variants(self, scale: Scale) -> Iterator[Record]:
+        for model in Hyperteacher.models:
+            yield Record(settings={"model": model}, config=hyperteacher(scale, model))
+
+
+class Decodability(ScaleExperiment):
+    """The runs of widths, compositions and supports together. Runs that are the same are trained once."""
+
+    known_before = (
+        "earlier runs of the same experiments; for the correlation over all training compositions, its value."
+    )
+
+    name = "scale-decodability"
+    question = "Do networks that recombine modules show them in their hidden layers?"
+    claims = (
+        Correlates(
+            text="the better the modules can be decoded from the last layer, the better the network recombines",
+            where="training compositions cover and connect all modules",
+            headline=True,
+            source=ABSTRACT,
+            quantity="z_held_out",
+            by=0.7,
+        ),
+        Correlates(
+            text="the better the modules can be decoded from the last layer, the better the network recombines",
+            where="all training compositions",
+            headline=True,
+            source=ABSTRACT,
+            quantity="z_held_out",
+            by=0.7,
+            fair=False,
+        ),
+        Reads(
+            text="modules are linearly decodable where a network succeeds (width 512)",
+            source=ABSTRACT,
+            of={"width": 512},
+            quantity="z_held_out",
+            low=0.9,
+        ),
+    )
+
+    def variants(self, scale: Scale) -> Iterator[Record]:
+        for experiment in (Widths(), Compositions(), Supports()):
+            yield from experiment.variants(scale)
+
+    def tables(self, finished: Finished, device: str) -> list[Table]:
+        return [*self.claim_tables(finished, device), *correlate_decodability(finished, device)]
+
+    def summarise(self, finished: Finished) -> Table:
+        return correlate_measured(finished)
+
+    def measures(self, run: RunDirectory, device: str) -> dict[str, float]:
+        sites = read_decodability(run, device)["sites"]
+        return {"z_held_out": sites[last_site(sites)]["ood"]}
+
+    def figures(self, finished: Finished, folder: Path) -> list[Path]:
+        return draw_scale(self.measure_runs(finished, "auto"), folder)
