@@ -36,11 +36,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recombine.attention.definition import CodeMap
+from recombine.attention.dense import lecun_normal_
 from recombine.attention.dispatch import attend, dense
 from recombine.attention.dropout import CodeDropout, check_dropout
 from recombine.attention.layer import ATTENTIONS, OutputScale, choose_output_scale, scale_output
 from recombine.foundation.errors import InputError, check_choice, check_positive, require_memory
-from recombine.models.layers import lecun_normal_
 
 MASKED_SCORE = -1e4
 

@@ -48,11 +48,11 @@ from torch import Tensor, nn
 
 from recombine.attention import linear
 from recombine.attention.definition import RMS_EPSILON, CodeMap, Normalisation, ValueNetwork
+from recombine.attention.dense import lecun_linear, lecun_normal_
 from recombine.attention.dispatch import attend, dense
 from recombine.attention.dropout import CodeDropout, DropoutForm
 from recombine.attention.linear import LinearState
 from recombine.foundation.errors import InputError, check_choice, check_positive
-from recombine.models.layers import lecun_linear, lecun_normal_
 
 
 class AttentionCache(ABC):

@@ -26,9 +26,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from recombine.attention.dense import lecun_linear, lecun_normal_
 from recombine.foundation.errors import check_choice, check_positive
 from recombine.models.base import ENCODING, ISOLATED_QUERIES, MODULES, ModelConfig, Need, Site
-from recombine.models.layers import lecun_linear, lecun_normal_
 from recombine.models.transformer import Block, TransformerConfig
 from recombine.tasks.base import Task
 

@@ -23,12 +23,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from recombine.attention.definition import CodeMap
+from recombine.attention.dense import lecun_linear
 from recombine.attention.dropout import DropoutForm
 from recombine.attention.layer import ATTENTIONS, Attention, AttentionName
 from recombine.attention.position import RelativeBias, Rotary
 from recombine.foundation.errors import InputError, check_choice, check_positive
 from recombine.models.base import ENCODING, HIDDEN_ANSWERS, SAME_LENGTHS, ModelConfig, Need, Site
-from recombine.models.layers import FEEDFORWARDS, ResidualNorm, build_feedforward, lecun_linear
+from recombine.models.layers import FEEDFORWARDS, ResidualNorm, build_feedforward
 from recombine.tasks.base import Task
 
 Position = Literal["relative", "rotary", "none"]

@@ -45,13 +45,13 @@ from numpy.lib.format import open_memmap
 from torch import Tensor, nn
 
 from recombine.attention.definition import CodeMap, normalise, score
+from recombine.attention.dense import lecun_normal_
 from recombine.attention.dispatch import attend
 from recombine.attention.layer import ATTENTIONS
 from recombine.attention.view import HeadWeights, HypernetworkView, check_linear, generate_view
 from recombine.foundation.errors import InputError, check_positive
 from recombine.inside.collect import evaluating
 from recombine.integrations.huggingface.attention import Call, arrange_call, finish_call, import_interfaces, make_mask
-from recombine.models.layers import lecun_normal_
 
 WATCHED = "recombine_watched"
 

@@ -5,11 +5,11 @@ from typing import get_args
 import pytest
 import torch
 
+from recombine.attention.dense import lecun_normal_
 from recombine.attention.dispatch import attend
 from recombine.attention.layer import ATTENTIONS, Attention, AttentionName
 from recombine.attention.position import RelativeBias, Rotary
 from recombine.foundation.errors import InputError
-from recombine.models.layers import lecun_normal_
 
 EMBEDDING, HEADS, KQV, TOKENS = 12, 4, 8, 5
 MAIN = ("softmax", "linear", "hyla")

@@ -12,7 +12,7 @@ import recombine
 from recombine.training.config import default_run
 from recombine.training.run import train_run
 
-FOLDER = Path(__file__).parent.parent / "examples" / "peers"
+FOLDER = Path(__file__).parents[2] / "examples" / "peers"
 PEERS = {
     "lstm": ("LSTM", "torch"),
     "torch_transformer": ("TorchTransformer", "torch"),

@@ -71,7 +71,7 @@ def test_the_loss_is_that_of_the_next_token_and_ignores_padding(tmp_path):
 
 def test_a_run_is_exported_without_its_text(tmp_path, monkeypatch):
     tiny = default_run("language", "tiny")
-    changes: dict[str, Any] = {"text": (str(Path(__file__).with_name("text")),), "held_out_documents": 0.3}
+    changes: dict[str, Any] = {"text": (str(Path(__file__).parents[1] / "text"),), "held_out_documents": 0.3}
     task = replace(tiny.task, **changes)
     config = replace(tiny, task=task, training=replace(tiny.training, steps=1, batch_size=2))
     run = train_run(config, out=tmp_path / "runs", evaluation_instances=4)

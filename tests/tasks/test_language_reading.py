@@ -18,7 +18,7 @@ from recombine.tasks.language import rows as grammar
 from recombine.tasks.language.task import Language
 from recombine.training.directory import RunDirectory
 
-FOLDER = str(Path(__file__).with_name("text"))
+FOLDER = str(Path(__file__).parents[1] / "text")
 
 
 @pytest.fixture(scope="module", params=["bytes", "sentencepiece"])

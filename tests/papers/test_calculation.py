@@ -24,7 +24,7 @@ from recombine_papers.calculation import (
 from recombine_papers.card import build_card, count_claims, describe_interval, format_page, list_statements
 from recombine_papers.stored import format_index
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 CALCULATIONS = [name for name, experiment in EXPERIMENTS.items() if isinstance(experiment, Calculation)]
 # logarithms of differences that are rounding, and depend on the processor
 ROUNDED = ("log10_difference", "log10_mixture", "rotation", "permutation", "identified", "execution")

@@ -44,7 +44,7 @@ from recombine_papers.stored import (
 from recombine_papers.verb import read_card, update_page
 from stored_runs import stored_run
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def decide_on(claim, **world):

@@ -12,10 +12,10 @@ from torch import nn
 from torch.nn import functional
 
 from recombine.attention.cpu import onednn, weight_gradient
+from recombine.attention.dense import lecun_linear
 from recombine.attention.dispatch import dense, use_kernel
 from recombine.foundation import native as processor
 from recombine.foundation.errors import InputError
-from recombine.models.layers import lecun_linear
 from spies import record_calls
 
 needs_onednn = pytest.mark.skipif(onednn.find_operator() is None, reason="this build of torch has no oneDNN")

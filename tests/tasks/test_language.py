@@ -18,7 +18,7 @@ from recombine.tasks.language.task import Language
 from recombine.training.config import default_run
 from recombine.training.score import score
 
-FOLDER = Path(__file__).with_name("text")
+FOLDER = Path(__file__).parents[1] / "text"
 
 
 @pytest.fixture(scope="module")

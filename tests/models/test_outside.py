@@ -19,7 +19,7 @@ from recombine.training.config import RunConfig, default_run
 from recombine.training.directory import RunDirectory
 from recombine.training.run import train_run
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 TASK = f"{EXAMPLES / 'own_task.py'}:Waves"
 MODEL = f"{EXAMPLES / 'own_model.py'}:AveragingConfig"
 SIZES = ["--num-waves", "4", "--num-examples", "4", "--hidden-dim", "8", "--steps", "20", "--batch-size", "8"]

@@ -30,8 +30,8 @@ from recombine.tasks.base import Task
 from recombine.training.config import TRAINING_VERSION, RunConfig, default_run
 from recombine.training.loop import Trainer
 
-FILE = Path(__file__).with_name("golden.json")
-TEXT = Path(__file__).with_name("text")
+FILE = Path(__file__).parents[1] / "golden.json"
+TEXT = Path(__file__).parents[1] / "text"
 PINNED_TORCH = re.findall(r"^torch==([\d.]+)", FILE.parent.with_name("constraints.txt").read_text(), re.MULTILINE)[0]
 TOLERANCE = 1e-5  # of the root mean square, for means over a tensor
 LOSS_TOLERANCE = 1e-4  # of losses after a few steps, which add up differences

@@ -16,7 +16,7 @@ from recombine_papers.verb import draw_figures, read_card
 from spies import record_calls
 from stored_runs import stored_line
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def write_dropout(folder, leads):

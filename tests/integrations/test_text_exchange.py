@@ -186,7 +186,7 @@ def test_the_api_example_asks_every_prompt_once(folder, tmp_path):
 
     server = HTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    example = Path(__file__).parent.parent / "examples" / "ask_api.py"
+    example = Path(__file__).parents[2] / "examples" / "ask_api.py"
     url = f"http://127.0.0.1:{server.server_port}"
     files = [str(folder / "prompts.jsonl"), str(tmp_path / "answers.jsonl")]
     try:

@@ -18,7 +18,7 @@ from recombine.tasks.fuzzy_logic import FuzzyLogic
 from recombine.tasks.language.task import Language
 from recombine.training.config import default_run
 
-FOLDER = str(Path(__file__).with_name("text"))
+FOLDER = str(Path(__file__).parents[1] / "text")
 SIZES = {"num_layers": 2, "embedding_dim": 16, "kqv_dim": 16, "mlp_dim": 32, "num_heads": 4}
 ATTENTIONS = ("softmax", "linear", "hyla")
 VARIANTS = [

@@ -16,7 +16,7 @@ from recombine.training.config import RunConfig, default_run
 from recombine.training.run import train_run
 from recombine_papers.stored import collect, locate, read_results, write_results
 
-FOLDER = Path(__file__).with_name("text")
+FOLDER = Path(__file__).parents[1] / "text"
 
 
 def small_run() -> RunConfig:
