@@ -2,7 +2,7 @@
 
     python packaging/build_native_wheel.py [--out dist]
 
-It is the pure wheel with the kernels in `recombine/kernels/built`, for x86-64-v3 and v4, with OpenMP and without. Which is
+It is the pure wheel with the kernels in `recombine/built`, for x86-64-v3 and v4, with OpenMP and without. Which is
 loaded is decided at run time (`recombine.foundation.native`).
 """
 
@@ -17,7 +17,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from recombine.foundation.native import FLAGS, LEVELS, SHARED, find_compiler, name_build
+from recombine.foundation.native import FLAGS, INCLUDE, LEVELS, PACKAGE, SHARED, find_compiler, name_build
 
 ROOT = Path(__file__).parent.parent
 TAG = "py3-none-linux_x86_64"
@@ -29,13 +29,16 @@ def compile_kernels(folder: Path) -> list[Path]:
     if compiler is None:
         raise SystemExit("no C compiler: expected cc, gcc or clang on the PATH")
     built = []
-    for source in sorted((ROOT / "src" / "recombine" / "kernels").glob("*.c")):
+    for source in sorted(PACKAGE.rglob("*.c")):
         for level in LEVELS:
             for serial in (False, True):
                 flags = [f"-march={level}" if flag == "-march=native" else flag for flag in FLAGS]
                 path = folder / name_build(source, level, serial=serial)
                 openmp = [] if serial else ["-fopenmp"]
-                subprocess.run([*compiler, *flags, *openmp, *SHARED, "-o", str(path), str(source), "-lm"], check=True)
+                subprocess.run(
+                    [*compiler, *flags, *openmp, *SHARED, f"-I{INCLUDE}", "-o", str(path), str(source), "-lm"],
+                    check=True,
+                )
                 built.append(path)
     return built
 
@@ -49,7 +52,7 @@ def repack(pure: Path, built: list[Path], out: Path) -> Path:
         record = about.removesuffix("WHEEL") + "RECORD"
         text = contents[about].decode().replace("Root-Is-Purelib: true", "Root-Is-Purelib: false")
         contents[about] = text.replace("Tag: py3-none-any", f"Tag: {TAG}").encode()
-        contents |= {f"recombine/kernels/built/{path.name}": path.read_bytes() for path in built}
+        contents |= {f"recombine/built/{path.name}": path.read_bytes() for path in built}
         del contents[record]
         lines = [f"{name},sha256={_hash(content)},{len(content)}" for name, content in contents.items()]
         for name, content in {**contents, record: ("\n".join([*lines, f"{record},,"]) + "\n").encode()}.items():

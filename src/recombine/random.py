@@ -23,6 +23,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -93,7 +94,10 @@ def open_library() -> ctypes.CDLL | str:
         "orders": [number, number],
     }
     problem = ctypes.POINTER(_Problem)
-    return open_kernel("c", [], {f"recombine_draw_{name}": [problem, *more] for name, more in arguments.items()})
+    return open_kernel(
+        Path(__file__).with_suffix(".c"),
+        {f"recombine_draw_{name}": [problem, *more] for name, more in arguments.items()},
+    )
 
 
 def is_available() -> bool:

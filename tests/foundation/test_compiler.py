@@ -22,7 +22,7 @@ def source(tmp_path, monkeypatch):
 
 
 def load(source) -> ctypes.CDLL:
-    return compiler.load_library(source, headers=[source.parent / "number.h"])
+    return compiler.load_library(source)
 
 
 def builds(source) -> list:

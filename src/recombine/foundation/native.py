@@ -170,7 +170,10 @@ def _list_runtimes(folder: Path, names: Sequence[str]) -> list[str]:
     return [str(path) for name in names for path in sorted(folder.glob(f"{name}{suffix}"))]
 
 
-FOLDER = Path(__file__).parent / "built"
+PACKAGE = Path(__file__).parent.parent
+INCLUDE = PACKAGE / "attention" / "cpu"
+"""Headers that kernels of other rooms use too."""
+FOLDER = PACKAGE / "built"
 _V3 = frozenset(("avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"))
 LEVELS = {  # features of each level, the highest first
     "x86-64-v4": _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
@@ -180,8 +183,7 @@ LEVELS = {  # features of each level, the highest first
 
 def hash_sources() -> str:
     """The hash of every file that kernels are compiled from."""
-    here = Path(__file__).parent
-    return digest(path.read_bytes() for path in sorted([*here.glob("*.c"), *here.glob("*.h")]))
+    return digest(path.read_bytes() for path in sorted([*PACKAGE.rglob("*.c"), *PACKAGE.rglob("*.h")]))
 
 
 def name_build(source: Path, level: str, *, serial: bool = False) -> str:
@@ -234,10 +236,10 @@ class CompilerError(RuntimeError):
     """The kernel cannot be built or loaded here; the message says why."""
 
 
-def load_library(source: Path, headers: Sequence[Path] = ()) -> ctypes.CDLL:
+def load_library(source: Path) -> ctypes.CDLL:
     """Load the build of `source`, compiling it if there is none that fits; raise `CompilerError` if that is impossible."""
     directory = cache_directory()
-    prefix = f"{source.stem}-{digest([*(path.read_bytes() for path in (source, *headers)), _describe_cpu()])}"
+    prefix = f"{source.stem}-{digest([*(path.read_bytes() for path in list_sources(source)), _describe_cpu()])}"
     compiler = find_compiler()
     if compiler is not None:
         version = _compiler_version(compiler)
@@ -260,16 +262,29 @@ def load_library(source: Path, headers: Sequence[Path] = ()) -> ctypes.CDLL:
     return library
 
 
-def open_kernel(name: str, headers: Sequence[str], functions: Mapping[str, Sequence[Any]]) -> ctypes.CDLL | str:
-    """A kernel of this folder, or why there is none, in one line. `functions`: the types of their arguments."""
-    here = Path(__file__).parent
+def open_kernel(source: Path, functions: Mapping[str, Sequence[Any]]) -> ctypes.CDLL | str:
+    """The compiled `source`, or why there is none, in one line. `functions`: the types of their arguments."""
     try:
-        library = load_library(here / name, headers=[here / header for header in headers])
+        library = load_library(source)
     except (CompilerError, InputError, OSError) as error:
         return str(error)
     for function, arguments in functions.items():
         getattr(library, function).argtypes = list(arguments)
     return library
+
+
+def list_sources(source: Path) -> list[Path]:
+    """A C file and all that it includes by name, directly or not."""
+    found: dict[Path, None] = {}
+    waiting = [source]
+    while waiting:
+        path = waiting.pop()
+        if path not in found:
+            found[path] = None
+            names = re.findall(r'^#include "(.+)"', path.read_text(encoding="utf-8"), re.MULTILINE)
+            beside = [path.parent / name for name in names]
+            waiting += [file if file.exists() else INCLUDE / file.name for file in beside]
+    return sorted(found)
 
 
 @cache
@@ -307,7 +322,7 @@ def _build(
             # libraries follow what needs them
             options = [flag for flag in flags if not flag.startswith("/")]
             libraries = [flag for flag in flags if flag.startswith("/")]
-            command = [*compiler, *options, *SHARED, "-o", str(built), str(source), *libraries, "-lm"]
+            command = [*compiler, *options, *SHARED, f"-I{INCLUDE}", "-o", str(built), str(source), *libraries, "-lm"]
             if _run(command, errors, PATIENCE) == 0 and _loads(built):
                 break
         else:

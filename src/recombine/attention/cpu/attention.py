@@ -68,9 +68,8 @@ class _Problem(ctypes.Structure):
 @cache
 def open_library(source: str = "cpu.c") -> ctypes.CDLL | str:
     """The compiled kernel, or why there is none, in one line."""
-    headers = ["cpu.c", *sorted(path.name for path in Path(__file__).parent.glob("cpu_*.h"))]
     functions = ("recombine_attend_forward", "recombine_attend_backward")
-    return open_kernel(source, headers, {name: [ctypes.POINTER(_Problem)] for name in functions})
+    return open_kernel(Path(__file__).parent / source, {name: [ctypes.POINTER(_Problem)] for name in functions})
 
 
 def allocate_outputs(q: Tensor, v: Tensor, choices: Choices) -> tuple[Tensor, Tensor]:

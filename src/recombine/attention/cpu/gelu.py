@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
+from pathlib import Path
 
 import torch
 from jaxtyping import Float
@@ -31,7 +32,7 @@ class _Problem(ctypes.Structure):
 def open_library() -> ctypes.CDLL | str:
     """The compiled kernel, or why there is none, in one line."""
     functions = ("recombine_gelu_forward", "recombine_gelu_backward")
-    return open_kernel("gelu.c", ["rows.h", "cpu_vector.h"], {name: [ctypes.POINTER(_Problem)] for name in functions})
+    return open_kernel(Path(__file__).with_suffix(".c"), {name: [ctypes.POINTER(_Problem)] for name in functions})
 
 
 def supports(x: Tensor, bias: Tensor) -> bool:

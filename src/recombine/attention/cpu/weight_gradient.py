@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
+from pathlib import Path
 
 import torch
 from jaxtyping import Float
@@ -29,7 +30,7 @@ class _Problem(ctypes.Structure):
 def open_library() -> ctypes.CDLL | str:
     """The compiled kernel, or why there is none, in one line."""
     functions = {"recombine_weight_gradient": [ctypes.POINTER(_Problem)]}
-    return open_kernel("weight_gradient.c", ["cpu_vector.h"], functions)
+    return open_kernel(Path(__file__).with_suffix(".c"), functions)
 
 
 def differentiate(

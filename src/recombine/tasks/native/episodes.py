@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterable
 from functools import cache
+from pathlib import Path
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -52,7 +53,7 @@ def open_library() -> ctypes.CDLL | str:
     """The compiled kernel, or why there is none, in one line."""
     problems = {"collect": _Collection, "pursue": _Pursuit, "observe": _Observation}
     functions = {f"recombine_{name}": [ctypes.POINTER(problem)] for name, problem in problems.items()}
-    return open_kernel("episodes.c", ["past_caches.h"], functions)
+    return open_kernel(Path(__file__).with_suffix(".c"), functions)
 
 
 def is_available(device: torch.device) -> bool:

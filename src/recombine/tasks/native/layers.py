@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
 from typing import Any
+from pathlib import Path
 
 import torch
 from jaxtyping import Float, Int
@@ -43,7 +44,7 @@ def open_library() -> ctypes.CDLL | str:
         "recombine_sum_layers": [ctypes.POINTER(_Problem)] * 2,
         "recombine_clear_padding": [ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int64] * 3],
     }
-    return open_kernel("layers.c", ["cpu_vector.h", "past_caches.h"], functions)
+    return open_kernel(Path(__file__).with_suffix(".c"), functions)
 
 
 def supports(x: Tensor, layers: Sequence[Layer]) -> bool:
