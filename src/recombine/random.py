@@ -22,8 +22,8 @@ import hashlib
 import math
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from typing import Any
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch

@@ -10,8 +10,8 @@ import ctypes
 from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
-from typing import Any
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
