@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from importlib import metadata
 from typing import Any
 
 import pytest
@@ -241,6 +242,25 @@ def test_no_arguments_and_version(capsys):
     assert capsys.readouterr().out.startswith("recombine 0.")
     assert run_verb(["train"]) == 2
     assert "TASK is one of fuzzy-logic" in capsys.readouterr().out
+
+
+def test_verbs_of_other_packages(tmp_path, capsys, monkeypatch):
+    """An entry point adds a verb; its line in the help is read from the source, without importing it."""
+    (tmp_path / "fancy").mkdir()
+    (tmp_path / "fancy" / "__init__.py").write_text("raise ImportError('imported')\n")
+    verb = 'def dance(argv):\n    """Dance with a run.\n\n    More.\n    """\n'
+    (tmp_path / "fancy" / "verbs.py").write_text(verb)
+    entry = metadata.EntryPoint(name="dance", value="fancy.verbs:dance", group="recombine.verbs")
+    monkeypatch.setattr("recombine.cli.main.installed_verbs", lambda: {"dance": entry})
+    monkeypatch.syspath_prepend(tmp_path)
+    assert run_verb(["--help"]) == 0
+    assert "\n  dance        Dance with a run\n" in capsys.readouterr().out
+    assert run_verb(["danse"]) == 2
+    assert "did you mean dance?" in capsys.readouterr().err
+    (tmp_path / "fancy" / "__init__.py").write_text("")
+    (tmp_path / "fancy" / "verbs.py").write_text(f"{verb}    print('dances', argv)\n")
+    assert run_verb(["dance", "slowly"]) == 0
+    assert capsys.readouterr().out == "dances ['slowly']\n"
 
 
 def test_the_package_runs_as_a_module():

@@ -12,9 +12,11 @@ Errors of the parser of flags (tyro) as one line in the words of this package.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import difflib
 import importlib
+import importlib.util
 import io
 import logging
 import os
@@ -24,10 +26,14 @@ import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from recombine.foundation import progress
 from recombine.foundation.errors import InputError, check_choice, spell_out
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 WIDTH = 80  # at which tyro prints the frames that are read here
 OUTPUT = ("--json", "--quiet", "--verbose", "--help")
@@ -330,18 +336,45 @@ def _run_verb(argv: list[str]) -> None:
 
         print(f"recombine {recombine.__version__}")
         return
-    verb = check_choice("verb", argv[0], VERBS)
+    verb = argv[0]
+    installed = {} if verb in VERBS else installed_verbs()
+    check_choice("verb", verb, (*VERBS, *installed))
     if verb != "train" and "MASTER_ADDR" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1":
         raise InputError(
             f"{verb} was started by torchrun in several processes: expected one; only train shares its work"
         )
-    importlib.import_module(f"recombine.cli.{verb.replace('-', '_')}").run(argv[1:])
+    if verb in installed:
+        installed[verb].load()(argv[1:])
+    else:
+        importlib.import_module(f"recombine.cli.{verb.replace('-', '_')}").run(argv[1:])
+
+
+def installed_verbs() -> dict[str, EntryPoint]:
+    """The verbs of other packages: their entry points in the group `recombine.verbs`, by name."""
+    from importlib.metadata import entry_points
+
+    return {entry.name: entry for entry in entry_points(group="recombine.verbs")}
+
+
+def describe_verb(entry: EntryPoint) -> str:
+    """First line of the docstring of a verb's function, read from the source: importing it may import torch."""
+    package, *parts = entry.module.split(".")
+    spec = importlib.util.find_spec(package)
+    folders = (spec.submodule_search_locations or []) if spec else []
+    for folder in map(Path, folders):
+        for file in (folder.joinpath(*parts).with_suffix(".py"), folder.joinpath(*parts, "__init__.py")):
+            if file.is_file():
+                functions = (node for node in ast.parse(file.read_bytes()).body if isinstance(node, ast.FunctionDef))
+                text = next((ast.get_docstring(node) for node in functions if node.name == entry.attr), None) or ""
+                return spell_out(text.partition("\n")[0].rstrip("."))
+    return ""
 
 
 def _write_usage(width: int) -> str:
+    described = VERBS | {name: describe_verb(entry) for name, entry in installed_verbs().items()}
     lines = [
         textwrap.fill(what, max(width, 40), initial_indent=f"  {verb:<13}", subsequent_indent=" " * 15)
-        for verb, what in VERBS.items()
+        for verb, what in described.items()
     ]
     return USAGE.format(question=textwrap.fill(QUESTION, max(width, 40)), verbs="\n".join(lines))
 
