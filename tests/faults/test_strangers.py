@@ -36,7 +36,7 @@ def test_metrics_are_not_written_through_a_link(tmp_path):
 
 def test_events_are_not_written_through_a_link(tmp_path):
     pytest.importorskip("tensorboard")
-    from recombine.integrations.trackers.tensorboard_tracker import TensorBoard
+    from recombine.integrations.trackers import TensorBoard
 
     (tmp_path / "mine").mkdir()
     (tmp_path / "run").mkdir()
@@ -129,7 +129,7 @@ def test_a_data_set_runs_no_code_of_its_own(version, flags, monkeypatch):
     given: dict[str, Any] = {}
     fake = SimpleNamespace(__version__=version, load_dataset=lambda *_, **options: given.update(options))
     monkeypatch.setattr(hub, "import_extra", lambda *_, **__: fake)
-    hub._open("far/away")
+    hub._open_of_hub("far/away")
     assert given == {"split": "train", "streaming": True, **flags}
 
 

@@ -252,7 +252,7 @@ def test_a_data_set_whose_connection_breaks_is_continued(tmp_path, monkeypatch):
                 yield {"text": SENTENCE.format(number, number), "number": number}
 
     monkeypatch.setattr(hub, "DOCUMENTS_PER_FILE", 2)
-    monkeypatch.setattr(hub, "_open", lambda name: Stream())
+    monkeypatch.setattr(hub, "_open_of_hub", lambda name: Stream())
     with pytest.raises(InputError, match=r"'far/away' cannot be read after 2 documents \(the other side has gone\)"):
         download_dataset("far/away", None)
     Stream.broken = False

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
 from recombine.cli.flags import TaskOptions, parse_task
-from recombine.foundation.errors import InputError, check_choice, check_positive
+from recombine.foundation.errors import check_choice, check_positive
 from recombine.foundation.tables import Table
-from recombine.integrations.exchange.cards import write_hub_layout
 from recombine.integrations.exchange.export import check_suffix, describe_columns, hash_export, make_rows, write_table
 from recombine.integrations.exchange.text import write_text
 from recombine.tasks.base import Task
@@ -33,7 +32,7 @@ class ExportOptions(TaskOptions):
     """What to write and where."""
 
     out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("instances.parquet")
-    """File to write. Its suffix is the format: .parquet, .csv, .jsonl or .npz. A folder for text and --hub-layout."""
+    """File to write. Its suffix is the format: .parquet, .csv, .jsonl or .npz. A folder for text."""
     format: Format = "table"
     """A table of numbers, or prompts for language models with a task for lm-evaluation-harness."""
     splits: Annotated[tuple[SplitName, ...], tyro.conf.arg(aliases=["--split"], metavar="SPLIT ...")] = ()
@@ -42,8 +41,6 @@ class ExportOptions(TaskOptions):
     """Number of instances per split: the first ones of those that `train` and `evaluate` score."""
     blind: tyro.conf.FlagCreatePairsOff[bool] = False
     """Write inputs only, without targets and compositions, for predictions that nobody can look up."""
-    hub_layout: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Write a folder that is a Hugging Face data set: Parquet shards, a card, and Croissant metadata."""
     worked_examples: int = 0
     """Number of worked examples per prompt, from training compositions (--format text)."""
     reasoning: tyro.conf.FlagCreatePairsOff[bool] = False
@@ -54,30 +51,10 @@ def run(argv: list[str]) -> None:
     task, options = parse_task(ExportOptions, argv, verb="export")
     check_positive(num_instances=options.num_instances)
     splits = choose_splits(task, options.splits)
-    if options.hub_layout:
-        export_dataset(task, splits, options)
-    elif options.format == "text":
+    if options.format == "text":
         export_text(task, splits, options, named=argv[0])
     else:
         export_table(task, splits, options, named=argv[0])
-
-
-def export_dataset(task: Task, splits: tuple[SplitName, ...], options: ExportOptions) -> None:
-    """A folder that is a Hugging Face data set."""
-    if options.format == "text":
-        raise InputError("--hub-layout writes tables: expected it without --format text")
-    shards = write_hub_layout(task, splits, options.num_instances, options.out, blind=options.blind)
-    num_rows, num_bytes = (sum(getattr(shard, name) for shard in shards) for name in ("num_rows", "num_bytes"))
-    value: Json = {
-        "folder": str(options.out),
-        "rows": num_rows,
-        "bytes": num_bytes,
-        "shards": [asdict(shard) for shard in shards],
-        "split_sha256": task.split.certificate.sha256,
-        "export": hash_export(task),
-    }
-    counted = f"{num_rows} rows of {task.name} ({', '.join(splits)}), {len(shards)} shards, {num_bytes:,} bytes"
-    options.show(value, f"{options.out}: {counted}", f"Load it with: datasets.load_dataset({str(options.out)!r})")
 
 
 def export_text(task: Task, splits: tuple[SplitName, ...], options: ExportOptions, *, named: str) -> None:

@@ -1,0 +1,154 @@
+"""Experiment trackers by name: TensorBoard, Weights & Biases and MLflow. The package of each is an extra of the same name.
+
+A tracker records the rows of `metrics.jsonl` while a run trains, and the scores of `result.json` at its end, one record per
+run directory: a resumed run continues its record.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
+
+from recombine.foundation.errors import InputError, check_choice, import_extra
+from recombine.training.directory import RunDirectory
+from recombine.training.run import Tracker
+from recombine.training.schema import MetricsRow, ResultFile
+
+TrackerName = Literal["tensorboard", "wandb", "mlflow"]
+
+
+def build_tracker(name: str) -> Tracker:
+    """A tracker by name; its package must be installed."""
+    check_choice("tracker", name, get_args(TrackerName))
+    import_extra(name, extra=name, user=f"tracker {name!r}")
+    return {"tensorboard": TensorBoard, "wandb": WeightsAndBiases, "mlflow": MLflow}[name]()
+
+
+class TensorBoard(Tracker):
+    """Event files in the folder `tensorboard` of the run directory. `tensorboard --logdir runs` shows all runs."""
+
+    name = "tensorboard"
+
+    def start(self, run: RunDirectory, step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        folder = run.path / "tensorboard"
+        if folder.is_symlink():
+            raise InputError(f"{folder} is a link: expected a folder, since a run writes to no other place")
+        # hides rows that an earlier process wrote after this step, because they will be written again
+        self.writer = SummaryWriter(str(folder), purge_step=step + 1)
+        if step == 0:
+            self.writer.add_text("config", f"```\n{json.dumps(run.config, indent=2)}\n```", 0)
+
+    def add(self, row: MetricsRow) -> None:
+        for name, value in flatten_row(row).items():
+            self.writer.add_scalar(name, value, row["step"])
+        self.writer.flush()
+
+    def finish(self, result: ResultFile) -> None:
+        for name, value in flatten_scores(result["scores"]).items():
+            self.writer.add_scalar(name, value, result["steps"])
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+class WeightsAndBiases(Tracker):
+    """A run whose id is the name of the run directory. Set WANDB_MODE=offline to keep the record on disk."""
+
+    name = "wandb"
+
+    def start(self, run: RunDirectory, step: int) -> None:
+        import wandb
+
+        try:
+            self.run: Any = wandb.init(
+                project=os.environ.get("WANDB_PROJECT", "recombine"),
+                id=run.path.name[-64:],
+                name=run.path.name,
+                dir=str(run.path),
+                config=run.config,
+                resume="allow",
+                settings=wandb.Settings(silent=True),
+            )
+        except wandb.errors.Error as error:
+            reason = str(error).split("\n")[0]
+            raise InputError(f"wandb cannot start ({reason}): expected a login, or WANDB_MODE=offline") from None
+        # our step instead of that of wandb, which may only grow: a resumed run repeats the rows after its checkpoint
+        self.run.define_metric("step")
+        self.run.define_metric("*", step_metric="step")
+
+    def add(self, row: MetricsRow) -> None:
+        self.run.log({"step": row["step"], **flatten_row(row)})
+
+    def finish(self, result: ResultFile) -> None:
+        self.run.summary.update(flatten_scores(result["scores"]))
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+class MLflow(Tracker):
+    """A run that is found again by its tag. MLFLOW_TRACKING_URI is the server or file to log to."""
+
+    name = "mlflow"
+    tag = "recombine.run"
+
+    def start(self, run: RunDirectory, step: int) -> None:
+        from mlflow.exceptions import MlflowException
+        from mlflow.tracking import MlflowClient
+
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "recombine")
+        try:
+            self.client: Any = MlflowClient()
+            experiment = self.client.get_experiment_by_name(name)
+            number = self.client.create_experiment(name) if experiment is None else experiment.experiment_id
+            records = self.client.search_runs([number], f"tags.`{self.tag}` = '{run.path.name}'", max_results=1)
+            if records:
+                self.id = records[0].info.run_id
+                self.client.update_run(self.id, status="RUNNING")
+                return
+            self.id = self.client.create_run(number, tags={self.tag: run.path.name}, run_name=run.path.name).info.run_id
+        except MlflowException as error:
+            reason = str(error).split("\n")[0]
+            raise InputError(f"mlflow cannot start ({reason}): expected MLFLOW_TRACKING_URI to be reachable") from None
+        for key, value in flatten_settings(run.config).items():
+            self.client.log_param(self.id, key, value)
+
+    def add(self, row: MetricsRow) -> None:
+        for name, value in flatten_row(row).items():
+            self.client.log_metric(self.id, name, value, step=row["step"])
+
+    def finish(self, result: ResultFile) -> None:
+        for name, value in flatten_scores(result["scores"]).items():
+            self.client.log_metric(self.id, name, value, step=result["steps"])
+        self.client.set_terminated(self.id)
+
+    def close(self) -> None:
+        if self.client.get_run(self.id).info.status == "RUNNING":  # stopped before the end
+            self.client.set_terminated(self.id, status="KILLED")
+
+
+def flatten_row(row: MetricsRow) -> dict[str, float]:
+    """A row of `metrics.jsonl` as numbers with flat names: loss, learning_rate, seconds, ood/accuracy."""
+    numbers: dict[str, Any] = {name: value for name, value in row.items() if name not in ("step", "scores")}
+    for split, metrics in row.get("scores", {}).items():
+        numbers |= {f"{split}/{metric}": value for metric, value in metrics.items()}
+    return numbers
+
+
+def flatten_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of `config.json` with flat names, such as task/seed."""
+    parts = ("task", "model", "training")
+    return {f"{part}/{name}": value for part in parts for name, value in config[part].items()}
+
+
+def flatten_scores(scores: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """The scores of `result.json` with flat names, such as final/ood/accuracy."""
+    return {
+        f"final/{split}/{metric}": score["value"]
+        for split, metrics in scores.items()
+        for metric, score in metrics.items()
+    }
