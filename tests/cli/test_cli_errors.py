@@ -21,7 +21,7 @@ TRAIN = ["train", "fuzzy-logic", *SIZES, "--steps", "10", "--batch-size", "4", "
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--step", "10"], "unknown flag --step (did you mean --compile-steps or --steps or"),
+        (["--step", "10"], "unknown flag --step (did you mean --steps or"),
         (["--batchsize", "10"], "(did you mean --batch-size?); see recombine train fuzzy-logic --help"),
         (["--xyzzy", "10"], "unknown flag --xyzzy; see recombine train fuzzy-logic --help"),
     ],

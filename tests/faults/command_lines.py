@@ -94,7 +94,6 @@ PATIENT = {
     "threads",
     "jobs",
     "compile",
-    "compile_steps",
     "dry_run",
     "estimate",
     "engine",

@@ -40,7 +40,7 @@ OUTPUT = ("--json", "--quiet", "--verbose", "--help")
 WHERE = (
     *("--code", "--out", "--image", "--report", "--figures", "--charts", "--device"),
     *("--engine", "--jobs", "--threads", "--gpus", "--address", "--partition", "--time-limit", "--answer-within"),
-    *("--compile", "--compile-steps", "--deterministic", "--shard", "--track"),
+    *("--compile", "--deterministic", "--shard", "--track"),
 )
 TITLES = {
     "positional arguments": "Arguments",

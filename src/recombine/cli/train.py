@@ -36,8 +36,6 @@ class TrainOptions(ModelOptions):
     """Instances per split in the final evaluation (default: as in the paper)."""
     compile: tyro.conf.FlagCreatePairsOff[bool] = False
     """Train under torch.compile, which takes seconds to start. Helps on GPUs, hardly on CPUs."""
-    compile_steps: int | None = None
-    """Compile this many whole steps into one graph, for example 4. For models with steps of 1 or 2 ms."""
     deterministic: tyro.conf.FlagCreatePairsOff[bool] = False
     """Use only algorithms that give the same bits in every run on the same device. May be slower on GPUs."""
     shard: tyro.conf.FlagCreatePairsOff[bool] = False
@@ -62,7 +60,6 @@ def run(argv: list[str]) -> None:
             device=options.device,
             evaluation_instances=options.evaluation_instances,
             compile=options.compile,
-            compile_steps=options.compile_steps,
             shard=options.shard,
             deterministic=options.deterministic,
             watch=watch,

@@ -217,8 +217,6 @@ class Execution:
 
     compile: bool = False
     """Train under torch.compile."""
-    compile_steps: int | None = None
-    """Compile this many whole steps into one graph."""
     shard: bool = False
     """Keep only a part of the model in each process (FSDP2)."""
     deterministic: bool = False
@@ -235,7 +233,6 @@ def train_run(
     device: str = "auto",
     evaluation_instances: int | None = None,
     compile: bool = False,
-    compile_steps: int | None = None,
     shard: bool = False,
     deterministic: bool = False,
     watch: Watcher | None = None,
@@ -244,13 +241,13 @@ def train_run(
     """Train a configuration in its run directory, from the last checkpoint if there is one, and evaluate it.
 
     A finished run stays as it is, unless it was evaluated with another number of instances or another version of the
-    evaluation. `compile`, `compile_steps`, `shard` and `deterministic` (see `Execution`) are not part of the configuration.
+    evaluation. `compile`, `shard` and `deterministic` (see `Execution`) are not part of the configuration.
     Under `torchrun`, all processes call this function and train one model together; the first one reads and writes files.
     """
     check_evaluation_instances(evaluation_instances)
     torch_device = resolve_device(device)
     config = config.prepare()
-    execution = Execution(compile=compile, compile_steps=compile_steps, shard=shard, deterministic=deterministic)
+    execution = Execution(compile=compile, shard=shard, deterministic=deterministic)
     config.task.check_batch_size(config.training.batch_size)
     check_size(config.model, config.task, copies=COPIES_IN_TRAINING)
     model = config.build_model()  # invalid sizes are errors before anything is written
@@ -316,7 +313,6 @@ def finish_run(
             config.training,
             device,
             compile=execution.compile,
-            compile_steps=execution.compile_steps,
             group=group,
             shard=execution.shard,
         )
