@@ -97,6 +97,41 @@ def test_only_runs_on_the_same_instances_are_compared(runs, tmp_path, capsys):
     assert "has no result.json: expected a finished run" in capsys.readouterr().err
 
 
+def on_another_machine(run, folder, factor=1 + 1e-7):
+    """A copy of a run whose denominators differ as those of another processor do, or by another factor."""
+    other = copy(run, folder)
+    sums = other.read_json("result.json")["composition_sums"]
+    for metrics in sums.values():
+        for metric, (numerators, denominators) in metrics.items():
+            metrics[metric] = [numerators, [number * factor for number in denominators]]
+    edit(other, composition_sums=sums)
+    return other
+
+
+@pytest.mark.xfail(reason="bit-equal denominators are demanded in intervals.py", strict=False)
+def test_runs_of_two_machines_are_compared_and_ranked(runs, tmp_path, capsys):
+    _, first, second = runs
+    other = on_another_machine(second, tmp_path)
+    assert run_verb(["compare", str(first.path), str(other.path), "--json"]) == 0
+    value = json.loads(capsys.readouterr().out)["differences"]["ood"]["r2"]["difference"]
+    assert run_verb(["compare", str(first.path), str(second.path), "--json"]) == 0
+    assert value == pytest.approx(json.loads(capsys.readouterr().out)["differences"]["ood"]["r2"]["difference"])
+    (board,) = make_boards([first, other])
+    assert board.tied == make_boards([first, second])[0].tied
+
+
+def test_a_pair_that_cannot_be_compared_does_not_stop_the_leaderboard(runs, tmp_path, capsys):
+    _, first, second = runs
+    other = on_another_machine(second, tmp_path, factor=2)
+    assert run_verb(["compare", str(first.path), str(other.path)]) == 2
+    assert "are not of the same instances" in capsys.readouterr().err
+    (board,) = make_boards([first, other])
+    assert sorted(map(str, board.tied)) == ["None", "True"]
+    page = tmp_path / "leaderboard.html"
+    assert run_verb(["leaderboard", str(tmp_path), str(first.path.parent), "-o", str(page)]) == 0
+    assert "scored on other instances than the best" in page.read_text()
+
+
 def test_the_page_ranks_finished_runs(runs, tmp_path, capsys):
     folder, first, _ = runs
     page = tmp_path / "leaderboard.html"
@@ -111,7 +146,7 @@ def test_the_page_ranks_finished_runs(runs, tmp_path, capsys):
         assert shown in text
     assert "http" not in text.replace("http-equiv", "")
     assert run_verb(["leaderboard", str(folder), "-o", str(page)]) == 0
-    assert "(2 runs on 1 board)" in capsys.readouterr().out
+    assert "(2 runs on 1 board)" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(

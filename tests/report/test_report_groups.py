@@ -5,7 +5,8 @@ import json
 import pytest
 
 from recombine.report.page import render
-from recombine.report.read import group_seeds, order_runs, read_runs, seed_lead
+from recombine.report.read import group_seeds, read_runs, seed_lead
+from recombine.training.comparison import order_runs
 from recombine.training.directory import RunDirectory
 from report_cases import make_score, words
 

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from recombine.cli.flags import split_legend, title_of
 from recombine.cli.main import parse
 from recombine.cli.output import Output, RunPath
-from recombine.foundation.errors import InputError, require
 from recombine.foundation.tables import Cell, Table
-from recombine.report.read import differing_settings
+from recombine.training.comparison import compare_results, differing_settings, read_result
 from recombine.training.directory import RunDirectory
-from recombine.training.intervals import compare
 from recombine.training.schema import Json
 
 EXAMPLES = (
@@ -49,51 +47,6 @@ def run(argv: list[str]) -> None:
         },
     }
     options.show(value, tabulate_settings(settings), tabulate(rows, results[0]))
-
-
-def read_result(run: RunDirectory) -> Json:
-    """The result of a finished run."""
-    if not run.finished:
-        raise InputError(f"{run.path} has no result.json: expected a finished run")
-    return run.read_json("result.json", complete=True)
-
-
-def compare_results(first: Json, second: Json) -> list[Json]:
-    """The paired difference of every metric and split that both results have."""
-    for result in (first, second):
-        for split, metrics in result["composition_sums"].items():
-            for metric in metrics:
-                known = metric in result["metrics"] and metric in result["scores"].get(split, {})
-                require(known, f"composition_sums.{split}", metric, "a metric that has a score and a description")
-    for name, words in (
-        ("task", "tasks"),
-        ("split_sha256", "splits"),
-        ("evaluation_instances", "numbers of instances"),
-    ):
-        if first[name] != second[name]:
-            shown = " and ".join(str(result[name])[:12] for result in (first, second))
-            raise InputError(
-                f"the runs have different {words} ({shown}): expected two runs that were scored on the same instances, "
-                "with the same task, settings and seed"
-            )
-    rows = []
-    for split, metrics in first["composition_sums"].items():
-        for metric in (name for name in metrics if name in second["composition_sums"].get(split, {})):
-            difference = compare(metrics[metric], second["composition_sums"][split][metric])
-            scores = [result["scores"][split][metric]["value"] for result in (first, second)]
-            upward = first["metrics"][metric]["higher_is_better"]
-            winner = "first" if (difference.value > 0) == upward else "second"
-            rows.append(
-                {
-                    "split": split,
-                    "metric": metric,
-                    "first": scores[0],
-                    "second": scores[1],
-                    "difference": {"value": difference.value, "low": difference.low, "high": difference.high},
-                    "better": winner if difference.real else None,
-                }
-            )
-    return rows
 
 
 def _splits(rows: list[Json]) -> list[str]:

@@ -23,10 +23,10 @@ from recombine.foundation.files import write_whole
 from recombine.foundation.settings import find_fault, settings_as_dict
 from recombine.inside.verdict import name_splits
 from recombine.report.page import load_templates
-from recombine.report.read import differing_settings, label_settings
 from recombine.tasks import TASKS
 from recombine.tasks.base import SCALES as BUDGETS
 from recombine.tasks.view import DARK_PALETTE, LIGHT_PALETTE, SCALES
+from recombine.training.comparison import differing_settings, label_settings
 from recombine.training.config import default_run
 from recombine.training.directory import RunDirectory, find_runs, hash_config
 from recombine.training.intervals import compare
@@ -72,7 +72,7 @@ class Board:
     budget: str
     entries: list[Entry]
     details: list[str]  # settings that tell entries with the same label apart
-    tied: list[bool]  # whether the paired difference to the best entry includes 0
+    tied: list[bool | None]  # whether the paired difference to the best includes 0; None if on other instances
 
     @property
     def task(self) -> str:
@@ -185,8 +185,16 @@ def _make_board(key: str, entries: list[Entry]) -> Board:
         detail if labels.count(label) > 1 and detail != label else ""
         for label, detail in zip(labels, details, strict=True)
     ]
-    tied = [entry is ranked[0] or not compare(ranked[0].sums, entry.sums).real for entry in ranked]
+    tied = [entry is ranked[0] or is_tied(ranked[0], entry) for entry in ranked]
     return Board(key=key, budget=name_budget(ranked[0].run), entries=ranked, details=shown, tied=tied)
+
+
+def is_tied(best: Entry, entry: Entry) -> bool | None:
+    """Whether the paired difference to the best entry includes 0; None if they were scored on different instances."""
+    try:
+        return not compare(best.sums, entry.sums).real
+    except InputError:
+        return None
 
 
 def tabulate_models(boards: Sequence[Board]) -> list[tuple[str, list[Json | None]]]:

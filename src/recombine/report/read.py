@@ -17,6 +17,7 @@ from recombine.models.registry import Code
 from recombine.tasks.base import Task
 from recombine.training import intervals
 from recombine.training.benchmark import load_config
+from recombine.training.comparison import SEEDS, differing_settings, label_settings, order_runs
 from recombine.training.directory import RunDirectory, find_runs, hash_config
 from recombine.training.intervals import Difference, SeedScore, compare_seeds, score_results
 from recombine.training.schema import Json
@@ -141,54 +142,6 @@ def open_runs(path: Path) -> list[RunDirectory]:
     """A run, or the runs in a folder, by their settings."""
     runs = [] if (path / "config.json").exists() or not path.is_dir() else find_runs(path)
     return order_runs(runs) or [RunDirectory.open(path)]
-
-
-def order_runs(runs: Sequence[RunDirectory]) -> list[RunDirectory]:
-    """Runs by their settings, seeds last, so that similar runs are neighbours; their names end with a hash."""
-    pairs = zip(differing_settings(runs), runs, strict=True)
-    return [run for _, run in sorted(pairs, key=lambda pair: [_sortable(value) for value in pair[0].values()])]
-
-
-def _sortable(value: Any) -> tuple[bool, float, str]:
-    """Numbers by their size, before everything else by its text."""
-    number = isinstance(value, int | float)
-    return not number, float(value) if number else 0.0, "" if number else str(value)
-
-
-SEEDS = ("task.seed", "training.model_seed")
-
-
-def differing_settings(runs: Sequence[RunDirectory]) -> list[Json]:
-    """The settings of each run that are not the same in all runs: names first, then numbers, then seeds."""
-    flat: list[Json] = []
-    for run in runs:
-        parts = {part: value if isinstance(value, dict) else {"value": value} for part, value in run.config.items()}
-        flat.append({f"{part}.{key}": value for part, fields in parts.items() for key, value in fields.items()})
-    keys = [
-        key
-        for key in dict.fromkeys(key for settings in flat for key in settings)
-        if len({str(settings.get(key)) for settings in flat}) > 1
-    ]
-    keys.sort(key=lambda key: (key in SEEDS, not isinstance(flat[0].get(key), str)))
-    return [{key: settings.get(key) for key in keys} for settings in flat]
-
-
-def label_settings(settings: Sequence[Json]) -> list[str]:
-    """A label for each run: of the settings that all runs have, those that are needed to tell the runs apart."""
-    shared = [key for key in settings[0] if all(row[key] is not None for row in settings)]
-    labels = [""] * len(settings)
-    for key in shared:
-        longer = [
-            " · ".join(filter(None, (label, _words(key, row[key]))))
-            for label, row in zip(labels, settings, strict=True)
-        ]
-        if len(set(longer)) > len(set(labels)):
-            labels = longer
-    return labels
-
-
-def _words(key: str, value: Any) -> str:
-    return (value if isinstance(value, str) else f"{key.split('.')[-1]} {value}").replace("_", " ")
 
 
 @dataclass(frozen=True, kw_only=True)
