@@ -93,7 +93,9 @@ def test_codes_are_turned_so_that_the_pair_comes_last(task, folder):
 def test_everything_is_measured_and_kept(folder, tmp_path):
     prompts = write_prompts(tmp_path / "prompts.jsonl", make_rows())
     said: list[str] = []
+    before = torch.get_rng_state()
     run, numbers = probe_model(folder, prompts, out=tmp_path, tsne=False, num_instances=60, say=said.append)
+    assert torch.equal(torch.get_rng_state(), before)  # the caller's generator is not touched
     assert {"decoders", "structure", "similarity", "ablations", "swap"} <= numbers.keys()
     assert [site["name"] for site in numbers["sites"]] == ["codes.0", "codes.1", "residual.0", "residual.1"]
     assert "untrained" in numbers["decoders"]["codes.0"]["ood"]

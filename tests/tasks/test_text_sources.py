@@ -1,8 +1,11 @@
 """Text from files: every format, and files that cannot be used, each with a message that names it."""
 
 import gzip
+import io
+import itertools
 import json
 import os
+import sys
 from typing import Any
 
 import pyarrow
@@ -10,6 +13,7 @@ import pyarrow.parquet
 import pytest
 
 from recombine.foundation.errors import InputError
+from recombine.foundation.progress import Display, show_progress
 from recombine.tasks.language import corpus as prepare
 from recombine.tasks.language import sources
 from recombine.tasks.language import sources as hub
@@ -202,6 +206,25 @@ def test_the_corpus_is_named_by_its_content(folder, tmp_path):
 def test_no_text_at_all_is_an_error(tmp_path, make, message):
     with pytest.raises(InputError, match=message):
         find_sources((str(make(tmp_path)),), Problems())
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_progress_is_shown_only_if_it_is_wanted(folder, monkeypatch, caplog):
+    """`--quiet` and `--json` turn progress off; the command line decides, not the terminal."""
+    monkeypatch.setattr("rich.console.Console.is_terminal", True)
+    for wanted, tokenizer in ((False, "sentencepiece"), (True, "bytes")):
+        monkeypatch.setattr(sys, "stderr", Terminal())
+        clock = itertools.count(0.0, 10.0)
+        with show_progress(wanted, Display(now=lambda clock=clock: next(clock))):
+            prepare.prepare(request(folder, tokenizer=tokenizer))
+        shown = sys.stderr.getvalue()
+        assert ("tokenising" in shown) == wanted
+        assert wanted or shown == ""
+    assert not caplog.records
 
 
 def test_a_single_document_is_an_error(tmp_path):

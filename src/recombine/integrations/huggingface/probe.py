@@ -29,6 +29,7 @@ LOCALLY: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 VERSION = 1  # of what this file adds to the probe
 
 
+@torch.random.fork_rng(devices=())  # the caller's generator stays as it was
 def probe_model(
     folder: Path | str,
     prompts: Path | str,
@@ -110,7 +111,7 @@ def load_model(folder: Path, *, with_head: bool) -> tuple[Any, nn.Module, nn.Mod
         raise InputError(
             f"{folder} cannot be loaded ({reason}): expected a folder with a model and its tokenizer"
         ) from None
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     untrained = owner.from_config(config) if owner is transformers.AutoModel else owner(config)
     return tokenizer, model.eval(), untrained.eval()
 

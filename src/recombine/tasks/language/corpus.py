@@ -24,19 +24,20 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from recombine.foundation.errors import InputError
 from recombine.foundation.files import data_folder, replace_file
+from recombine.foundation.progress import track
 from recombine.tasks.language.sources import Problems, Source, find_sources, read_documents
 from recombine.tasks.language.tokenizers import (
     BYTES,
@@ -118,7 +119,6 @@ GROUP_SIZE = 1 << 22  # bytes of files that are prepared together
 PARALLEL_FROM = 4  # groups
 SAMPLE_SIZE = 20_000_000  # bytes that a SentencePiece model is trained on
 
-Item = TypeVar("Item")
 _log = logging.getLogger(__name__)
 _said: set[str] = set()
 
@@ -201,11 +201,11 @@ class _Preparation:
         jobs = [job for job in jobs if not job[0].file(ending).exists()]
         processes = min(os.cpu_count() or 1, len(jobs))
         if len(jobs) < PARALLEL_FROM or processes == 1:
-            for job in _show(jobs, what, len(jobs)):
+            for job in track(jobs, what):
                 function(*job)
             return
         with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-            for future in _show([pool.submit(function, *job) for job in jobs], what, len(jobs)):
+            for future in track([pool.submit(function, *job) for job in jobs], what):
                 future.result()
 
     def _choose(self, surveys: Sequence[Any]) -> tuple[list[list[list[bool]]], int]:
@@ -233,7 +233,7 @@ class _Preparation:
         key = _digest([VERSION, self.request.vocabulary, sample])
         path = data_folder("language", "tokenizers") / f"{key}.model"
         if not path.exists():
-            _log.warning("training a SentencePiece model of %d tokens on %.1f MB", self.request.vocabulary, total / 1e6)
+            _log.info("training a SentencePiece model of %d tokens on %.1f MB", self.request.vocabulary, total / 1e6)
             replace_file(path, train_sentencepiece(self._read(set(sample)), self.request.vocabulary))
         return path.read_bytes()
 
@@ -298,15 +298,6 @@ def _is_new(words: str, seen: set[str]) -> bool:
 
 def _digest(value: object, content: bytes = b"") -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode() + content).hexdigest()[:16]
-
-
-def _show(items: Iterable[Item], what: str, total: int) -> Iterator[Item]:
-    """The items, with a progress bar on a terminal."""
-    from rich.console import Console
-    from rich.progress import track
-
-    console = Console(stderr=True)
-    return iter(track(items, what, total, console=console, transient=True, disable=not console.is_terminal))
 
 
 @contextmanager
