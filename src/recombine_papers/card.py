@@ -11,7 +11,6 @@ below. In the short form its verdict is over all settings.
 
 from __future__ import annotations
 
-import importlib
 import math
 import re
 from collections import Counter
@@ -31,6 +30,7 @@ from recombine.training.intervals import SeedScore
 from recombine_papers.calculation import Computes
 from recombine_papers.claims import Between, Claim, Verdict, decide
 from recombine_papers.measured_claims import HigherEach, SeedRange, Undecided
+from recombine_papers.registry import paper_of
 from recombine_papers.stored import StoredRun
 
 Estimate = Callable[[RunConfig], float | None]  # core-hours of a run, if known
@@ -65,12 +65,6 @@ class CardRow:
     @property
     def command(self) -> str:
         return self.experiment.command(self.scale)
-
-
-def paper_of(experiment: Experiment) -> str:
-    """The title of the paper that an experiment belongs to: the first line of its folder's docstring."""
-    folder = importlib.import_module(type(experiment).__module__.rpartition(".")[0])
-    return (folder.__doc__ or "").partition(": runs")[0]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,8 @@
 """The card of claims follows from stored results: the answer on dropout, figures, and a row that is computed by hand."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +94,12 @@ def test_a_row_of_the_page_follows_from_the_stored_scores():
     ]
     assert line.split(" | ")[2].startswith(f"{difference:.3f}<br>(")
     assert f"{len(scores[512])} seeds" in line
+
+
+def test_titles_of_papers_do_not_need_docstrings():
+    code = "from recombine_papers.registry import HEADINGS; print(HEADINGS['scale-width'], len(set(HEADINGS.values())))"
+    found = subprocess.run([sys.executable, "-OO", "-c", code], capture_output=True, text=True, check=True).stdout
+    assert found == "Scaling can lead to compositional generalization (arXiv 2507.07207) 4\n"
 
 
 @pytest.mark.slow

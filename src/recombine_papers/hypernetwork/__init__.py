@@ -1,1 +1,1 @@
-"""hypernetwork"""
+"""Attention as a Hypernetwork: runs, measures, claims and figures."""

@@ -1,1 +1,1 @@
-"""in_context"""
+"""When can transformers compositionally generalize in-context?: runs, measures, claims and figures."""

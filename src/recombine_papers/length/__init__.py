@@ -1,1 +1,1 @@
-"""length"""
+"""On Provable Length and Compositional Generalization: runs, measures, claims and figures."""

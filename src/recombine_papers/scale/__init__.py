@@ -1,1 +1,1 @@
-"""scale"""
+"""Scaling can lead to compositional generalization: runs, measures, claims and figures."""
