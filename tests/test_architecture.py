@@ -1,6 +1,8 @@
 """Imports point one way, the public names exist, and importing is cheap."""
 
 import ast
+import importlib
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import recombine
+import recombine_papers
 
 SOURCE = Path(recombine.__file__).parent
 ARCHITECTURE = Path(__file__).parent.parent / "docs" / "architecture.md"
@@ -83,12 +86,40 @@ def test_nothing_a_user_loads_can_run_code():
     assert [path.name for path in FILES if any(words in path.read_text() for words in forbidden)] == []
 
 
-def test_public_names():
-    for name in recombine.__all__:
-        assert getattr(recombine, name) is not None
-    assert set(recombine.__all__) <= set(dir(recombine))
-    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
-        _ = recombine.nothing
+PUBLIC = ("recombine", *(f"recombine.{room}" for room in ROOMS if (SOURCE / room / "__init__.pyi").exists()))
+
+
+@pytest.mark.parametrize("room", PUBLIC)
+def test_public_names(room):
+    module = importlib.import_module(room)
+    for name in module.__all__:
+        assert getattr(module, name) is not None
+        # a name that a submodule has too would become that submodule once it is imported
+        assert name == "__version__" or importlib.util.find_spec(f"{room}.{name}") is None
+    assert set(module.__all__) <= set(dir(module))
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = module.nothing
+
+
+@pytest.mark.xfail(reason="the papers are being moved", strict=False)
+def test_the_papers_use_public_names_only():
+    private = []
+    for path in sorted(Path(recombine_papers.__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            module = node.module if isinstance(node, ast.ImportFrom) else None
+            if module and module.split(".")[0] == "recombine":
+                private += [f"{path.name}: {module}.{name}" for name in names if not is_public(module, name)]
+            elif isinstance(node, ast.Import):
+                private += [f"{path.name}: {name}" for name in names if name.split(".")[0] == "recombine"]
+    assert private == []
+
+
+def is_public(module: str, name: str) -> bool:
+    """Whether a room lists the name, or a module at the top of the package defines it."""
+    if module in PUBLIC:
+        return name in importlib.import_module(module).__all__
+    return module in ("recombine.compositions", "recombine.random") and not name.startswith("_")
 
 
 def fastest(program: str) -> float:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from recombine.foundation.errors import InputError
-from recombine.inside.collect import collect
+from recombine.inside.collect import collect_activations
 from recombine.models.registry import build_model
 from recombine.models.sequence import DeepSetConfig, RecurrentConfig, SequenceModel, StateSpaceConfig
 from recombine.tasks.fuzzy_logic import FuzzyLogic
@@ -132,7 +132,7 @@ def test_the_probe_reads_the_same_hidden_states():
     """`recombine probe` on any run of the family is linear identification at the longest sequences of each split."""
     task = SequenceTeacher(teacher="ssm", **SIZES)
     student = student_of(StateSpaceConfig(hidden_dim=4), task)
-    seen = collect(student, task.reading(), num_instances=300)
+    seen = collect_activations(student, task.reading(), num_instances=300)
     assert seen.modules == ("unit 0", "unit 1", "unit 2", "unit 3")
     assert list(seen.activations) == ["hidden"]
     np.testing.assert_allclose(seen.activations["hidden"], seen.labels, atol=1e-4)

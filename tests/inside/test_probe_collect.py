@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from recombine.foundation.errors import InputError
-from recombine.inside.collect import collect, find_sites
+from recombine.inside.collect import collect_activations, find_sites
 from recombine.models.registry import build_model
 from recombine.models.transformer import TransformerConfig
 from recombine.tasks.fuzzy_logic import FuzzyLogic, SharedReading, evaluate_function
@@ -21,7 +21,7 @@ PUZZLES = SRaven(num_features=2)
 
 def test_fuzzy_logic_is_read_at_the_query_attending_to_itself():
     model = build_model(SMALL, FUZZY, seed=0)
-    seen = collect(model, FUZZY.reading(), num_instances=300)
+    seen = collect_activations(model, FUZZY.reading(), num_instances=300)
     assert list(seen.activations) == ["codes.0", "codes.1", "residual.0", "residual.1", "hidden.0", "hidden.1"]
     batch = FUZZY.sample("ood", 0, batch_size=1_000, rows=range(300))
     with torch.inference_mode():
@@ -40,7 +40,7 @@ def test_fuzzy_logic_is_read_at_the_query_attending_to_itself():
 
 
 def test_fitting_rows_share_no_composition_with_held_out_rows():
-    seen = collect(build_model(SMALL, FUZZY, seed=0), FUZZY.reading(), num_instances=300)
+    seen = collect_activations(build_model(SMALL, FUZZY, seed=0), FUZZY.reading(), num_instances=300)
     assert not set(seen.composition[seen.rows("fit", "id")]) & set(seen.composition[seen.rows("ood")])
 
 
@@ -49,7 +49,7 @@ def test_sraven_is_read_without_permutations_at_its_own_row():
     assert not reading.task.permuted
     assert reading.keys == (-5, -3, -1)
     model = build_model(SMALL, PUZZLES, seed=0)
-    seen = collect(model, reading, num_instances=40)
+    seen = collect_activations(model, reading, num_instances=40)
     batch = reading.task.sample("ood", 0, batch_size=1_000, rows=range(40))
     # the tokens of these keys hold the last feature of the last row
     values = batch.inputs[:, list(reading.keys[:-1])].argmax(dim=-1)
@@ -94,7 +94,7 @@ class Own(nn.Module):
 
 def test_any_module_is_seen_by_hooks_that_are_taken_off_again():
     model = Own().train()
-    seen = collect(model, FUZZY.reading(), num_instances=20, sites=["encode"])
+    seen = collect_activations(model, FUZZY.reading(), num_instances=20, sites=["encode"])
     batch = FUZZY.sample("test", 0, batch_size=1_000, rows=range(20))
     expected = model.encode(batch.inputs[:, -1]).detach()
     np.testing.assert_allclose(seen.activations["encode"][:20], expected, atol=1e-6)
@@ -107,12 +107,12 @@ def test_places_that_are_not_there():
     with pytest.raises(InputError, match="no submodule 'decode': expected some of encode, unused, answer"):
         find_sites(Own(), ["decode"])
     with pytest.raises(InputError, match="submodule 'unused' was not called"):
-        collect(Own(), FUZZY.reading(), num_instances=2, sites=["unused"])
+        collect_activations(Own(), FUZZY.reading(), num_instances=2, sites=["unused"])
 
 
 def test_a_part_that_is_never_called_is_left_out_with_its_reason():
     """A list of layers, for one, is a submodule that nobody calls."""
-    seen = collect(Own(), FUZZY.reading(), num_instances=2)
+    seen = collect_activations(Own(), FUZZY.reading(), num_instances=2)
     assert set(seen.activations) == {"encode", "answer"}
     assert seen.skipped["unused"].startswith("submodule 'unused' was not called")
 
@@ -121,7 +121,7 @@ def test_a_site_with_nan_is_left_out_with_its_reason():
     model = build_model(SMALL, FUZZY, seed=0)
     with torch.no_grad():
         model.blocks[1].feedforward.input.bias[0] = torch.nan
-    seen = collect(model, FUZZY.reading(), num_instances=10)
+    seen = collect_activations(model, FUZZY.reading(), num_instances=10)
     assert "hidden.1" not in seen.activations
     assert seen.skipped["hidden.1"] == "hidden.1 has NaN or infinite values in 20 of 20 rows"
     assert "codes.1" in seen.activations

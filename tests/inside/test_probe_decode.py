@@ -13,7 +13,7 @@ from recombine.inside.decode import (
     balance_classes,
     deal_labels,
     decide,
-    decode,
+    decode_components,
     fit_logistic,
     fit_logistic_path,
     fit_ridge,
@@ -51,7 +51,7 @@ def plant(kind: str, *, num_rows: int = 60, seed: int = 0) -> Observations:
 
 
 def test_codes_that_carry_modules_are_read_on_new_compositions():
-    found = decode(plant("modules"))["codes.0"]
+    found = decode_components(plant("modules"))["codes.0"]
     for split in ("id", "ood"):
         assert min(found[split][metric] for metric in ("f1", "accuracy", "auc", "exact", "r2")) > 0.98
     assert found["ood"]["f1"] > 0.99
@@ -61,7 +61,7 @@ def test_codes_that_carry_modules_are_read_on_new_compositions():
 
 
 def test_codes_that_carry_nothing_are_at_the_majority_baseline():
-    found = decode(plant("nothing"))["codes.0"]
+    found = decode_components(plant("nothing"))["codes.0"]
     for split in ("id", "ood"):
         assert abs(found[split]["accuracy"] - found[split]["majority"]["accuracy"]) < 0.05
         assert abs(found[split]["auc"] - 0.5) < 0.05
@@ -72,7 +72,7 @@ def test_codes_that_carry_nothing_are_at_the_majority_baseline():
 
 def test_codes_that_only_tell_compositions_apart_are_a_trap_that_is_seen():
     """Read in distribution, not on new compositions; and the control reads them as well, so selectivity is nil."""
-    found = decode(plant("compositions"))["codes.0"]
+    found = decode_components(plant("compositions"))["codes.0"]
     assert found["id"]["f1"] > 0.9
     assert found["id"]["control"]["f1"] > 0.9
     assert abs(found["id"]["selectivity"]["f1"]) < 0.05
@@ -82,7 +82,9 @@ def test_codes_that_only_tell_compositions_apart_are_a_trap_that_is_seen():
 
 
 def test_selectivity_separates_truth_from_trap():
-    real, trap = (decode(plant(kind))["codes.0"]["ood"]["selectivity"]["f1"] for kind in ("modules", "compositions"))
+    real, trap = (
+        decode_components(plant(kind))["codes.0"]["ood"]["selectivity"]["f1"] for kind in ("modules", "compositions")
+    )
     assert real > trap + 0.4
 
 
@@ -93,8 +95,8 @@ def test_nothing_but_the_fitting_rows_is_learned_from():
     labels[others] = np.roll(labels[others], 1, axis=1)
     activations = planted.activations["codes.0"].copy()
     activations[planted.rows("ood")] *= 100
-    before = decode(planted)["codes.0"]
-    after = decode(replace(planted, labels=labels, activations={"codes.0": activations}))["codes.0"]
+    before = decode_components(planted)["codes.0"]
+    after = decode_components(replace(planted, labels=labels, activations={"codes.0": activations}))["codes.0"]
     assert before["strength"] == after["strength"]
     assert before["cross_validated"] == after["cross_validated"]
     assert after["id"]["f1"] < 0.4
@@ -105,7 +107,7 @@ def test_continuous_latents_are_read_by_ridge():
     generator = np.random.default_rng(1)
     latents = planted.labels * generator.uniform(0.5, 1, size=planted.labels.shape).astype(np.float32)
     codes = (latents @ generator.normal(size=(8, 32))).astype(np.float32)
-    found = decode(replace(planted, labels=latents, activations={"x": codes}))["x"]
+    found = decode_components(replace(planted, labels=latents, activations={"x": codes}))["x"]
     assert found["ood"]["r2"] > 0.99
     assert found["ood"]["majority"]["r2"] < 0.01
     assert "f1" not in found["ood"]
@@ -153,7 +155,7 @@ def test_threads_change_nothing():
         found = []
         for number in (1, 2):
             torch.set_num_threads(number)
-            found.append(decode(planted))
+            found.append(decode_components(planted))
     finally:
         torch.set_num_threads(threads)
     assert found[0] == found[1]
@@ -196,25 +198,25 @@ def test_one_class_only():
     planted = plant("modules")
     same = replace(planted, labels=np.ones_like(planted.labels))
     with pytest.raises(InputError, match="every row to fit on has the same labels"):
-        decode(same)
+        decode_components(same)
 
 
 def test_a_module_that_never_varies_is_left_out():
     planted = plant("modules")
     labels = planted.labels.copy()
     labels[:, 0] = 0
-    found = decode(replace(planted, labels=labels))["codes.0"]
+    found = decode_components(replace(planted, labels=labels))["codes.0"]
     assert "a" not in found["modules"]["ood"]
     assert found["ood"]["f1"] > 0.99
 
 
 def test_too_few_compositions_to_leave_any_out():
     planted = plant("modules")
-    found = decode(replace(planted, composition=np.zeros_like(planted.composition)))["codes.0"]
+    found = decode_components(replace(planted, composition=np.zeros_like(planted.composition)))["codes.0"]
     assert found["cross_validated"] == {}
     assert found["id"]["f1"] > 0.9
     without_ood = replace(planted, split=np.where(planted.split == "ood", "id", planted.split))
-    assert "ood" not in decode(without_ood)["codes.0"]
+    assert "ood" not in decode_components(without_ood)["codes.0"]
 
 
 def test_a_unit_that_hardly_fires_does_not_drown_the_others():

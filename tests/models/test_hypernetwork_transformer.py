@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from recombine.foundation.errors import InputError
-from recombine.inside.collect import collect
+from recombine.inside.collect import collect_activations
 from recombine.models.hypernetwork import GeneratedNetwork, HypernetworkTransformerConfig
 from recombine.models.registry import build_model
 from recombine.tasks.fuzzy_logic import FuzzyLogic
@@ -98,7 +98,7 @@ def test_the_order_of_examples_does_not_matter():
 
 def test_probes_read_what_the_code_reads():
     model = build()
-    seen = collect(model, TASK.reading(), num_instances=20)
+    seen = collect_activations(model, TASK.reading(), num_instances=20)
     assert list(seen.activations) == ["residual.0", "residual.1", "code"]
     batch = TASK.sample("ood", 0, batch_size=1_000, rows=range(20))
     with torch.no_grad():

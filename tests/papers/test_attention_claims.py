@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from recombine.inside.collect import collect
+from recombine.inside.collect import collect_activations
 from recombine.sweeps.experiment import Finished
 from recombine.training.benchmark import load_run
 from recombine.training.config import TrainingConfig
@@ -245,7 +245,7 @@ def fuzzy_run(tmp_path_factory):
 def test_neighbours_are_those_of_the_probe(fuzzy_run):
     run, measured = fuzzy_run
     _, config, model = load_run(run.path, "cpu")
-    observations = collect(model, config.task.reading().variants["same_query"], num_instances=400, sites=())
+    observations = collect_activations(model, config.task.reading().variants["same_query"], num_instances=400, sites=())
     codes, rows = observations.activations["codes.1"], observations.rows("ood")
     distances = np.linalg.norm(codes[rows][:, None] - codes[rows][None], axis=-1)
     np.fill_diagonal(distances, np.inf)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from recombine.inside.collect import collect
+from recombine.inside.collect import collect_activations
 from recombine.inside.probe import probe_run
 from recombine.models.registry import build_model
 from recombine.models.transformer import TransformerConfig
@@ -102,7 +102,7 @@ def test_the_code_with_itself_is_the_last_part_of_the_codes_with_the_row():
     task = SRaven(num_features=2)
     model = build_model(TransformerConfig(attention="softmax", **SMALL), task, seed=0)
     own, row = (
-        collect(model, reading, num_instances=20, sites=()).activations["codes.1"]
+        collect_activations(model, reading, num_instances=20, sites=()).activations["codes.1"]
         for reading in rule_codes.make_readings(task).values()
     )
     assert (own.shape[1], row.shape[1]) == (4, 12)

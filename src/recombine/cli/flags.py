@@ -23,8 +23,8 @@ from recombine.foundation.errors import InputError
 from recombine.foundation.tables import Cell, Table, Value
 from recombine.models.base import ModelConfig
 from recombine.models.registry import find_task
-from recombine.tasks import TASKS
 from recombine.tasks.base import REFERENCES, Scale, Task
+from recombine.tasks.families import TASKS
 from recombine.tasks.sampling import SPLIT_TITLES
 from recombine.training.benchmark import load_config
 from recombine.training.config import RunConfig, TrainingConfig, default_run

@@ -7,7 +7,7 @@ from dataclasses import fields
 from recombine.cli.main import parse
 from recombine.cli.output import Output
 from recombine.foundation.tables import Column, Table
-from recombine.tasks import TASKS
+from recombine.tasks.families import TASKS
 
 EXAMPLES = (
     "recombine tasks",

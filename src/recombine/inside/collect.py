@@ -104,7 +104,7 @@ def find_sites(model: nn.Module, names: Sequence[str] | None = None) -> tuple[Si
     return tuple(Site(name, name) for name, _ in model.named_children()) if own is None else tuple(own)
 
 
-def collect(
+def collect_activations(
     model: nn.Module,
     reading: Reading,
     *,

@@ -192,7 +192,7 @@ DecoderKind = Literal["logistic", "ridge"]
 FitPath = Callable[[np.ndarray, np.ndarray, Sequence[float]], Iterator[Weights]]
 
 
-def decode(observations: Observations, *, seed: int = 0, controlled: bool = True) -> dict[str, SiteDecoder]:
+def decode_components(observations: Observations, *, seed: int = 0, controlled: bool = True) -> dict[str, SiteDecoder]:
     """Decoders of every site; see `recombine.inside.result` for the keys."""
     from threadpoolctl import threadpool_limits
 

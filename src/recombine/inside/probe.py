@@ -25,8 +25,8 @@ from recombine.foundation.errors import InputError
 from recombine.foundation.files import read_npz
 from recombine.foundation.progress import track
 from recombine.inside.cache import Measurement, MeasurementKey
-from recombine.inside.collect import can_intervene, collect, has_codes, show_codes
-from recombine.inside.decode import MAX_FITTING_ROWS, decode, find_best_site, keep_scores
+from recombine.inside.collect import can_intervene, collect_activations, has_codes, show_codes
+from recombine.inside.decode import MAX_FITTING_ROWS, decode_components, find_best_site, keep_scores
 from recombine.inside.intervene import measure_ablations, measure_swaps
 from recombine.inside.result import (
     FORMAT_VERSION,
@@ -81,7 +81,9 @@ def examine(
     model = model if has_codes(model) else show_codes(model)
     examination = Examination(numbers=start_numbers(num_instances, reading), say=say)
     with examination.part("collect"):
-        observations = collect(model, reading, num_instances=num_instances, sites=sites, device=torch_device)
+        observations = collect_activations(
+            model, reading, num_instances=num_instances, sites=sites, device=torch_device
+        )
     if "collect" in examination.numbers["skipped"]:
         raise InputError(examination.numbers["skipped"]["collect"])
     examination.describe(observations)
@@ -117,7 +119,7 @@ def examine_activations(path: Path | str, *, tsne: bool = True, seed: int = 0, s
 def _decode(examination: Examination, key: DecoderKey, observations: Observations, seed: int) -> None:
     numbers = examination.numbers
     with examination.part("decode"):
-        decoders = decode(observations, seed=seed)
+        decoders = decode_components(observations, seed=seed)
         numbers[key] = decoders
         numbers["best_site"] = numbers.get("best_site") or find_best_site(decoders)
 
@@ -128,7 +130,7 @@ def _decode_variant(examination: Examination, name: Variant, model: nn.Module, v
     observations = None
     with examination.part("collect"):
         device = next(model.parameters()).device
-        observations = collect(model, variant, num_instances=num_instances, sites=(), device=device)
+        observations = collect_activations(model, variant, num_instances=num_instances, sites=(), device=device)
     if observations is None:
         return None
     _decode(examination, VARIANT_KEYS[name], observations, variant.task.seed)
@@ -149,12 +151,12 @@ def _decode_untrained(
     observations = None
     with examination.part("collect"):
         device = next(model.parameters()).device
-        observations = collect(model, reading, num_instances=num_instances, sites=sites, device=device)
+        observations = collect_activations(model, reading, num_instances=num_instances, sites=sites, device=device)
     if observations is None:
         return None
     with examination.part("decode"):
         decoders = examination.numbers.get(key) or {}
-        for site, untrained in decode(observations, seed=reading.task.seed, controlled=False).items():
+        for site, untrained in decode_components(observations, seed=reading.task.seed, controlled=False).items():
             for split in SPLITS:
                 if site in decoders and split in decoders[site] and split in untrained:
                     decoders[site][split]["untrained"] = keep_scores(untrained[split])

@@ -1,1 +1,5 @@
-"""models"""
+"""Models by name, built for a task from a configuration."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

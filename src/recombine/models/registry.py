@@ -3,7 +3,7 @@
 Task and model classes by name: the package's own, those of installed packages, and those in any file or module.
 
     fuzzy_logic                 one of the package's own
-    my_task                     from an installed package, by the entry-point groups `recombine.tasks` and `recombine.models.registry`
+    my_task                     from an installed package, by the entry-point groups `recombine.tasks` and `recombine.models`
     path/to/file.py:MyTask      a class in a file
     package.module:MyTask       a class in an importable module
 
@@ -31,8 +31,8 @@ from torch import nn
 from recombine.foundation.errors import InputError, check_choice
 from recombine.foundation.outside_code import find_classes, is_loaded_file, load_object
 from recombine.models.base import ModelConfig, OutsideModule, check_size
-from recombine.tasks import TASKS
 from recombine.tasks.base import Task
+from recombine.tasks.families import TASKS
 
 MODELS: dict[str, type[ModelConfig]] = {
     config.kind: config
@@ -52,7 +52,7 @@ def build_model(config: ModelConfig, task: Task, *, seed: int) -> nn.Module:
 
 # How a user names code from outside: a specification (see above), a class, or a function that builds a module.
 Code = str | type | Callable[[Task], nn.Module]
-GROUPS = {"task": "recombine.tasks", "model": "recombine.models.registry"}
+GROUPS = {"task": "recombine.tasks", "model": "recombine.models"}
 
 
 def find_task(name: str) -> type[Task]:

@@ -23,9 +23,9 @@ from recombine.foundation.files import write_whole
 from recombine.foundation.settings import find_fault, settings_as_dict
 from recombine.inside.verdict import name_splits
 from recombine.report.page import load_templates
-from recombine.tasks import TASKS
 from recombine.tasks.base import SCALES as BUDGETS
-from recombine.tasks.view import DARK_PALETTE, LIGHT_PALETTE, SCALES
+from recombine.tasks.families import TASKS
+from recombine.tasks.view import COLOUR_SCALES, DARK_PALETTE, LIGHT_PALETTE
 from recombine.training.comparison import differing_settings, label_settings
 from recombine.training.config import default_run
 from recombine.training.directory import RunDirectory, find_runs, hash_config
@@ -217,7 +217,7 @@ def render(boards: Sequence[Board], title: str) -> str:
         boards=boards,
         models=tabulate_models(boards),
         palettes={"light": LIGHT_PALETTE, "dark": DARK_PALETTE},
-        scales=SCALES,
+        scales=COLOUR_SCALES,
         scripts=[Markup(script) for script in scripts],
         hashes=[base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts],
         version=metadata.version("recombine"),

@@ -34,7 +34,7 @@ from recombine.report.read import ReportRun, compare, group_seeds, metrics_of, r
 from recombine.report.sections import list_sections
 from recombine.tasks.base import Task
 from recombine.tasks.sampling import SPLIT_MEANINGS
-from recombine.tasks.view import DARK_PALETTE, LIGHT_PALETTE, SCALES, define_shapes
+from recombine.tasks.view import COLOUR_SCALES, DARK_PALETTE, LIGHT_PALETTE, define_shapes
 from recombine.training.schema import Json
 from recombine.training.score import Score
 
@@ -176,7 +176,7 @@ def render(runs: Sequence[ReportRun], title: str, *, gallery: bool = True) -> st
             name: tidy(figure) for part in (answer, *(s.figures for s in sections)) for name, figure in part.items()
         },
         palettes={"light": LIGHT_PALETTE, "dark": DARK_PALETTE},
-        scales=SCALES,
+        scales=COLOUR_SCALES,
         scripts=[Markup(script) for script in scripts],  # ours and the library's, no user's text
         hashes=[base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts],
         version=metadata.version("recombine"),

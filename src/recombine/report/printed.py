@@ -39,12 +39,12 @@ from recombine.report.findings import (
 )
 from recombine.report.read import Curve, ReportRun
 from recombine.tasks.view import (
+    COLOUR_SCALES,
     DARK,
     GRID,
     LIGHT_PALETTE,
     METADATA,
     QUIET,
-    SCALES,
     STYLE,
     TRACK,
     escape_text,
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Canvas
 
-LIGHT = SCALES["light"]
+LIGHT = COLOUR_SCALES["light"]
 
 Labelled = Sequence[tuple[str, Any]]  # a run's label and what was found in it
 

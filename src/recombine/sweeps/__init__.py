@@ -1,1 +1,5 @@
-"""sweeps"""
+"""Many runs: grids of settings, experiments with tables and figures, and where they are trained."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

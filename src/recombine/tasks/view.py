@@ -52,7 +52,7 @@ ATTENTION_COLOURS = {"softmax": "#4477aa", "linear": "#ccaa33", "hyla": "#cc3366
 # and have enough contrast with their background.
 LIGHT_PALETTE = ("#0072b2", "#d55e00", "#00855f", "#b8578c", "#8c6a00", "#5f4bb6")
 DARK_PALETTE = ("#56b4e9", "#f58549", "#2cc295", "#e7a3cb", "#e3bc4f", "#b7a6f2")
-SCALES = {  # classes of points; low to high; own and swapped-in; opposite to alike
+COLOUR_SCALES = {  # classes of points; low to high; own and swapped-in; opposite to alike
     "light": {
         "class": (*LIGHT_PALETTE, DARK, "#c2a100", "#3aa6a0", "#a33b3b", "#93b22e", "#8a8f98"),
         "ramp": ("#f0c04a", "#ee8250", "#cf4b78", "#84319c", "#2b1a78"),
@@ -268,7 +268,7 @@ def _draw_panel(axes: Axes, panel: Panel, dividers: Sequence[int]) -> None:
 
     signed = bool((panel.values < 0).any())
     largest = float(np.abs(panel.values).max()) or 1.0
-    colours = SCALES["light"]["diverging"] if signed else (FLOOR, *SCALES["light"]["ramp"])
+    colours = COLOUR_SCALES["light"]["diverging"] if signed else (FLOOR, *COLOUR_SCALES["light"]["ramp"])
     image = axes.imshow(
         panel.values,
         aspect="auto",

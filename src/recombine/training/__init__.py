@@ -1,1 +1,5 @@
-"""training"""
+"""Training and evaluation: from the configuration of a run to its `result.json`."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -37,8 +37,8 @@ from recombine.models.registry import (
     match_classes,
     version_of,
 )
-from recombine.tasks import TASKS
 from recombine.tasks.base import SCALES, Scale, Task
+from recombine.tasks.families import TASKS
 from recombine.training.devices import Precision
 from recombine.training.directory import hash_config
 from recombine.training.schema import Json

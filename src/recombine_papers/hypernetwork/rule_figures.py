@@ -12,7 +12,7 @@ import numpy as np
 
 from recombine.sweeps.experiment import Finished, Group
 from recombine.tasks.sraven.generator import RULES
-from recombine.tasks.view import DARK, LIGHT_PALETTE, QUIET, SCALES, TRACK, canvas
+from recombine.tasks.view import COLOUR_SCALES, DARK, LIGHT_PALETTE, QUIET, TRACK, canvas
 from recombine_papers.learning_curves import NAMES
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ LINES: dict[str, dict[str, Any]] = {
 UNTRAINED = {"self": "x", "row": "+"}
 PURITIES = {"purity_rule": ("rule", LIGHT_PALETTE[0]), "purity_target": ("target", LIGHT_PALETTE[1])}
 SHARES = {
-    "other": ("the other rule", SCALES["light"]["follow"][1]),
-    "own": ("its own rule", SCALES["light"]["follow"][0]),
+    "other": ("the other rule", COLOUR_SCALES["light"]["follow"][1]),
+    "own": ("its own rule", COLOUR_SCALES["light"]["follow"][0]),
 }
 WIDTH = 3.4  # of a panel
 
@@ -113,7 +113,7 @@ def draw_similarity(axes: Axes, group: Group, reading: str, *, named: bool) -> A
     matrix = [[1.0] * len(RULES) for _ in RULES]
     for i, j in combinations(range(len(RULES)), 2):
         matrix[i][j] = matrix[j][i] = mean_of(group, f"{reading}_cosine_{RULES[i]}_{RULES[j]}")
-    diverging = LinearSegmentedColormap.from_list("diverging", SCALES["light"]["diverging"])
+    diverging = LinearSegmentedColormap.from_list("diverging", COLOUR_SCALES["light"]["diverging"])
     image = axes.imshow(matrix, cmap=diverging, vmin=-1, vmax=1)
     axes.set(title=f"{name_network(group)}, {reading}", xticks=[], yticks=range(len(RULES)) if named else [])
     if named:
@@ -129,7 +129,7 @@ def draw_codes(axes: Axes, group: Group, *, named: bool) -> AxesImage:
     codes = np.array([[mean_of(group, f"self_code_{rule}_head_{head}") for head in range(num_heads)] for rule in RULES])
     spread = codes.std(axis=0)
     scaled = (codes - codes.mean(axis=0)) / np.where(spread > 0, spread, 1)
-    diverging = LinearSegmentedColormap.from_list("diverging", SCALES["light"]["diverging"])
+    diverging = LinearSegmentedColormap.from_list("diverging", COLOUR_SCALES["light"]["diverging"])
     image = axes.imshow(scaled, cmap=diverging, vmin=-2, vmax=2, aspect="auto")
     axes.set(
         title=f"{name_network(group)}, mean codes", xticks=[], xlabel="head", yticks=range(len(RULES)) if named else []

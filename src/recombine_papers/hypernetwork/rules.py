@@ -37,8 +37,8 @@ from torch import nn
 
 from recombine.foundation.tables import Column, Table, Value
 from recombine.inside.cache import Measurement
-from recombine.inside.collect import collect
-from recombine.inside.decode import decode, find_best_site
+from recombine.inside.collect import collect_activations
+from recombine.inside.decode import decode_components, find_best_site
 from recombine.inside.intervene import measure_swaps
 from recombine.inside.result import CountedArm, CountedSwap, Observations, last_site
 from recombine.inside.structure import measure_similarity, measure_structure, sample_rows
@@ -105,10 +105,10 @@ def make_readings(task: Task) -> dict[str, SRavenReading]:
 def examine_codes(model: nn.Module, reading: SRavenReading) -> Json:
     """What `recombine probe` finds in the codes of each layer."""
     device = next(model.parameters()).device
-    observations = collect(model, reading, num_instances=NUM_INSTANCES, sites=(), device=device)
+    observations = collect_activations(model, reading, num_instances=NUM_INSTANCES, sites=(), device=device)
     rows = sample_rows(observations)
     return {
-        "decoders": decode(observations, seed=reading.task.seed, controlled=False),
+        "decoders": decode_components(observations, seed=reading.task.seed, controlled=False),
         "structure": {site: measure_structure(observations, site, rows) for site in observations.activations},
         "similarity": {site: measure_similarity(observations, site) for site in observations.activations},
         "mean_codes": average_codes(observations),

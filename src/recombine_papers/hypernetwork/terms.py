@@ -31,8 +31,8 @@ from torch import nn
 
 from recombine.foundation.tables import Table, Value
 from recombine.inside.cache import Measurement
-from recombine.inside.collect import collect
-from recombine.inside.decode import decide, decode, fit_ridge, score_values
+from recombine.inside.collect import collect_activations
+from recombine.inside.decode import decide, decode_components, fit_ridge, score_values
 from recombine.inside.result import SPLITS, Observations, last_site
 from recombine.inside.structure import NUM_SAMPLED, measure_structure
 from recombine.sweeps.experiment import Experiment, Finished, mean_cell
@@ -86,7 +86,7 @@ def read_neighbours(run: RunDirectory, device: str) -> dict[str, float]:
 def find_neighbours(model: nn.Module, reading: Reading) -> dict[str, float]:
     """The share of nearest codes with the same term and with the same target, above chance."""
     device = next(model.parameters()).device
-    observations = collect(model, reading, num_instances=NUM_INSTANCES, sites=(), device=device)
+    observations = collect_activations(model, reading, num_instances=NUM_INSTANCES, sites=(), device=device)
     rows = observations.rows("ood")[:NUM_SAMPLED]
     structure = measure_structure(observations, last_site(observations.activations), rows)
     kinds = {"terms": structure["module"], "target": structure["target"]}
@@ -259,8 +259,8 @@ def decode_terms(model: nn.Module, task: Task) -> Json:
     assert isinstance(task, FuzzyLogic)
     device = next(model.parameters()).device
     reading = task.reading().variants["same_query"]
-    observations = collect(model, reading, num_instances=NUM_INSTANCES, sites=(), device=device)
-    decoders = decode(observations, seed=task.seed, controlled=False)
+    observations = collect_activations(model, reading, num_instances=NUM_INSTANCES, sites=(), device=device)
+    decoders = decode_components(observations, seed=task.seed, controlled=False)
     return {
         "f1": {site: decoder["ood"]["f1"] for site, decoder in decoders.items()},
         "majority": next(iter(decoders.values()))["ood"]["majority"]["f1"],

@@ -14,8 +14,8 @@ from typing import TypedDict, cast
 from torch import nn
 
 from recombine.inside.cache import Measurement, MeasurementKey
-from recombine.inside.collect import collect
-from recombine.inside.decode import decode, find_best_site
+from recombine.inside.collect import collect_activations
+from recombine.inside.decode import decode_components, find_best_site
 from recombine.inside.result import SPLITS, SiteDecoder
 from recombine.models.registry import Code
 from recombine.tasks.base import Task
@@ -75,8 +75,8 @@ def measure_decodability(
 def decode_sites(model: nn.Module, task: Task, *, num_instances: int) -> dict[str, SiteDecoder]:
     """Decoders of the residual stream of each layer and of the code of a bottleneck; of other models, of every site."""
     device = next(model.parameters()).device
-    observations = collect(model, task.reading(), num_instances=num_instances, device=device)
-    decoders = decode(observations, seed=task.seed, controlled=False)
+    observations = collect_activations(model, task.reading(), num_instances=num_instances, device=device)
+    decoders = decode_components(observations, seed=task.seed, controlled=False)
     chosen = {site: decoder for site, decoder in decoders.items() if site == "code" or site.startswith("residual.")}
     return chosen or decoders
 

@@ -10,9 +10,9 @@ from functools import partial
 from itertools import product
 
 from recombine.cli.bench import machine
-from recombine.tasks import TASKS
 from recombine.tasks.base import SCALES, Scale
 from recombine.tasks.batch import Batch
+from recombine.tasks.families import TASKS
 from recombine.training.config import default_run
 from recombine.training.loop import Ahead, Trainer
 from recombine.training.schema import Json

@@ -1,0 +1,15 @@
+from .errors import InputError as InputError
+from .errors import check_choice as check_choice
+from .errors import check_positive as check_positive
+from .files import read_file as read_file
+from .files import replace_file as replace_file
+from .outside_code import find_classes as find_classes
+from .settings import find_fault as find_fault
+from .tables import Cell as Cell
+from .tables import Column as Column
+from .tables import Format as Format
+from .tables import Table as Table
+from .tables import Value as Value
+from .tables import format_number as format_number
+from .tables import format_value as format_value
+from .tables import show_setting as show_setting

@@ -1,0 +1,10 @@
+"""Task families by name."""
+
+from pathlib import Path
+
+from recombine.foundation.outside_code import find_classes
+from recombine.tasks.base import Task
+
+TASKS: dict[str, type[Task]] = {
+    task.name: task for task in find_classes("recombine.tasks", [str(Path(__file__).parent)], Task)
+}
