@@ -21,7 +21,6 @@ from pathlib import Path
 from recombine.foundation.errors import InputError
 from recombine.foundation.tables import format_number
 from recombine.models.transformer import count_parameters
-from recombine.sweeps.costs import PACKAGED, estimate_hours, read_costs
 from recombine.tasks import TASKS
 from recombine.tasks.base import SCALES, Task
 from recombine.training.config import RunConfig, default_run
@@ -73,22 +72,18 @@ def describe_sizes(task: Task) -> str:
         counted = (
             "The numbers of modules, of trained and of held-out compositions, and the fewest that train any one module"
         )
-    processor = read_costs(PACKAGED)["processor"]
-    return (
-        f"{counted}\n(seed 0); the default model and training; the estimated training time on one core ({processor})."
-    )
+    return f"{counted}\n(seed 0); the default model and training."
 
 
 def tabulate_sizes(runs: Mapping[str, RunConfig]) -> str:
     """A row per scale."""
-    hours = estimate_hours(PACKAGED)
     rows = []
     for scale, run in runs.items():
         certificate = run.task.split.certificate
         row = {"scale": scale, "modules": f"{len(certificate.coverage):,}", "trained": f"{certificate.num_train:,}"}
         row |= {"held out": f"{certificate.num_ood:,}", "fewest per module": str(certificate.min_coverage)}
         row |= {"model": run.model.label, "parameters": f"{count_parameters(run.build_model()):,}"}
-        row |= {"steps × batch": f"{run.training.steps:,} × {run.training.batch_size:,}", "time": show_time(hours(run))}
+        row |= {"steps × batch": f"{run.training.steps:,} × {run.training.batch_size:,}"}
         if not has_modules(run.task):
             del row["modules"], row["fewest per module"]
         rows.append(row)
@@ -141,16 +136,6 @@ def list_modules(task: Task) -> str:
         return f"{len(names)} at scale tiny: random weights that stay fixed. They have numbers instead of names."
     shown = ", ".join(f"`{name}`" for name in names[:MAX_NAMES]) + (", …" if len(names) > MAX_NAMES else "")
     return f"{len(names)} at scale tiny: {shown}."
-
-
-def show_time(hours: float | None) -> str:
-    """A time in one or two digits."""
-    if hours is None:
-        return "–"
-    for unit, length in (("days", 24.0), ("hours", 1.0), ("min", 1 / 60)):
-        if hours >= 2 * length:
-            return f"{hours / length:.0f} {unit}"
-    return f"{max(hours * 3600, 1):.0f} s"
 
 
 def draw_instance(name: str, task: Task) -> str:

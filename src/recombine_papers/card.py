@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -23,8 +23,7 @@ from recombine.foundation.errors import InputError
 from recombine.foundation.tables import Column, Table, format_number, format_value
 from recombine.sweeps.experiment import Experiment, Finished, cell
 from recombine.sweeps.records import Record, matches
-from recombine.tasks.base import Scale
-from recombine.training.config import RunConfig
+from recombine.tasks.base import SCALES, Scale
 from recombine.training.directory import hash_config
 from recombine.training.intervals import SeedScore
 from recombine_papers.calculation import Computes
@@ -33,7 +32,6 @@ from recombine_papers.measured_claims import HigherEach, SeedRange, Undecided
 from recombine_papers.registry import paper_of
 from recombine_papers.stored import StoredRun
 
-Estimate = Callable[[RunConfig], float | None]  # core-hours of a run, if known
 VERDICTS: tuple[Verdict, ...] = ("seen", "seen in part", "not seen", "refuted", "not run")
 
 
@@ -48,7 +46,6 @@ class CardRow:
     number: SeedScore | None
     core_hours: float  # of the runs that the claim is about, all seeds
     missing: int  # runs that the claim is about and that have not been made
-    missing_hours: float | None  # what they would cost, if known
     unmeasured: int = 0  # seeds whose runs are there but do not have the number
     answer: str = ""  # of the experiment, by the runs of this scale
 
@@ -104,24 +101,21 @@ def list_statements(rows: Iterable[CardRow]) -> list[Statement]:
     return statements
 
 
-def build_card(
-    experiments: Iterable[Experiment], folder: Path, estimate: Estimate = lambda config: None
-) -> list[CardRow]:
+def build_card(experiments: Iterable[Experiment], folder: Path) -> list[CardRow]:
     """A row for every claim of the experiments: at the scale with most seeds, the larger one if equal.
 
     Smaller scales than the default are for a quick look: the bounds of the claims are not meant for them.
     """
-    return [row for experiment in experiments for row in build_rows(experiment, folder, estimate)]
+    return [row for experiment in experiments for row in build_rows(experiment, folder)]
 
 
-def build_rows(experiment: Experiment, folder: Path, estimate: Estimate) -> Iterator[CardRow]:
+def build_rows(experiment: Experiment, folder: Path) -> Iterator[CardRow]:
     stored = {scale: experiment.read(folder, scale) for scale in experiment.judged_scales[::-1]}
     planned = {scale: list_hashes(experiment, scale) for scale in stored}
     answers = {scale: experiment.answer(finished) if finished.runs else "" for scale, finished in stored.items()}
     for claim in experiment.claims:
         rows = {
-            scale: _decide(experiment, scale, claim, finished, planned[scale], estimate)
-            for scale, finished in stored.items()
+            scale: _decide(experiment, scale, claim, finished, planned[scale]) for scale, finished in stored.items()
         }
         decided = [replace(row, answer=answers[row.scale]) for row in rows.values() if row.number is not None]
         yield max(decided, key=count_seeds) if decided else rows[experiment.default_scale]
@@ -142,12 +136,10 @@ def _decide(
     claim: Claim,
     finished: Finished,
     planned: Sequence[tuple[Record, str]],
-    estimate: Estimate,
 ) -> CardRow:
     verdict, number = decide(claim, experiment, finished) if finished else ("not run", None)
     done = {hash_config(run.record.config.identity): run for run in finished.runs if isinstance(run, StoredRun)}
     concerned = {name: record for record, name in planned if is_concerned(claim, record)}
-    hours = [estimate(record.config) for name, record in concerned.items() if name not in done]
     return CardRow(
         experiment=experiment,
         scale=scale,
@@ -156,9 +148,8 @@ def _decide(
         number=number,
         core_hours=math.fsum(done[name].core_hours for name in concerned.keys() & done.keys())
         + (finished.computed_hours if number is not None else 0.0),
-        missing=len(hours),
+        missing=len(concerned.keys() - done.keys()),
         unmeasured=0 if number is None else max(0, count_shared_seeds(claim, finished) - number.num_seeds),
-        missing_hours=None if None in hours else sum((hour for hour in hours if hour is not None), 0.0),
     )
 
 
@@ -238,8 +229,8 @@ computed. This page is written by `recombine reproduce claims` from the files in
 - "In short" has one verdict for all settings of a claim that were run. If they differ, it is *seen in part* where the claim
   is seen, at least in part, in any of them, and *not seen* otherwise. The number is of the setting in italics; *settings*
   gives the lowest and the highest of all.
-- *Core-hours*: measured time of the runs behind the claim, on a busy machine. After ≈, the estimated time of the missing
-  runs on one idle core (`results/costs.json`).
+- *Core-hours*: measured time of the runs behind the claim, on a busy machine. Next to a command: measured cost of all its runs
+  on one idle core.
 """
 NONE = "–"
 SHORT_COLUMNS = ("claim", "verdict", "ours", "seeds", "paper", "bound")
@@ -263,7 +254,7 @@ def describe_experiment(experiment: Experiment, statements: Sequence[Statement])
     lines = [f"### {experiment.question}", ""]
     answers = dict.fromkeys(row.answer for row in rows if row.answer)
     lines += [line for answer in answers for line in (f"**{answer}**", "")]
-    lines += [*(f"`{command}`" for command in dict.fromkeys(row.command for row in rows)), ""]
+    lines += [*dict.fromkeys(f"`{row.command}`{describe_total_cost(experiment, row.scale)}" for row in rows), ""]
     scores = dict.fromkeys(experiment.describe_score(row.scale) for row in rows)
     lines += [line for score in scores if score for line in (f"Score: {score}.", "")]
     if experiment.differs:
@@ -280,15 +271,21 @@ def describe_experiment(experiment: Experiment, statements: Sequence[Statement])
     return lines
 
 
+def describe_total_cost(experiment: Experiment, scale: Scale) -> str:
+    """The measured cost of all runs of an experiment."""
+    hours = dict(zip(SCALES, experiment.core_hours, strict=False)).get(scale)
+    return "" if hours is None else f" ({hours:g} core-hours)"
+
+
 def describe_further(statement: Statement) -> list[str]:
     """The further settings of a statement: a table of those that were run, and a line of the others."""
     if not statement.further:
         return []
     lines = [f"*{statement.first.claim.text}*", ""]
     run = [row for row in statement.further if row.number is not None]
-    missing = [f"{row.where} ({describe_cost(row)})" for row in statement.further if row.number is None]
+    missing = [row.where for row in statement.further if row.number is None]
     lines += format_table([{"setting": row.where or NONE, **_cells(row)} for row in run]) if run else []
-    return lines + ([f"Not run (core-hours): {'; '.join(missing)}.", ""] if missing else [])
+    return lines + ([f"Not run: {'; '.join(missing)}.", ""] if missing else [])
 
 
 def format_table(rows: Sequence[Cells]) -> list[str]:
@@ -357,14 +354,8 @@ def describe_interval(row: CardRow) -> str:
 
 
 def describe_cost(row: CardRow) -> str:
-    """Core-hours spent, and the estimate for missing runs."""
-    spent = f"{row.core_hours:.2f}" if row.core_hours else ""
-    wanted = f"≈ {_show_hours(row.missing_hours)}" if row.missing and row.missing_hours is not None else ""
-    return " + ".join(part for part in (spent, wanted) if part) or "–"
-
-
-def _show_hours(hours: float) -> str:
-    return f"{hours:.2f}" if hours < 10 else f"{hours:,.0f}"
+    """Core-hours spent."""
+    return f"{row.core_hours:.2f}" if row.core_hours else NONE
 
 
 def summarise_card(rows: Sequence[CardRow]) -> str:

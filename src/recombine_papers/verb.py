@@ -12,7 +12,6 @@ from pathlib import Path
 from recombine.cli.output import Output
 from recombine.foundation.errors import InputError
 from recombine.foundation.files import replace_file
-from recombine.sweeps.costs import estimate_hours, measure_costs
 from recombine.training.schema import Json
 from recombine_papers import EXPERIMENTS
 from recombine_papers.card import (
@@ -22,7 +21,6 @@ from recombine_papers.card import (
     build_card,
     count_verdicts,
     format_page,
-    is_concerned,
     summarise_card,
     tabulate_card,
     update_block,
@@ -30,22 +28,10 @@ from recombine_papers.card import (
 from recombine_papers.stored import INDEX_TITLE, copy_shared_runs, fill_blocks, format_index, has_blocks
 
 
-def show_claims(
-    options: Output, *, runs: Path, results: Path, pages: Sequence[Path], figures: Path | None, estimate: bool
-) -> None:
+def show_claims(options: Output, *, runs: Path, results: Path, pages: Sequence[Path], figures: Path | None) -> None:
     """Collect finished runs, then print the card, and write pages and figures."""
     changed = collect_all(options, runs, results)
     rows = read_card(results)
-    if estimate:
-        missing = [row for row in rows if row.missing]
-        configs = [
-            record.config
-            for row in missing
-            for record in row.experiment.records(row.scale)
-            if is_concerned(row.claim, record)
-        ]
-        measure_costs(configs, results, options.say)
-        rows = read_card(results)
     closing = [f"results: {path}" for path in changed]
     for page in pages:
         replace_file(
@@ -63,7 +49,7 @@ def show_claims(
 
 def read_card(results: Path) -> list[CardRow]:
     """The card that the files in a folder give."""
-    return build_card(EXPERIMENTS.values(), results, estimate_hours(results))
+    return build_card(EXPERIMENTS.values(), results)
 
 
 def collect_all(options: Output, runs: Path, results: Path) -> list[Path]:

@@ -13,7 +13,6 @@ from recombine.cli.generate import show_text
 from recombine.cli.main import run as run_verb
 from recombine.foundation.errors import InputError
 from recombine.integrations.huggingface.prompts import read_prompts
-from recombine.sweeps.costs import read_costs
 from recombine.tasks.language import sources as hub
 from recombine.tasks.language.tokenizers import read_tokenizer
 from recombine.training.directory import RunDirectory
@@ -140,13 +139,6 @@ def test_results_that_nobody_stored(content, tmp_path):
     (tmp_path / "x.jsonl").write_text(content)
     with pytest.raises(InputError, match="expected results that `reproduce claims` wrote"):
         read_lines(tmp_path / "x.jsonl")
-
-
-@pytest.mark.parametrize("content", ["[]", '{"sizes": []}', "[" * 10**5, '{"sizes": {"a": {"interim": [1, 2]}}}', "{}"])
-def test_costs_that_nobody_kept(content, tmp_path):
-    (tmp_path / "costs.json").write_text(content)
-    with pytest.raises(InputError, match="expected costs"):
-        read_costs(tmp_path)
 
 
 @pytest.mark.parametrize("content", ["[]", "{", "[" * 10**5])

@@ -10,7 +10,6 @@ import pytest
 from card_world import NARROW, WIDE, Widths, build_world, write_world
 from recombine.cli.main import run as run_verb
 from recombine.foundation.errors import InputError
-from recombine.sweeps.costs import costs_path, estimate_hours, measure_costs
 from recombine.sweeps.experiment import Finished
 from recombine.sweeps.records import Record
 from recombine.training.config import default_run
@@ -223,24 +222,6 @@ def test_pages_of_the_documentation_are_those_that_the_results_give():
     assert ROOT / "README.md" in marked
     for page in marked:
         assert update_page(page.read_text(), rows, ROOT / "results", page) == page.read_text(), page
-
-
-def test_the_cost_of_runs_that_were_not_made_is_measured_and_kept(tmp_path):
-    (record, *_) = Widths().records("tiny")
-    assert estimate_hours(tmp_path)(record.config) is None
-    measure_costs([record.config], tmp_path, say=lambda text: None)
-    hours = estimate_hours(tmp_path)(record.config)
-    assert 0 < hours < 1
-    kept = costs_path(tmp_path).read_bytes()
-    measure_costs([record.config], tmp_path, say=lambda text: None)
-    assert costs_path(tmp_path).read_bytes() == kept  # measured once
-    more_steps = replace(record.config, training=replace(record.config.training, steps=100_000))
-    assert estimate_hours(tmp_path)(more_steps) > hours
-    (row,) = build_card([Widths()], tmp_path, lambda config: hours)
-    assert row.missing_hours == pytest.approx(4 * hours)
-    costs_path(tmp_path).write_text('{"sizes": {"x": {}}}')
-    with pytest.raises(InputError, match=r"costs.json cannot be read"):
-        estimate_hours(tmp_path)
 
 
 def test_tables_between_markers(tmp_path):

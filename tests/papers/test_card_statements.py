@@ -21,7 +21,7 @@ class Settings(Widths):
 def test_a_statement_is_shown_with_the_first_setting_that_was_run(tmp_path, monkeypatch):
     monkeypatch.setattr("recombine_papers.card.paper_of", lambda experiment: "a paper")
     write_world(tmp_path)
-    rows = build_card([Settings()], tmp_path, lambda config: 0.25)
+    rows = build_card([Settings()], tmp_path)
     (statement,) = list_statements(rows)
     assert (statement.first.claim.where, [row.claim.where for row in statement.further]) == ("run", ["never run"])
     page = format_page(rows)
@@ -29,7 +29,7 @@ def test_a_statement_is_shown_with_the_first_setting_that_was_run(tmp_path, monk
     assert "<br>2 seeds, 4 compositions |" in page
     assert "<summary>Other settings: 1 not run</summary>" in page
     folded = page.partition("<summary>")[2]
-    assert "*wide beats narrow*\n\nNot run (core-hours): never run (1.00)." in folded
+    assert "*wide beats narrow*\n\nNot run: never run." in folded
     (short,) = [line for line in summarise_card(rows).splitlines() if "wide" in line]
     assert short.startswith("| wide beats narrow<br>*run* | **seen**<br>1 setting not run | 0.400")
     assert short.endswith("| 2 | 0.300 | difference ≥ 0.1 |")

@@ -1,30 +1,28 @@
 """recombine reproduce EXPERIMENT: train the runs of an experiment, and print them next to the published numbers.
 
-recombine reproduce list: every experiment, its question, and what it costs at each scale.
+recombine reproduce list: every experiment, its question, and its measured cost at each scale.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from recombine.cli.costs import show_costs
 from recombine.cli.flags import Starting
 from recombine.cli.live import SweepDisplay
 from recombine.cli.main import parse
 from recombine.cli.output import Device, Output
+from recombine.cli.sweep import show_work
 from recombine.foundation.errors import InputError, check_choice, check_positive
 from recombine.foundation.tables import Column, Table, show_setting, tables_as_dict
 from recombine.inside.probe import is_probed, probe_run
 from recombine.inside.verdict import diagnose_run
 from recombine.report.page import write_report
-from recombine.sweeps.choose import EngineFlags, raise_failure, split_cores
-from recombine.sweeps.costs import PACKAGED, Cost, Estimate, estimate_runs, parse_costs, read_costs
+from recombine.sweeps.choose import EngineFlags, raise_failure
 from recombine.sweeps.engine import Outcome
 from recombine.sweeps.experiment import Experiment, Finished, FinishedRun, find_experiment, installed_experiments
 from recombine.sweeps.local import LocalEngine
@@ -39,79 +37,27 @@ from recombine.training.schema import Json
 from recombine_papers.verb import show_claims
 
 
-def list_experiments(options: Output, *, split: EngineFlags, measure: bool) -> None:
-    """The name, the question and the estimated time of every experiment.
-
-    Measuring all of them takes many minutes, because the experiments have hundreds of distinct sizes. So without `measure`
-    the list shows what was measured on this machine before, and otherwise the costs of another machine that are kept in the
-    package.
-    """
-    kept = read_costs(PACKAGED)
-    costs = parse_costs(kept)
-    rows: list[tuple[str | None, ...]] = []
-    value = {}
-    for number, (name, experiment) in enumerate(installed_experiments().items(), start=1):
-        cells: list[str | None] = []
-        described: Json = {"question": experiment.question, "seconds": {}, "measured_here": {}}
-        for scale in SCALES:
-            watch = (
-                partial(say_measured, options, f"{number}/{len(installed_experiments())} {name}, {scale}")
-                if measure
-                else None
-            )
-            estimate, jobs = estimate_experiment(experiment, scale, split, measure, costs, watch)
-            seconds = None if estimate is None else estimate.wall(jobs)
-            here = estimate is not None and not estimate.num_elsewhere
-            has_runs = estimate is None or estimate.seconds
-            time = None if seconds is None else ("" if here else "~") + format_roughly(seconds)
-            cells.append(time if has_runs else "no runs")
-            described["seconds"][scale], described["measured_here"][scale] = seconds, here
-        rows.append((name, experiment.question, *cells))
-        value[name] = described
-    times = [Column(name=scale, optional=scale == "paper") for scale in SCALES]
-    columns: tuple[str | Column, ...] = ("experiment", Column(name="question", wrap=True), *times)
-    note = describe_origin(kept, {cell[:1] if cell else "" for row in rows for cell in row[2:]})
-    options.show(value, Table(title="Experiments", columns=columns, rows=tuple(rows), note=note))
+def list_experiments(options: Output) -> None:
+    """The name, the question and the measured cost of every experiment."""
+    experiments = installed_experiments()
+    columns = [Column(name=f"{scale} (core-hours)", optional=scale == "paper", digits=2) for scale in SCALES]
+    table = Table(
+        title="Experiments",
+        columns=("experiment", Column(name="question", wrap=True), *columns),
+        rows=tuple((name, each.question, *show_costs(each)) for name, each in experiments.items()),
+        note="measured on one core; –: not measured, or nothing is trained",
+    )
+    value = {
+        name: {"question": each.question, "core_hours": dict(zip(SCALES, each.core_hours, strict=False))}
+        for name, each in experiments.items()
+    }
+    options.show(value, table)
 
 
-def format_roughly(seconds: float) -> str:
-    """A duration in one unit: `45 s`, `12 min`, `3.5 h`, `4 days`."""
-    for length, unit in ((86400, "days"), (3600, "h"), (60, "min")):
-        if seconds >= 1.5 * length:
-            number = seconds / length
-            return f"{number:.0f} {unit}" if number >= 10 or unit == "min" else f"{number:.1f} {unit}"
-    return f"{seconds:.0f} s"
-
-
-def describe_origin(kept: Json, marks: set[str]) -> str:
-    """Where the times come from, given the first characters of those that are shown."""
-    note = "estimated time of all runs on this machine, with the default --jobs"
-    if "~" in marks:
-        note += (
-            f"\n~ from times on other machines ({kept['processor']}, {kept['measured']}); "
-            "`recombine reproduce NAME --dry-run` measures one experiment here, `recombine reproduce list --estimate` all"
-        )
-    return note + ("\nempty: too large to measure, or not measured yet" if "" in marks else "")
-
-
-def say_measured(options: Output, label: str, number: int, total: int) -> None:
-    if not options.json:
-        options.say(f"{label}: size {number}/{total}")
-
-
-def estimate_experiment(
-    experiment: Experiment,
-    scale: Scale,
-    split: EngineFlags,
-    measure: bool,
-    costs: Mapping[str, Cost],
-    watch: Callable[[int, int], None] | None = None,
-) -> tuple[Estimate | None, int]:
-    """The estimated cost of all runs of an experiment, None if it is not known, and how many are trained at a time."""
-    # not as a plan, which would prepare the text of language runs
-    configs = list({record.config.directory_name: record.config for record in experiment.records(scale)}.values())
-    jobs, threads = split_cores(len(configs), jobs=split.jobs, threads=split.threads)
-    return estimate_runs(configs, threads=threads, measure=measure, elsewhere=costs, watch=watch), jobs
+def show_costs(experiment: Experiment) -> list[str]:
+    """The core-hours of an experiment at each scale."""
+    hours = experiment.core_hours or (None,) * len(SCALES)
+    return ["–" if cost is None else f"{cost:g}" for cost in hours]
 
 
 EXAMPLES = (
@@ -150,9 +96,7 @@ class ReproduceOptions(EngineFlags, Output):
     figures: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
     """Write the figures of the experiment to this folder, if it has any; with `claims`, those that stored results give."""
     dry_run: tyro.conf.FlagCreatePairsOff[bool] = False
-    """List the runs and their estimated cost on this machine, measured by a few steps of each size; train nothing."""
-    estimate: tyro.conf.FlagCreatePairsOff[bool] = False
-    """With `list` or `claims`: measure the cost of runs that have not been measured on this machine. Takes many minutes."""
+    """List the runs; train nothing."""
     results: Annotated[Path, tyro.conf.arg(metavar="FOLDER")] = Path("results")
     """For `claims`: folder of the small files with the results of finished runs."""
     page: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="FILE ...")] = ()
@@ -162,7 +106,7 @@ class ReproduceOptions(EngineFlags, Output):
 def run(argv: list[str]) -> None:
     options = parse(ReproduceOptions, argv, prog="reproduce")
     if options.name == "list":
-        list_experiments(options, split=options, measure=options.estimate)
+        list_experiments(options)
         return
     if options.name == "claims":
         show_claims(
@@ -171,7 +115,6 @@ def run(argv: list[str]) -> None:
             results=options.results,
             pages=options.page,
             figures=options.figures,
-            estimate=options.estimate,
         )
         return
     experiment = find_experiment(options.name)
@@ -184,9 +127,7 @@ def run(argv: list[str]) -> None:
         refuse_training_flags(experiment, options)
     records = choose_records(planned, options)
     if options.dry_run:
-        plan = make_plan(records, experiment.name)
-        work = find_work(plan.records, options.out, retry=True)
-        show_costs(plan.records, work, options, split=options, device=options.device)
+        show_work(find_work(make_plan(records, experiment.name).records, options.out, retry=True), options)
         return
     finished = experiment.complete(train_records(records, options) if records else Finished(()))
     tables = experiment.tables(finished, options.device)

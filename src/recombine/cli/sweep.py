@@ -14,7 +14,6 @@ from typing import Annotated, Any
 
 import tyro
 
-from recombine.cli.costs import show_costs
 from recombine.cli.live import SweepDisplay, format_speed, summarise
 from recombine.cli.main import parse
 from recombine.cli.output import Device, Output
@@ -125,7 +124,7 @@ class SweepOptions(EngineFlags, Output):
     retry: tyro.conf.FlagCreatePairsOff[bool] = False
     """Train failed runs again."""
     dry_run: tyro.conf.FlagCreatePairsOff[bool] = False
-    """List the runs and their estimated cost on this machine, measured by a few steps of each size; train nothing."""
+    """List the runs; train nothing."""
 
 
 def run_of_sweep_run(argv: list[str]) -> None:
@@ -135,7 +134,7 @@ def run_of_sweep_run(argv: list[str]) -> None:
     say_repeated(plan.repeated, options)
     work = find_work(plan.records, out, retry=options.retry)
     if options.dry_run:
-        show_costs(plan.records, work, options, split=options, device=options.device)
+        show_work(work, options)
         return
     engine = options.open_engine(len(plan.records))
     say_work(plan, work, options)
@@ -148,6 +147,14 @@ def run_of_sweep_run(argv: list[str]) -> None:
     show_status(status, options, f"results: {out / PARQUET}, {out / CSV}")
     if status.count("failed"):
         raise SystemExit(1)
+
+
+def show_work(work: Work, options: Output) -> None:
+    """Print every run with its state."""
+    states = {"finished": work.finished, "failed": work.failed, "to train": work.todo}
+    rows = [(run.text, run.config.training.steps, state) for state, records in states.items() for run in records]
+    table = Table(title="Runs", columns=("run", "steps", "state"), rows=tuple(rows))
+    options.show({"runs": table.as_dicts()}, table, f"{len(work.todo)} of {len(rows)} runs to train")
 
 
 def say_repeated(repeated: Sequence[str], options: Output) -> None:

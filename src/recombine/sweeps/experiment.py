@@ -190,6 +190,8 @@ class Experiment(ABC):
     compared: ClassVar[str | None] = None
     """The setting whose values are compared: differences are to its first value, with all other settings equal."""
     default_scale: ClassVar[Scale] = "small"
+    core_hours: ClassVar[tuple[float | None, ...]] = ()
+    """Measured cost of all runs on one core of a server, per scale (tiny, small, paper); None where it was not measured."""
     claims: ClassVar[tuple[Claim, ...]] = ()
     """The claims of the paper that the runs decide on, with bounds that are written down before the runs are made."""
     differs: ClassVar[str] = ""

@@ -39,6 +39,7 @@ class Figure2C(SeveralSeeds):
     """Numbers of examples and fractions held out. Figure A3 has the other splits of the same runs."""
 
     name = "figure-2c"
+    core_hours = (0.53, 20, 17)
     question = "How do examples and held-out compositions change what attention recombines?"
     metric = "r2"
     compared = "attention"

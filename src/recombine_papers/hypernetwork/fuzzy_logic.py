@@ -46,6 +46,7 @@ class FuzzyLogicComparison(Experiment):
     """The paper's main comparison."""
 
     name = "fuzzy-logic"
+    core_hours = (0.078, 0.42, 2.1)
     question = "Do softmax, linear and hypernetwork attention recombine fuzzy-logic terms?"
     metric = "r2"
     compared = "attention"
@@ -60,6 +61,7 @@ class SRavenComparison(Experiment):
     """The same comparison on the symbolic Raven matrices. Published numbers are for four features, `--scale paper`."""
 
     name = "sraven"
+    core_hours = (0.32, 1, 23)
     question = "Do softmax, linear and hypernetwork attention recombine the rules of Raven matrices?"
     metric = "accuracy"
     compared = "attention"
@@ -257,6 +259,7 @@ class Dropout(Experiment):
     """Fuzzy logic with 32 tokens and 70 % held out: three seeds at 20,000 steps, one at the paper's 50,000."""
 
     name = "dropout"
+    core_hours = (0.23, 1.1, 12)
     question = f"Does the advantage of hypernetwork attention need {RELEASE_DROPOUT_IN_WORDS}?"
     metric = "r2"
     compared = "attention"

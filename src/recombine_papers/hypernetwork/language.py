@@ -122,6 +122,7 @@ class LanguageModelling(Experiment):
     """Figure 6 of the paper, with the recall and grammar scores that may explain it."""
 
     name = "language"
+    core_hours = (0.018, 3, None)
     question = "How close do linear and hypernetwork attention come to softmax attention on text?"
     metric = "bits_per_byte"
     split = "text"

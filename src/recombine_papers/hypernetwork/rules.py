@@ -339,6 +339,7 @@ class Figure5(Experiment):
     """Rules in the latent codes of the runs of `sraven-paper`, and answers after a swap of codes."""
 
     name = "figure-5"
+    core_hours = (2.4, 7.7, 29)
     question = "Do the latent codes of SRAVEN networks identify rules, and do answers follow the codes?"
     metric = "accuracy"
     compared = "attention"

@@ -74,6 +74,7 @@ class SRavenPaper(Experiment):
     """SRAVEN at the paper's size: four features, four layers, 10 million instances with a schedule of that length."""
 
     name = "sraven-paper"
+    core_hours = (2.4, 7.7, 29)
     question = "Does hypernetwork attention recombine rules better at the size of the paper?"
     metric = "accuracy"
     compared = "attention"
@@ -115,6 +116,7 @@ class SRavenDropout(Experiment):
     """SRAVEN with two features and a narrow model, which trains in minutes, so that three seeds can be afforded."""
 
     name = "sraven-dropout"
+    core_hours = (2.4, 7.7, 87)
     question = "What does attention dropout 0.1 change on small Raven matrices?"
     metric = "accuracy"
     compared = "attention"
@@ -210,6 +212,7 @@ class Figure4(SeveralSeeds):
     """More data and a wider model, together. The small size is that of `sraven-dropout`, so that runs are shared."""
 
     name = "figure-4"
+    core_hours = (0.74, 8.5, None)
     question = "Does every attention solve held-out Raven matrices with enough data and size?"
     metric = "accuracy"
     compared = "size"
@@ -264,6 +267,7 @@ class Heads(SeveralSeeds):
     """Figure 5C. Queries, keys and values have the same number of features over all heads together."""
 
     name = "heads"
+    core_hours = (3.2, 7.1, 130)
     default_scale = "tiny"
     differs = SMALLEST
     question = "Does a single head, which leaves no hypernetwork, make recombination worse?"
@@ -293,6 +297,7 @@ class Depth(SeveralSeeds):
     """Figures 4B and A4B: the number of layers. Runs with four layers are those of `sraven-dropout` without dropout."""
 
     name = "depth"
+    core_hours = (1.6, 1.8, None)
     default_scale = "tiny"
     differs = SMALLEST
     question = "Does a deeper model recombine rules better?"
@@ -322,6 +327,7 @@ class Features(SeveralSeeds):
     """Figure 5D: the number of features, each with a rule of its own."""
 
     name = "features"
+    core_hours = (4.8, 5.5, 70)
     default_scale = "tiny"
     differs = SMALLEST
     question = "Does the number of features make Raven matrices harder to recombine?"
@@ -351,6 +357,7 @@ class HeldOut(SeveralSeeds):
     """Figure A5: the fraction of rule compositions held out."""
 
     name = "held-out"
+    core_hours = (3.3, 3.7, 84)
     default_scale = "tiny"
     differs = SMALLEST
     question = "How many compositions of rules can be held out from training?"

@@ -129,6 +129,7 @@ class TableA1(Experiment):
     """The column of fuzzy logic, with attention dropout 0.1; softmax, linear and HYLA are runs of `dropout`."""
 
     name = "table-a1"
+    core_hours = (0.53, 15, 13)
     question = "Which part of hypernetwork attention helps it recombine fuzzy-logic terms?"
     metric = "r2"
     compared = "attention"
@@ -157,6 +158,7 @@ class TableA1SRaven(Experiment):
     """The column of SRAVEN; softmax, linear and HYLA are runs of `sraven-paper` without dropout."""
 
     name = "table-a1-sraven"
+    core_hours = (0.82, 2.9, None)
     question = "Which part of hypernetwork attention helps it recombine rules?"
     metric = "accuracy"
     compared = "attention"

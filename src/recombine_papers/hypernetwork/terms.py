@@ -117,6 +117,7 @@ class Figure2B(Experiment):
     """Terms in the latent code of the query, in the setting of the authors' code and in that of the caption."""
 
     name = "figure-2b"
+    core_hours = (0.69, 4.8, 14)
     question = "Can the terms of a function be decoded from the latent code of the query?"
     metric = "r2"
     compared = "attention"

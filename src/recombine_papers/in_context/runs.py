@@ -83,6 +83,7 @@ class InContextExperiment(Experiment):
     """Every variant with every seed: another teacher, other sequences, other initial parameters."""
 
     name = "in-context"
+    core_hours = (0.068, 1.9, 760)
     question = "Do transformers recombine modules that they infer in context, with and without a bottleneck?"
     metric = METRIC
     figures_need_runs = True
@@ -145,6 +146,7 @@ class InContextSupports(Experiment):
     """Vanilla transformer and bottleneck on richer and richer supports, and the control on the richest."""
 
     name = "in-context-supports"
+    core_hours = (0.062, 2.3, 430)
     question = "How many compositions must be trained before a transformer recombines modules in context?"
     metric = METRIC
     claims = (

@@ -93,6 +93,7 @@ class LimitedCapacity(LengthExperiment):
     """The paper's main experiment; also softmax attention, and a higher rate where students converge slowly."""
 
     name = "length-generalization"
+    core_hours = (0.0078, 0.1, 0.3)
     question = "Do students of limited capacity, trained on 10 tokens, follow their teacher to 100?"
     known_before = f"earlier runs of the same experiment; for the errors at every length, all results. {COUNTED}"
     differs = (
@@ -164,6 +165,7 @@ class HigherCapacity(LengthExperiment):
     """
 
     name = "length-capacity"
+    core_hours = (0.017, 0.22, 0.68)
     question = "Do students of higher capacity fail on long sequences, and does chain of thought repair it?"
     known_before = (
         "earlier runs of the same experiment; for the comparison with limited capacity and for the error with chain of "
@@ -245,6 +247,7 @@ class Corners(LengthExperiment):
     """The compositional split."""
 
     name = "length-composition"
+    core_hours = (0.0034, 0.057, 0.18)
     question = "Do students follow their teacher to corners of the cube that are left out of training?"
     known_before = "earlier runs of the same experiment."
     claims = tuple(
@@ -282,6 +285,7 @@ class TrainingLengths(LengthExperiment):
     """Students of higher capacity, trained on sequences of up to 5, 10, 20 and 40 tokens."""
 
     name = "length-training"
+    core_hours = (0.012, 0.17, 0.53)
     question = (
         "Do students of higher capacity follow their teacher to 100 tokens if training sequences are long enough?"
     )
@@ -318,6 +322,7 @@ class Diversity(LengthExperiment):
     """Training tokens from narrower intervals, or from few distinct sequences; held-out sequences stay the same."""
 
     name = "length-diversity"
+    core_hours = (0.018, 0.24, 0.69)
     question = "How diverse must training sequences be for students to follow their teacher to 100 tokens?"
     known_before = f"earlier runs of the same experiment, one seed and 3,000 steps. {COUNTED}"
     claims = tuple(
@@ -355,6 +360,7 @@ class Realisability(LengthExperiment):
     """Every student with every teacher, and with one that multiplies over the prefix where a deep set adds."""
 
     name = "length-realisability"
+    core_hours = (0.023, 0.3, 0.89)
     question = "What breaks when the teacher is not of the student's class?"
     known_before = f"earlier runs of the same experiment, one seed and 3,000 steps. {COUNTED}"
     differs = (

@@ -28,6 +28,7 @@ class Demo(Experiment):
     """A network that fails on held-out compositions, and one that does not."""
 
     name = "demo"
+    core_hours = (0.02, 0.02, 0.02)
     question = "Two networks fit the compositions they were trained on. Do they recombine what they learned?"
     metric = "r2"
     compared = "model"

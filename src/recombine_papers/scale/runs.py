@@ -86,6 +86,7 @@ class ScaleExperiment(Experiment):
 
 class Widths(ScaleExperiment):
     name = "scale-width"
+    core_hours = (0.0059, 0.077, 480)
     question = "Do wider networks recombine modules better?"
     claims = (
         Lead(
@@ -107,6 +108,7 @@ class Widths(ScaleExperiment):
 
 class Compositions(ScaleExperiment):
     name = "scale-compositions"
+    core_hours = (0.0054, 0.048, 540)
     question = "Do networks trained on more compositions recombine modules better?"
     claims = (
         Fall(
@@ -130,6 +132,7 @@ class Supports(ScaleExperiment):
     """Each support, and a random one with no more training compositions than the disconnected one has."""
 
     name = "scale-supports"
+    core_hours = (0.013, 0.065, 630)
     question = "Which training compositions let a network recombine modules?"
     known_before = "earlier runs of the same experiments; for supports that cover and connect all modules, all results."
     claims = (
@@ -176,6 +179,7 @@ class Supports(ScaleExperiment):
 
 class Models(ScaleExperiment):
     name = "scale-models"
+    core_hours = (0.04, 0.23, 240)
     question = "Which kind of network recombines modules?"
     claims = tuple(
         Level(
@@ -202,6 +206,7 @@ class Decodability(ScaleExperiment):
     )
 
     name = "scale-decodability"
+    core_hours = (0.024, 0.17, 1500)
     question = "Do networks that recombine modules show them in their hidden layers?"
     claims = (
         Correlates(

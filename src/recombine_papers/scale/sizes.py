@@ -34,6 +34,7 @@ class Grids(Experiment):
     """Both grids; the order is that of worth, and all of it with the first seed comes first."""
 
     name = "scale-grids"
+    core_hours = (0.014, 1, 2100)
     question = "Do networks act on new mixtures of preferences and on new goals?"
     metric = "action_accuracy"
     differs = (
@@ -101,6 +102,7 @@ class Modules(ScaleExperiment):
     """More modules, and more or fewer of them active together."""
 
     name = "scale-modules"
+    core_hours = (0.0041, 0.31, None)
     question = "Do networks recombine modules whatever their number?"
     differs = Encodings.differs.replace("8 modules and inputs", "8 to 24 modules and 8 inputs")
     known_before = "the runs with 8 modules and 3 active ones, which are those of `scale-encodings`."
@@ -141,6 +143,7 @@ class Depths(ScaleExperiment):
     """Two and four hidden layers."""
 
     name = "scale-depth"
+    core_hours = (0.0027, 0.26, None)
     question = "Do deep networks recombine modules as shallow ones do?"
     differs = Encodings.differs
     known_before = "the runs with 2 layers, which are those of `scale-encodings`."

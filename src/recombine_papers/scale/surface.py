@@ -43,6 +43,7 @@ class Surface(ScaleExperiment):
     """Every width with every number of training compositions."""
 
     name = "scale-surface"
+    core_hours = (0.013, 0.27, None)
     question = "Do width and training compositions together lead to recombination?"
     known_before = "one row and one column of the surface."
     claims = (
@@ -130,6 +131,7 @@ class Encodings(ScaleExperiment):
     """The six encodings of the paper, with a width and a number of steps at which trained compositions can be fitted."""
 
     name = "scale-encodings"
+    core_hours = (0.016, 1.3, None)
     question = "Does it matter how the task is encoded for the network?"
     differs = "8 modules and inputs instead of 16; 20,000 steps of width 512 at a higher rate instead of 300,000; bf16."
     known_before = (
