@@ -8,7 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from recombine.attention import layer as layers
+from recombine.attention.cache import build_cache
 from recombine.attention.dispatch import use_kernel
+from recombine.attention.dropout import DropoutKeys
+from recombine.attention.layer import Attention
 from recombine.cli.main import run as run_cli
 from recombine.foundation.errors import InputError
 from recombine.models.language_model import LanguageModel, LanguageModelConfig, choose_token, generate, parameter_table
@@ -76,6 +80,69 @@ def test_linear_attention_remembers_a_constant_amount():
             sizes[attention].append(cache[0].num_bytes)
     assert sizes["linear"][0] == sizes["linear"][1] == 4 * 4 * 4 * 4
     assert sizes["hyla"][1] > sizes["hyla"][0]
+
+
+HOOKS = {
+    "code_map": {"code_map": lambda codes: codes * torch.tensor([0.0, 2.0, 1.0, 1.0]).view(-1, 1, 1)},
+    "codes": {"return_codes": True},
+    "padding": {"mask": torch.arange(12) >= torch.tensor([[[[0]]], [[[3]]]])},
+    "pairs": {"mask": torch.rand(12, 12, generator=torch.Generator().manual_seed(0)) > 0.3},
+}
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.parametrize("name", ["softmax", "linear", "linear_value", "hyla"])
+def test_a_cache_applies_masks_and_code_maps(name, hook, monkeypatch):
+    if name == "linear_value":  # the other attention that is a sum over keys
+        monkeypatch.setitem(layers.ATTENTIONS, "linear", ("none", "nonlinear_value"))
+        name = "linear"
+    layer = Attention(16, num_heads=4, kqv_dim=16, attention=name, output_scale="keys")
+    x, options = torch.randn(2, 12, 16), {"return_codes": False, **HOOKS[hook]}
+    expected, expected_codes = layer(x, causal=True, **options)
+    cache, outputs, codes = build_cache(*layers.ATTENTIONS[name], has_bias=False), [], []
+    for start, end in [(0, 5), (5, 6), (6, 10), (10, 12)]:
+        seen = {**options, "mask": options["mask"][..., :end]} if "mask" in options else options
+        if hook == "pairs":
+            seen["mask"] = seen["mask"][start:end]
+        part, code = layer(x[:, start:end], causal=True, cache=cache, **seen)
+        outputs.append(part)
+        codes.append(code)
+    torch.testing.assert_close(torch.cat(outputs, dim=1), expected, rtol=1e-4, atol=1e-5)
+    if expected_codes is not None:
+        torch.testing.assert_close(codes[-1], expected_codes[:, :, 10:], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_a_cache_applies_code_maps_and_dropout_of_the_model(attention):
+    model, tokens = build(attention=attention), torch.randint(50, (2, 6))
+    code_maps = [HOOKS["code_map"]["code_map"], torch.zeros_like]
+    expected = model(tokens, code_maps=code_maps)
+    torch.testing.assert_close(model(tokens, cache=model.start(), code_maps=code_maps), expected)
+    model.train()
+    for block in model.blocks:
+        block.attention.dropout.rate = 0.5
+    keys = DropoutKeys(model)
+    with keys.at(0, 0):
+        expected = model(tokens)
+    with keys.at(0, 0):
+        torch.testing.assert_close(model(tokens, cache=model.start()), expected)
+
+
+def test_a_sum_over_keys_refuses_what_needs_the_keys():
+    model, tokens, code_maps = build(attention="linear"), torch.randint(50, (2, 6)), [torch.zeros_like] * 2
+    cache, keys = model.start(), model.start(keep_keys=True)
+    for memory in (cache, keys):
+        model(tokens, cache=memory)
+    with pytest.raises(InputError, match="the cache holds a sum over 6 tokens: expected one that keeps their keys"):
+        model(tokens, cache=cache, code_maps=code_maps)
+    whole = model(torch.cat([tokens, tokens], dim=1), code_maps=code_maps)
+    assert not torch.equal(model(tokens, cache=keys, code_maps=code_maps), whole)
+
+    layer, cache = Attention(16, num_heads=4, kqv_dim=16, attention="linear"), build_cache("none", "linear", has_bias=False)
+    hidden = torch.tensor([[[[True, False]]]])
+    layer(torch.randn(1, 2, 16), cache=cache, mask=hidden, return_codes=False)
+    with pytest.raises(InputError, match="the mask differs from the one with which the first 2 tokens"):
+        layer(torch.randn(1, 1, 16), cache=cache, return_codes=False)
 
 
 def test_codes_can_be_read_and_changed():

@@ -80,7 +80,7 @@ def installed(tmp_path, monkeypatch):
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: outside-package\nVersion: 1.0\n")
     (about / "entry_points.txt").write_text(
         "[recombine.tasks]\nwaves = outside_package.task:Waves\n\n"
-        "[recombine.models.registry]\naveraging = outside_package.model:AveragingConfig\n"
+        "[recombine.models]\naveraging = outside_package.model:AveragingConfig\n"
     )
     monkeypatch.syspath_prepend(str(site))
     return site

@@ -132,7 +132,7 @@ def check_size(config: ModelConfig, task: Task, *, copies: int = 1) -> None:
     Training needs four copies: parameters, gradients and two moments. Models from outside the package are not checked, since
     they may not be able to build themselves without content.
     """
-    if not type(config).__module__.startswith("recombine.models.registry."):
+    if not type(config).__module__.startswith("recombine.models."):
         return
     size = measure_size(config, task)
     shown = f"a {config.kind} with {format_count(size.num_numbers)} parameters"

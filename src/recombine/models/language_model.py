@@ -22,8 +22,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
+from recombine.attention.cache import AttentionCache, build_cache
 from recombine.attention.definition import CodeMap
-from recombine.attention.layer import ATTENTIONS, Attention, AttentionCache, AttentionName, OutputScale, build_cache
+from recombine.attention.layer import ATTENTIONS, Attention, AttentionName, OutputScale
 from recombine.attention.position import RelativeBias, Rotary
 from recombine.foundation.errors import InputError, check_choice, check_positive, require
 from recombine.models.base import TOKENS, ModelConfig, Need, Site
@@ -161,8 +162,10 @@ class LanguageBlock(nn.Module):
         x, normed = self.feedforward_norm(x, mixed)
         return x + self.feedforward(normed), codes
 
-    def start(self) -> AttentionCache:
-        return build_cache(*ATTENTIONS[self.attention.attention], has_bias=self.bias is not None)
+    def start(self, *, keep_keys: bool = False) -> AttentionCache:
+        """An empty cache of this layer."""
+        choices = ATTENTIONS[self.attention.attention]
+        return build_cache(*choices, has_bias=self.bias is not None, keep_keys=keep_keys)
 
 
 class LanguageModel(nn.Module):
@@ -190,9 +193,12 @@ class LanguageModel(nn.Module):
         paths = dict(self.named_modules())
         return tuple(site for site in sites if site.path in paths)
 
-    def start(self) -> list[AttentionCache]:
-        """Empty caches, one per layer, for `forward`."""
-        return [block.start() for block in self.blocks]  # type: ignore[operator]
+    def start(self, *, keep_keys: bool = False) -> list[AttentionCache]:
+        """Empty caches, one per layer, for `forward`.
+
+        Linear attention caches a sum over tokens. `keep_keys` caches keys and values, which changes of codes need.
+        """
+        return [block.start(keep_keys=keep_keys) for block in self.blocks]  # type: ignore[operator]
 
     def forward(
         self,

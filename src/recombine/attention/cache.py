@@ -1,0 +1,111 @@
+"""The cache of an attention layer, for sequences that are generated one token at a time.
+
+In general it holds all keys and values. Linear attention needs only the sum of their products, whose size does not depend on
+the length (`linear.py`). The outputs are those of attention over the whole sequence.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from recombine.attention import linear
+from recombine.attention.dispatch import attend
+from recombine.attention.linear import LinearState
+from recombine.foundation.errors import InputError
+
+
+class AttentionCache:
+    """All keys and values so far, in tensors that double when they are full; `length` is the number of tokens."""
+
+    def __init__(self) -> None:
+        self.length = 0
+        self._keys: Tensor | None = None
+        self._values: Tensor | None = None
+
+    def attend(
+        self, q: Float[Tensor, "b q h d"], k: Float[Tensor, "b k h d"], v: Float[Tensor, "b k h e"], **options: Any
+    ) -> tuple[Float[Tensor, "b q h e"], Float[Tensor, "b h q keys"] | None]:
+        """Add tokens and return what `dispatch.attend` returns for queries that follow all earlier tokens."""
+        end = self.length + k.shape[1]
+        self._keys, self._values = self._store(self._keys, k, end), self._store(self._values, v, end)
+        self.length = end
+        return attend(q, self._keys[:, :end], self._values[:, :end], **options)
+
+    def _store(self, memory: Tensor | None, new: Tensor, end: int) -> Tensor:
+        if memory is None or memory.shape[1] < end:
+            grown = new.new_zeros(new.shape[0], max(2 * end, 16), *new.shape[2:])
+            if memory is not None:
+                grown[:, : self.length] = memory[:, : self.length]
+            memory = grown
+        memory[:, self.length : end] = new
+        return memory
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the memory."""
+        return sum(memory.nbytes for memory in (self._keys, self._values) if memory is not None)
+
+
+class LinearCache(AttentionCache):
+    """The sum of products of keys and values.
+
+    Codes, code maps, dropout and masks of pairs need the keys: if the first call has any of these, keys and values are
+    cached instead. If a later call has them, that is an error.
+    """
+
+    def __init__(self, value_network: str) -> None:
+        super().__init__()
+        self._state = LinearState(value_network)
+        self._visible: Bool[Tensor, "b tokens"] | None = None
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor | None]:
+        kind = {name: options.get(name) for name in ("bias", "mask", "dropout")}
+        network = {name: options[name] for name in ("normalisation", "value_network")}
+        needs_keys = options.get("return_codes", True) or options.get("code_map") is not None
+        needs_keys = needs_keys or not linear.supports(q, k, v, **network, **kind)
+        if self._keys is not None or (needs_keys and self.length == 0):
+            return super().attend(q, k, v, **options)
+        if needs_keys:
+            raise InputError(
+                f"the cache holds a sum over {self.length} tokens: expected one that keeps their keys "
+                "(keep_keys=True), as codes, code maps, dropout and masks of pairs need them"
+            )
+        visible = self._find_visible(k, options.get("mask"))
+        mask = None if visible is None else visible[:, None, None]
+        out = linear.attend(q, k, v, **network, mask=mask, causal=options.get("causal", False))
+        if self.length:
+            out = out + self._state.read(q)
+        self._state.append(k, v, visible)
+        self.length += k.shape[1]
+        return out, None
+
+    def _find_visible(self, k: Tensor, mask: Tensor | None) -> Bool[Tensor, "b k"] | None:
+        """The part of a mask of keys that belongs to the new ones."""
+        end, earlier = self.length + k.shape[1], self._visible
+        if mask is None and earlier is None:
+            return None
+        everything = k.new_ones(len(k), 1, 1, 1, dtype=torch.bool)
+        visible = (everything if mask is None else mask & everything).expand(-1, -1, -1, end)[:, 0, 0]
+        if earlier is None:
+            earlier = everything[:, 0, 0].expand(-1, self.length)
+        if not torch.equal(visible[:, : self.length], earlier):
+            raise InputError(
+                f"the mask differs from the one with which the first {self.length} tokens were added: expected the same"
+            )
+        self._visible = visible
+        return visible[:, self.length :]
+
+    @property
+    def num_bytes(self) -> int:
+        return super().num_bytes + (0 if self._state.total is None else self._state.total.nbytes)
+
+
+def build_cache(normalisation: str, value_network: str, *, has_bias: bool, keep_keys: bool = False) -> AttentionCache:
+    """The smallest cache that a kind of attention needs; with `keep_keys` one that serves every call."""
+    if normalisation == "none" and value_network in linear.VALUE_NETWORKS and not (has_bias or keep_keys):
+        return LinearCache(value_network)
+    return AttentionCache()
