@@ -47,7 +47,6 @@ from recombine.attention.dispatch import attend, dense
 from recombine.attention.dropout import CodeDropout, DropoutForm
 from recombine.foundation.errors import InputError, check_choice, check_positive
 
-
 WHOLE_CALL = ("causal", "dropout", "return_codes", "code_map")
 
 
