@@ -138,7 +138,10 @@ def test_a_sum_over_keys_refuses_what_needs_the_keys():
     whole = model(torch.cat([tokens, tokens], dim=1), code_maps=code_maps)
     assert not torch.equal(model(tokens, cache=keys, code_maps=code_maps), whole)
 
-    layer, cache = Attention(16, num_heads=4, kqv_dim=16, attention="linear"), build_cache("none", "linear", has_bias=False)
+    layer, cache = (
+        Attention(16, num_heads=4, kqv_dim=16, attention="linear"),
+        build_cache("none", "linear", has_bias=False),
+    )
     hidden = torch.tensor([[[[True, False]]]])
     layer(torch.randn(1, 2, 16), cache=cache, mask=hidden, return_codes=False)
     with pytest.raises(InputError, match="the mask differs from the one with which the first 2 tokens"):
