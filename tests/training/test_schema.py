@@ -30,11 +30,6 @@ def keys(declared):
     return set(get_type_hints(declared))
 
 
-def expected_keys(declared):
-    """All of them, but for the one that only the checkpoint of a run has that a signal stopped; see `test_signals`."""
-    return keys(declared) - ({"interval"} if declared is schema.CheckpointInfo else set())
-
-
 @pytest.mark.parametrize(
     ("name", "declared"),
     [
@@ -46,7 +41,7 @@ def expected_keys(declared):
     ],
 )
 def test_files_hold_what_is_declared(run, name, declared):
-    assert set(run.read_json(name)) == expected_keys(declared)
+    assert set(run.read_json(name)) == keys(declared)
 
 
 def test_parts_of_files_hold_what_is_declared(run):

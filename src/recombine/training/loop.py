@@ -11,8 +11,8 @@ One training step: forward, loss, gradient, update; and the state that a checkpo
 
 The training loop: step, log, evaluate, checkpoint.
 
-All intervals are multiples of the logging interval. A run that is stopped between two rows of `metrics.jsonl` keeps the sum
-of the losses so far in its checkpoint, so it ends with the same bits, rows included, as one that was never stopped.
+All intervals are multiples of the logging interval. The sum of the losses since the last row of `metrics.jsonl` is part of a
+checkpoint, so a run that is stopped at any step ends with the same bits, rows included, as one that was never stopped.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from recombine.training.config import TrainingConfig, build_optimizer, learning_
 from recombine.training.devices import use_precision
 from recombine.training.directory import RunDirectory
 from recombine.training.processes import ALONE, Group, gather, local_part, shard_like, spread
-from recombine.training.schema import CheckpointInfo, Interval, MetricsRow
+from recombine.training.schema import CheckpointInfo, MetricsRow
 from recombine.training.score import Scores, check_predictions, score
 from recombine.training.signals import StoppedError, StopRequest
 
@@ -142,17 +142,7 @@ class Trainer:
         self.dropout = DropoutKeys(self.model, first_row=0 if rows is None else rows.start)
         self.step = 0
         self.agreed_to_stop = False
-
-    def advance_to(self, last: int, total: Tensor | None = None, is_asked: Callable[[], bool] | None = None) -> Tensor:
-        """Train until step `last`, or until all processes agree to stop; returns `total` plus the losses of the steps.
-
-        `is_asked` says whether this process was asked to stop.
-        """
-        total = torch.zeros((), device=self.device) if total is None else total
-        asked = is_asked or (lambda: False)
-        while self.step < last and not self.agreed_to_stop:
-            total += self.advance(stop=asked())
-        return total
+        self.loss_sum = torch.zeros((), device=self.device)  # of this process, since the last row of metrics
 
     def advance(self, *, stop: bool = False) -> Tensor:
         """One optimizer step; returns this process's share of its loss, still on the device.
@@ -177,7 +167,9 @@ class Trainer:
             group["lr"] = self.rate_at(self.step)
         self.optimizer.step()
         self.step += 1
-        return loss.detach() if self.group.size == 1 else loss.detach() * (factor / self.group.size)
+        share = loss.detach() if self.group.size == 1 else loss.detach() * (factor / self.group.size)
+        self.loss_sum += share
+        return share
 
     def rate_at(self, step: int) -> float:
         """The learning rate of a step, counted from 0."""
@@ -197,6 +189,7 @@ class Trainer:
         for name, parameter in self.model.named_parameters():
             for key, value in self.optimizer.state.get(parameter, {}).items():
                 tensors[f"optimizer/{key}/{name}"] = value
+        tensors["loss_sums"] = torch.tensor(self.group.collect(self.loss_sum.item()))
         if not self.is_sharded:
             return tensors
         whole = ((name, gather(tensor)) for name, tensor in tensors.items())
@@ -213,6 +206,10 @@ class Trainer:
             state = {key: tensor.to(self.device) for key, tensor in moments.items() if tensor is not None}
             self.optimizer.state[parameter] = state
         self.step = step
+        sums, rank = tensors.get("loss_sums", torch.zeros(1)), self.group.rank
+        if len(sums) != self.group.size:  # other processes than now: the leader continues the sum of all
+            sums = sums.sum().expand(1) if rank == 0 else torch.zeros(rank + 1)
+        self.loss_sum.fill_(float(sums[rank]))
 
     def require_finite(self, loss: float) -> None:
         """Raise before anything that is not finite is saved."""
@@ -305,51 +302,47 @@ def fit(
     checkpoint_every: int,
     evaluate_every: int,
     clock: Clock,
-    interval: Interval | None = None,
     request: StopRequest | None = None,
     watch: Watcher | None = None,
     watch_rows: RowWatcher | None = None,
 ) -> None:
-    """Train to the last step. `interval` is what a checkpoint holds of a logging interval that was not complete."""
+    """Train to the last step, or until a signal stops it: a row of metrics, a checkpoint and an evaluation every so often."""
     config, group = trainer.config, trainer.group
     request = StopRequest() if request is None else request
-    started = trainer.step
-    is_asked = _watch_steps(trainer, watch, request)
+    started = counted = trainer.step
     clock.skip()
-    while trainer.step < config.steps or interval is not None:
-        first = trainer.step if interval is None else interval["first_step"]
-        last = min(config.steps, (first // log_every + 1) * log_every)
-        begun = trainer.step
-        total = _restore_sum(trainer, interval)
-        interval = None
-        total = trainer.advance_to(last, total, is_asked)
-        clock.add(trainer.step - begun, warm=begun - started >= WARMUP_STEPS_OF_CLOCK)
-        loss = group.sum(total).item() / max(1, trainer.step - first)
+    while trainer.step < config.steps:
+        if group.is_leader and isinstance(watch, StepWatcher):
+            watch.pulse(trainer.step, config.steps)
+        trainer.advance(stop=request.is_made)
+        step, is_last = trainer.step, trainer.step == config.steps
+        is_logged = is_last or step % log_every == 0
+        if not (is_logged or trainer.agreed_to_stop):
+            continue
+        first = (step - 1) // log_every * log_every
+        loss = group.sum(trainer.loss_sum).item() / (step - first)
+        clock.add(step - counted, warm=counted - started >= WARMUP_STEPS_OF_CLOCK)
         trainer.require_finite(loss)
-        if trainer.agreed_to_stop:
-            unfinished: Interval = {"first_step": first, "loss_sums": group.collect(total.item())}
-            _stop(trainer, run, clock, loss, unfinished, request)
-        is_last = last == config.steps
-        scores = evaluate(trainer) if last % evaluate_every == 0 or is_last else None
-        row = _metrics_row(last, loss, trainer.rate_at(first), clock, scores)
-        save(trainer, run, row, _describe(trainer, loss, clock) if last % checkpoint_every == 0 or is_last else None)
-        if group.is_leader and watch_rows is not None:
-            watch_rows(row)
-        if group.is_leader and watch is not None:
-            watch(Progress(last, config.steps, loss, clock.steps_per_second, scores))
+        row = None
+        if is_logged:
+            scores = evaluate(trainer) if is_last or step % evaluate_every == 0 else None
+            row = _metrics_row(step, loss, trainer.rate_at(first), clock, scores)
+            trainer.loss_sum.zero_()
+        is_saved = is_last or trainer.agreed_to_stop or step % checkpoint_every == 0
+        save(
+            trainer, run, row, cast(CheckpointInfo, {"step": step, "loss": loss, **clock.state()}) if is_saved else None
+        )
+        if row is not None and group.is_leader:
+            if watch_rows is not None:
+                watch_rows(row)
+            if watch is not None:
+                watch(Progress(step, config.steps, loss, clock.steps_per_second, scores))
+        if trainer.agreed_to_stop and not is_last:
+            kept = "" if run is None else f"; its checkpoint is in {run.path}; run the same command again to go on"
+            where = f"stopped by {request.name} at step {step} of {config.steps}"
+            raise StoppedError(f"{where}{kept}", request.exit_code)
         clock.skip()
-
-
-def _watch_steps(trainer: Trainer, watch: Watcher | None, request: StopRequest) -> Callable[[], bool]:
-    """What is called before every step: it tells the watcher, and whether this process was asked to stop."""
-    if not isinstance(watch, StepWatcher) or not trainer.group.is_leader:
-        return lambda: request.is_made
-
-    def tell() -> bool:
-        watch.pulse(trainer.step, trainer.config.steps)
-        return request.is_made
-
-    return tell
+        counted = step
 
 
 def evaluate(trainer: Trainer) -> Scores | None:
@@ -380,38 +373,6 @@ def save(trainer: Trainer, run: RunDirectory | None, row: MetricsRow | None, inf
             run.save_checkpoint(tensors, info)
 
     trainer.group.lead(write)
-
-
-def _stop(
-    trainer: Trainer,
-    run: RunDirectory | None,
-    clock: Clock,
-    loss: float,
-    interval: Interval,
-    request: StopRequest,
-) -> None:
-    """Save a checkpoint in the middle of a logging interval and raise."""
-    info = _describe(trainer, loss, clock)
-    info["interval"] = interval
-    save(trainer, run, None, info)
-    where = f"at step {trainer.step} of {trainer.config.steps}"
-    kept = "" if run is None else f"; its checkpoint is in {run.path}; run the same command again to go on"
-    raise StoppedError(f"stopped by {request.name} {where}{kept}", request.exit_code)
-
-
-def _describe(trainer: Trainer, loss: float, clock: Clock) -> CheckpointInfo:
-    return cast(CheckpointInfo, {"step": trainer.step, "loss": loss, **clock.state()})
-
-
-def _restore_sum(trainer: Trainer, interval: Interval | None) -> Tensor:
-    """The sum of the losses of this process in the interval so far."""
-    total = torch.zeros((), device=trainer.device)
-    if interval is None:
-        return total
-    sums, group = interval["loss_sums"], trainer.group
-    if len(sums) == group.size:
-        return total + sums[group.rank]
-    return total + sum(sums) if group.is_leader else total
 
 
 def _metrics_row(step: int, loss: float, rate: float, clock: Clock, scores: Scores | None) -> MetricsRow:

@@ -45,7 +45,6 @@ from recombine.training.schema import (
     CertificateDict,
     CheckpointInfo,
     EnvironmentFile,
-    Interval,
     Json,
     MetricsRow,
     ResultFile,
@@ -329,15 +328,14 @@ def _train_and_evaluate(
     trackers: Sequence[Tracker],
 ) -> None:
     group = trainer.group
-    clock, interval = restore(run, trainer)
-    group.lead(lambda: _prepare(run, config.task, trainer, interval, num_instances))
+    clock = restore(run, trainer)
+    group.lead(lambda: _prepare(run, config.task, trainer, num_instances))
     with track(trackers if group.is_leader else (), run, trainer.step) as tracking:
         with request.deferred():
             fit(
                 trainer,
                 run=run,
                 clock=clock,
-                interval=interval,
                 request=request,
                 watch=watch,
                 watch_rows=tracking.add,
@@ -359,7 +357,7 @@ def _begin(run: RunDirectory, num_instances: int, locks: contextlib.ExitStack) -
     return is_up_to_date(run, num_instances)
 
 
-def _prepare(run: RunDirectory, task: Task, trainer: Trainer, interval: Interval | None, num_instances: int) -> None:
+def _prepare(run: RunDirectory, task: Task, trainer: Trainer, num_instances: int) -> None:
     """Write what is known before the first step; rows of metrics that will be written again are dropped."""
     if run.finished:
         _log.warning("%s: evaluating again, on %d instances per split", run.path, num_instances)
@@ -368,7 +366,7 @@ def _prepare(run: RunDirectory, task: Task, trainer: Trainer, interval: Interval
     for name, content in task.artifacts().items():
         run.write_bytes(name, content)
     record_environment(run, trainer.device, trainer.step, trainer.group.size)
-    run.rewind_metrics(trainer.step if interval is None else interval["first_step"])
+    run.rewind_metrics(trainer.step)
 
 
 def _evaluate(trainer: Trainer, config: RunConfig, clock: Clock, num_instances: int) -> ResultFile | None:
@@ -391,19 +389,14 @@ def _end(run: RunDirectory, result: ResultFile | None) -> None:
     run.drop_previous_checkpoint()
 
 
-def restore(run: RunDirectory, trainer: Trainer) -> tuple[Clock, Interval | None]:
-    """Load the last good checkpoint into a trainer, if there is one.
-
-    Returns the clock that goes on from there, and the logging interval that the checkpoint cut short, if any.
-    """
+def restore(run: RunDirectory, trainer: Trainer) -> Clock:
+    """Load the last good checkpoint into a trainer, if there is one; returns the clock that goes on from there."""
     tensors, info = _share_checkpoint(run, trainer.group)
     if tensors is None or info is None:
-        return Clock(), None
+        return Clock()
     check_step(run, info, trainer.config.steps)
     trainer.load_state({name: tensor.to(trainer.device) for name, tensor in tensors.items()}, info["step"])
-    clock = Clock()
-    resumed = Clock(**{name: info.get(name, 0) for name in clock.state()})  # type: ignore[arg-type]
-    return resumed, info.get("interval")
+    return Clock(**{name: info.get(name, 0) for name in Clock().state()})  # type: ignore[arg-type]
 
 
 def _share_checkpoint(run: RunDirectory, group: Group) -> tuple[dict[str, Tensor] | None, CheckpointInfo | None]:
@@ -430,9 +423,11 @@ def check_step(run: RunDirectory, info: CheckpointInfo, steps: int) -> None:
     """Require the step of a checkpoint to be one that its run has."""
     if not 0 <= info["step"] <= steps:
         raise InputError(f"{run.path} has a checkpoint of step {info['step']}: expected one from 0 to {steps}")
-    first = info.get("interval", {"first_step": 0})["first_step"]
-    if not 0 <= first <= info["step"]:
-        raise InputError(f"{run.path} has a logging interval from step {first}: expected one from 0 to {info['step']}")
+    if "interval" in info:
+        raise InputError(
+            f"{run.path} was stopped by an earlier version in the middle of a logging interval: expected a checkpoint of this "
+            "version; delete the folder to train the run again"
+        )
 
 
 PULSE_SECONDS = 1.0  # between two updates within a logging interval

@@ -78,13 +78,6 @@ class EnvironmentFile(Stretch):
     previous: list[Stretch]
 
 
-class Interval(TypedDict):
-    """A logging interval that a signal cut short: where it began, and the sum of its losses in each process."""
-
-    first_step: int
-    loss_sums: list[float]
-
-
 class CheckpointInfo(TypedDict):
     """`checkpoint.json`, and the `info` in the header of `checkpoint.safetensors`."""
 
@@ -93,7 +86,6 @@ class CheckpointInfo(TypedDict):
     seconds: float
     timed_steps: int
     timed_seconds: float
-    interval: NotRequired[Interval]
 
 
 class MetricsRow(TypedDict):
