@@ -189,7 +189,8 @@ class Trainer:
         for name, parameter in self.model.named_parameters():
             for key, value in self.optimizer.state.get(parameter, {}).items():
                 tensors[f"optimizer/{key}/{name}"] = value
-        tensors["loss_sums"] = torch.tensor(self.group.collect(self.loss_sum.item()))
+        if any(sums := self.group.collect(self.loss_sum.item())):  # none at a row of metrics
+            tensors["loss_sums"] = torch.tensor(sums)
         if not self.is_sharded:
             return tensors
         whole = ((name, gather(tensor)) for name, tensor in tensors.items())
