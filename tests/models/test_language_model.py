@@ -82,7 +82,7 @@ def test_linear_attention_remembers_a_constant_amount():
     assert sizes["hyla"][1] > sizes["hyla"][0]
 
 
-HOOKS = {
+HOOKS: dict[str, dict[str, Any]] = {
     "code_map": {"code_map": lambda codes: codes * torch.tensor([0.0, 2.0, 1.0, 1.0]).view(-1, 1, 1)},
     "codes": {"return_codes": True},
     "padding": {"mask": torch.arange(12) >= torch.tensor([[[[0]]], [[[3]]]])},
@@ -138,14 +138,12 @@ def test_a_sum_over_keys_refuses_what_needs_the_keys():
     whole = model(torch.cat([tokens, tokens], dim=1), code_maps=code_maps)
     assert not torch.equal(model(tokens, cache=keys, code_maps=code_maps), whole)
 
-    layer, cache = (
-        Attention(16, num_heads=4, kqv_dim=16, attention="linear"),
-        build_cache("none", "linear", has_bias=False),
-    )
+    layer = Attention(16, num_heads=4, kqv_dim=16, attention="linear")
+    linear_cache = build_cache("none", "linear", has_bias=False)
     hidden = torch.tensor([[[[True, False]]]])
-    layer(torch.randn(1, 2, 16), cache=cache, mask=hidden, return_codes=False)
+    layer(torch.randn(1, 2, 16), cache=linear_cache, mask=hidden, return_codes=False)
     with pytest.raises(InputError, match="the mask differs from the one with which the first 2 tokens"):
-        layer(torch.randn(1, 1, 16), cache=cache, return_codes=False)
+        layer(torch.randn(1, 1, 16), cache=linear_cache, return_codes=False)
 
 
 def test_codes_can_be_read_and_changed():

@@ -22,13 +22,13 @@ from recombine_papers.card import (
     END,
     build_card,
     format_page,
-    paper_of,
     summarise_card,
     tabulate_card,
     update_block,
 )
 from recombine_papers.claims import decide
 from recombine_papers.measured_claims import Bounded, Correlates, Exceeds, Gap, Higher, Reads
+from recombine_papers.registry import paper_of
 from recombine_papers.stored import (
     collect,
     copy_shared_runs,

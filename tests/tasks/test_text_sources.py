@@ -1,5 +1,6 @@
 """Text from files: every format, and files that cannot be used, each with a message that names it."""
 
+import functools
 import gzip
 import io
 import itertools
@@ -219,7 +220,7 @@ def test_progress_is_shown_only_if_it_is_wanted(folder, monkeypatch, caplog):
     for wanted, tokenizer in ((False, "sentencepiece"), (True, "bytes")):
         monkeypatch.setattr(sys, "stderr", Terminal())
         clock = itertools.count(0.0, 10.0)
-        with show_progress(wanted, Display(now=lambda clock=clock: next(clock))):
+        with show_progress(wanted, Display(now=functools.partial(next, clock))):
             prepare.prepare(request(folder, tokenizer=tokenizer))
         shown = sys.stderr.getvalue()
         assert ("tokenising" in shown) == wanted

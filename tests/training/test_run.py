@@ -80,9 +80,7 @@ def test_a_run_loads_with_its_trained_parameters(finished):
     stored = checkpoint_bytes(finished)
     assert all(torch.equal(value, stored[f"model/{name}"]) for name, value in model.state_dict().items())
     # the published release saved the parameters it started from
-    trainer = Trainer(
-        recombine.models.registry.build_model(CONFIG.model, CONFIG.task, seed=0), CONFIG.task, CONFIG.training, "cpu"
-    )
+    trainer = Trainer(build_model(CONFIG.model, CONFIG.task, seed=0), CONFIG.task, CONFIG.training, "cpu")
     assert not torch.equal(trainer.state()["model/output.weight"], stored["model/output.weight"])
 
 
@@ -95,7 +93,7 @@ SLOW_RUN = """
 import sys, time
 sys.path.insert(0, sys.argv[2])
 from test_run import CONFIG
-from recombine.run import train_run
+from recombine.training.run import train_run
 
 def watch(progress):
     print(progress.step, flush=True)
@@ -167,7 +165,7 @@ def test_not_a_number_stops_with_the_last_good_checkpoint(tmp_path):
             return loss * float("nan") if trainer.step == broken_at else loss
 
     run = RunDirectory.create(tmp_path, "broken", config.as_dict())
-    model = recombine.models.registry.build_model(config.model, config.task, seed=0)
+    model = build_model(config.model, config.task, seed=0)
     trainer = Trainer(model, Broken(num_examples=8), config.training, "cpu")
     with pytest.raises(
         DivergedError, match=r"training diverged before step 80: .* is not finite; try a lower learning rate"

@@ -63,8 +63,8 @@ class LinearCache(AttentionCache):
         self._visible: Bool[Tensor, "b tokens"] | None = None
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor | None]:
-        kind = {name: options.get(name) for name in ("bias", "mask", "dropout")}
-        network = {name: options[name] for name in ("normalisation", "value_network")}
+        kind: dict[str, Any] = {name: options.get(name) for name in ("bias", "mask", "dropout")}
+        network: dict[str, Any] = {name: options[name] for name in ("normalisation", "value_network")}
         needs_keys = options.get("return_codes", True) or options.get("code_map") is not None
         needs_keys = needs_keys or not linear.supports(q, k, v, **network, **kind)
         if self._keys is not None or (needs_keys and self.length == 0):

@@ -32,10 +32,9 @@ EXAMPLES = (
 
 def run(argv: list[str]) -> None:
     if argv[:1] == ["status"]:
-        run_of_sweep_status(argv[1:])
-        return
-
-    run_of_sweep_run(argv)
+        run_status(argv[1:])
+    else:
+        run_file(argv)
 
 
 EXAMPLES_SWEEP_STATUS = (
@@ -52,7 +51,7 @@ class StatusOptions(Output):
     """Folder of the sweep."""
 
 
-def run_of_sweep_status(argv: list[str]) -> None:
+def run_status(argv: list[str]) -> None:
     options = parse(StatusOptions, argv, prog="sweep status")
     status = SweepReader(options.folder).read()
     show_status(status, options)
@@ -69,17 +68,17 @@ def show_status(status: SweepStatus, options: Output, *closing: str) -> None:
         "best": best.as_dicts(),
         "runs": [
             {
-                "run": run_of_sweep_status.run,
-                "settings": dict(run_of_sweep_status.settings),
-                "seed": run_of_sweep_status.seed,
-                "state": run_of_sweep_status.state,
-                "step": run_of_sweep_status.step,
-                "steps": run_of_sweep_status.steps,
-                "error": run_of_sweep_status.error or None,
-                "test": run_of_sweep_status.score("test"),
-                "ood": run_of_sweep_status.score("ood"),
+                "run": run.run,
+                "settings": dict(run.settings),
+                "seed": run.seed,
+                "state": run.state,
+                "step": run.step,
+                "steps": run.steps,
+                "error": run.error or None,
+                "test": run.score("test"),
+                "ood": run.score("ood"),
             }
-            for run_of_sweep_status in status.runs
+            for run in status.runs
         ],
     }
     tables = [*list_running(status), *([best] if best.rows else []), *list_failed(status)]
@@ -88,18 +87,12 @@ def show_status(status: SweepStatus, options: Output, *closing: str) -> None:
 
 def list_running(status: SweepStatus) -> list[Table]:
     running = status.select("running")
-    rows = tuple(
-        (run_of_sweep_status.text, f"{run.step:,}/{run.steps:,}", format_speed(run_of_sweep_status))
-        for run_of_sweep_status in running
-    )
+    rows = tuple((run.text, f"{run.step:,}/{run.steps:,}", format_speed(run)) for run in running)
     return [Table(title="Running", columns=("run", "step", "steps/s"), rows=rows)] if rows else []
 
 
 def list_failed(status: SweepStatus) -> list[Table]:
-    rows = tuple(
-        (run_of_sweep_status.text, run_of_sweep_status.error, run_of_sweep_status.run)
-        for run_of_sweep_status in status.select("failed")
-    )
+    rows = tuple((run.text, run.error, run.run) for run in status.select("failed"))
     columns = (Column(name="run", wrap=True), Column(name="error", wrap=True), "directory")
     note = f"the whole error is in failure.json of the directory; --retry trains {'it' if len(rows) == 1 else 'them'} again"
     return [Table(title="Failed", columns=columns, rows=rows, note=note)] if rows else []
@@ -127,7 +120,7 @@ class SweepOptions(EngineFlags, Output):
     """List the runs; train nothing."""
 
 
-def run_of_sweep_run(argv: list[str]) -> None:
+def run_file(argv: list[str]) -> None:
     options = parse(SweepOptions, argv, prog="sweep")
     plan = load_plan(options.file)
     out = options.out or Path("runs") / Path(options.file.rpartition(":")[0] or options.file).stem

@@ -23,7 +23,8 @@ def build_tracker(name: str) -> Tracker:
     """A tracker by name; its package must be installed."""
     check_choice("tracker", name, get_args(TrackerName))
     import_extra(name, extra=name, user=f"tracker {name!r}")
-    return {"tensorboard": TensorBoard, "wandb": WeightsAndBiases, "mlflow": MLflow}[name]()
+    trackers: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases, "mlflow": MLflow}
+    return trackers[name]()
 
 
 class TensorBoard(Tracker):

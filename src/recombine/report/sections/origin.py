@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from recombine.report.read import ReportRun, differing_settings
+from recombine.report.read import ReportRun
 from recombine.report.sections.section import Section
+from recombine.training.comparison import differing_settings
 
 ORDER = 100
 
