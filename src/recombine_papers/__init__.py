@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from recombine.sweeps.experiment import Experiment
+from recombine.sweeps import Experiment
 
 EXPERIMENTS: dict[str, Experiment]
 

@@ -18,15 +18,10 @@ from statistics import NormalDist
 from time import perf_counter
 from typing import Any, ClassVar, TypedDict, cast
 
-from recombine.foundation.errors import InputError
-from recombine.foundation.files import read_file, replace_file
-from recombine.foundation.settings import find_fault
-from recombine.foundation.tables import Table
-from recombine.sweeps.experiment import Experiment, Finished
-from recombine.sweeps.records import Record
-from recombine.tasks.base import Scale
-from recombine.training.directory import describe_environment
-from recombine.training.intervals import CONFIDENCE, SeedScore, score_values
+from recombine.foundation import InputError, Table, find_fault, read_file, replace_file
+from recombine.sweeps import Experiment, Finished, Record
+from recombine.tasks import Scale
+from recombine.training import CONFIDENCE, SeedScore, describe_environment, score_values
 from recombine_papers.claims import Between, Claim, Verdict, tabulate_claims
 from recombine_papers.stored import ENVIRONMENT_KEYS, format_row, shorten_numbers
 

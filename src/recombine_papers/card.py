@@ -19,13 +19,10 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
-from recombine.foundation.errors import InputError
-from recombine.foundation.tables import Column, Table, format_number, format_value
-from recombine.sweeps.experiment import Experiment, Finished, cell
-from recombine.sweeps.records import Record, matches
-from recombine.tasks.base import SCALES, Scale
-from recombine.training.directory import hash_config
-from recombine.training.intervals import SeedScore
+from recombine.foundation import Column, InputError, Table, format_number, format_value
+from recombine.sweeps import Experiment, Finished, Record, cell, matches
+from recombine.tasks import SCALES, Scale
+from recombine.training import SeedScore, hash_config
 from recombine_papers.calculation import Computes
 from recombine_papers.claims import Between, Claim, Verdict, decide
 from recombine_papers.measured_claims import HigherEach, SeedRange, Undecided

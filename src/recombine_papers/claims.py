@@ -17,10 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from recombine.foundation.tables import Column, Table
-from recombine.sweeps.experiment import Experiment, Finished, cell, difference_between, score_group, show_metric
-from recombine.sweeps.records import Setting
-from recombine.training.intervals import SeedScore, subtract
+from recombine.foundation import Column, Table
+from recombine.sweeps import Experiment, Finished, Setting, cell, difference_between, score_group, show_metric
+from recombine.training import SeedScore, subtract
 
 Verdict = Literal["seen", "seen in part", "not seen", "refuted", "not run"]
 

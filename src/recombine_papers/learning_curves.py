@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recombine.sweeps.experiment import Experiment, Finished, Group
-from recombine.sweeps.records import Published, Setting, matches
-from recombine.tasks.view import ATTENTION_COLOURS, canvas
+from recombine.sweeps import Experiment, Finished, Group, Published, Setting, matches
+from recombine.tasks import ATTENTION_COLOURS, canvas
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import ClassVar
 
-from recombine.sweeps.experiment import Experiment, Finished, FinishedRun, score_group
-from recombine.sweeps.records import Setting
-from recombine.training.intervals import SeedScore, score_values, subtract
+from recombine.sweeps import Experiment, Finished, FinishedRun, Setting, score_group
+from recombine.training import SeedScore, score_values, subtract
 from recombine_papers.calculation import Computes, log10_of
 from recombine_papers.claims import AtLeast, Between, Level, Verdict, describe_bounds, difference, judge_range
 

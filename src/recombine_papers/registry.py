@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from recombine.sweeps.experiment import Experiment
+from recombine.sweeps import Experiment
 from recombine_papers.hypernetwork.counts import PuzzleCounts
 from recombine_papers.hypernetwork.figure_2c import Figure2C
 from recombine_papers.hypernetwork.fuzzy_logic import Dropout, FuzzyLogicComparison, SRavenComparison

@@ -28,16 +28,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypedDict, cast, get_args
 
-from recombine.foundation.errors import InputError, check_choice
-from recombine.foundation.files import read_file, replace_file
-from recombine.foundation.settings import find_fault
-from recombine.foundation.tables import Table
-from recombine.sweeps.experiment import Experiment, Finished, FinishedRun
-from recombine.sweeps.records import Record
-from recombine.tasks.base import Scale, Task
-from recombine.training.directory import RunDirectory, hash_config
-from recombine.training.schema import Json
-from recombine.training.score import EVALUATION_VERSION
+from recombine.foundation import InputError, Table, check_choice, find_fault, read_file, replace_file
+from recombine.sweeps import Experiment, Finished, FinishedRun, Record
+from recombine.tasks import Scale, Task
+from recombine.training import EVALUATION_VERSION, Json, RunDirectory, hash_config
 
 DIGITS = 7  # significant digits of stored numbers: float32 has no more
 CURVE_POINTS = 40

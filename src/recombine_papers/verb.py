@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from recombine.cli.output import Output
-from recombine.foundation.errors import InputError
-from recombine.foundation.files import replace_file
-from recombine.training.schema import Json
+from recombine.foundation import InputError, replace_file
+from recombine.training import Json
 from recombine_papers import EXPERIMENTS
 from recombine_papers.card import (
     BEGIN,

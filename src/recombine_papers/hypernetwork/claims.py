@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from recombine.sweeps.experiment import Experiment, Finished, difference_between, score_group
-from recombine.sweeps.records import Setting
-from recombine.training.intervals import SeedScore, subtract
+from recombine.sweeps import Experiment, Finished, Setting, difference_between, score_group
+from recombine.training import SeedScore, subtract
 from recombine_papers.calculation import Untested
 from recombine_papers.claims import AtLeast
 

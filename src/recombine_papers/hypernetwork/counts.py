@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from recombine.tasks.sraven.counts import (
+from recombine.tasks import (
     TABLE_A2,
     count_multisets,
     count_puzzles,

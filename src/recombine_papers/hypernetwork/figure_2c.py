@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from recombine.sweeps.records import Record, Setting
-from recombine.tasks.base import Scale
-from recombine.training.config import default_run
+from recombine.sweeps import Record, Setting
+from recombine.tasks import Scale
+from recombine.training import default_run
 from recombine_papers.claims import Fall, Lead, Level
 from recombine_papers.hypernetwork.claims import FallsLess
 from recombine_papers.hypernetwork.fuzzy_logic import (

@@ -17,14 +17,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from recombine.attention.layer import AttentionName
-from recombine.foundation.errors import check_choice
-from recombine.sweeps.experiment import Experiment, Finished, difference_between, score_group
-from recombine.sweeps.records import Published, Record, Setting, grid, search
-from recombine.tasks.base import Scale
-from recombine.training.config import RunConfig, default_run
-from recombine.training.devices import Precision
-from recombine.training.intervals import SeedScore
+from recombine.attention import AttentionName
+from recombine.foundation import check_choice
+from recombine.sweeps import (
+    Experiment,
+    Finished,
+    Published,
+    Record,
+    Setting,
+    difference_between,
+    grid,
+    score_group,
+    search,
+)
+from recombine.tasks import Scale
+from recombine.training import Precision, RunConfig, SeedScore, default_run
 from recombine_papers.claims import Close, Lead, Level
 from recombine_papers.hypernetwork import published
 from recombine_papers.learning_curves import NAMES, draw_learning_curves

@@ -17,22 +17,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from recombine.foundation.tables import Cell, Table, Value
-from recombine.sweeps.experiment import (
+from recombine.foundation import Cell, Table, Value
+from recombine.sweeps import (
     Experiment,
     Finished,
     Group,
+    Record,
     cell,
     difference_to_baseline,
     explain_intervals,
+    over_seeds,
     score_group,
     spread,
 )
-from recombine.sweeps.records import Record, over_seeds
-from recombine.tasks.base import Scale
-from recombine.tasks.language.task import Language
-from recombine.tasks.view import ATTENTION_COLOURS, QUIET, canvas
-from recombine.training.config import RunConfig, default_run
+from recombine.tasks import ATTENTION_COLOURS, QUIET, Language, Scale, canvas
+from recombine.training import RunConfig, default_run
 from recombine_papers.claims import Close, Lead
 from recombine_papers.hypernetwork.claims import OutOfReach
 from recombine_papers.hypernetwork.fuzzy_logic import ATTENTIONS, change_model

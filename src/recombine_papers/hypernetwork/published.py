@@ -7,7 +7,7 @@ layers trained on 20 million instances.
 
 from __future__ import annotations
 
-from recombine.sweeps.records import Published
+from recombine.sweeps import Published
 
 FUZZY_LOGIC_SOURCE = "table A1, fuzzy logic, ± standard error over 3 seeds; hyperparameters chosen per method"
 SRAVEN_SOURCE = (

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recombine.sweeps.experiment import Finished, Group
-from recombine.tasks.sraven.generator import RULES
-from recombine.tasks.view import COLOUR_SCALES, DARK, LIGHT_PALETTE, QUIET, TRACK, canvas
+from recombine.sweeps import Finished, Group
+from recombine.tasks import COLOUR_SCALES, DARK, LIGHT_PALETTE, QUIET, RULES, TRACK, canvas
 from recombine_papers.learning_curves import NAMES
 
 if TYPE_CHECKING:

@@ -35,20 +35,24 @@ from typing import Any, cast
 
 from torch import nn
 
-from recombine.foundation.tables import Column, Table, Value
-from recombine.inside.cache import Measurement
-from recombine.inside.collect import collect_activations
-from recombine.inside.decode import decode_components, find_best_site
-from recombine.inside.intervene import measure_swaps
-from recombine.inside.result import CountedArm, CountedSwap, Observations, last_site
-from recombine.inside.structure import measure_similarity, measure_structure, sample_rows
-from recombine.sweeps.experiment import Experiment, Finished, Group, mean_cell
-from recombine.sweeps.records import Record
-from recombine.tasks.base import Scale, Task
-from recombine.tasks.sraven.task import SRaven, SRavenReading
-from recombine.training.benchmark import load_run
-from recombine.training.directory import RunDirectory
-from recombine.training.schema import Json
+from recombine.foundation import Column, Table, Value
+from recombine.inside import (
+    CountedArm,
+    CountedSwap,
+    Measurement,
+    Observations,
+    collect_activations,
+    decode_components,
+    find_best_site,
+    last_site,
+    measure_similarity,
+    measure_structure,
+    measure_swaps,
+    sample_rows,
+)
+from recombine.sweeps import Experiment, Finished, Group, Record, mean_cell
+from recombine.tasks import Scale, SRaven, SRavenReading, Task
+from recombine.training import Json, RunDirectory, load_run
 from recombine_papers.claims import Claim
 from recombine_papers.hypernetwork.claims import OutOfReach
 from recombine_papers.hypernetwork.fuzzy_logic import ATTENTIONS, DROPOUTS

@@ -14,10 +14,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from recombine.sweeps.experiment import Experiment, Finished
-from recombine.sweeps.records import Record, Setting, over_seeds
-from recombine.tasks.base import Scale
-from recombine.training.config import RunConfig, default_run
+from recombine.sweeps import Experiment, Finished, Record, Setting, over_seeds
+from recombine.tasks import Scale
+from recombine.training import RunConfig, default_run
 from recombine_papers.claims import Fall, Lead, Level
 from recombine_papers.hypernetwork import published
 from recombine_papers.hypernetwork.fuzzy_logic import (

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import get_args
 
-from recombine.attention.layer import AttentionName
-from recombine.sweeps.experiment import Experiment
-from recombine.sweeps.records import Published, Record
-from recombine.tasks.base import Scale
-from recombine.training.config import RunConfig, default_run
+from recombine.attention import AttentionName
+from recombine.sweeps import Experiment, Published, Record
+from recombine.tasks import Scale
+from recombine.training import RunConfig, default_run
 from recombine_papers.claims import Claim, Close, Lead
 from recombine_papers.hypernetwork import published
 from recombine_papers.hypernetwork.claims import Best

@@ -29,21 +29,23 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from recombine.foundation.tables import Table, Value
-from recombine.inside.cache import Measurement
-from recombine.inside.collect import collect_activations
-from recombine.inside.decode import decide, decode_components, fit_ridge, score_values
-from recombine.inside.result import SPLITS, Observations, last_site
-from recombine.inside.structure import NUM_SAMPLED, measure_structure
-from recombine.sweeps.experiment import Experiment, Finished, mean_cell
-from recombine.sweeps.records import Record, Setting
-from recombine.tasks.base import Scale, Task
-from recombine.tasks.fuzzy_logic import FuzzyLogic
-from recombine.tasks.reading import Reading, Variant
-from recombine.training.benchmark import load_run
-from recombine.training.config import default_run
-from recombine.training.directory import RunDirectory
-from recombine.training.schema import Json
+from recombine.foundation import Table, Value
+from recombine.inside import (
+    NUM_SAMPLED,
+    SPLITS,
+    Measurement,
+    Observations,
+    collect_activations,
+    decide,
+    decode_components,
+    fit_ridge,
+    last_site,
+    measure_structure,
+    score_values,
+)
+from recombine.sweeps import Experiment, Finished, Record, Setting, mean_cell
+from recombine.tasks import FuzzyLogic, Reading, Scale, Task, Variant
+from recombine.training import Json, RunDirectory, default_run, load_run
 from recombine_papers.hypernetwork.fuzzy_logic import (
     ATTENTIONS,
     DROPOUTS,

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from recombine.attention.layer import Attention
-from recombine.attention.view import hypernetwork_view
+from recombine.attention import Attention, hypernetwork_view
 from recombine_papers.calculation import Calculation, Computes, log10_of
 from recombine_papers.hypernetwork.fuzzy_logic import CLOSE
 from recombine_papers.scale.theory import build_modular_attention

@@ -10,12 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from recombine.foundation.tables import Cell, Column, Table, Value
-from recombine.models.hypernetwork import HypernetworkTransformerConfig
-from recombine.sweeps.experiment import Finished, Group, cell, explain_intervals, mean_cell
-from recombine.sweeps.records import Setting
-from recombine.training.directory import RunDirectory
-from recombine.training.schema import Json
+from recombine.foundation import Cell, Column, Table, Value
+from recombine.models import HypernetworkTransformerConfig
+from recombine.sweeps import Finished, Group, Setting, cell, explain_intervals, mean_cell
+from recombine.training import Json, RunDirectory
 from recombine_papers.claims import Claim, Lead, Level
 from recombine_papers.in_context.measures import measure_fitted_code, track_run
 from recombine_papers.measured_claims import Bounded, Exceeds, Gap, Reads

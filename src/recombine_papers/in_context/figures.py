@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from recombine.sweeps.experiment import Finished, Group
-from recombine.sweeps.records import Setting
-from recombine.tasks.view import LIGHT_PALETTE, canvas
+from recombine.sweeps import Finished, Group, Setting
+from recombine.tasks import LIGHT_PALETTE, canvas
 from recombine_papers.in_context.claims import BOTTLENECK, METRIC, VANILLA, read_decodability, read_gradients
 
 if TYPE_CHECKING:

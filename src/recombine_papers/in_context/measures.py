@@ -36,19 +36,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from recombine.foundation.errors import InputError, check_positive
-from recombine.inside.cache import Measurement, MeasurementKey
-from recombine.models.hypernetwork import HypernetworkTransformer
-from recombine.models.registry import Code
-from recombine.tasks.base import Task
-from recombine.tasks.batch import Batch
-from recombine.tasks.sampling import SplitName
-from recombine.training.benchmark import load_run
-from recombine.training.config import RunConfig
-from recombine.training.devices import resolve_device
-from recombine.training.directory import RunDirectory
-from recombine.training.loop import Trainer
-from recombine.training.schema import Json
+from recombine.foundation import InputError, check_positive
+from recombine.inside import Measurement, MeasurementKey
+from recombine.models import Code, HypernetworkTransformer
+from recombine.tasks import Batch, SplitName, Task
+from recombine.training import Json, RunConfig, RunDirectory, Trainer, load_run, resolve_device
 
 FITTED_CODE = Measurement(name="fitted_code", version=1)
 NUM_INSTANCES = 1_000

@@ -24,13 +24,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from recombine.attention.layer import AttentionName
-from recombine.foundation.tables import Table
-from recombine.sweeps.experiment import Experiment, Finished
-from recombine.sweeps.records import Record, over_seeds
-from recombine.tasks.base import Scale
-from recombine.training.config import RunConfig, default_run
-from recombine.training.directory import RunDirectory
+from recombine.attention import AttentionName
+from recombine.foundation import Table
+from recombine.sweeps import Experiment, Finished, Record, over_seeds
+from recombine.tasks import Scale
+from recombine.training import RunConfig, RunDirectory, default_run
 from recombine_papers.claims import Fall, Lead
 from recombine_papers.in_context.claims import (
     BOTTLENECK,

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 
 import torch
 
-from recombine.tasks.modular.in_context import InContext
-from recombine.tasks.modular.teacher import ModularTeacher, apply_teacher
+from recombine.tasks import InContext, ModularTeacher, apply_teacher
 from recombine_papers.calculation import Calculation, Computes, Untested, log10_of
 from recombine_papers.in_context.claims import ABSTRACT, GOOD, METRIC
 from recombine_papers.measured_claims import ComputesEach

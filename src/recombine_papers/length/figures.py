@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recombine.foundation.tables import show_setting
-from recombine.sweeps.experiment import Finished, Group
-from recombine.tasks.view import LIGHT_PALETTE, canvas
+from recombine.foundation import show_setting
+from recombine.sweeps import Finished, Group
+from recombine.tasks import LIGHT_PALETTE, canvas
 from recombine_papers.length.tables import DRAWN_LENGTHS
 
 if TYPE_CHECKING:

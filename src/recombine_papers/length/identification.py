@@ -26,16 +26,11 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 
-from recombine.foundation.errors import InputError, check_positive
-from recombine.inside.cache import Measurement, MeasurementKey
-from recombine.inside.collect import evaluating
-from recombine.inside.decode import decide, fit_ridge
-from recombine.models.registry import Code
-from recombine.models.sequence import RecurrentNetwork, SequenceModel
-from recombine.tasks.batch import Batch
-from recombine.tasks.sampling import SplitName
-from recombine.training.benchmark import load_run
-from recombine.training.schema import Json
+from recombine.foundation import InputError, check_positive
+from recombine.inside import Measurement, MeasurementKey, decide, evaluating, fit_ridge
+from recombine.models import Code, RecurrentNetwork, SequenceModel
+from recombine.tasks import Batch, SplitName
+from recombine.training import Json, load_run
 
 IDENTIFICATION = Measurement(name="identification", version=4)
 NUM_SEQUENCES = 2_000

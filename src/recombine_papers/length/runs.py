@@ -26,13 +26,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from recombine.foundation.tables import Table, show_setting
-from recombine.sweeps.experiment import Experiment, Finished
-from recombine.sweeps.records import Record, over_seeds
-from recombine.tasks.base import Scale
-from recombine.tasks.sequences.teacher import SequenceTeacher
-from recombine.training.config import RunConfig, default_run
-from recombine.training.directory import RunDirectory
+from recombine.foundation import Table, show_setting
+from recombine.sweeps import Experiment, Finished, Record, over_seeds
+from recombine.tasks import Scale, SequenceTeacher
+from recombine.training import RunConfig, RunDirectory, default_run
 from recombine_papers.claims import Level
 from recombine_papers.length import figures, tables
 from recombine_papers.length.tables import ABSTRACT, LOG10_ERROR, PAPER, R2

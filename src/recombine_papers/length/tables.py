@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from statistics import median
 
-from recombine.foundation.tables import Cell, Column, Format, Table, Value
-from recombine.sweeps.experiment import Finished, Group, spread
-from recombine.training.directory import RunDirectory
-from recombine.training.schema import Json
+from recombine.foundation import Cell, Column, Format, Table, Value
+from recombine.sweeps import Finished, Group, spread
+from recombine.training import Json, RunDirectory
 from recombine_papers.calculation import log10_of
 from recombine_papers.length.identification import identify_run
 

@@ -30,12 +30,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from recombine.foundation.errors import InputError, check_positive
-from recombine.foundation.tables import show_setting
-from recombine.models.registry import build_model
-from recombine.models.sequence import CausalAttention, DeepSet, RecurrentNetwork, SequenceModel, StateSpaceModel
-from recombine.tasks.sequences.teacher import SequenceTeacher
-from recombine.training.config import default_run
+from recombine.foundation import InputError, check_positive, show_setting
+from recombine.models import CausalAttention, DeepSet, RecurrentNetwork, SequenceModel, StateSpaceModel, build_model
+from recombine.tasks import SequenceTeacher
+from recombine.training import default_run
 from recombine_papers.calculation import Calculation, log10_of
 from recombine_papers.length.tables import ABSTRACT, PAPER
 from recombine_papers.measured_claims import ComputesEach

@@ -13,14 +13,18 @@ from typing import TypedDict, cast
 
 from torch import nn
 
-from recombine.inside.cache import Measurement, MeasurementKey
-from recombine.inside.collect import collect_activations
-from recombine.inside.decode import decode_components, find_best_site
-from recombine.inside.result import SPLITS, SiteDecoder
-from recombine.models.registry import Code
-from recombine.tasks.base import Task
-from recombine.training.benchmark import load_run
-from recombine.training.schema import Json
+from recombine.inside import (
+    SPLITS,
+    Measurement,
+    MeasurementKey,
+    SiteDecoder,
+    collect_activations,
+    decode_components,
+    find_best_site,
+)
+from recombine.models import Code
+from recombine.tasks import Task
+from recombine.training import Json, load_run
 
 DECODABILITY = Measurement(name="decodability", version=1)
 NUM_INSTANCES = 2_000

@@ -10,11 +10,10 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
-from recombine.foundation.tables import Table, show_setting
-from recombine.inside.verdict import diagnose_run
-from recombine.sweeps.experiment import Experiment, Finished, Group, compare_scores, mean_cell
-from recombine.sweeps.records import Record, over_seeds
-from recombine.tasks.base import Scale
+from recombine.foundation import Table, show_setting
+from recombine.inside import diagnose_run
+from recombine.sweeps import Experiment, Finished, Group, Record, compare_scores, mean_cell, over_seeds
+from recombine.tasks import Scale
 from recombine_papers.scale.runs import change, hyperteacher
 
 HELD_OUT = 0.6

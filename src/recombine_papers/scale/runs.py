@@ -12,16 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
-from recombine.foundation.tables import Table
-from recombine.inside.result import last_site
-from recombine.models.base import ModelConfig
-from recombine.sweeps.experiment import Experiment, Finished
-from recombine.sweeps.records import Record, over_seeds
-from recombine.tasks.base import Scale
-from recombine.tasks.modular.hyperteacher import Hyperteacher
-from recombine.tasks.modular.supports import Support
-from recombine.training.config import RunConfig, default_run
-from recombine.training.directory import RunDirectory
+from recombine.foundation import Table
+from recombine.inside import last_site
+from recombine.models import ModelConfig
+from recombine.sweeps import Experiment, Finished, Record, over_seeds
+from recombine.tasks import Hyperteacher, Scale, Support
+from recombine.training import RunConfig, RunDirectory, default_run
 from recombine_papers.claims import Fall, Lead, Level
 from recombine_papers.measured_claims import Correlates, Reads
 from recombine_papers.scale.tables import (

@@ -15,10 +15,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from recombine.sweeps.experiment import Experiment
-from recombine.sweeps.records import Record, over_seeds
-from recombine.tasks.base import Scale
-from recombine.training.config import default_run
+from recombine.sweeps import Experiment, Record, over_seeds
+from recombine.tasks import Scale
+from recombine.training import default_run
 from recombine_papers.claims import Fall
 from recombine_papers.measured_claims import FittedLevel, Gap, NoGap
 from recombine_papers.scale.runs import GOOD, NUM_SEEDS, SOURCE, ScaleExperiment, change, hyperteacher

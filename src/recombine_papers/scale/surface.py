@@ -19,12 +19,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import get_args
 
-from recombine.sweeps.experiment import Finished
-from recombine.sweeps.records import Record
-from recombine.tasks.base import Scale
-from recombine.tasks.modular.encodings import Encoding
-from recombine.tasks.view import canvas
-from recombine.training.config import RunConfig
+from recombine.sweeps import Finished, Record
+from recombine.tasks import Encoding, Scale, canvas
+from recombine.training import RunConfig
 from recombine_papers.claims import Fall, Lead, Level
 from recombine_papers.measured_claims import FittedLevel, Gap
 from recombine_papers.scale.runs import ABSTRACT, BETTER, GOOD, HELD_OUT, SUCCESS, ScaleExperiment, change, hyperteacher

@@ -14,11 +14,10 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
-from recombine.foundation.tables import Cell, Column, Table, Value, show_setting
-from recombine.sweeps.experiment import Finished, FinishedRun, Group, cell, explain_intervals, mean_cell, spread
-from recombine.tasks.view import LIGHT_PALETTE, canvas
-from recombine.training.directory import RunDirectory
-from recombine.training.schema import Json
+from recombine.foundation import Cell, Column, Table, Value, show_setting
+from recombine.sweeps import Finished, FinishedRun, Group, cell, explain_intervals, mean_cell, spread
+from recombine.tasks import LIGHT_PALETTE, canvas
+from recombine.training import Json, RunDirectory
 from recombine_papers.scale.decodability import measure_decodability
 
 if TYPE_CHECKING:

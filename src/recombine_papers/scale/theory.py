@@ -24,11 +24,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from recombine.attention.layer import Attention
-from recombine.foundation.errors import InputError, check_positive
-from recombine.models.mlp import MultilayerPerceptron
-from recombine.tasks.modular.hyperteacher import Hyperteacher
-from recombine.tasks.modular.teacher import ModularTeacher
+from recombine.attention import Attention
+from recombine.foundation import InputError, check_positive
+from recombine.models import MultilayerPerceptron
+from recombine.tasks import Hyperteacher, ModularTeacher
 from recombine_papers.calculation import Calculation, Computes, Untested
 from recombine_papers.scale.runs import ABSTRACT
 
