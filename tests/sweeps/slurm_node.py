@@ -2,7 +2,7 @@
 
 Debian: `apt-get install slurm-wlm munge`; run as root. As a program, it runs a command with this SLURM:
 
-    python tests/slurm_node.py recombine sweep FILE.py --engine slurm
+    python tests/sweeps/slurm_node.py recombine sweep FILE.py --engine slurm
 """
 
 from __future__ import annotations
