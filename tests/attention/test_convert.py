@@ -5,12 +5,12 @@ import warnings
 
 import pytest
 import torch
-from test_hypernetwork_attention import MASKS, E, H, L, N, S, draw, randomise
 from torch import nn
 
 from recombine.attention.convert import convert
 from recombine.attention.hyla import HypernetworkAttention
 from recombine.foundation.errors import InputError
+from test_hypernetwork_attention import MASKS, E, H, L, N, S, draw, randomise
 
 
 def build_encoder_layer(attention=None, **options):

@@ -16,11 +16,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
-from forked import in_fork, limit_memory
 from hypothesis import strategies as st
 from jaxtyping import config as type_checks
-from mutations import NASTY_TEXTS
 
+from forked import in_fork, limit_memory
+from mutations import NASTY_TEXTS
 from recombine.cli import (
     bench,
     check,

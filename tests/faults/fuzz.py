@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from mutations import damage
 
+from mutations import damage
 from recombine.cli.main import run as run_verb
 
 SIZES = ["--num-examples", "4", "--embedding-dim", "8", "--kqv-dim", "8", "--mlp-dim", "8", "--num-heads", "2"]

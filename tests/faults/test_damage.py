@@ -7,15 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from fuzz import call, train_once, verbs
 from mutations import damage
-from recovery import record, recover
-
 from recombine.foundation.errors import InputError
 from recombine.foundation.settings import find_fault
 from recombine.inside.probe import PROBE
 from recombine.training.directory import RunDirectory
 from recombine.training.schema import MetricsRow, ResultFile
+from recovery import record, recover
 
 
 @pytest.fixture(scope="module")

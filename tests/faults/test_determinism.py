@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+
 from small_runs import FAMILIES, final_state, train
 
 

@@ -9,12 +9,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from forked import drop_rights, in_fork, limit_files, limit_memory
-from recovery import differences, record, recover
-from small_runs import FAMILIES, check_often, final_state, train
 
+from forked import drop_rights, in_fork, limit_files, limit_memory
 from recombine.cli.main import run as run_verb
 from recombine.training.directory import RunDirectory
+from recovery import differences, record, recover
+from small_runs import FAMILIES, check_often, final_state, train
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits and rights of Linux")
 CONFIG = FAMILIES["fuzzy_logic"]

@@ -6,7 +6,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from small_runs import FAMILIES, train
 
 import recombine
 from recombine.foundation.errors import InputError
@@ -16,6 +15,7 @@ from recombine.training.benchmark import load_run
 from recombine.training.config import RunConfig
 from recombine.training.run import open_directory
 from report_cases import HOSTILE, make_probed, make_run, make_score
+from small_runs import FAMILIES, train
 
 SOURCE = Path(recombine.__file__).parent
 FORBIDDEN = {"eval", "exec", "compile", "__import__"}

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forked import in_fork, kill_self
-from recovery import Stopwatch, differences, record, recover
-from small_runs import FAMILIES, check_often, final_state, leftovers, train
 
+from forked import in_fork, kill_self
 from recombine.foundation import files
 from recombine.training.directory import RunDirectory
+from recovery import Stopwatch, differences, record, recover
+from small_runs import FAMILIES, check_often, final_state, leftovers, train
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_runs import FAMILIES, train
 
 from recombine.cli.main import run as run_verb
 from recombine.foundation.errors import InputError
@@ -20,6 +19,7 @@ from recombine.report.page import write_report
 from recombine.tasks.language.task import Language
 from recombine.tasks.language.tokenizers import ByteTokenizer
 from report_cases import make_run, make_score
+from small_runs import FAMILIES, train
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="no /proc")
 COUNTS = (50, 100, 200)

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 import torch
-from forked import in_fork
-from fuzz import TASK, call, train_once, verbs
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from forked import in_fork
+from fuzz import TASK, call, train_once, verbs
 from recombine.foundation import files
 from recombine.foundation import native as compiler
 from recombine.foundation.errors import NOT_SHOWN, InputError

@@ -7,10 +7,10 @@ of a training are recorded, and their order is checked.
 import os
 
 import pytest
-from recovery import record
-from small_runs import FAMILIES, check_often, train
 
 from recombine.foundation import files
+from recovery import record
+from small_runs import FAMILIES, check_often, train
 
 
 @pytest.fixture

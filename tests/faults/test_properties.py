@@ -10,19 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from command_lines import command_lines, find_trouble, in_limits
-from fuzz import call, train_once, verbs
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
-from mutations import NASTY
-from recovery import record
 
 import recombine
+from command_lines import command_lines, find_trouble, in_limits
+from fuzz import call, train_once, verbs
+from mutations import NASTY
 from recombine.foundation.errors import InputError
 from recombine.tasks import TASKS
 from recombine.training.benchmark import load_config
 from recombine.training.config import default_run
 from recombine.training.directory import RunDirectory
+from recovery import record
 
 SHARED = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]}
 FEW, SOME, MANY = (settings(max_examples=number, **SHARED) for number in (30, 60, 150))

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from fuzz import call
 from mutations import NASTY_SHAPES, NASTY_TEXTS
-
 from recombine.foundation.errors import InputError
 from recombine.foundation.files import read_npz
 from recombine.inside.result import load_observations

@@ -9,16 +9,16 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from forked import in_fork
-from recovery import record, recover
-from small_runs import FAMILIES, check_often, final_state, train
-from test_disk_and_rights import TRAIN
-from test_kills import Countdown, compare_states, find_run
 
+from forked import in_fork
 from recombine.cli.main import run as run_verb
 from recombine.foundation.errors import InputError
 from recombine.training.directory import RunDirectory
 from recombine.training.loop import Trainer
+from recovery import record, recover
+from small_runs import FAMILIES, check_often, final_state, train
+from test_disk_and_rights import TRAIN
+from test_kills import Countdown, compare_states, find_run
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 CONFIG = FAMILIES["fuzzy_logic"]

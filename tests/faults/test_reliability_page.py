@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from recovery import differences, recover
 
 SCRIPT = Path(__file__).parents[2] / "docs" / "write_reliability.py"

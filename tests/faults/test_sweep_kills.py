@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forked import in_fork
-from recovery import Stopwatch, differences, record, recover
-from small_runs import FAMILIES, final_state
 
+from forked import in_fork
 from recombine.sweeps.local import LocalEngine
 from recombine.sweeps.plan import make_plan
 from recombine.sweeps.run import run_sweep
 from recombine.training.directory import RunDirectory
 from recombine.training.run import train_run
+from recovery import Stopwatch, differences, record, recover
+from small_runs import FAMILIES, final_state
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")]
 STEPS, NUM_KILLS = 400, 50

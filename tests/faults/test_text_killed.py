@@ -8,12 +8,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from forked import drop_rights, in_fork
-from recovery import differences, recover
-from test_kills import Countdown
 
+from forked import drop_rights, in_fork
 from recombine.tasks.language import corpus as prepare
 from recombine.tasks.language.corpus import Request, corpus_folder, load_corpus
+from recovery import differences, recover
+from test_kills import Countdown
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 WORDS = ["river", "clock", "seed", "lamp", "bridge", "stone", "cloud", "paper", "mill", "road", "sand", "harbour"]

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from test_probe_decode import plant
 
 from recombine.inside.structure import bin_targets, embed, measure_similarity, measure_structure, sample_rows
+from test_probe_decode import plant
 
 
 def clusters(spread: float):

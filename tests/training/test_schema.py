@@ -5,11 +5,11 @@ from dataclasses import replace
 from typing import get_type_hints
 
 import pytest
-from test_freshness import CONFIG, StoppedError
 
 from recombine.training import schema
 from recombine.training.run import train_run
 from recombine.training.score import MetricDict, ScoreDict
+from test_freshness import CONFIG, StoppedError
 
 
 @pytest.fixture(scope="module")

@@ -8,13 +8,13 @@ from typing import get_type_hints
 
 import pytest
 import torch
-from test_run import CONFIG, checkpoint_bytes, train
 
 from recombine.cli import train as train_command
 from recombine.cli.main import run as run_verb
 from recombine.training import schema
 from recombine.training.loop import Trainer
 from recombine.training.signals import StoppedError, heed_signals
+from test_run import CONFIG, checkpoint_bytes, train
 
 
 def without_times(run):

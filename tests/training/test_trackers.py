@@ -5,12 +5,12 @@ import sys
 from dataclasses import replace
 
 import pytest
-from test_run import CONFIG, train
 
 from recombine.cli.main import run as run_verb
 from recombine.foundation.errors import InputError
 from recombine.integrations.trackers import build_tracker, flatten_row, flatten_scores, flatten_settings
 from recombine.training.run import Tracker
+from test_run import CONFIG, train
 
 SHORT = replace(CONFIG, training=replace(CONFIG.training, steps=30))
 
