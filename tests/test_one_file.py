@@ -77,7 +77,7 @@ def test_one_file_adds_a_task_a_model_and_an_experiment(package):
         package,
         "from recombine import cli\n"
         "from recombine.models.registry import find_model, find_task\n"
-        "from recombine.sweeps.experiment import EXPERIMENTS\n"
+        "from recombine.sweeps import EXPERIMENTS\n"
         "print(find_task('brand-new').summary, find_model('brand_new').__name__, EXPERIMENTS['brand-new'].question)\n"
         "assert cli.run(['show', 'brand-new', '--num-examples', '3']) == 0\n"
         f"few = ['--steps', '3', '--out', {str(out)!r}]\n"

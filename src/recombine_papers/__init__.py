@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from recombine.sweeps import Experiment
+from recombine_papers.experiment import PaperExperiment
 
-EXPERIMENTS: dict[str, Experiment]
+EXPERIMENTS: dict[str, PaperExperiment]
 
 
 def __getattr__(name: str) -> object:

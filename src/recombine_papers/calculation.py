@@ -19,16 +19,17 @@ from time import perf_counter
 from typing import Any, ClassVar, TypedDict, cast
 
 from recombine.foundation import InputError, Table, find_fault, read_file, replace_file
-from recombine.sweeps import Experiment, Finished, Record
+from recombine.sweeps import Finished, Record
 from recombine.tasks import Scale
 from recombine.training import CONFIDENCE, SeedScore, describe_environment, score_values
 from recombine_papers.claims import Between, Claim, Verdict, tabulate_claims
+from recombine_papers.experiment import PaperExperiment
 from recombine_papers.stored import ENVIRONMENT_KEYS, format_row, shorten_numbers
 
 SMALLEST = 1e-18  # logarithms of differences start here
 
 
-class Calculation(Experiment):
+class Calculation(PaperExperiment):
     """Numbers by name, one per seed, that need no run."""
 
     metric = ""
@@ -93,7 +94,7 @@ class Computes(Between):
     exact: bool = False  # a count or a construction that no seed changes
     sample: str = ""  # what an estimate with an interval of its own is over, such as "4,096 puzzles"
 
-    def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:
+    def measure(self, experiment: PaperExperiment, finished: Finished) -> SeedScore | None:
         values = finished.computed.get(self.quantity)
         if values and self.exact:
             return SeedScore(value=values[0], low=min(values), high=max(values), values=values[:1])
@@ -110,7 +111,7 @@ class Untested(Claim):
     tested = False
     needs: str
 
-    def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:
+    def measure(self, experiment: PaperExperiment, finished: Finished) -> SeedScore | None:
         return None
 
     def judge(self, number: SeedScore) -> Verdict:

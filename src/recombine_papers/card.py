@@ -20,11 +20,12 @@ from itertools import groupby
 from pathlib import Path
 
 from recombine.foundation import Column, InputError, Table, format_number, format_value
-from recombine.sweeps import Experiment, Finished, Record, cell, matches
+from recombine.sweeps import Finished, Record, cell, matches
 from recombine.tasks import SCALES, Scale
 from recombine.training import SeedScore, hash_config
 from recombine_papers.calculation import Computes
 from recombine_papers.claims import Between, Claim, Verdict, decide
+from recombine_papers.experiment import PaperExperiment
 from recombine_papers.measured_claims import HigherEach, SeedRange, Undecided
 from recombine_papers.registry import paper_of
 from recombine_papers.stored import StoredRun
@@ -36,7 +37,7 @@ VERDICTS: tuple[Verdict, ...] = ("seen", "seen in part", "not seen", "refuted", 
 class CardRow:
     """One claim with what decides on it."""
 
-    experiment: Experiment
+    experiment: PaperExperiment
     scale: Scale
     claim: Claim
     verdict: Verdict
@@ -98,7 +99,7 @@ def list_statements(rows: Iterable[CardRow]) -> list[Statement]:
     return statements
 
 
-def build_card(experiments: Iterable[Experiment], folder: Path) -> list[CardRow]:
+def build_card(experiments: Iterable[PaperExperiment], folder: Path) -> list[CardRow]:
     """A row for every claim of the experiments: at the scale with most seeds, the larger one if equal.
 
     Smaller scales than the default are for a quick look: the bounds of the claims are not meant for them.
@@ -106,7 +107,7 @@ def build_card(experiments: Iterable[Experiment], folder: Path) -> list[CardRow]
     return [row for experiment in experiments for row in build_rows(experiment, folder)]
 
 
-def build_rows(experiment: Experiment, folder: Path) -> Iterator[CardRow]:
+def build_rows(experiment: PaperExperiment, folder: Path) -> Iterator[CardRow]:
     stored = {scale: experiment.read(folder, scale) for scale in experiment.judged_scales[::-1]}
     planned = {scale: list_hashes(experiment, scale) for scale in stored}
     answers = {scale: experiment.answer(finished) if finished.runs else "" for scale, finished in stored.items()}
@@ -122,13 +123,13 @@ def count_seeds(row: CardRow) -> int:
     return 0 if row.number is None else row.number.num_seeds
 
 
-def list_hashes(experiment: Experiment, scale: Scale) -> list[tuple[Record, str]]:
+def list_hashes(experiment: PaperExperiment, scale: Scale) -> list[tuple[Record, str]]:
     """The records of an experiment with the hashes of their runs."""
     return [(record, hash_config(record.config.identity)) for record in experiment.records(scale)]
 
 
 def _decide(
-    experiment: Experiment,
+    experiment: PaperExperiment,
     scale: Scale,
     claim: Claim,
     finished: Finished,
@@ -245,7 +246,7 @@ def format_page(rows: Sequence[CardRow]) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def describe_experiment(experiment: Experiment, statements: Sequence[Statement]) -> list[str]:
+def describe_experiment(experiment: PaperExperiment, statements: Sequence[Statement]) -> list[str]:
     """The claims of one experiment, with the command that repeats them."""
     rows = [row for statement in statements for row in statement.rows]
     lines = [f"### {experiment.question}", ""]
@@ -268,7 +269,7 @@ def describe_experiment(experiment: Experiment, statements: Sequence[Statement])
     return lines
 
 
-def describe_total_cost(experiment: Experiment, scale: Scale) -> str:
+def describe_total_cost(experiment: PaperExperiment, scale: Scale) -> str:
     """The measured cost of all runs of an experiment."""
     hours = dict(zip(SCALES, experiment.core_hours, strict=False)).get(scale)
     return "" if hours is None else f" ({hours:g} core-hours)"

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from recombine.foundation import Column, Table
-from recombine.sweeps import Experiment, Finished, Setting, cell, difference_between, score_group, show_metric
+from recombine.sweeps import Finished, Setting, cell, difference_between, score_group, show_metric
 from recombine.training import SeedScore, subtract
+from recombine_papers.experiment import PaperExperiment
 
 Verdict = Literal["seen", "seen in part", "not seen", "refuted", "not run"]
 
@@ -53,7 +54,7 @@ class Claim(ABC):
         return [value for value in vars(self).values() if isinstance(value, Mapping)]
 
     @abstractmethod
-    def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:
+    def measure(self, experiment: PaperExperiment, finished: Finished) -> SeedScore | None:
         """The number that decides, or None if a run is missing."""
 
     @abstractmethod
@@ -107,7 +108,7 @@ class Lead(AtLeast):
     better: Mapping[str, Setting]
     worse: Mapping[str, Setting]
 
-    def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:
+    def measure(self, experiment: PaperExperiment, finished: Finished) -> SeedScore | None:
         higher, lower = self.better, self.worse
         if finished.runs and not show_metric(experiment, finished, self.metric).higher_is_better:
             higher, lower = lower, higher
@@ -124,7 +125,7 @@ class Fall(AtLeast):
     higher: Mapping[str, Setting]
     lower: Mapping[str, Setting]
 
-    def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:
+    def measure(self, experiment: PaperExperiment, finished: Finished) -> SeedScore | None:
         groups = finished.find_all(self.higher, self.lower)
         if groups is None:
             return None
@@ -140,7 +141,7 @@ class Close(Claim):
     second: Mapping[str, Setting]
     within: float
 
-    def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:
+    def measure(self, experiment: PaperExperiment, finished: Finished) -> SeedScore | None:
         return difference(experiment, finished, self.first, self.second, self.split, self.metric)
 
     def judge(self, number: SeedScore) -> Verdict:
@@ -157,18 +158,18 @@ class Level(Between):
 
     of: Mapping[str, Setting]
 
-    def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:
+    def measure(self, experiment: PaperExperiment, finished: Finished) -> SeedScore | None:
         group = finished.find(**self.of)
         return None if group is None else score_group(experiment, group, self.split, self.metric)
 
 
-def decide(claim: Claim, experiment: Experiment, finished: Finished) -> tuple[Verdict, SeedScore | None]:
+def decide(claim: Claim, experiment: PaperExperiment, finished: Finished) -> tuple[Verdict, SeedScore | None]:
     """The verdict on a claim, and the number that decides."""
     number = claim.measure(experiment, finished)
     return ("not run" if number is None else claim.judge(number)), number
 
 
-def tabulate_claims(claims: Sequence[Claim], experiment: Experiment, finished: Finished) -> Table:
+def tabulate_claims(claims: Sequence[Claim], experiment: PaperExperiment, finished: Finished) -> Table:
     """One row per claim: the verdict, our number and the published one."""
     rows = []
     for claim in claims:
@@ -193,7 +194,7 @@ def tabulate_claims(claims: Sequence[Claim], experiment: Experiment, finished: F
 
 
 def difference(
-    experiment: Experiment,
+    experiment: PaperExperiment,
     finished: Finished,
     first: Mapping[str, Setting],
     second: Mapping[str, Setting],

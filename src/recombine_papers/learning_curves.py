@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recombine.sweeps import Experiment, Finished, Group, Published, Setting, matches
+from recombine.sweeps import Finished, Group, Published, Setting, matches
 from recombine.tasks import ATTENTION_COLOURS, canvas
+from recombine_papers.experiment import PaperExperiment
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,7 +19,7 @@ NAMES = {"softmax": "softmax", "linear": "linear", "hyla": "HYLA"}
 
 
 def draw_learning_curves(
-    experiment: Experiment,
+    experiment: PaperExperiment,
     finished: Finished,
     path: Path,
     panels: Mapping[str, Mapping[str, Setting]],
@@ -50,7 +51,7 @@ def draw_learning_curves(
     return path
 
 
-def _draw_group(axes: Axes, experiment: Experiment, group: Group, per_step: int) -> None:
+def _draw_group(axes: Axes, experiment: PaperExperiment, group: Group, per_step: int) -> None:
     """The mean over seeds of both splits, and the range over seeds of the held-out one."""
     attention = str(group.settings["attention"])
     colour = ATTENTION_COLOURS[attention]
@@ -78,7 +79,7 @@ def read_curves(group: Group, split: str, metric: str) -> tuple[np.ndarray, np.n
     return np.array(steps), np.array([[curve[step] for step in steps] for curve in curves])
 
 
-def _draw_ceiling(axes: Axes, experiment: Experiment, groups: Sequence[Group]) -> None:
+def _draw_ceiling(axes: Axes, experiment: PaperExperiment, groups: Sequence[Group]) -> None:
     """The highest score that any predictor can have, the mean over runs."""
     scores = [
         run.result["scores"].get(experiment.split, {}).get(experiment.metric, {}) for g in groups for run in g.runs

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from statistics import median
 from typing import ClassVar
 
-from recombine.sweeps import Experiment, Finished, FinishedRun, Setting, score_group
+from recombine.sweeps import Finished, FinishedRun, Setting, score_group
 from recombine.training import SeedScore, score_values, subtract
 from recombine_papers.calculation import Computes, log10_of
 from recombine_papers.claims import AtLeast, Between, Level, Verdict, describe_bounds, difference, judge_range
+from recombine_papers.experiment import PaperExperiment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +42,7 @@ class Gap(AtLeast):
     number_name: ClassVar[str] = "trained minus held-out"
     of: Mapping[str, Setting]
 
-    def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:
+    def measure(self, experiment: PaperExperiment, finished: Finished) -> SeedScore | None:
         group = finished.find(**self.of)
         if group is None:
             return None
@@ -66,7 +67,7 @@ class FittedLevel(Level):
 
     fitted: float  # the score on trained compositions that counts as fitted
 
-    def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:
+    def measure(self, experiment: PaperExperiment, finished: Finished) -> SeedScore | None:
         score, group = super().measure(experiment, finished), finished.find(**self.of)
         if score is None or group is None:
             return None
@@ -90,7 +91,7 @@ class Bounded(Between):
     first: Mapping[str, Setting]
     second: Mapping[str, Setting]
 
-    def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:
+    def measure(self, experiment: PaperExperiment, finished: Finished) -> SeedScore | None:
         return difference(experiment, finished, self.first, self.second, self.split, self.metric)
 
     @property
@@ -105,7 +106,7 @@ class Reads(Between):
     of: Mapping[str, Setting]
     quantity: str
 
-    def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:
+    def measure(self, experiment: PaperExperiment, finished: Finished) -> SeedScore | None:
         group = finished.find(**self.of)
         values = [] if group is None else group.measured(self.quantity)
         return score_values(values) if values else None
@@ -115,7 +116,7 @@ class Reads(Between):
 class ReadsEach(Reads):
     """A number that is read from the networks lies between bounds in every seed."""
 
-    def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:
+    def measure(self, experiment: PaperExperiment, finished: Finished) -> SeedScore | None:
         group = finished.find(**self.of)
         values = [self.read(run) for run in (() if group is None else group.runs)]
         return span_seeds([value for value in values if value is not None])
@@ -148,7 +149,7 @@ class LargestEach(ReadsEach):
 class ComputesEach(Computes):
     """A computed number lies between bounds in every seed."""
 
-    def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:
+    def measure(self, experiment: PaperExperiment, finished: Finished) -> SeedScore | None:
         number = super().measure(experiment, finished)
         return number if number is None or self.exact or self.sample else span_seeds(number.values)
 
@@ -170,7 +171,7 @@ class Exceeds(AtLeast):
     quantity: str
     over: str
 
-    def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:
+    def measure(self, experiment: PaperExperiment, finished: Finished) -> SeedScore | None:
         group = finished.find(**self.of)
         runs = () if group is None else group.runs
         pairs = [run.measured for run in runs if {self.quantity, self.over} <= run.measured.keys()]
@@ -185,7 +186,7 @@ class Higher(AtLeast):
     than: Mapping[str, Setting]
     quantity: str
 
-    def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:
+    def measure(self, experiment: PaperExperiment, finished: Finished) -> SeedScore | None:
         differences = self.subtract_seeds(finished)
         return score_values(differences) if differences else None
 
@@ -206,7 +207,7 @@ class Higher(AtLeast):
 class HigherEach(Higher):
     """A number that is read from the networks is higher in one setting than in another, in every seed."""
 
-    def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:
+    def measure(self, experiment: PaperExperiment, finished: Finished) -> SeedScore | None:
         return span_seeds(self.subtract_seeds(finished))
 
     def count_within(self, number: SeedScore) -> int:
@@ -231,7 +232,7 @@ class Correlates(AtLeast):
     quantity: str
     fair: bool = True  # only runs whose training compositions cover all modules and connect them
 
-    def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:
+    def measure(self, experiment: PaperExperiment, finished: Finished) -> SeedScore | None:
         from scipy.stats import pearsonr
 
         runs = {run.run.path: run for run in finished.runs if self.quantity in run.measured}.values()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from recombine.sweeps import Experiment
+from recombine_papers.experiment import PaperExperiment
 from recombine_papers.hypernetwork.counts import PuzzleCounts
 from recombine_papers.hypernetwork.figure_2c import Figure2C
 from recombine_papers.hypernetwork.fuzzy_logic import Dropout, FuzzyLogicComparison, SRavenComparison
@@ -46,7 +46,7 @@ class Paper:
 
     title: str
     arxiv: str
-    experiments: tuple[type[Experiment], ...]
+    experiments: tuple[type[PaperExperiment], ...]
 
     @property
     def heading(self) -> str:
@@ -111,6 +111,6 @@ EXPERIMENTS = {experiment.name: experiment() for paper in PAPERS for experiment 
 HEADINGS = {experiment.name: paper.heading for paper in PAPERS for experiment in paper.experiments}
 
 
-def paper_of(experiment: Experiment) -> str:
+def paper_of(experiment: PaperExperiment) -> str:
     """The title and number of the paper that an experiment belongs to."""
     return HEADINGS.get(experiment.name, "Other experiments")

@@ -29,9 +29,10 @@ from pathlib import Path
 from typing import Any, TypedDict, cast, get_args
 
 from recombine.foundation import InputError, Table, check_choice, find_fault, read_file, replace_file
-from recombine.sweeps import Experiment, Finished, FinishedRun, Record
+from recombine.sweeps import Finished, FinishedRun, Record
 from recombine.tasks import Scale, Task
 from recombine.training import EVALUATION_VERSION, Json, RunDirectory, hash_config
+from recombine_papers.experiment import PaperExperiment
 
 DIGITS = 7  # significant digits of stored numbers: float32 has no more
 CURVE_POINTS = 40
@@ -121,7 +122,7 @@ def without_prepared(contents: Json, task: Task) -> Json:
     return {"task": settings, "model": contents["model"], "training": contents["training"]}
 
 
-def collect(experiment: Experiment, scale: Scale, out: Path, device: str = "auto") -> list[Json]:
+def collect(experiment: PaperExperiment, scale: Scale, out: Path, device: str = "auto") -> list[Json]:
     """The stored form of every finished run of an experiment below a folder of runs."""
     records = list(experiment.records(scale))
     located = [(record, locate(record, out)) for record in records]
@@ -172,11 +173,11 @@ def shorten_numbers(value: Any) -> Any:
     return [shorten_numbers(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def results_path(folder: Path, experiment: Experiment, scale: Scale) -> Path:
+def results_path(folder: Path, experiment: PaperExperiment, scale: Scale) -> Path:
     return folder / f"{experiment.name}-{scale}.jsonl"
 
 
-def write_results(folder: Path, experiment: Experiment, scale: Scale, runs: Sequence[Json]) -> bool:
+def write_results(folder: Path, experiment: PaperExperiment, scale: Scale, runs: Sequence[Json]) -> bool:
     """Add runs to the file of an experiment; those that it has already are replaced. Says whether anything changed."""
     path = results_path(folder, experiment, scale)
     known = {run["hash"]: run for run in read_lines(path)}
@@ -190,7 +191,7 @@ def write_results(folder: Path, experiment: Experiment, scale: Scale, runs: Sequ
     return True
 
 
-def copy_shared_runs(experiments: Collection[Experiment], folder: Path) -> list[Path]:
+def copy_shared_runs(experiments: Collection[PaperExperiment], folder: Path) -> list[Path]:
     """Give every experiment the stored runs that it shares with another; returns the files that changed.
 
     Not for experiments that need numbers measured inside the networks, which the others' runs do not have.
@@ -200,7 +201,7 @@ def copy_shared_runs(experiments: Collection[Experiment], folder: Path) -> list[
     stored = {name: line for lines in known.values() for name, line in lines.items()}
     changed = []
     for each, scale in files:
-        if type(each).measures is not Experiment.measures:
+        if type(each).measures is not PaperExperiment.measures:
             continue
         records = {hash_config(record.config.identity): record for record in each.records(scale)}
         shared = [
@@ -233,12 +234,12 @@ def read_lines(path: Path) -> list[Json]:
     return lines
 
 
-def read_results(folder: Path, experiment: Experiment, scale: Scale) -> Finished:
+def read_results(folder: Path, experiment: PaperExperiment, scale: Scale) -> Finished:
     """The stored runs of an experiment that are still current, in the order of its records."""
     return Finished(tuple(_match(experiment, scale, current_lines(results_path(folder, experiment, scale)))))
 
 
-def _match(experiment: Experiment, scale: Scale, stored: Mapping[str, Json]) -> Iterator[StoredRun]:
+def _match(experiment: PaperExperiment, scale: Scale, stored: Mapping[str, Json]) -> Iterator[StoredRun]:
     for record in experiment.records(scale):
         line = stored.get(hash_config(record.config.identity))
         if line is not None:
@@ -262,7 +263,7 @@ HEADER = (
 )
 
 
-def format_index(experiments: Collection[Experiment], folder: Path) -> str:
+def format_index(experiments: Collection[PaperExperiment], folder: Path) -> str:
     """The page as Markdown."""
     distinct = {
         line["hash"]: line for each in experiments for lines in read_files(each, folder).values() for line in lines
@@ -278,13 +279,13 @@ def format_index(experiments: Collection[Experiment], folder: Path) -> str:
     )
 
 
-def read_files(experiment: Experiment, folder: Path) -> dict[str, list[Json]]:
+def read_files(experiment: PaperExperiment, folder: Path) -> dict[str, list[Json]]:
     """The stored runs of an experiment by the name of their file."""
     paths = [results_path(folder, experiment, scale) for scale in experiment.judged_scales]
     return {path.name: lines for path in paths if (lines := read_lines(path))}
 
 
-def describe_files(experiment: Experiment, folder: Path) -> list[str]:
+def describe_files(experiment: PaperExperiment, folder: Path) -> list[str]:
     """One row per file: the runs of an experiment at one scale."""
     return [
         format_row(
@@ -345,7 +346,7 @@ def has_blocks(text: str) -> bool:
     return BLOCK.search(text) is not None
 
 
-def fill_blocks(text: str, folder: Path, experiments: Mapping[str, Experiment]) -> str:
+def fill_blocks(text: str, folder: Path, experiments: Mapping[str, PaperExperiment]) -> str:
     """A text with the current results between its markers."""
 
     def fill(match: re.Match[str]) -> str:

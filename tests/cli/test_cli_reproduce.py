@@ -8,7 +8,7 @@ from recombine.cli.main import run as run_verb
 from recombine.cli.reproduce import ReproduceOptions, choose_records
 from recombine.foundation.errors import InputError
 from recombine.models.transformer import TransformerConfig
-from recombine.sweeps.records import Record
+from recombine.sweeps import Record
 from recombine.tasks.sraven.task import SRaven
 from recombine.training.config import RunConfig, TrainingConfig
 from recombine_papers import EXPERIMENTS

@@ -3,17 +3,17 @@
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from recombine.sweeps.experiment import Experiment
-from recombine.sweeps.records import Record
+from recombine.sweeps import Record
 from recombine.training.config import default_run
 from recombine_papers.claims import Lead
+from recombine_papers.experiment import PaperExperiment
 from recombine_papers.stored import write_results
 from stored_runs import stored_line
 
 WIDE, NARROW = {"width": 512}, {"width": 16}
 
 
-class Widths(Experiment):
+class Widths(PaperExperiment):
     name = "miniature"
     question = "Do wider networks recombine better?"
     metric = "r2_pooled"

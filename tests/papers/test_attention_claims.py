@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from recombine.inside.collect import collect_activations
-from recombine.sweeps.experiment import Finished
+from recombine.sweeps import Finished
 from recombine.training.benchmark import load_run
 from recombine.training.config import TrainingConfig
 from recombine.training.directory import hash_config

@@ -9,7 +9,7 @@ import pytest
 
 from recombine.cli.main import run as run_verb
 from recombine.foundation.errors import InputError
-from recombine.sweeps.experiment import Finished
+from recombine.sweeps import Finished
 from recombine_papers import EXPERIMENTS
 from recombine_papers.calculation import (
     Calculation,

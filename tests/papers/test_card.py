@@ -10,8 +10,7 @@ import pytest
 from card_world import NARROW, WIDE, Widths, build_world, write_world
 from recombine.cli.main import run as run_verb
 from recombine.foundation.errors import InputError
-from recombine.sweeps.experiment import Finished
-from recombine.sweeps.records import Record
+from recombine.sweeps import Finished, Record
 from recombine.training.config import default_run
 from recombine.training.intervals import score_values
 from recombine.training.run import train_run

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from recombine.cli.main import run as run_verb
-from recombine.sweeps.experiment import Finished
+from recombine.sweeps import Finished
 from recombine.tasks import view as drawing
 from recombine_papers import EXPERIMENTS
 from recombine_papers.card import build_card, format_page

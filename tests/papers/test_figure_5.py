@@ -12,7 +12,7 @@ from recombine.inside.collect import collect_activations
 from recombine.inside.probe import probe_run
 from recombine.models.registry import build_model
 from recombine.models.transformer import TransformerConfig
-from recombine.sweeps.experiment import Finished, FinishedRun
+from recombine.sweeps import Finished, FinishedRun
 from recombine.tasks.sraven.generator import RULES
 from recombine.tasks.sraven.task import SRaven
 from recombine.training.config import TrainingConfig

@@ -10,8 +10,7 @@ import torch
 
 from recombine.cli.main import run as run_verb
 from recombine.models.transformer import TransformerConfig
-from recombine.sweeps.experiment import Finished
-from recombine.sweeps.records import Record
+from recombine.sweeps import Finished, Record
 from recombine.tasks.modular.in_context import InContext
 from recombine.training.config import TrainingConfig, default_run
 from recombine_papers import EXPERIMENTS

@@ -10,7 +10,7 @@ import torch
 
 from recombine.cli.main import run as run_verb
 from recombine.foundation.tables import Cell
-from recombine.sweeps.experiment import spread
+from recombine.sweeps import spread
 from recombine.tasks.sequences.teacher import SequenceTeacher
 from recombine.training.config import TrainingConfig, default_run
 from recombine.training.directory import RunDirectory

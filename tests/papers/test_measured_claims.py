@@ -2,8 +2,7 @@
 
 import pytest
 
-from recombine.sweeps.experiment import Finished
-from recombine.sweeps.records import Record
+from recombine.sweeps import Finished, Record
 from recombine.training.config import default_run
 from recombine_papers import EXPERIMENTS
 from recombine_papers.claims import decide

@@ -9,15 +9,15 @@ import pytest
 from recombine.cli.main import run as run_verb
 from recombine.cli.reproduce import ReproduceOptions, choose_records, filter_records
 from recombine.foundation.errors import InputError
-from recombine.sweeps.experiment import (
+from recombine.sweeps import (
     Experiment,
     Finished,
     FinishedRun,
+    Record,
     compare_scores,
     find_experiment,
     list_references,
 )
-from recombine.sweeps.records import Record
 from recombine.tasks.batch import Metric
 from recombine.tasks.fuzzy_logic import FuzzyLogic
 from recombine.training.config import default_run
@@ -159,11 +159,11 @@ def test_an_experiment_from_a_file(tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("own.py:NOT_ONE", "is not an experiment: expected a subclass of recombine.sweeps.experiment.Experiment"),
+        ("own.py:NOT_ONE", "is not an experiment: expected a subclass of recombine.sweeps.Experiment"),
         ("own.py:Nothing", "has no 'Nothing'"),
         ("nowhere.py:Lengths", "is not a file"),
         ("everything", "unknown experiment 'everything': expected one of dropout"),
-        ("recombine.sweeps.experiment:Experiment", "cannot be created"),
+        ("recombine.sweeps:Experiment", "cannot be created"),
     ],
 )
 def test_what_is_no_experiment(name, message, tmp_path, monkeypatch):

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from recombine.cli.main import run as run_verb
-from recombine.sweeps.experiment import Finished, FinishedRun
-from recombine.sweeps.records import Record
+from recombine.sweeps import Finished, FinishedRun, Record
 from recombine.training.config import default_run
 from recombine.training.directory import RunDirectory
 from recombine.training.run import train_run

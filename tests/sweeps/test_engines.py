@@ -99,7 +99,7 @@ def wait_until(condition, seconds=60):
 
 @pytest.mark.slow
 def test_reproduce_at_once(tmp_path, capsys, monkeypatch):
-    from recombine.sweeps.records import Record
+    from recombine.sweeps import Record
     from recombine_papers import EXPERIMENTS
 
     experiment = EXPERIMENTS["scale-width"]

@@ -17,10 +17,10 @@ import torch
 from safetensors.torch import load_file
 
 from recombine.foundation.errors import InputError
+from recombine.sweeps import Record
 from recombine.sweeps.choose import EngineFlags, train_all
 from recombine.sweeps.plan import load_plan
 from recombine.sweeps.ray import check_answers
-from recombine.sweeps.records import Record
 from recombine.training.run import train_run
 from slurm_node import free_port, slurm_node, why_not
 

@@ -7,10 +7,10 @@ import pytest
 
 from recombine import default_run, over_seeds
 from recombine.cli.main import run as run_verb
+from recombine.sweeps import Record
 from recombine.sweeps.engine import Engine
 from recombine.sweeps.local import train_job
 from recombine.sweeps.plan import load_plan, make_plan
-from recombine.sweeps.records import Record
 from recombine.sweeps.run import find_work, run_sweep
 from recombine.sweeps.status import SweepReader
 from recombine.tasks.modular.hyperteacher import Hyperteacher

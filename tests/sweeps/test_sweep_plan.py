@@ -10,8 +10,8 @@ from recombine import grid, over_seeds, search
 from recombine.cli.main import run as run_verb
 from recombine.foundation.errors import InputError
 from recombine.models.mlp import MLPConfig
+from recombine.sweeps import Record
 from recombine.sweeps.plan import load_plan, make_plan
-from recombine.sweeps.records import Record
 from recombine_papers.hypernetwork.fuzzy_logic import table_a3
 from sweep_cases import BASE, write_sweep
 

@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 from recombine.models.language_model import LanguageModelConfig
-from recombine.sweeps.experiment import Experiment
+from recombine.sweeps import Experiment, Record
 from recombine.sweeps.local import LocalEngine
 from recombine.sweeps.plan import make_plan
-from recombine.sweeps.records import Record
 from recombine.sweeps.run import find_work, run_sweep
 from recombine.tasks.language.task import Language
 from recombine.training.config import RunConfig, default_run

@@ -6,7 +6,7 @@ import torch
 
 from recombine.foundation.errors import InputError
 from recombine.foundation.tables import Column, format_value
-from recombine.sweeps.experiment import FinishedRun, Group, cell, explain_intervals
+from recombine.sweeps import FinishedRun, Group, cell, explain_intervals
 from recombine.training.intervals import (
     CompositionSums,
     SeedScore,

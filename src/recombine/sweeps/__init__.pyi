@@ -8,6 +8,9 @@ from .experiment import compare_scores as compare_scores
 from .experiment import difference_between as difference_between
 from .experiment import difference_to_baseline as difference_to_baseline
 from .experiment import explain_intervals as explain_intervals
+from .experiment import find_experiment as find_experiment
+from .experiment import installed_experiments as installed_experiments
+from .experiment import list_references as list_references
 from .experiment import mean_cell as mean_cell
 from .experiment import score_group as score_group
 from .experiment import show_metric as show_metric

@@ -34,22 +34,18 @@ from functools import cached_property
 from importlib import metadata
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, TypeVar
 
 from recombine.foundation.errors import InputError, check_choice
 from recombine.foundation.outside_code import load_object
 from recombine.foundation.progress import track
 from recombine.foundation.tables import Cell, Column, Number, Table, Value, describe_settings, show_setting
 from recombine.sweeps.records import Published, Record, Setting, matches
-from recombine.tasks.base import SCALES, Scale
+from recombine.tasks.base import Scale
 from recombine.tasks.batch import Metric
-from recombine.tasks.sampling import SplitName
 from recombine.training.directory import RunDirectory
 from recombine.training.intervals import SeedScore, compare_seeds, have_same_instances, score_results
 from recombine.training.schema import Json
-
-if TYPE_CHECKING:
-    from recombine_papers.claims import Claim
 
 Measured = TypeVar("Measured")
 
@@ -192,71 +188,22 @@ class Experiment(ABC):
     default_scale: ClassVar[Scale] = "small"
     core_hours: ClassVar[tuple[float | None, ...]] = ()
     """Measured cost of all runs on one core of a server, per scale (tiny, small, paper); None where it was not measured."""
-    claims: ClassVar[tuple[Claim, ...]] = ()
-    """The claims of the paper that the runs decide on, with bounds that are written down before the runs are made."""
-    differs: ClassVar[str] = ""
-    """How the setting differs from the paper's."""
-    known_before: ClassVar[str] = ""
-    """What was known of these runs when the bounds of the claims were set; empty if nothing was."""
-
-    @property
-    def judged_scales(self) -> tuple[Scale, ...]:
-        """The scales that the bounds of the claims are meant for: the default scale and larger ones."""
-        return SCALES[SCALES.index(self.default_scale) :]
-
-    def command(self, scale: Scale) -> str:
-        """The command that runs the experiment."""
-        return f"recombine reproduce {self.name} --scale {scale}"
 
     @abstractmethod
     def records(self, scale: Scale) -> Iterable[Record]:
         """The runs of the experiment at a scale, the most important first."""
 
-    def describe_score(self, scale: Scale) -> str:
-        """What is scored, on which split, and which way is better."""
-        task = next(iter(self.records(scale))).config.task
-        metric = task.metric(self.metric)
-        better = "higher" if metric.higher_is_better else "lower"
-        split = task.split_title(cast(SplitName, self.split))
-        return f"{metric.title} on {split[0].lower()}{split[1:]}, {better} is better"
-
     def measures(self, run: RunDirectory, device: str) -> Mapping[str, float]:
-        """Numbers by name that are read from a run besides its scores, for the claims that need them."""
+        """Numbers by name that are read from a run besides its scores, such as how well modules are decoded."""
         return {}
 
     def complete(self, finished: Finished) -> Finished:
         """The finished runs with what the experiment computes without training."""
         return finished
 
-    def store(self, results: Path, scale: Scale, runs: Path) -> list[Path]:
-        """Add the finished runs below a folder to the stored results; returns the files that changed."""
-        from recombine_papers.stored import collect, results_path, write_results
-
-        changed = write_results(results, self, scale, collect(self, scale, runs))
-        return [results_path(results, self, scale)] if changed else []
-
-    def read(self, results: Path, scale: Scale) -> Finished:
-        """The stored results that are still current."""
-        from recombine_papers.stored import read_results
-
-        return read_results(results, self, scale)
-
-    def describe_stored(self, results: Path) -> list[str]:
-        """One row of `results/README.md` per file of stored results."""
-        from recombine_papers.stored import describe_files
-
-        return describe_files(self, results)
-
     def tables(self, finished: Finished, device: str) -> list[Table]:
-        """What the runs say; by default a comparison of one score. Networks run on `device`."""
-
-        return [*self.claim_tables(finished, device), compare_scores(self, finished), list_references(self, finished)]
-
-    def claim_tables(self, finished: Finished, device: str) -> list[Table]:
-        """The table of claims, or none where the experiment has no claims."""
-        from recombine_papers.claims import tabulate_claims
-
-        return [tabulate_claims(self.claims, self, self.measure_runs(finished, device))] if self.claims else []
+        """What the runs show; by default a comparison of one score. Networks run on `device`."""
+        return [compare_scores(self, finished), list_references(self, finished)]
 
     def measure_runs(self, finished: Finished, device: str) -> Finished:
         """The finished runs with the numbers that `measures` reads from them."""
@@ -269,17 +216,9 @@ class Experiment(ABC):
         """A sentence that answers the question, made of the numbers; empty while they do not answer it."""
         return ""
 
-    def summarise(self, finished: Finished) -> Table:
-        """One table for the documentation, made of scores and measured numbers alone, so that stored results give it."""
-
-        return compare_scores(self, finished)
-
     def figures(self, finished: Finished, folder: Path) -> list[Path]:
         """Write the experiment's figures into a folder; returns their paths."""
         return []
-
-    figures_need_runs: ClassVar[bool] = False
-    """Whether figures read the networks themselves; otherwise stored results are enough."""
 
     @property
     def has_figures(self) -> bool:
@@ -315,9 +254,7 @@ def check_experiment(experiment: Any, name: str) -> Experiment:
         except TypeError as error:
             raise InputError(f"experiment {name!r} cannot be created ({error}): expected all its methods") from None
     if not isinstance(experiment, Experiment):
-        raise InputError(
-            f"{name!r} is not an experiment: expected a subclass of recombine.sweeps.experiment.Experiment"
-        )
+        raise InputError(f"{name!r} is not an experiment: expected a subclass of recombine.sweeps.Experiment")
     missing = [attribute for attribute in ("name", "question", "metric") if not hasattr(experiment, attribute)]
     if missing:
         raise InputError(f"experiment {name!r} lacks {', '.join(missing)}: expected class attributes with these names")

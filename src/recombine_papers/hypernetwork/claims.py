@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from recombine.sweeps import Experiment, Finished, Setting, difference_between, score_group
+from recombine.sweeps import Finished, Setting, difference_between, score_group
 from recombine.training import SeedScore, subtract
 from recombine_papers.calculation import Untested
 from recombine_papers.claims import AtLeast
+from recombine_papers.experiment import PaperExperiment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +27,7 @@ class FallsLess(AtLeast):
     easy_other: Mapping[str, Setting]
     hard_other: Mapping[str, Setting]
 
-    def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:
+    def measure(self, experiment: PaperExperiment, finished: Finished) -> SeedScore | None:
         groups = finished.find_all(self.easy, self.hard, self.easy_other, self.hard_other)
         if groups is None:
             return None
@@ -48,7 +49,7 @@ class Best(AtLeast):
     def variants(self) -> list[Mapping[str, Setting]]:
         return [self.best, *self.others]
 
-    def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:
+    def measure(self, experiment: PaperExperiment, finished: Finished) -> SeedScore | None:
         groups = finished.find_all(*self.variants)
         if groups is None:
             return None

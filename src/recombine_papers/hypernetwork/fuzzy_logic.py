@@ -20,7 +20,6 @@ from typing import Any
 from recombine.attention import AttentionName
 from recombine.foundation import check_choice
 from recombine.sweeps import (
-    Experiment,
     Finished,
     Published,
     Record,
@@ -33,6 +32,7 @@ from recombine.sweeps import (
 from recombine.tasks import Scale
 from recombine.training import Precision, RunConfig, SeedScore, default_run
 from recombine_papers.claims import Close, Lead, Level
+from recombine_papers.experiment import PaperExperiment
 from recombine_papers.hypernetwork import published
 from recombine_papers.learning_curves import NAMES, draw_learning_curves
 
@@ -49,7 +49,7 @@ def change_task(run: RunConfig, **choices: Any) -> RunConfig:
     return replace(run, task=replace(run.task, **choices))
 
 
-class FuzzyLogicComparison(Experiment):
+class FuzzyLogicComparison(PaperExperiment):
     """The paper's main comparison."""
 
     name = "fuzzy-logic"
@@ -64,7 +64,7 @@ class FuzzyLogicComparison(Experiment):
             yield Record(settings={"attention": attention}, config=config, published=published.FUZZY_LOGIC[attention])
 
 
-class SRavenComparison(Experiment):
+class SRavenComparison(PaperExperiment):
     """The same comparison on the symbolic Raven matrices. Published numbers are for four features, `--scale paper`."""
 
     name = "sraven"
@@ -215,7 +215,7 @@ def describe_rest(settings: Mapping[str, float | int]) -> str:
     return ", ".join(words.values())
 
 
-def compare_leads(experiment: Experiment, finished: Finished, **rest: Setting) -> str:
+def compare_leads(experiment: PaperExperiment, finished: Finished, **rest: Setting) -> str:
     """HYLA's lead over softmax attention with and without the dropout, in a sentence; empty if no pair of runs is there."""
     parts, leads = [], {}
     for rate in DROPOUTS[::-1]:
@@ -237,7 +237,7 @@ def compare_leads(experiment: Experiment, finished: Finished, **rest: Setting) -
     return text[0].upper() + text[1:] if leads else ""
 
 
-def compare_rates(experiment: Experiment, finished: Finished) -> str:
+def compare_rates(experiment: PaperExperiment, finished: Finished) -> str:
     """What the dropout changes for each attention, in a sentence; empty if no pair of runs is there."""
     changes = []
     for attention in ATTENTIONS[::-1]:
@@ -262,7 +262,7 @@ def conclude(leads: Mapping[float, SeedScore]) -> str:
     return "HYLA is behind" if behind and all(behind) else "HYLA does not lead here"
 
 
-class Dropout(Experiment):
+class Dropout(PaperExperiment):
     """Fuzzy logic with 32 tokens and 70 % held out: three seeds at 20,000 steps, one at the paper's 50,000."""
 
     name = "dropout"

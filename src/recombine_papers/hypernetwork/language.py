@@ -19,7 +19,6 @@ from typing import Any
 
 from recombine.foundation import Cell, Table, Value
 from recombine.sweeps import (
-    Experiment,
     Finished,
     Group,
     Record,
@@ -33,6 +32,7 @@ from recombine.sweeps import (
 from recombine.tasks import ATTENTION_COLOURS, QUIET, Language, Scale, canvas
 from recombine.training import RunConfig, default_run
 from recombine_papers.claims import Close, Lead
+from recombine_papers.experiment import PaperExperiment
 from recombine_papers.hypernetwork.claims import OutOfReach
 from recombine_papers.hypernetwork.fuzzy_logic import ATTENTIONS, change_model
 
@@ -117,7 +117,7 @@ def base_run(scale: Scale) -> RunConfig:
     )
 
 
-class LanguageModelling(Experiment):
+class LanguageModelling(PaperExperiment):
     """Figure 6 of the paper, with the recall and grammar scores that may explain it."""
 
     name = "language"
@@ -150,7 +150,7 @@ class LanguageModelling(Experiment):
         return [draw_curves(finished, folder / "language.png")]
 
 
-def tabulate_text(experiment: Experiment, finished: Finished) -> Table:
+def tabulate_text(experiment: PaperExperiment, finished: Finished) -> Table:
     """Bits per byte, cross-entropy and perplexity on held-out documents."""
     rows: list[tuple[Value, ...]] = []
     for group in finished.groups:

@@ -50,10 +50,11 @@ from recombine.inside import (
     measure_swaps,
     sample_rows,
 )
-from recombine.sweeps import Experiment, Finished, Group, Record, mean_cell
+from recombine.sweeps import Finished, Group, Record, mean_cell
 from recombine.tasks import Scale, SRaven, SRavenReading, Task
 from recombine.training import Json, RunDirectory, load_run
 from recombine_papers.claims import Claim
+from recombine_papers.experiment import PaperExperiment
 from recombine_papers.hypernetwork.claims import OutOfReach
 from recombine_papers.hypernetwork.fuzzy_logic import ATTENTIONS, DROPOUTS
 from recombine_papers.hypernetwork.rule_figures import draw_rules, mean_of, name_network
@@ -339,7 +340,7 @@ def claim_related() -> Iterator[Claim]:
             yield replace(claim, where=f"{rules}, {claim.where}")
 
 
-class Figure5(Experiment):
+class Figure5(PaperExperiment):
     """Rules in the latent codes of the runs of `sraven-paper`, and answers after a swap of codes."""
 
     name = "figure-5"

@@ -14,10 +14,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from recombine.sweeps import Experiment, Finished, Record, Setting, over_seeds
+from recombine.sweeps import Finished, Record, Setting, over_seeds
 from recombine.tasks import Scale
 from recombine.training import RunConfig, default_run
 from recombine_papers.claims import Fall, Lead, Level
+from recombine_papers.experiment import PaperExperiment
 from recombine_papers.hypernetwork import published
 from recombine_papers.hypernetwork.fuzzy_logic import (
     ATTENTIONS,
@@ -69,7 +70,7 @@ def claim_accuracy(attention: str, rate: float) -> Level:
     )
 
 
-class SRavenPaper(Experiment):
+class SRavenPaper(PaperExperiment):
     """SRAVEN at the paper's size: four features, four layers, 10 million instances with a schedule of that length."""
 
     name = "sraven-paper"
@@ -111,7 +112,7 @@ class SRavenPaper(Experiment):
         return list_sraven_records(scale, (0,) if scale == "paper" else SEEDS)
 
 
-class SRavenDropout(Experiment):
+class SRavenDropout(PaperExperiment):
     """SRAVEN with two features and a narrow model, which trains in minutes, so that three seeds can be afforded."""
 
     name = "sraven-dropout"
@@ -169,7 +170,7 @@ def list_sraven_records(scale: Scale, seeds: Iterable[int]) -> Iterator[Record]:
                 yield record.with_seed(seed)
 
 
-def draw_sraven_curves(experiment: Experiment, finished: Finished, path: Path) -> Path:
+def draw_sraven_curves(experiment: PaperExperiment, finished: Finished, path: Path) -> Path:
     """Accuracy against training instances, with and without dropout."""
     panels = {f"dropout {rate:g}" if rate else "no dropout": {"dropout": rate} for rate in DROPOUTS}
     batch = finished.runs[0].record.config.training.batch_size
@@ -190,7 +191,7 @@ STEPS_OF_SIZES: dict[Scale, tuple[int, int]] = {  # of figure 4, in batches of 1
 SMALLEST = "two features, a narrow model, 6,000 steps (`tiny`) instead of four features and 20M instances; bf16."
 
 
-class SeveralSeeds(Experiment):
+class SeveralSeeds(PaperExperiment):
     """An experiment with three seeds at its default scale, where runs take minutes, and one at larger scales."""
 
     def records(self, scale: Scale) -> Iterator[Record]:

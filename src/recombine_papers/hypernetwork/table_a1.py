@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from typing import get_args
 
 from recombine.attention import AttentionName
-from recombine.sweeps import Experiment, Published, Record
+from recombine.sweeps import Published, Record
 from recombine.tasks import Scale
 from recombine.training import RunConfig, default_run
 from recombine_papers.claims import Claim, Close, Lead
+from recombine_papers.experiment import PaperExperiment
 from recombine_papers.hypernetwork import published
 from recombine_papers.hypernetwork.claims import Best
 from recombine_papers.hypernetwork.fuzzy_logic import (
@@ -124,7 +125,7 @@ def list_rows(base: RunConfig, numbers: Numbers, mixtures: Numbers) -> Iterator[
         )
 
 
-class TableA1(Experiment):
+class TableA1(PaperExperiment):
     """The column of fuzzy logic, with attention dropout 0.1; softmax, linear and HYLA are runs of `dropout`."""
 
     name = "table-a1"
@@ -153,7 +154,7 @@ class TableA1(Experiment):
             yield from (row.with_seed(seed) for row in rows if row.settings["feedforward"] == "mlp")
 
 
-class TableA1SRaven(Experiment):
+class TableA1SRaven(PaperExperiment):
     """The column of SRAVEN; softmax, linear and HYLA are runs of `sraven-paper` without dropout."""
 
     name = "table-a1-sraven"

@@ -43,9 +43,10 @@ from recombine.inside import (
     measure_structure,
     score_values,
 )
-from recombine.sweeps import Experiment, Finished, Record, Setting, mean_cell
+from recombine.sweeps import Finished, Record, Setting, mean_cell
 from recombine.tasks import FuzzyLogic, Reading, Scale, Task, Variant
 from recombine.training import Json, RunDirectory, default_run, load_run
+from recombine_papers.experiment import PaperExperiment
 from recombine_papers.hypernetwork.fuzzy_logic import (
     ATTENTIONS,
     DROPOUTS,
@@ -115,7 +116,7 @@ def list_settings() -> Iterator[dict[str, Any]]:
                 }
 
 
-class Figure2B(Experiment):
+class Figure2B(PaperExperiment):
     """Terms in the latent code of the query, in the setting of the authors' code and in that of the caption."""
 
     name = "figure-2b"

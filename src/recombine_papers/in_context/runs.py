@@ -26,10 +26,11 @@ from typing import Any
 
 from recombine.attention import AttentionName
 from recombine.foundation import Table
-from recombine.sweeps import Experiment, Finished, Record, over_seeds
+from recombine.sweeps import Finished, Record, over_seeds
 from recombine.tasks import Scale
 from recombine.training import RunConfig, RunDirectory, default_run
 from recombine_papers.claims import Fall, Lead
+from recombine_papers.experiment import PaperExperiment
 from recombine_papers.in_context.claims import (
     BOTTLENECK,
     GAP,
@@ -77,7 +78,7 @@ def list_variants() -> Iterator[tuple[str, str, AttentionName]]:
             yield "connected", model, trunk
 
 
-class InContextExperiment(Experiment):
+class InContextExperiment(PaperExperiment):
     """Every variant with every seed: another teacher, other sequences, other initial parameters."""
 
     name = "in-context"
@@ -140,7 +141,7 @@ NUM_TRAINED = (MOST, len(RING), 8, 10)
 STEPS: dict[Scale, int] = {"tiny": 600, "small": 8_000, "paper": 60_000}
 
 
-class InContextSupports(Experiment):
+class InContextSupports(PaperExperiment):
     """Vanilla transformer and bottleneck on richer and richer supports, and the control on the richest."""
 
     name = "in-context-supports"

@@ -27,10 +27,11 @@ from pathlib import Path
 from typing import Any
 
 from recombine.foundation import Table, show_setting
-from recombine.sweeps import Experiment, Finished, Record, over_seeds
+from recombine.sweeps import Finished, Record, over_seeds
 from recombine.tasks import Scale, SequenceTeacher
 from recombine.training import RunConfig, RunDirectory, default_run
 from recombine_papers.claims import Level
+from recombine_papers.experiment import PaperExperiment
 from recombine_papers.length import figures, tables
 from recombine_papers.length.tables import ABSTRACT, LOG10_ERROR, PAPER, R2
 from recombine_papers.measured_claims import HigherEach, LargestEach, Reads, ReadsEach
@@ -58,7 +59,7 @@ def raise_rate(record: Record) -> Record:
     return replace(record, settings={**record.settings, "rate": HIGHER_RATE}, config=config)
 
 
-class LengthExperiment(Experiment):
+class LengthExperiment(PaperExperiment):
     """Three seeds (one at `tiny`), and tables of the error at each length and of linear identification."""
 
     metric = "r2"

@@ -12,8 +12,9 @@ from dataclasses import replace
 
 from recombine.foundation import Table, show_setting
 from recombine.inside import diagnose_run
-from recombine.sweeps import Experiment, Finished, Group, Record, compare_scores, mean_cell, over_seeds
+from recombine.sweeps import Finished, Group, Record, compare_scores, mean_cell, over_seeds
 from recombine.tasks import Scale
+from recombine_papers.experiment import PaperExperiment
 from recombine_papers.scale.runs import change, hyperteacher
 
 HELD_OUT = 0.6
@@ -23,7 +24,7 @@ SIZES = {"mlp": {"hidden_dim": 256}, "hypernetwork": {"hidden_dim": 64}}
 LOST = 0.9  # held-out score relative to the trained one, below which a network is said to fail
 
 
-class Demo(Experiment):
+class Demo(PaperExperiment):
     """A network that fails on held-out compositions, and one that does not."""
 
     name = "demo"

@@ -15,10 +15,11 @@ from typing import Any, get_args
 from recombine.foundation import Table
 from recombine.inside import last_site
 from recombine.models import ModelConfig
-from recombine.sweeps import Experiment, Finished, Record, over_seeds
+from recombine.sweeps import Finished, Record, over_seeds
 from recombine.tasks import Hyperteacher, Scale, Support
 from recombine.training import RunConfig, RunDirectory, default_run
 from recombine_papers.claims import Fall, Lead, Level
+from recombine_papers.experiment import PaperExperiment
 from recombine_papers.measured_claims import Correlates, Reads
 from recombine_papers.scale.tables import (
     METRIC,
@@ -59,7 +60,7 @@ BETTER, SUCCESS = 0.1, 0.95  # what counts as clearly better, and as success
 GOOD = 0.9  # what counts as success in settings that are harder than the plain one
 
 
-class ScaleExperiment(Experiment):
+class ScaleExperiment(PaperExperiment):
     """Variants over seeds, and a table of means over seeds. The bounds of the claims are for `--scale small`."""
 
     metric = METRIC

@@ -15,10 +15,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from recombine.sweeps import Experiment, Record, over_seeds
+from recombine.sweeps import Record, over_seeds
 from recombine.tasks import Scale
 from recombine.training import default_run
 from recombine_papers.claims import Fall
+from recombine_papers.experiment import PaperExperiment
 from recombine_papers.measured_claims import FittedLevel, Gap, NoGap
 from recombine_papers.scale.runs import GOOD, NUM_SEEDS, SOURCE, ScaleExperiment, change, hyperteacher
 from recombine_papers.scale.surface import FITTED, Encodings, train_longer
@@ -29,7 +30,7 @@ ENCODINGS = ("instruction", "arbitrary")
 LOWER = 0.05  # of the steps
 
 
-class Grids(Experiment):
+class Grids(PaperExperiment):
     """Both grids; the order is that of worth, and all of it with the first seed comes first."""
 
     name = "scale-grids"
