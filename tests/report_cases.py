@@ -86,9 +86,10 @@ SITES = [f"{kind}.{layer}" for kind in ("codes", "residual", "hidden") for layer
 def make_decoder(ood: float) -> dict[str, Any]:
     def scores(value: float) -> dict[str, Any]:
         plain = {"f1": value, "accuracy": value, "exact": value, "r2": value - 1}
-        return plain | {"majority": {"f1": 0.1}, "control": {"f1": 0.15}, "untrained": {"f1": 0.2}}
+        return plain | {"majority": {"f1": 0.1}, "control": {"f1": 0.15}, "selectivity": {}, "untrained": {"f1": 0.2}}
 
-    return {"num_features": 4, "cross_validated": {"f1": 0.9}, "id": scores(0.95), "ood": scores(ood)}
+    fit = {"num_features": 4, "strength": {"logistic": 0.1}, "modules": {}, "cross_validated": {"f1": 0.9}}
+    return fit | {"id": scores(0.95), "ood": scores(ood)}
 
 
 def make_probe(ood: float = 0.75) -> dict[str, Any]:
@@ -103,6 +104,10 @@ def make_probe(ood: float = 0.75) -> dict[str, Any]:
     near = {"purity": 0.625, "chance": 0.333, "silhouette": 0.5}
     return {
         "version": 2,
+        "num_instances": 60,
+        "num_compositions": {"fit": 1, "id": 1, "ood": 1},
+        "seconds": {"total": 1.0},
+        "tsne_share": 0.5,
         "reading": {"instances": "puzzles", "codes": "c", "labels": "the rule", "pictured": "puzzles"},
         "modules": MODULES,
         "sites": [{"name": site, "kind": site.split(".")[0], "layer": int(site[-1])} for site in SITES],
@@ -113,6 +118,7 @@ def make_probe(ood: float = 0.75) -> dict[str, Any]:
         "tsne": {"sites": SITES[:2], "num_rows": 60, "perplexity": 30},
         "ablations": {
             "metric": "r2",
+            "num_instances": 60,
             "base": {"test": 0.9, "ood": 0.8},
             "layers": [
                 {"layer": 0, "kind": kind, "test": change(-0.2), "ood": change(-0.4)} for kind in ("zero", "mean")
@@ -126,8 +132,12 @@ def make_probe(ood: float = 0.75) -> dict[str, Any]:
         },
         "swap": {
             "kind": "rules",
+            "num_instances": 60,
             "rules": MODULES,
-            "splits": {name: {"base": base, "arms": [arm], "by_rule": by_rule} for name in ("test", "ood")},
+            "splits": {
+                name: {"num_rows": 60, "base": base, "base_accuracy": 0.8, "arms": [arm], "by_rule": by_rule}
+                for name in ("test", "ood")
+            },
         },
         "skipped": {},
     }

@@ -9,10 +9,10 @@ from .compositions import CompositionSplit as CompositionSplit
 from .compositions import all_sets as all_sets
 from .compositions import split_compositions as split_compositions
 from .foundation.errors import InputError as InputError
-from .inside.probe import examine as examine
-from .inside.probe import examine_activations as examine_activations
+from .inside.probe import probe_activations as probe_activations
+from .inside.probe import probe_model as probe_model
 from .inside.probe import probe_run as probe_run
-from .inside.result import Examination as Examination
+from .inside.result import ProbeResult as ProbeResult
 from .inside.verdict import Diagnosis as Diagnosis
 from .inside.verdict import diagnose_run as diagnose_run
 from .models.base import ModelConfig as ModelConfig

@@ -26,7 +26,7 @@ import torch
 with atheris.instrument_imports(include=["recombine"]):
     from recombine.foundation.errors import InputError
     from recombine.foundation.files import read_npz
-    from recombine.inside.result import load_observations
+    from recombine.inside.collect import load_activations
     from recombine.integrations.exchange.export import encode_parquet, read_columns
     from recombine.integrations.exchange.predictions import read_predictions
     from recombine.integrations.huggingface.prompts import read_prompts
@@ -85,7 +85,7 @@ PARSERS: list[Callable[[bytes], None]] = [
     in_run("metrics.jsonl", lambda run: run.rewind_metrics(10)),
     in_file("checkpoint.safetensors", lambda path: read_checkpoint(path, config_hash="")),
     in_file("arrays.npz", read_npz),
-    in_file("arrays.npz", load_observations),
+    in_file("arrays.npz", load_activations),
     *(in_file(f"table.{suffix}", read_columns) for suffix in ("csv", "jsonl", "npz", "parquet")),
     *(in_file(f"table.{suffix}", read_predictions) for suffix in ("csv", "jsonl", "npz", "parquet")),
     in_sweep("sweep.json"),

@@ -12,7 +12,7 @@ from fuzz import call, train_once, verbs
 from mutations import damage
 from recombine.foundation.errors import InputError
 from recombine.foundation.settings import find_fault
-from recombine.inside.probe import PROBE
+from recombine.inside.result import PROBE
 from recombine.training.directory import RunDirectory
 from recombine.training.schema import MetricsRow, ResultFile
 from recovery import record, recover
@@ -161,9 +161,9 @@ def test_a_kept_probe_of_other_types_is_made_again(run, tmp_path):
     assert call(verb)[0] == 0
     kept = json.loads((run / "probe.json").read_text())
     for damaged in ({"key": kept["key"]}, kept | {"tsne_share": {}}, kept | {"decoders": 5}):
-        assert PROBE.read(RunDirectory(run), kept["key"]) is not None
+        assert PROBE.load(RunDirectory(run), kept["key"]) is not None
         (run / "probe.json").write_text(json.dumps(damaged))
-        assert PROBE.read(RunDirectory(run), kept["key"]) is None
+        assert PROBE.load(RunDirectory(run), kept["key"]) is None
         (run / "probe.json").write_text(json.dumps(kept))
     (run / "probe.json").write_text(json.dumps(damaged))
     code, _, _, trace = call(verb)

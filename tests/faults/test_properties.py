@@ -254,7 +254,7 @@ def test_any_activations(activations, labels, split, folder):
     np.savez(folder / "activations.npz", activations=activations, labels=labels, split=split)
 
     def work() -> None:
-        recombine.examine_activations(folder / "activations.npz", tsne=False)
+        recombine.probe_activations(folder / "activations.npz", tsne=False)
 
     code, said = in_limits(refuse_or_return(work), folder)
     assert code in (0, 2), said

@@ -14,7 +14,7 @@ from fuzz import call
 from mutations import NASTY_SHAPES, NASTY_TEXTS
 from recombine.foundation.errors import InputError
 from recombine.foundation.files import read_npz
-from recombine.inside.result import load_observations
+from recombine.inside.collect import load_activations
 from recombine.integrations.exchange.predictions import read_predictions
 
 HASH = "0123456789ab"
@@ -112,7 +112,7 @@ DOUBTFUL = [
 @pytest.mark.parametrize(("name", "values", "message"), DOUBTFUL)
 def test_activations_that_are_no_real_numbers(name, values, message, tmp_path):
     with pytest.raises(InputError, match=message):
-        load_observations(save(tmp_path / "activations.npz", **{**ACTIVATIONS, name: values}))
+        load_activations(save(tmp_path / "activations.npz", **{**ACTIVATIONS, name: values}))
 
 
 PLANNED: dict[str, Any] = {"run": "a-1", "settings": {"x": 1}, "searched": [], "seed": 0, "steps": 10}

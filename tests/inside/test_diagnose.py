@@ -1,7 +1,7 @@
 """Each verdict from a constructed case, with its evidence; and from a run."""
 
 import math
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import pytest
 
@@ -128,13 +128,17 @@ def test_without_an_interval_there_are_no_alternatives(number):
     assert found.evidence["trained"]["low"] == 0.82
 
 
+def make_numbers(decoders: Any) -> Any:
+    return {"best_site": "codes.1", "decoders": decoders}
+
+
 def test_a_decoder_without_a_number_counts_as_none():
     nothing = Decodability(site="x", metric="r2", trained=math.nan, held_out=math.nan, baseline=0.0)
     assert diagnose(scores(0.98, 0.97), COVERED, nothing).verdict == "solved"
     with pytest.raises(InputError, match="nothing was decoded"):
         diagnose(scores(0.97, 0.4), COVERED, nothing)
-    decoders = {"codes.1": {"id": {"f1": 0.9}, "ood": {"f1": math.nan}}}
-    assert read_decodability({"best_site": "codes.1", "decoders": decoders}) is None
+    decoders = {"codes.1": {"id": {"f1": 0.9}, "ood": {"f1": None}}}
+    assert read_decodability(make_numbers(decoders)) is None
 
 
 @pytest.mark.parametrize(
@@ -177,9 +181,8 @@ def test_the_file_holds_what_its_type_says():
 
 def test_decodability_comes_from_the_best_site_with_the_hardest_baseline():
     beside = {"majority": {"f1": 0.0}, "control": {"f1": 0.2}, "untrained": {"f1": 0.3}}
-    probe = {"best_site": "codes.1", "decoders": {"codes.1": {"id": {"f1": 0.9}, "ood": {"f1": 0.8, **beside}}}}
-    found = read_decodability(probe)
+    found = read_decodability(make_numbers({"codes.1": {"id": {"f1": 0.9}, "ood": {"f1": 0.8, **beside}}}))
     assert found == Decodability(site="codes.1", metric="f1", trained=0.9, held_out=0.8, baseline=0.3)
     assert found.informed == pytest.approx(5 / 7)
-    assert read_decodability({}) is None
-    assert read_decodability({"best_site": "codes.1", "decoders": {"codes.1": {"id": {"f1": 0.9}}}}) is None
+    assert read_decodability(make_numbers({}) | {"best_site": None}) is None
+    assert read_decodability(make_numbers({"codes.1": {"id": {"f1": 0.9}}})) is None

@@ -134,8 +134,8 @@ def test_the_probe_reads_the_same_hidden_states():
     student = student_of(StateSpaceConfig(hidden_dim=4), task)
     seen = collect_activations(student, task.reading(), num_instances=300)
     assert seen.modules == ("unit 0", "unit 1", "unit 2", "unit 3")
-    assert list(seen.activations) == ["hidden"]
-    np.testing.assert_allclose(seen.activations["hidden"], seen.labels, atol=1e-4)
+    assert list(seen.by_site) == ["hidden"]
+    np.testing.assert_allclose(seen.by_site["hidden"], seen.labels, atol=1e-4)
     short, long = (task.sample_length(split, 0, n, batch_size=1_000) for split, n in (("test", 10), ("ood", 30)))
     np.testing.assert_allclose(seen.labels[:300], short.info["hidden"][:300, -1], atol=1e-5)
     np.testing.assert_allclose(seen.labels[300:], long.info["hidden"][:300, -1], atol=1e-5)

@@ -11,7 +11,7 @@ import recombine
 from recombine.cli.main import run as run_verb
 from recombine.cli.probe import tables
 from recombine.foundation.tables import Table
-from recombine.inside.probe import examine
+from recombine.inside.probe import probe_model
 from recombine.models.registry import build_model
 from recombine.models.transformer import TransformerConfig
 from recombine.tasks.fuzzy_logic import FuzzyLogic
@@ -64,7 +64,7 @@ def test_the_written_codes_can_be_examined_again(trained, capsys):
         run_verb(["probe", str(trained.path), "--num-instances", "200", "--no-tsne", "--save-activations", "-q"]) == 0
     )
     capsys.readouterr()
-    again = recombine.examine_activations(trained.path / "probe.npz", tsne=False).numbers
+    again = recombine.probe_activations(trained.path / "probe.npz", tsne=False).numbers
     before = trained.read_json("probe.json")["decoders"]
     assert set(again["decoders"]) == set(before)
     for site, each in before.items():
@@ -93,7 +93,7 @@ def test_runs_that_cannot_be_diagnosed(tmp_path, capsys):
 
 def test_sraven():
     task = SRaven(num_features=2)
-    found = examine(build_model(SMALL, task, seed=0), task, num_instances=200, tsne=False).numbers
+    found = probe_model(build_model(SMALL, task, seed=0), task, num_instances=200, tsne=False).numbers
     assert found["skipped"] == {"tsne": "not asked for"}
     assert found["swap"]["kind"] == "rules"
     assert found["ablations"]["metric"] == "accuracy"
@@ -103,11 +103,11 @@ def test_sraven():
 
 def test_a_model_of_ones_own_is_examined_as_far_as_it_goes():
     model = nn.Sequential(nn.Flatten(), nn.Linear(20, 8), nn.ReLU(), nn.Linear(8, 1))
-    found = recombine.examine(model, FuzzyLogic(num_examples=4), num_instances=100).numbers
+    found = recombine.probe_model(model, FuzzyLogic(num_examples=4), num_instances=100).numbers
     assert set(found["decoders"]) == {"0", "1", "2", "3"}
     assert set(found["skipped"]) == {"codes", "structure", "ablate", "swap"}
     assert "cannot be changed" in found["skipped"]["swap"]
-    named = recombine.examine(model, FuzzyLogic(num_examples=4), num_instances=100, sites=["2"]).numbers
+    named = recombine.probe_model(model, FuzzyLogic(num_examples=4), num_instances=100, sites=["2"]).numbers
     assert set(named["decoders"]) == {"2"}
 
 
@@ -116,12 +116,13 @@ def test_a_broken_model_still_gets_the_rest():
     model = build_model(SMALL, task, seed=0)
     with torch.no_grad():
         model.blocks[0].feedforward.input.bias[0] = torch.nan
-    found = examine(model, task, num_instances=100, tsne=False).numbers
+    result = probe_model(model, task, num_instances=100, tsne=False)
+    found = result.numbers
     assert "codes.0" in found["decoders"]
     assert "NaN" in found["skipped"]["residual.0"]
     assert found["ablations"]["base"]["ood"] is None  # the model answers NaN, which JSON cannot say
     assert json.loads(json.dumps(found, allow_nan=False)) == found
-    shown = [table for table in tables(found) if not isinstance(table, str)]
+    shown = [table for table in tables(result) if not isinstance(table, str)]
     assert shown
     assert all(isinstance(table, Table) for table in shown)  # printed as the tables of other verbs
     (layers,) = (table for table in shown if table.title.startswith("codes of a layer changed"))

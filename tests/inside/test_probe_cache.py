@@ -14,8 +14,8 @@ import pytest
 from recombine.foundation.errors import InputError
 from recombine.inside import probe as probe_runs
 from recombine.inside.cache import Measurement, describe_checkpoint
-from recombine.inside.probe import is_probed, probe_run, read_probe
-from recombine.inside.result import Examination, start_numbers
+from recombine.inside.probe import is_probed, probe_run
+from recombine.inside.result import ProbeResult
 from recombine.inside.verdict import diagnose_run
 from recombine.models.hypernetwork import HypernetworkTransformerConfig
 from recombine.models.sequence import DeepSetConfig
@@ -66,12 +66,21 @@ def train(config, folder, *, until=None):
     return train_run(config, out=folder, device="cpu", evaluation_instances=20, watch=watch)
 
 
-def plant_examination(model, task, *, num_instances, **arguments):
-    numbers: Any = start_numbers(num_instances)
+def plant_probe(model, task, *, num_instances, **arguments):
+    numbers: Any = {
+        "version": 2,
+        "num_instances": num_instances,
+        "modules": [],
+        "num_compositions": {"fit": 0, "id": 0, "ood": 0},
+        "sites": [],
+        "skipped": {},
+        "seconds": {},
+        "tsne_share": 0.0,
+    }
     decoder: Any = {"num_features": 2, "strength": {}, "modules": {}, "cross_validated": {"f1": 0.5}}
     decoder |= {"id": SCORES, "ood": SCORES}
     numbers |= {"best_site": "codes.0", "decoders": {"codes.0": decoder}}
-    return Examination(numbers=numbers, arrays={"labels": np.zeros((num_instances, 2))})
+    return ProbeResult(numbers=numbers, arrays={"labels": np.zeros((num_instances, 2))})
 
 
 def plant_decoders(model, task, *, num_instances):
@@ -143,8 +152,8 @@ CASES = {
         measure=probe_run,
         module=probe_runs,
         constant="PROBE",
-        slow_part="examine",
-        planted=plant_examination,
+        slow_part="probe_model",
+        planted=plant_probe,
         first=PROBE_ARGUMENTS,
         second={**PROBE_ARGUMENTS, "num_instances": 80},
     ),
@@ -199,7 +208,7 @@ def test_kept_only_while_nothing_has_changed(name, tmp_path, monkeypatch):
 
 @pytest.fixture
 def planted(monkeypatch):
-    monkeypatch.setattr(probe_runs, "examine", plant_examination)
+    monkeypatch.setattr(probe_runs, "probe_model", plant_probe)
 
 
 def test_a_probe_of_an_earlier_step_is_not_read(tmp_path, planted):
@@ -210,21 +219,19 @@ def test_a_probe_of_an_earlier_step_is_not_read(tmp_path, planted):
     probe_run(path, **PROBE_ARGUMENTS)
     run = train(PROBED, tmp_path)
     assert run.path == path
-    assert read_probe(run) is None
     assert not is_probed(run)
     assert diagnose_run(path).evidence["decodability"] is None
     with pytest.raises(InputError, match=r"probe\.json is of another checkpoint than the run's: expected a new"):
         read_reported_probe(ReportRun(directory=run, label="x", series=0))
-    numbers = probe_run(path, **PROBE_ARGUMENTS)
+    numbers = probe_run(path, **PROBE_ARGUMENTS).numbers
     assert is_probed(run)
-    assert read_probe(run) == numbers
     assert diagnose_run(path).evidence["decodability"] is not None
     assert read_reported_probe(ReportRun(directory=run, label="x", series=0)) == numbers
 
 
 def test_the_two_files_of_a_probe_belong_together(tmp_path, planted):
     run = train(replace(PROBED, training=SHORT), tmp_path)
-    numbers = probe_run(run.path, **PROBE_ARGUMENTS)
+    numbers = probe_run(run.path, **PROBE_ARGUMENTS).numbers
     assert numbers["key"]["arguments"] == {**PROBE_ARGUMENTS, "save_activations": False}
     first = (run.path / "probe.npz").read_bytes()
     more: dict[str, Any] = {**PROBE_ARGUMENTS, "num_instances": 80}
@@ -245,7 +252,7 @@ def test_a_broken_checkpoint_is_one_line(tmp_path):
     (run.path / "checkpoint.safetensors").write_bytes(b"nothing")
     with pytest.raises(InputError, match="expected a whole checkpoint of a Recombine run"):
         describe_checkpoint(run)
-    assert Measurement(name="x", version=1, uses_checkpoint=False).read_current(run) is None
+    assert Measurement(name="x", version=1, uses_checkpoint=False).load_current(run) is None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,10 +267,12 @@ def test_classes_from_outside_are_named_again(tmp_path):
     arguments: dict[str, Any] = {"num_instances": 40, "num_pictured": 20, "tsne": False}
     with pytest.raises(InputError, match="'outside_task' is not part of this package"):
         probe_run(run.path, **arguments)
-    numbers = probe_run(run.path, **arguments, code=[OutsideTask])
+    numbers = probe_run(run.path, **arguments, code=[OutsideTask]).numbers
     assert numbers["task"] == "outside_task"
     assert is_probed(run, code=[OutsideTask])
-    assert read_probe(run) == numbers  # needs no class
+    stored = ProbeResult.read(run)  # needs no class
+    assert stored is not None
+    assert stored.numbers == numbers
     assert (
         decodability.measure_decodability(run.path, num_instances=40, code=[OutsideTask])["best_site"] == "residual.0"
     )

@@ -22,14 +22,14 @@ PUZZLES = SRaven(num_features=2)
 def test_fuzzy_logic_is_read_at_the_query_attending_to_itself():
     model = build_model(SMALL, FUZZY, seed=0)
     seen = collect_activations(model, FUZZY.reading(), num_instances=300)
-    assert list(seen.activations) == ["codes.0", "codes.1", "residual.0", "residual.1", "hidden.0", "hidden.1"]
+    assert list(seen.by_site) == ["codes.0", "codes.1", "residual.0", "residual.1", "hidden.0", "hidden.1"]
     batch = FUZZY.sample("ood", 0, batch_size=1_000, rows=range(300))
     with torch.inference_mode():
         predictions, codes = model(batch.inputs, return_codes=True)
-        final = model.output(model.output_norm(torch.from_numpy(seen.activations["residual.1"][300:])))
-    np.testing.assert_allclose(seen.activations["codes.1"][300:], codes[1][:, :, -1, -1], atol=1e-5)
+        final = model.output(model.output_norm(torch.from_numpy(seen.by_site["residual.1"][300:])))
+    np.testing.assert_allclose(seen.by_site["codes.1"][300:], codes[1][:, :, -1, -1], atol=1e-5)
     np.testing.assert_allclose(final, predictions[:, -1], atol=1e-5)
-    assert seen.activations["hidden.0"].shape == (600, 24)
+    assert seen.by_site["hidden.0"].shape == (600, 24)
     np.testing.assert_array_equal(seen.target[300:], batch.targets)
     assert seen.split.tolist() == ["fit", "id"] * 150 + ["ood"] * 300
     words = [seen.compositions[number] for number in seen.composition[300:]]
@@ -57,7 +57,7 @@ def test_sraven_is_read_without_permutations_at_its_own_row():
     with torch.inference_mode():
         codes = model(batch.inputs, return_codes=True)[1]
     expected = torch.cat([codes[0][:, :, -1, key] for key in reading.keys], dim=1)
-    np.testing.assert_allclose(seen.activations["codes.0"][40:], expected, atol=1e-5)
+    np.testing.assert_allclose(seen.by_site["codes.0"][40:], expected, atol=1e-5)
     np.testing.assert_array_equal(seen.labels[40:].argmax(axis=1), batch.info["rules"][:, -1])
     np.testing.assert_array_equal(seen.target[40:], batch.targets[:, -1])
     assert seen.exclusive
@@ -97,7 +97,7 @@ def test_any_module_is_seen_by_hooks_that_are_taken_off_again():
     seen = collect_activations(model, FUZZY.reading(), num_instances=20, sites=["encode"])
     batch = FUZZY.sample("test", 0, batch_size=1_000, rows=range(20))
     expected = model.encode(batch.inputs[:, -1]).detach()
-    np.testing.assert_allclose(seen.activations["encode"][:20], expected, atol=1e-6)
+    np.testing.assert_allclose(seen.by_site["encode"][:20], expected, atol=1e-6)
     assert seen.skipped["codes"] == "Own has no latent codes: its forward takes no return_codes"
     assert model.training
     assert not model.encode._forward_hooks
@@ -113,7 +113,7 @@ def test_places_that_are_not_there():
 def test_a_part_that_is_never_called_is_left_out_with_its_reason():
     """A list of layers, for one, is a submodule that nobody calls."""
     seen = collect_activations(Own(), FUZZY.reading(), num_instances=2)
-    assert set(seen.activations) == {"encode", "answer"}
+    assert set(seen.by_site) == {"encode", "answer"}
     assert seen.skipped["unused"].startswith("submodule 'unused' was not called")
 
 
@@ -122,6 +122,6 @@ def test_a_site_with_nan_is_left_out_with_its_reason():
     with torch.no_grad():
         model.blocks[1].feedforward.input.bias[0] = torch.nan
     seen = collect_activations(model, FUZZY.reading(), num_instances=10)
-    assert "hidden.1" not in seen.activations
+    assert "hidden.1" not in seen.by_site
     assert seen.skipped["hidden.1"] == "hidden.1 has NaN or infinite values in 20 of 20 rows"
-    assert "codes.1" in seen.activations
+    assert "codes.1" in seen.by_site

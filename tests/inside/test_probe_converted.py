@@ -6,7 +6,7 @@ from torch import nn
 
 from recombine.attention.convert import convert
 from recombine.inside.collect import ConvertedModel, show_codes
-from recombine.inside.probe import examine
+from recombine.inside.probe import probe_model
 from recombine.tasks.fuzzy_logic import FuzzyLogic
 
 
@@ -47,7 +47,7 @@ def test_codes_are_those_of_the_layers_and_can_be_changed(task, attention):
 
 def test_examine_needs_no_hint(task):
     model = convert(Encoder(task))
-    numbers = examine(model, task, num_instances=120, tsne=False, sites=["encoder"]).numbers
+    numbers = probe_model(model, task, num_instances=120, tsne=False, sites=["encoder"]).numbers
     assert [site["name"] for site in numbers["sites"]] == ["codes.0", "codes.1", "encoder"]
     assert len(numbers["ablations"]["layers"]) == 6
     assert "swap" in numbers

@@ -8,26 +8,26 @@ import pytest
 import torch
 
 from recombine.foundation.errors import InputError
+from recombine.inside.collect import Activations
 from recombine.inside.decode import (
     MAX_DEVIATIONS,
     balance_classes,
-    deal_labels,
     decide,
     decode_components,
     fit_logistic,
     fit_logistic_path,
     fit_ridge,
+    permute_labels,
     score_presence,
     score_values,
     standardise,
 )
-from recombine.inside.result import Observations
 
 PAIRS = np.array(list(itertools.combinations(range(8), 2)))
 HELD_OUT = np.arange(len(PAIRS)) % 3 == 1
 
 
-def plant(kind: str, *, num_rows: int = 60, seed: int = 0) -> Observations:
+def plant(kind: str, *, num_rows: int = 60, seed: int = 0) -> Activations:
     """Rows of 28 pairs of 8 modules; codes carry the modules, only the composition's identity, or nothing."""
     generator = np.random.default_rng(seed)
     composition = np.repeat(np.arange(len(PAIRS)), num_rows)
@@ -39,8 +39,8 @@ def plant(kind: str, *, num_rows: int = 60, seed: int = 0) -> Observations:
         "nothing": np.zeros_like(noise),
     }[kind]
     split = np.where(HELD_OUT[composition], "ood", np.where(np.arange(len(composition)) % 2, "id", "fit"))
-    return Observations(
-        activations={"codes.0": (signal + noise).astype(np.float32)},
+    return Activations(
+        by_site={"codes.0": (signal + noise).astype(np.float32)},
         labels=labels,
         split=split,
         composition=composition,
@@ -93,10 +93,10 @@ def test_nothing_but_the_fitting_rows_is_learned_from():
     labels = planted.labels.copy()
     others = planted.rows("id", "ood")
     labels[others] = np.roll(labels[others], 1, axis=1)
-    activations = planted.activations["codes.0"].copy()
+    activations = planted.by_site["codes.0"].copy()
     activations[planted.rows("ood")] *= 100
     before = decode_components(planted)["codes.0"]
-    after = decode_components(replace(planted, labels=labels, activations={"codes.0": activations}))["codes.0"]
+    after = decode_components(replace(planted, labels=labels, by_site={"codes.0": activations}))["codes.0"]
     assert before["strength"] == after["strength"]
     assert before["cross_validated"] == after["cross_validated"]
     assert after["id"]["f1"] < 0.4
@@ -107,7 +107,7 @@ def test_continuous_latents_are_read_by_ridge():
     generator = np.random.default_rng(1)
     latents = planted.labels * generator.uniform(0.5, 1, size=planted.labels.shape).astype(np.float32)
     codes = (latents @ generator.normal(size=(8, 32))).astype(np.float32)
-    found = decode_components(replace(planted, labels=latents, activations={"x": codes}))["x"]
+    found = decode_components(replace(planted, labels=latents, by_site={"x": codes}))["x"]
     assert found["ood"]["r2"] > 0.99
     assert found["ood"]["majority"]["r2"] < 0.01
     assert "f1" not in found["ood"]
@@ -130,7 +130,7 @@ def test_logistic_regression_is_that_of_scikit_learn():
 def test_a_path_of_strengths_ends_where_each_search_alone_does():
     planted = plant("modules")
     rows = planted.rows("fit")
-    x, y = planted.activations["codes.0"][rows], planted.labels[rows]
+    x, y = planted.by_site["codes.0"][rows], planted.labels[rows]
     for strength, weights in zip((1e-3, 0.1), fit_logistic_path(x, y, (1e-3, 0.1)), strict=True):
         alone = decide(x, fit_logistic(x, y, strength=strength))
         np.testing.assert_allclose(decide(x, weights), alone, atol=0.03 * np.abs(alone).max())
@@ -149,7 +149,7 @@ def test_a_rare_module_is_not_left_unsaid():
 
 def test_threads_change_nothing():
     planted = plant("modules")
-    planted = replace(planted, activations={f"codes.{i}": planted.activations["codes.0"] + i for i in range(3)})
+    planted = replace(planted, by_site={f"codes.{i}": planted.by_site["codes.0"] + i for i in range(3)})
     threads = torch.get_num_threads()
     try:
         found = []
@@ -181,7 +181,7 @@ def test_scores_by_hand():
 
 def test_the_control_deals_labels_to_whole_kinds_of_rows():
     planted = plant("modules")
-    dealt = deal_labels(planted, 0)
+    dealt = permute_labels(planted, 0)
     for composition in range(len(PAIRS)):
         assert len(np.unique(dealt[planted.composition == composition], axis=0)) == 1
     for rows in (planted.rows("fit", "id"), planted.rows("ood")):

@@ -7,8 +7,8 @@ import pytest
 
 from recombine.cli.main import run as run_verb
 from recombine.foundation.errors import InputError
-from recombine.inside.probe import examine_activations
-from recombine.inside.result import load_observations
+from recombine.inside.collect import load_activations
+from recombine.inside.probe import probe_activations
 
 
 def arrays(num_rows: int = 240) -> dict[str, np.ndarray]:
@@ -31,7 +31,7 @@ def write(path, **changes):
 
 
 def test_a_file_is_examined(tmp_path):
-    found = examine_activations(write(tmp_path), tsne=False)
+    found = probe_activations(write(tmp_path), tsne=False)
     assert found.numbers["decoders"]["activations"]["ood"]["f1"] > 0.99
     assert found.numbers["num_compositions"] == {"fit": 8, "id": 8, "ood": 2}
     assert found.numbers["structure"]["activations"]["module"]["purity"] > 0.9
@@ -40,11 +40,11 @@ def test_a_file_is_examined(tmp_path):
 
 
 def test_half_of_the_fitting_rows_become_id_unless_there_are_some(tmp_path):
-    split = load_observations(write(tmp_path)).split
+    split = load_activations(write(tmp_path)).split
     assert (split == "fit").sum() == (split == "id").sum() == 96
     given = arrays()["split"]
     given[:8] = ["test", "test", "id", "id", "ood", "ood", "fit", "train"]
-    split = load_observations(write(tmp_path, split=given)).split
+    split = load_activations(write(tmp_path, split=given)).split
     assert split[:8].tolist() == ["id", "id", "id", "id", "ood", "ood", "fit", "fit"]
     assert (split == "id").sum() == 4
 
@@ -61,9 +61,9 @@ def test_class_numbers_several_sites_names_and_targets(tmp_path):
         target=np.arange(240.0),
         modules=np.array(["red", "green", "blue", "grey"]),
     )
-    seen = load_observations(file)
-    assert set(seen.activations) == {"first", "conv"}
-    assert seen.activations["conv"].shape == (240, 10)
+    seen = load_activations(file)
+    assert set(seen.by_site) == {"first", "conv"}
+    assert seen.by_site["conv"].shape == (240, 10)
     assert seen.modules == ("red", "green", "blue", "grey")
     assert seen.compositions == ("left", "right")
     assert seen.exclusive
@@ -101,25 +101,25 @@ NOT_A_NUMBER[3:5, 2] = np.nan
 )
 def test_files_that_cannot_be_used(tmp_path, changes, message):
     with pytest.raises(InputError, match=message):
-        examine_activations(write(tmp_path, **changes), tsne=False)
+        probe_activations(write(tmp_path, **changes), tsne=False)
 
 
 def test_files_that_are_no_such_files(tmp_path):
     with pytest.raises(InputError, match="does not exist"):
-        load_observations(tmp_path / "nothing.npz")
+        load_activations(tmp_path / "nothing.npz")
     (tmp_path / "text.npz").write_text("hello")
     with pytest.raises(InputError, match="cannot be read"):
-        load_observations(tmp_path / "text.npz")
+        load_activations(tmp_path / "text.npz")
     np.save(tmp_path / "one.npy", np.zeros(3))
     with pytest.raises(InputError, match="holds one array"):
-        load_observations(tmp_path / "one.npy")
+        load_activations(tmp_path / "one.npy")
     np.savez(tmp_path / "objects.npz", activations=np.array([{}, []], dtype=object))
     with pytest.raises(InputError, match="cannot be read"):
-        load_observations(tmp_path / "objects.npz")
+        load_activations(tmp_path / "objects.npz")
 
 
 def test_without_held_out_rows_the_rest_is_still_made(tmp_path):
-    found = examine_activations(write(tmp_path, split=np.array(["fit"] * 240)), tsne=False).numbers
+    found = probe_activations(write(tmp_path, split=np.array(["fit"] * 240)), tsne=False).numbers
     assert "no rows of ood" in found["skipped"]["ood"]
     assert found["decoders"]["activations"]["id"]["f1"] > 0.99
     assert "ood" not in found["decoders"]["activations"]

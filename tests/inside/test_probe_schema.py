@@ -7,7 +7,7 @@ import pytest
 
 from json_schema import find_differences
 from recombine.inside.probe import probe_run
-from recombine.inside.result import Probe
+from recombine.inside.result import ProbeNumbers
 from recombine.models.hypernetwork import HypernetworkTransformerConfig
 from recombine.models.sequence import DeepSetConfig
 from recombine.models.transformer import TransformerConfig
@@ -50,12 +50,12 @@ def probes(tmp_path_factory):
 
 @pytest.mark.parametrize("name", RUNS)
 def test_probe_json_has_the_declared_keys(probes, name):
-    assert find_differences(probes[name], Probe) == []
+    assert find_differences(probes[name], ProbeNumbers) == []
 
 
 def test_every_declared_key_is_written_by_some_probe(probes):
     written = {key for probe in probes.values() for key in list_keys(probe)}
-    assert list_declared(Probe) - written == set()
+    assert list_declared(ProbeNumbers) - written == set()
 
 
 def list_keys(value):

@@ -16,7 +16,7 @@ def clusters(spread: float):
     codes = np.eye(4)[number] + spread * generator.normal(size=(len(number), 4))
     return replace(
         planted,
-        activations={"codes.0": codes.astype(np.float32)},
+        by_site={"codes.0": codes.astype(np.float32)},
         labels=np.eye(4, dtype=np.float32)[number],
         modules=("a", "b", "c", "d"),
         target=number.astype(float),
@@ -66,13 +66,13 @@ def test_similarity_is_the_cosine_of_mean_codes():
 def test_tsne_keeps_clusters_apart():
     planted = clusters(0.01)
     rows = sample_rows(planted, 120)
-    points = embed(planted.activations["codes.0"][rows])
+    points = embed(planted.by_site["codes.0"][rows])
     assert points.shape == (120, 2)
     number = planted.labels[rows].argmax(axis=1)
     centres = np.stack([points[number == each].mean(axis=0) for each in range(4)])
     nearest = np.linalg.norm(points[:, None] - centres, axis=-1).argmin(axis=1)
     assert (nearest == number).all()
-    np.testing.assert_array_equal(points, embed(planted.activations["codes.0"][rows]))
+    np.testing.assert_array_equal(points, embed(planted.by_site["codes.0"][rows]))
 
 
 def test_codes_that_do_not_vary_have_a_picture_too():

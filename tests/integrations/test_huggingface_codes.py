@@ -13,7 +13,7 @@ from transformers import BertConfig, BertModel
 
 from huggingface_models import CONFIGS, HEADS, LAYERS, WIDTH, build_model, draw_tokens
 from recombine.foundation.errors import InputError
-from recombine.inside.result import load_observations
+from recombine.inside.collect import load_activations
 from recombine.integrations.huggingface import register
 from recombine.integrations.huggingface.codes import codes, views
 
@@ -80,10 +80,10 @@ def test_the_file_is_one_that_probe_reads(tmp_path):
     found = codes(build_model("gpt2"), draw_tokens(8), [(-1, -1), (-1, 0)], out=tmp_path / "codes")
     labels = np.arange(8) % 2
     found.write(tmp_path / "codes.npz", labels=labels, split=np.array(["fit"] * 4 + ["id"] * 2 + ["ood"] * 2))
-    observations = load_observations(tmp_path / "codes.npz")
-    assert observations.activations["codes.1"].shape == (8, 2 * HEADS)
-    assert observations.activations["residual.0"].shape == (8, 2 * WIDTH)
-    assert observations.labels.argmax(axis=1).tolist() == labels.tolist()
+    activations = load_activations(tmp_path / "codes.npz")
+    assert activations.by_site["codes.1"].shape == (8, 2 * HEADS)
+    assert activations.by_site["residual.0"].shape == (8, 2 * WIDTH)
+    assert activations.labels.argmax(axis=1).tolist() == labels.tolist()
 
 
 @pytest.mark.parametrize("kind", [*CONFIGS, "bert"])

@@ -1,6 +1,7 @@
 """recombine probe-model: prompts as a task, and everything that is measured on a model from a folder."""
 
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from huggingface_models import WORDS, build_model, make_tokenizer
 from recombine.cli import main as cli
 from recombine.foundation.errors import InputError
 from recombine.integrations.huggingface.model import PretrainedModel
-from recombine.integrations.huggingface.probe import probe_model
+from recombine.integrations.huggingface.probe import probe_pretrained
 from recombine.integrations.huggingface.prompts import Prompts, read_prompts
 
 LETTERS, ENDS = ("a", "b", "c"), ("x", "y", "z")
@@ -94,7 +95,8 @@ def test_everything_is_measured_and_kept(folder, tmp_path):
     prompts = write_prompts(tmp_path / "prompts.jsonl", make_rows())
     said: list[str] = []
     before = torch.get_rng_state()
-    run, numbers = probe_model(folder, prompts, out=tmp_path, tsne=False, num_instances=60, say=said.append)
+    run, result = probe_pretrained(folder, prompts, out=tmp_path, tsne=False, num_instances=60, say=said.append)
+    numbers: Any = result.numbers
     assert torch.equal(torch.get_rng_state(), before)  # the caller's generator is not touched
     assert {"decoders", "structure", "similarity", "ablations", "swap"} <= numbers.keys()
     assert [site["name"] for site in numbers["sites"]] == ["codes.0", "codes.1", "residual.0", "residual.1"]
@@ -103,8 +105,8 @@ def test_everything_is_measured_and_kept(folder, tmp_path):
     assert numbers["modules"] == ["a", "b", "c", "x", "y", "z"]
     # the words themselves are in the prompt, so the residual stream tells more than chance
     assert numbers["ablations"]["base"]["test"] > 1.5 / 7
-    again, kept = probe_model(folder, prompts, out=tmp_path, tsne=False, num_instances=60)
-    assert (again.path, kept) == (run.path, numbers)
+    again, kept = probe_pretrained(folder, prompts, out=tmp_path, tsne=False, num_instances=60)
+    assert (again.path, kept.numbers) == (run.path, numbers)
     code = cli.run(["report", str(run.path), "-o", str(tmp_path / "report.html"), "--quiet"])
     assert code == 0
     page = (tmp_path / "report.html").read_text()
@@ -182,9 +184,9 @@ def test_other_faults(folder, tmp_path):
         read_prompts(write_prompts(tmp_path / "all.jsonl", rows)).make_split(0.25, 0)
     prompts = write_prompts(tmp_path / "prompts.jsonl", make_rows())
     with pytest.raises(InputError, match=r"tokens: expected 1 to 2 \(--max-tokens\)"):
-        probe_model(folder, prompts, out=tmp_path, max_tokens=2)
+        probe_pretrained(folder, prompts, out=tmp_path, max_tokens=2)
     with pytest.raises(InputError, match=r"has no config.json: expected a folder that save_pretrained wrote"):
-        probe_model(tmp_path, prompts)
+        probe_pretrained(tmp_path, prompts)
     alone = [{"text": f"the {word}", "labels": [word, "any"]} for word in WORDS[2:8]]
     with pytest.raises(InputError, match="no composition of labels has two prompts"):
         _ = Prompts(
@@ -192,8 +194,8 @@ def test_other_faults(folder, tmp_path):
         ).rows
     alike = [{**row, "answer": f"yes {row['labels'][0]}"} for row in make_rows()]
     with pytest.raises(InputError, match="begin with the same token"):
-        probe_model(folder, write_prompts(tmp_path / "alike.jsonl", alike), out=tmp_path)
+        probe_pretrained(folder, write_prompts(tmp_path / "alike.jsonl", alike), out=tmp_path)
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "config.json").write_text("{}")
     with pytest.raises(InputError, match="broken cannot be loaded"):
-        probe_model(tmp_path / "broken", prompts)
+        probe_pretrained(tmp_path / "broken", prompts)

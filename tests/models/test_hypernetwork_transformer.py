@@ -99,15 +99,13 @@ def test_the_order_of_examples_does_not_matter():
 def test_probes_read_what_the_code_reads():
     model = build()
     seen = collect_activations(model, TASK.reading(), num_instances=20)
-    assert list(seen.activations) == ["residual.0", "residual.1", "code"]
+    assert list(seen.by_site) == ["residual.0", "residual.1", "code"]
     batch = TASK.sample("ood", 0, batch_size=1_000, rows=range(20))
     with torch.no_grad():
         x = model.embed(batch.inputs[:, :7])
         x, _ = model.blocks[0](x, 7, None, False)
-    torch.testing.assert_close(
-        torch.from_numpy(seen.activations["residual.0"][20:]), x.mean(dim=1), atol=1e-5, rtol=1e-5
-    )
-    assert seen.activations["code"].shape == (40, 6)
+    torch.testing.assert_close(torch.from_numpy(seen.by_site["residual.0"][20:]), x.mean(dim=1), atol=1e-5, rtol=1e-5)
+    assert seen.by_site["code"].shape == (40, 6)
     torch.testing.assert_close(torch.from_numpy(seen.labels[20:]), batch.info["strengths"])
 
 

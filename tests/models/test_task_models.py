@@ -150,11 +150,11 @@ def test_sizes_must_be_positive():
 )
 def test_strengths_are_decoded_from_every_layer(kind, sites):
     model = build_model(CONFIGS[kind], TASK, seed=0)
-    observations = collect_activations(model, TASK.reading(), num_instances=400)
-    assert set(observations.activations) == sites
-    assert not observations.binary
-    assert observations.labels.shape == (800, 6)
-    decoders = decode_components(observations, controlled=False)
+    activations = collect_activations(model, TASK.reading(), num_instances=400)
+    assert set(activations.by_site) == sites
+    assert not activations.binary
+    assert activations.labels.shape == (800, 6)
+    decoders = decode_components(activations, controlled=False)
     assert {"r2"} <= set(next(iter(decoders.values()))["ood"])
     if kind == "hypernetwork":
         assert decoders["code"]["ood"]["r2"] > 0.8  # a normalised code is nearly z
@@ -162,10 +162,10 @@ def test_strengths_are_decoded_from_every_layer(kind, sites):
 
 def test_the_sites_of_a_perceptron_are_behind_its_relus():
     model = build_model(CONFIGS["mlp"], TASK, seed=0)
-    observations = collect_activations(model, TASK.reading(), num_instances=10)
+    activations = collect_activations(model, TASK.reading(), num_instances=10)
     inputs = TASK.sample("test", 0, batch_size=1_000, rows=range(10)).inputs[:, -1]
     expected = model.dense_layers[0](inputs).relu().detach().numpy()
-    assert observations.activations["hidden.0"][:10] == pytest.approx(expected, abs=1e-6)
+    assert activations.by_site["hidden.0"][:10] == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("task", [PreferenceGrid(), GoalGrid()], ids=lambda task: task.name)

@@ -245,12 +245,12 @@ def fuzzy_run(tmp_path_factory):
 def test_neighbours_are_those_of_the_probe(fuzzy_run):
     run, measured = fuzzy_run
     _, config, model = load_run(run.path, "cpu")
-    observations = collect_activations(model, config.task.reading().variants["same_query"], num_instances=400, sites=())
-    codes, rows = observations.activations["codes.1"], observations.rows("ood")
+    activations = collect_activations(model, config.task.reading().variants["same_query"], num_instances=400, sites=())
+    codes, rows = activations.by_site["codes.1"], activations.rows("ood")
     distances = np.linalg.norm(codes[rows][:, None] - codes[rows][None], axis=-1)
     np.fill_diagonal(distances, np.inf)
     nearest = rows[distances.argsort(axis=1, kind="stable")[:, :10]]
-    labels = observations.labels > 0.5
+    labels = activations.labels > 0.5
     shares = [
         labels[nearest[labels[rows, m]], m].mean() - (labels[rows, m].sum() - 1) / (len(rows) - 1)
         for m in range(labels.shape[1])

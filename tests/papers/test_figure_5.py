@@ -46,7 +46,7 @@ def trained(tmp_path_factory):
         patch.setattr(rule_codes, "NUM_INSTANCES", NUM_INSTANCES)
         patch.setattr("recombine.foundation.progress.SILENT_SECONDS", 60)
         finished = EXPERIMENT.measure_runs(Finished((FinishedRun(replace(record, config=config), run),)), "cpu")
-        patch.setattr(rule_codes, "examine_codes", lambda *_: pytest.fail("measured twice"))
+        patch.setattr(rule_codes, "measure_codes", lambda *_: pytest.fail("measured twice"))
         assert EXPERIMENT.measures(run, "cpu") == finished.runs[0].measured
     return finished.runs[0]
 
@@ -102,7 +102,7 @@ def test_the_code_with_itself_is_the_last_part_of_the_codes_with_the_row():
     task = SRaven(num_features=2)
     model = build_model(TransformerConfig(attention="softmax", **SMALL), task, seed=0)
     own, row = (
-        collect_activations(model, reading, num_instances=20, sites=()).activations["codes.1"]
+        collect_activations(model, reading, num_instances=20, sites=()).by_site["codes.1"]
         for reading in rule_codes.make_readings(task).values()
     )
     assert (own.shape[1], row.shape[1]) == (4, 12)

@@ -10,7 +10,8 @@ from recombine.cli.output import Device, RunPath
 from recombine.foundation.errors import InputError
 from recombine.foundation.tables import Cell, Column, Table, Value
 from recombine.inside.probe import is_probed, probe_run
-from recombine.inside.verdict import DECODER_TITLES, Diagnosis, diagnose_run
+from recombine.inside.result import DECODER_TITLES
+from recombine.inside.verdict import Diagnosis, diagnose_run
 from recombine.training.directory import RunDirectory
 
 EXAMPLES = (
@@ -43,7 +44,7 @@ def run(argv: list[str]) -> None:
     if not directory.finished:
         raise InputError(f"{directory.path} has no result.json: expected a finished run")
     if not is_probed(directory, code=options.code):
-        say = (lambda _: None) if options.json else (lambda part: options.say(f"probe: {part}"))
+        say = None if options.json else (lambda part: options.say(f"probe: {part}"))
         probe_run(
             options.run,
             num_instances=options.num_instances,

@@ -13,7 +13,8 @@ from recombine.cli.main import parse
 from recombine.cli.output import Device
 from recombine.foundation.errors import InputError
 from recombine.foundation.tables import Cell, Table, Value, format_number
-from recombine.inside.probe import NotKeptError, examine_activations, probe_run
+from recombine.inside.probe import UnsavedProbeError, probe_activations, probe_run
+from recombine.inside.result import DECODER_TITLES, ProbeResult
 from recombine.tasks.base import Task
 from recombine.training.schema import Json
 
@@ -21,8 +22,6 @@ EXAMPLES = (
     "recombine probe runs/sraven-hyla-0123456789ab --no-tsne",
     "recombine probe --activations activations.npz",
 )
-
-TITLES = {"f1": "F1", "r2": "R²"}  # of decoders
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,18 +47,18 @@ def run(argv: list[str]) -> None:
     if (options.run is None) == (options.activations is None):
         raise InputError("expected a run directory or --activations FILE, one of the two; see recombine probe --help")
     try:
-        numbers = examine(options)
-    except NotKeptError as error:
-        options.show(error.numbers, *tables(error.numbers))
+        result = probe(options)
+    except UnsavedProbeError as error:
+        options.show(dict(error.result.numbers), *tables(error.result))
         raise
-    options.show(numbers, *tables(numbers))
+    options.show(dict(result.numbers), *tables(result))
 
 
-def examine(options: ProbeOptions) -> Json:
-    """The numbers of the run or of the file."""
-    say = (lambda _: None) if options.json else (lambda part: options.say(f"probe: {part}"))
+def probe(options: ProbeOptions) -> ProbeResult:
+    """The result of the run or of the file."""
+    say = None if options.json else (lambda part: options.say(f"probe: {part}"))
     if options.activations is not None:
-        return dict(examine_activations(options.activations, tsne=options.tsne, say=say).numbers)
+        return probe_activations(options.activations, tsne=options.tsne, say=say)
     assert options.run is not None
     return probe_run(
         options.run,
@@ -72,8 +71,9 @@ def examine(options: ProbeOptions) -> Json:
     )
 
 
-def tables(numbers: Json) -> list[Table | str]:
+def tables(result: ProbeResult) -> list[Table | str]:
     """All results except the pictures, as tables."""
+    numbers: Json = dict(result.numbers)
     shown: list[Table | str] = []
     if "decoders" in numbers:
         read = numbers.get("reading", {"labels": "labels", "instances": "the rows of the file"})
@@ -113,7 +113,7 @@ def decoder_table(decoders: Json, title: str) -> Table:
         title=title,
         columns=("site", "id", "ood", "majority", "control", "selective", "untrained"),
         rows=tuple(rows),
-        note=f"{TITLES[metric]} of a linear decoder, fitted on seen compositions only {DECODER_LEGEND}",
+        note=f"{DECODER_TITLES[metric]} of a linear decoder, fitted on seen compositions only {DECODER_LEGEND}",
     )
 
 

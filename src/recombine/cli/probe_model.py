@@ -11,7 +11,7 @@ import tyro
 from recombine.cli.main import parse
 from recombine.cli.output import Device, Output
 from recombine.cli.probe import tables
-from recombine.integrations.huggingface.probe import probe_model
+from recombine.integrations.huggingface.probe import probe_pretrained
 
 EXAMPLES = (
     "recombine probe-model models/gpt2 --prompts prompts.jsonl",
@@ -45,8 +45,8 @@ class ProbeModelOptions(Output):
 
 def run(argv: list[str]) -> None:
     options = parse(ProbeModelOptions, argv, prog="probe-model")
-    say = (lambda _: None) if options.json else (lambda part: options.say(f"probe-model: {part}"))
-    directory, numbers = probe_model(
+    say = None if options.json else (lambda part: options.say(f"probe-model: {part}"))
+    directory, result = probe_pretrained(
         options.folder,
         options.prompts,
         out=options.out,
@@ -58,4 +58,4 @@ def run(argv: list[str]) -> None:
         device=options.device,
         say=say,
     )
-    options.show(numbers, *tables(numbers), f"{directory.path}")
+    options.show(dict(result.numbers), *tables(result), f"{directory.path}")

@@ -1,5 +1,6 @@
 from .cache import Measurement as Measurement
 from .cache import MeasurementKey as MeasurementKey
+from .collect import Activations as Activations
 from .collect import collect_activations as collect_activations
 from .collect import evaluating as evaluating
 from .decode import decide as decide
@@ -8,14 +9,13 @@ from .decode import find_best_site as find_best_site
 from .decode import fit_ridge as fit_ridge
 from .decode import score_values as score_values
 from .intervene import measure_swaps as measure_swaps
-from .probe import examine as examine
-from .probe import examine_activations as examine_activations
+from .probe import probe_activations as probe_activations
+from .probe import probe_model as probe_model
 from .probe import probe_run as probe_run
 from .result import SPLITS as SPLITS
 from .result import CountedArm as CountedArm
 from .result import CountedSwap as CountedSwap
-from .result import Examination as Examination
-from .result import Observations as Observations
+from .result import ProbeResult as ProbeResult
 from .result import SiteDecoder as SiteDecoder
 from .result import last_site as last_site
 from .structure import NUM_SAMPLED as NUM_SAMPLED

@@ -1,16 +1,14 @@
-"""Measurements that are kept in a run directory, each in a JSON file of its own.
+"""Measurements of a run, each cached in a JSON file of the run directory.
 
-A kept measurement is used again only if everything that determined it is the same. The file holds a `key` next to the
-numbers:
+A file holds the numbers and the `key` that determined them:
 
-    name, version     of the measurement; raise `version` when the same arguments give other numbers or other keys
-    arguments         what the caller asked for, such as the number of instances
-    checkpoint        step and SHA-256 of the checkpoint, or null for a measurement that does not look at it
+    name, version     of the measurement; increase `version` when the same arguments lead to other numbers or other keys
+    arguments         of the caller, such as the number of instances
+    checkpoint        step and SHA-256 of the checkpoint, or null for a measurement that does not use one
     code              versions of task, model and training (`RunConfig.as_dict`), and of the task's reading if it is not 1
 
-If the key differs, or the file is missing or cannot be read, the measurement is made again and replaces the file. Files are
-written atomically. A measurement takes its key *before* it loads the model: if training goes on meanwhile, the file
-belongs to an older checkpoint and is not used again.
+A file with another key, and one that is missing or damaged, is replaced by a new measurement. The key is computed *before*
+the model is loaded: if training continues meanwhile, the file belongs to an older checkpoint and is not used again.
 """
 
 from __future__ import annotations
@@ -27,14 +25,12 @@ from recombine.foundation.settings import find_fault
 from recombine.models.registry import Code
 from recombine.training.checkpoint import read_header
 from recombine.training.config import RunConfig
-from recombine.training.directory import RunDirectory
+from recombine.training.directory import CHECKPOINT, RunDirectory
 from recombine.training.schema import Json
-
-CHECKPOINT_FILE = "checkpoint.safetensors"
 
 
 class Checkpoint(TypedDict):
-    """Which checkpoint was measured."""
+    """Identity of a checkpoint."""
 
     step: int
     sha256: str
@@ -50,7 +46,7 @@ class CodeVersions(TypedDict):
 
 
 class MeasurementKey(TypedDict):
-    """What determined a measurement."""
+    """Everything that determined a measurement."""
 
     name: str
     version: int
@@ -66,23 +62,38 @@ class Measurement:
     name: str
     version: int
     uses_checkpoint: bool = True
-    content: Any = Json
-    """The type of what is kept; a file of another type is made again."""
+    schema: Any = Json
 
     @property
     def file(self) -> str:
         return f"{self.name}.json"
 
+    def load_or_measure(
+        self,
+        path: Path | str,
+        arguments: Mapping[str, Any],
+        measure: Callable[[], Mapping[str, Any]],
+        *,
+        code: Sequence[Code] = (),
+    ) -> Json:
+        """The measurement of a run with these arguments, from its file or by calling `measure`."""
+        run = RunDirectory.open(path)
+        key = self.make_key(run, RunConfig.from_dict(run.config, code), arguments)
+        stored = self.load(run, key)
+        if stored is not None:
+            return stored
+        self.write(run, key, measure())
+        return run.read_json(self.file)
+
     def make_key(self, run: RunDirectory, config: RunConfig, arguments: Mapping[str, Any]) -> MeasurementKey:
-        """The key of a measurement that would be made now."""
+        """The key of a measurement made now."""
         versions = config.as_dict()
         code: CodeVersions = {
             "task": versions["task"]["version"],
             "model": versions["model"]["version"],
             "training": versions["training"]["version"],
         }
-        reading = config.task.reading().version
-        if reading > 1:  # keys from before readings had versions stay valid
+        if (reading := config.task.reading().version) > 1:  # keys from before readings had versions stay valid
             code["reading"] = reading
         return {
             "name": self.name,
@@ -92,65 +103,46 @@ class Measurement:
             "code": code,
         }
 
-    def read(self, run: RunDirectory, key: MeasurementKey) -> Json | None:
-        """What is kept under this key, or None."""
-        kept = self._read_file(run)
-        # compared as JSON, where tuples are lists
-        return kept if kept is not None and kept.get("key") == json.loads(json.dumps(key)) else None
-
-    def read_current(self, run: RunDirectory, config: RunConfig | None = None) -> Json | None:
-        """What is kept of the current checkpoint, whatever its arguments; None if that is nothing.
-
-        Without `config`, versions of task, model and training are not compared: a reader may not have their classes.
-        """
-        kept = self._read_file(run)
-        if kept is None or not isinstance(kept.get("key"), dict):
+    def load(self, run: RunDirectory, key: MeasurementKey) -> Json | None:
+        """The stored measurement with this key, or None."""
+        try:
+            stored = self.load_current(run)
+        except InputError:
             return None
-        key = dict(kept["key"])
-        checkpoint = describe_checkpoint(run) if self.uses_checkpoint else None
-        expected: Json = {"name": self.name, "version": self.version, "checkpoint": checkpoint}
-        if config is not None:
-            expected["code"] = self.make_key(run, config, {})["code"]
-        return kept if all(key.get(name) == value for name, value in expected.items()) else None
+        # compared as JSON, where tuples are lists
+        return stored if stored is not None and stored.get("key") == json.loads(json.dumps(key)) else None
+
+    def load_current(self, run: RunDirectory) -> Json | None:
+        """The stored measurement whatever its arguments, or None; raises if it is damaged or of another checkpoint.
+
+        The checkpoint is not compared if the run directory has none. Needs no class of the run.
+        """
+        if not (run.path / self.file).exists():
+            return None
+        try:
+            stored = run.read_json(self.file)
+        except InputError:  # its message contains a local path, which does not belong in a report
+            raise InputError(f"{self.file} cannot be read: expected the JSON object that Recombine writes") from None
+        key = stored["key"] if isinstance(stored.get("key"), dict) else {}
+        version = key.get("version", stored.get("version"))
+        if version != self.version:
+            raise InputError(f"{self.file} has version {version!r}: expected {self.version}")
+        if (fault := find_fault(stored, self.schema)) is not None:
+            raise InputError(f"{self.file} is damaged: {fault}")
+        current = describe_checkpoint(run) if self.uses_checkpoint else None
+        if current is not None and key.get("checkpoint") != current:
+            raise InputError(
+                f"{self.file} is of another checkpoint than the run's: expected a new recombine {self.name}"
+            )
+        return stored
 
     def write(self, run: RunDirectory, key: MeasurementKey, numbers: Mapping[str, Any]) -> None:
         run.write_json(self.file, {"key": key, **numbers})
 
-    def keep(
-        self,
-        path: Path | str,
-        arguments: Mapping[str, Any],
-        measure: Callable[[], Mapping[str, Any]],
-        *,
-        code: Sequence[Code] = (),
-    ) -> Json:
-        """The measurement of a run with these arguments: as kept, or made by `measure` and kept."""
-        run = RunDirectory.open(path)
-        key = self.make_key(run, RunConfig.from_dict(run.config, code), arguments)
-        kept = self.read(run, key)
-        if kept is not None:
-            return kept
-        self.write(run, key, measure())
-        return run.read_json(self.file)
-
-    def _read_file(self, run: RunDirectory) -> Json | None:
-        try:
-            kept = run.read_json(self.file) if (run.path / self.file).exists() else None
-        except InputError:  # cut short or foreign: made again
-            return None
-        return kept if find_fault(kept, self.content) is None else None
-
-
-def is_outdated(run: RunDirectory, kept: Mapping[str, Any]) -> bool:
-    """Whether a measurement is of another checkpoint than the run has; unknown, hence False, if the run has none here."""
-    current = describe_checkpoint(run)
-    key = kept.get("key")
-    return current is not None and (not isinstance(key, dict) or key.get("checkpoint") != current)
-
 
 def describe_checkpoint(run: RunDirectory) -> Checkpoint | None:
-    """Step and hash of the last checkpoint, or None if there is none."""
-    path = run.path / CHECKPOINT_FILE
+    """Identity of the last checkpoint, or None if there is none."""
+    path = run.path / CHECKPOINT
     if not path.exists():
         return None
     try:

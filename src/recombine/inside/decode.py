@@ -52,7 +52,8 @@ from jaxtyping import Bool, Float, Int
 
 from recombine.foundation.errors import InputError
 from recombine.foundation.progress import track
-from recombine.inside.result import SPLITS, DecoderScores, Observations, SiteDecoder, SplitDecoderScores
+from recombine.inside.collect import Activations
+from recombine.inside.result import SPLITS, DecoderScores, SiteDecoder, SplitDecoderScores
 
 MAX_ITERATIONS = 100
 TOLERANCE = 1e-3  # of the gradient of the mean loss: scores do not change in the third digit
@@ -192,41 +193,41 @@ DecoderKind = Literal["logistic", "ridge"]
 FitPath = Callable[[np.ndarray, np.ndarray, Sequence[float]], Iterator[Weights]]
 
 
-def decode_components(observations: Observations, *, seed: int = 0, controlled: bool = True) -> dict[str, SiteDecoder]:
+def decode_components(activations: Activations, *, seed: int = 0, controlled: bool = True) -> dict[str, SiteDecoder]:
     """Decoders of every site; see `recombine.inside.result` for the keys."""
     from threadpoolctl import threadpool_limits
 
-    modules = decodable_modules(observations)
-    control = deal_labels(observations, seed) if controlled else None
-    decode_site = partial(_decode_site, observations=observations, modules=modules, control=control)
+    modules = decodable_modules(activations)
+    control = permute_labels(activations, seed) if controlled else None
+    decode_site = partial(_decode_site, activations=activations, modules=modules, control=control)
     # thousands of small products: a thread for each site, none within a product, where they would wait for each other
     with threadpool_limits(1), ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        decoders = pool.map(decode_site, observations.activations.values())
-        sites = track(list(observations.activations), "decoding sites")
+        decoders = pool.map(decode_site, activations.by_site.values())
+        sites = track(list(activations.by_site), "decoding sites")
         return dict(zip(sites, decoders, strict=True))
 
 
-def decodable_modules(observations: Observations) -> Int[np.ndarray, " modules"]:
+def decodable_modules(activations: Activations) -> Int[np.ndarray, " modules"]:
     """The modules with more than one value among the fitting rows; raises if there is none."""
-    labels = observations.labels[observations.rows("fit")[:MAX_FITTING_ROWS]]
+    labels = activations.labels[activations.rows("fit")[:MAX_FITTING_ROWS]]
     varying = np.flatnonzero((labels != labels[:1]).any(axis=0))
     if len(varying) == 0:
         raise InputError("every row to fit on has the same labels: expected at least two classes")
     return varying
 
 
-def deal_labels(observations: Observations, seed: int) -> Float[np.ndarray, "rows modules"]:
+def permute_labels(activations: Activations, seed: int) -> Float[np.ndarray, "rows modules"]:
     """Labels of the control: each kind of row gets those of another kind of the same side of the split."""
     generator = np.random.default_rng(seed)
-    dealt = observations.labels.copy()
-    for side in (observations.rows("fit", "id"), observations.rows("ood")):
+    permuted = activations.labels.copy()
+    for side in (activations.rows("fit", "id"), activations.rows("ood")):
         if len(side) == 0:
             continue
-        kinds = np.column_stack([observations.composition[side], observations.labels[side]])
+        kinds = np.column_stack([activations.composition[side], activations.labels[side]])
         different, kind = np.unique(kinds, axis=0, return_inverse=True)
         order = generator.permutation(len(different))
-        dealt[side] = different[order][kind.reshape(-1), 1:]
-    return dealt
+        permuted[side] = different[order][kind.reshape(-1), 1:]
+    return permuted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,25 +242,25 @@ class _Fit:
 
 
 def _decode_site(
-    values: np.ndarray, observations: Observations, modules: np.ndarray, control: np.ndarray | None
+    values: np.ndarray, activations: Activations, modules: np.ndarray, control: np.ndarray | None
 ) -> SiteDecoder:
-    fitted = observations.rows("fit")[:MAX_FITTING_ROWS]
-    x, labels = standardise(values, fitted), observations.labels[:, modules]
-    dealt = None if control is None else control[:, modules]
-    kinds: tuple[DecoderKind, ...] = ("logistic", "ridge") if observations.binary else ("ridge",)
-    fits = [_fit(kind, x, labels, dealt, observations.composition, fitted) for kind in kinds]
+    fitted = activations.rows("fit")[:MAX_FITTING_ROWS]
+    x, labels = standardise(values, fitted), activations.labels[:, modules]
+    permuted = None if control is None else control[:, modules]
+    kinds: tuple[DecoderKind, ...] = ("logistic", "ridge") if activations.binary else ("ridge",)
+    fits = [_fit(kind, x, labels, permuted, activations.composition, fitted) for kind in kinds]
     decoder: SiteDecoder = {
         "num_features": values.shape[1],
         "strength": {fit.kind: fit.strength for fit in fits},
-        "cross_validated": keep_scores({name: value for fit in fits for name, value in fit.cross_validated.items()}),
+        "cross_validated": drop_baselines({name: value for fit in fits for name, value in fit.cross_validated.items()}),
         "modules": {},
     }
-    names = [observations.modules[module] for module in modules]
+    names = [activations.modules[module] for module in modules]
     for split in SPLITS:
-        rows = observations.rows(split)
+        rows = activations.rows(split)
         if len(rows):
-            dealt_rows = None if dealt is None else dealt[rows]
-            decoder[split] = _score_split(fits, x[rows], labels[rows], dealt_rows, labels[fitted])
+            permuted_rows = None if permuted is None else permuted[rows]
+            decoder[split] = _score_split(fits, x[rows], labels[rows], permuted_rows, labels[fitted])
             decoder["modules"][split] = _score_modules(fits[0], x[rows], labels[rows], names)
     return decoder
 
@@ -268,7 +269,7 @@ def _fit(
     kind: DecoderKind,
     x: np.ndarray,
     labels: np.ndarray,
-    dealt: np.ndarray | None,
+    permuted: np.ndarray | None,
     composition: np.ndarray,
     fitted: np.ndarray,
 ) -> _Fit:
@@ -279,12 +280,12 @@ def _fit(
         strength=strength,
         cross_validated=cross_validated,
         weights=next(fit_path(x[fitted], labels[fitted], [strength])),
-        control=None if dealt is None else next(fit_path(x[fitted], dealt[fitted], [strength])),
+        control=None if permuted is None else next(fit_path(x[fitted], permuted[fitted], [strength])),
     )
 
 
 def _score_split(
-    fits: Sequence[_Fit], x: np.ndarray, labels: np.ndarray, dealt: np.ndarray | None, fitted_labels: np.ndarray
+    fits: Sequence[_Fit], x: np.ndarray, labels: np.ndarray, permuted: np.ndarray | None, fitted_labels: np.ndarray
 ) -> SplitDecoderScores:
     """Scores on the rows of a split, with those of the majority and of the control."""
     scores: Scores = {}
@@ -294,17 +295,17 @@ def _score_split(
         score = KINDS[fit.kind][2]
         scores |= score(decide(x, fit.weights), labels)
         majority |= _score_constant(fitted_labels, labels, fit.kind)
-        if dealt is not None and fit.control is not None:
-            control |= score(decide(x, fit.control), dealt)
+        if permuted is not None and fit.control is not None:
+            control |= score(decide(x, fit.control), permuted)
     return {
-        **keep_scores(scores),  # type: ignore[typeddict-item]
-        "majority": keep_scores(majority),
-        "control": keep_scores(control),
-        "selectivity": keep_scores({name: scores[name] - control[name] for name in control}),
+        **drop_baselines(scores),  # type: ignore[typeddict-item]
+        "majority": drop_baselines(majority),
+        "control": drop_baselines(control),
+        "selectivity": drop_baselines({name: scores[name] - control[name] for name in control}),
     }
 
 
-def keep_scores(scores: Mapping[str, Any]) -> DecoderScores:
+def drop_baselines(scores: Mapping[str, Any]) -> DecoderScores:
     """The scores alone, without the baselines that they are compared to."""
     return cast(DecoderScores, {name: value for name, value in scores.items() if not isinstance(value, dict)})
 
@@ -334,7 +335,7 @@ def _score_modules(fit: _Fit, x: np.ndarray, labels: np.ndarray, names: Sequence
     z, score = decide(x, fit.weights), KINDS[fit.kind][2]
     scores = {name: score(z[:, [i]], labels[:, [i]]) for i, name in enumerate(names) if np.ptp(labels[:, i]) > 0}
     return {
-        name: keep_scores({metric: value for metric, value in values.items() if metric != "exact"})
+        name: drop_baselines({metric: value for metric, value in values.items() if metric != "exact"})
         for name, values in scores.items()
     }
 

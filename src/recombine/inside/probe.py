@@ -1,45 +1,43 @@
-"""Everything that can be asked of one model, in order: collect, decode, picture, ablate, swap.
+"""Probe a model: collect activations, decode modules from them, embed the codes, ablate and swap them.
 
-`examine` takes any model on any task, `examine_activations` a file of activations. Both return an `Examination`, whose
-numbers are described in `recombine.inside.result`. A part that cannot be done is skipped with its reason.
-
-Probe a run: examine its trained model next to the same model before training, and keep what was found.
-
-`probe.json` and `probe.npz` are kept in the run directory as `cache` describes. The key of `probe.json` is also in
-`probe.npz`, so that two files of different probes are never taken for one.
+`probe_model` accepts any model and task, `probe_activations` a file of activations, and `probe_run` a run directory, where it
+caches the result. All return a `ProbeResult`. A part that the model or the data does not allow is skipped with its reason.
 """
 
 from __future__ import annotations
 
-import io
-import json
-from collections.abc import Mapping, Sequence
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
 from torch import nn
 
 from recombine.foundation.errors import InputError
-from recombine.foundation.files import read_npz
 from recombine.foundation.progress import track
-from recombine.inside.cache import Measurement, MeasurementKey
-from recombine.inside.collect import can_intervene, collect_activations, has_codes, show_codes
-from recombine.inside.decode import MAX_FITTING_ROWS, decode_components, find_best_site, keep_scores
+from recombine.inside.collect import (
+    Activations,
+    can_intervene,
+    collect_activations,
+    has_codes,
+    load_activations,
+    show_codes,
+)
+from recombine.inside.decode import MAX_FITTING_ROWS, decode_components, drop_baselines, find_best_site
 from recombine.inside.intervene import measure_ablations, measure_swaps
 from recombine.inside.result import (
     FORMAT_VERSION,
+    PROBE,
     SPLITS,
     VARIANT_KEYS,
     DecoderKey,
-    Examination,
-    Observations,
-    Probe,
-    Say,
-    load_observations,
-    say_nothing,
-    start_numbers,
+    ProbeNumbers,
+    ProbeResult,
+    describe_site,
 )
 from recombine.inside.structure import (
     NUM_SAMPLED,
@@ -51,18 +49,20 @@ from recombine.inside.structure import (
 )
 from recombine.models.registry import Code
 from recombine.tasks.base import Task
-from recombine.tasks.reading import Reading, Variant
+from recombine.tasks.reading import Reading
 from recombine.training.benchmark import load_run
 from recombine.training.config import RunConfig
 from recombine.training.devices import resolve_device
 from recombine.training.directory import RunDirectory
-from recombine.training.schema import Json
 
 NUM_INSTANCES = 4_000
-MAX_VARIANT_INSTANCES = 2_000  # per split, of variants, whose codes alone are decoded
+MAX_VARIANT_INSTANCES = 2_000  # per split, of variants, of which only the codes are decoded
+
+Part = Literal["collect", "decode", "structure", "tsne", "ablate", "swap"]
+Say = Callable[[str], None]
 
 
-def examine(
+def probe_model(
     model: nn.Module,
     task: Task,
     *,
@@ -73,180 +73,56 @@ def examine(
     tsne: bool = True,
     save_activations: bool = False,
     device: str = "auto",
-    say: Say = say_nothing,
-) -> Examination:
-    """Examine a model on a task; `sites` names submodules to look at, `untrained` a model to compare with."""
+    say: Say | None = None,
+) -> ProbeResult:
+    """Probe a model on a task. `sites` are names of submodules, `untrained` a model to compare with."""
     torch_device = resolve_device(device)
-    model, reading = model.to(torch_device), task.reading()
-    model = model if has_codes(model) else show_codes(model)
-    examination = Examination(numbers=start_numbers(num_instances, reading), say=say)
-    with examination.part("collect"):
-        observations = collect_activations(
-            model, reading, num_instances=num_instances, sites=sites, device=torch_device
-        )
-    if "collect" in examination.numbers["skipped"]:
-        raise InputError(examination.numbers["skipped"]["collect"])
-    examination.describe(observations)
-    _decode(examination, "decoders", observations, task.seed)
+    model, reading = show_codes(model.to(torch_device)), task.reading()
+    probe = _Probe(num_instances, reading, say)
+    activations = probe.collect(model, reading, num_instances, sites)
+    if activations is None:
+        raise InputError(probe.numbers["skipped"]["collect"])
+    probe.describe(activations)
+    probe.decode("decoders", activations, task.seed)
     variants = reading.variants if has_codes(model) else {}
-    observed = {name: _decode_variant(examination, name, model, variant) for name, variant in variants.items()}
-    before: dict[str, Observations | None] = {}
+    num_variant = min(num_instances, MAX_VARIANT_INSTANCES)
+    drawn, before = activations, None
+    for name, variant in variants.items():
+        if (collected := probe.collect(model, variant, num_variant, ())) is not None:
+            probe.decode(VARIANT_KEYS[name], collected, variant.task.seed)
+            probe.numbers["reading"][name] = variant.instances
+            drawn = collected if name == "pictured" else drawn
     if untrained is not None:
         untrained = untrained.to(torch_device)
-        before["all"] = _decode_untrained(examination, "decoders", untrained, reading, num_instances, sites)
+        before = probe.decode_untrained("decoders", untrained, reading, num_instances, sites)
         for name, variant in variants.items():
-            num_variant = min(num_instances, MAX_VARIANT_INSTANCES)
-            before[name] = _decode_untrained(examination, VARIANT_KEYS[name], untrained, variant, num_variant, ())
-    examination.arrays |= observations.as_arrays(kinds=("",) if save_activations else ("codes",))
-    _picture(examination, observed.get("pictured") or observations, task.seed, tsne, size=num_pictured)
-    _compare_structure(examination, before.get("pictured" if observed.get("pictured") else "all"), num_pictured)
-    _intervene(examination, model, task, reading, torch_device)
-    return examination.close()
+            collected = probe.decode_untrained(VARIANT_KEYS[name], untrained, variant, num_variant, ())
+            before = collected if name == "pictured" and drawn is not activations else before
+    probe.arrays |= activations.columns(("",) if save_activations else ("codes",))
+    probe.embed(drawn, task.seed, tsne, size=num_pictured)
+    probe.compare_structure(before, num_pictured)
+    probe.intervene(model, task, reading, torch_device)
+    return probe.finish()
 
 
-def examine_activations(path: Path | str, *, tsne: bool = True, seed: int = 0, say: Say = say_nothing) -> Examination:
-    """Examine activations from a file (see `observations`), of any model anywhere."""
-    observations = load_observations(path)
-    examination = Examination(numbers=start_numbers(len(observations.split)), say=say)
-    examination.describe(observations)
-    _decode(examination, "decoders", observations, seed)
-    if "decoders" not in examination.numbers:
-        raise InputError(f"{path}: {examination.numbers['skipped']['decode']}")
-    _picture(examination, observations, seed, tsne, kinds=("",))
-    return examination.close()
+def probe_activations(path: Path | str, *, tsne: bool = True, seed: int = 0, say: Say | None = None) -> ProbeResult:
+    """Probe a file of activations of any model (see `recombine.inside.collect`)."""
+    activations = load_activations(path)
+    probe = _Probe(len(activations.split), None, say)
+    probe.describe(activations)
+    probe.decode("decoders", activations, seed)
+    if "decoders" not in probe.numbers:
+        raise InputError(f"{path}: {probe.numbers['skipped']['decode']}")
+    probe.embed(activations, seed, tsne, kinds=("",))
+    return probe.finish()
 
 
-def _decode(examination: Examination, key: DecoderKey, observations: Observations, seed: int) -> None:
-    numbers = examination.numbers
-    with examination.part("decode"):
-        decoders = decode_components(observations, seed=seed)
-        numbers[key] = decoders
-        numbers["best_site"] = numbers.get("best_site") or find_best_site(decoders)
+class UnsavedProbeError(OSError):
+    """A probe that could not be written. Its `result` took minutes and can still be shown."""
 
-
-def _decode_variant(examination: Examination, name: Variant, model: nn.Module, variant: Reading) -> Observations | None:
-    """Decode the codes of other instances."""
-    num_instances = min(examination.numbers["num_instances"], MAX_VARIANT_INSTANCES)
-    observations = None
-    with examination.part("collect"):
-        device = next(model.parameters()).device
-        observations = collect_activations(model, variant, num_instances=num_instances, sites=(), device=device)
-    if observations is None:
-        return None
-    _decode(examination, VARIANT_KEYS[name], observations, variant.task.seed)
-    examination.numbers["reading"][name] = variant.instances
-    return observations
-
-
-def _decode_untrained(
-    examination: Examination,
-    key: DecoderKey,
-    model: nn.Module,
-    reading: Reading,
-    num_instances: int,
-    sites: Sequence[str] | None,
-) -> Observations | None:
-    """Add the scores that the same network had before training, fitted on as many rows; returns what was read from it."""
-    num_instances = min(num_instances, 2 * MAX_FITTING_ROWS)
-    observations = None
-    with examination.part("collect"):
-        device = next(model.parameters()).device
-        observations = collect_activations(model, reading, num_instances=num_instances, sites=sites, device=device)
-    if observations is None:
-        return None
-    with examination.part("decode"):
-        decoders = examination.numbers.get(key) or {}
-        for site, untrained in decode_components(observations, seed=reading.task.seed, controlled=False).items():
-            for split in SPLITS:
-                if site in decoders and split in decoders[site] and split in untrained:
-                    decoders[site][split]["untrained"] = keep_scores(untrained[split])
-    return observations
-
-
-def _compare_structure(examination: Examination, untrained: Observations | None, size: int) -> None:
-    """Add the purity that the codes of the same network had before training."""
-    structure = examination.numbers.get("structure")
-    if untrained is None or not structure:
-        return
-    rows = sample_rows(untrained, size)
-    with examination.part("structure"):
-        for site, colours in structure.items():
-            if site in untrained.activations:
-                before = measure_structure(untrained, site, rows)
-                for colour in ("target", "module"):
-                    if colour in colours and colour in before:
-                        colours[colour]["untrained"] = before[colour]["purity"]
-
-
-def _picture(
-    examination: Examination,
-    observations: Observations,
-    seed: int,
-    tsne: bool,
-    kinds: tuple[str, ...] = ("codes.",),
-    size: int = NUM_SAMPLED,
-) -> None:
-    """Structure, similarity and t-SNE of the codes."""
-    sites = [name for name in observations.activations if name.startswith(kinds)]
-    rows = sample_rows(observations, size)
-    numbers = examination.numbers
-    if not sites or len(rows) < 2:
-        numbers["skipped"]["structure"] = "there are no latent codes" if not sites else "there are too few rows"
-        return
-    with examination.part("structure"):
-        numbers["structure"] = {site: measure_structure(observations, site, rows) for site in sites}
-        if observations.binary:
-            numbers["similarity"] = {site: measure_similarity(observations, site) for site in sites}
-    examination.arrays |= _sample_arrays(observations, rows, kinds)
-    if not tsne:
-        numbers["skipped"]["tsne"] = "not asked for"
-        return
-    with examination.part("tsne"):
-        for site in track(sites, "t-SNE of sites"):
-            examination.arrays[f"tsne.{site}"] = embed(observations.activations[site][rows], seed=seed)
-        numbers["tsne"] = {"sites": sites, "num_rows": len(rows), "perplexity": PERPLEXITY}
-
-
-def _sample_arrays(observations: Observations, rows: np.ndarray, kinds: tuple[str, ...]) -> Mapping[str, np.ndarray]:
-    """The columns and codes of the rows that are pictured."""
-    columns = {
-        f"sample.{name}": values[rows]
-        for name, values in observations.as_arrays(kinds=kinds).items()
-        if len(values) == len(observations.split)
-    }
-    return {
-        **columns,
-        "sample.compositions": np.array(observations.compositions),
-        "sample.modules": np.array(observations.modules),
-    }
-
-
-def _intervene(examination: Examination, model: nn.Module, task: Task, reading: Reading, device: torch.device) -> None:
-    """Ablate and swap codes."""
-    numbers = examination.numbers
-    if not can_intervene(model):
-        reason = "the codes of this model cannot be changed (its forward takes no code_maps)"
-        numbers["skipped"] |= {"ablate": reason, "swap": reason}
-        return
-    num_instances = numbers["num_instances"]
-    with examination.part("ablate"):
-        batch = task.sample("test", 0, batch_size=1)
-        metric = reading.choose_metric(task.metrics(task.chance(batch), batch))
-        numbers["ablations"] = measure_ablations(model, task, metric=metric, num_instances=num_instances, device=device)
-    with examination.part("swap"):
-        numbers["swap"] = measure_swaps(model, reading, num_instances=num_instances, device=device)
-
-
-PROBE = Measurement(name="probe", version=FORMAT_VERSION, content=Probe)
-ARRAYS_FILE = "probe.npz"
-
-
-class NotKeptError(OSError):
-    """A probe that could not be written. Its `numbers` took minutes and can still be shown."""
-
-    def __init__(self, error: OSError, numbers: Json) -> None:
+    def __init__(self, error: OSError, result: ProbeResult) -> None:
         super().__init__(error.errno, error.strerror, error.filename)
-        self.numbers = numbers
+        self.result = result
 
 
 def probe_run(
@@ -257,12 +133,12 @@ def probe_run(
     tsne: bool = True,
     save_activations: bool = False,
     device: str = "auto",
-    say: Say = say_nothing,
+    say: Say | None = None,
     code: Sequence[Code] = (),
-) -> Json:
-    """The contents of `probe.json` (see `schema.Probe`): as kept if the arguments are the same, else examined anew.
+) -> ProbeResult:
+    """Probe the trained model of a run next to the same model before training; cached in the run directory.
 
-    `code` names the run's classes from outside the package. Where nothing can be written, a `NotKeptError` has the contents.
+    `code` names the run's classes from outside the package. If the files cannot be written, an `UnsavedProbeError` is raised.
     """
     arguments: dict[str, Any] = {
         "num_instances": num_instances,
@@ -272,44 +148,176 @@ def probe_run(
     }
     run = RunDirectory.open(path)
     key = PROBE.make_key(run, RunConfig.from_dict(run.config, code), arguments)
-    kept = PROBE.read(run, key)
-    if kept is not None and is_of(run, kept["key"]):
-        return kept
+    cached = ProbeResult.load(run, key)
+    if cached is not None:
+        return cached
     run, config, model = load_run(path, device, code=code)
-    examination = examine(model, config.task, untrained=config.build_model(), device=device, say=say, **arguments)
-    numbers = {"run": run.path.name, "task": config.task.name, "label": config.model.label, **examination.numbers}
+    result = probe_model(model, config.task, untrained=config.build_model(), device=device, say=say, **arguments)
+    result.numbers.update({"run": run.path.name, "task": config.task.name, "label": config.model.label})
     try:
-        run.write_bytes(ARRAYS_FILE, pack_arrays(examination, key))
-        PROBE.write(run, key, numbers)
+        result.write(run, key)
     except OSError as error:
-        raise NotKeptError(error, numbers) from error
-    return run.read_json(PROBE.file)
+        raise UnsavedProbeError(error, result) from error
+    return ProbeResult.load(run, key) or result
 
 
 def is_probed(run: RunDirectory, *, code: Sequence[Code] = ()) -> bool:
     """Whether a run has a probe of its current checkpoint and of the current code, whatever the arguments."""
-    kept = PROBE.read_current(run, RunConfig.from_dict(run.config, code))
-    return kept is not None and is_of(run, kept["key"])
-
-
-def read_probe(run: RunDirectory) -> Probe | None:
-    """`probe.json` of the current checkpoint; None if the run was not probed, or not since it was trained further.
-
-    Needs no class of the run: versions of its code are compared by `is_probed` alone.
-    """
-    return cast(Probe | None, PROBE.read_current(run))
-
-
-def pack_arrays(examination: Examination, key: MeasurementKey) -> bytes:
-    """The arrays of an examination as an npz file, with the key of its numbers."""
-    content = io.BytesIO()
-    np.savez_compressed(content, allow_pickle=False, key=np.array(json.dumps(key)), **examination.arrays)
-    return content.getvalue()
-
-
-def is_of(run: RunDirectory, key: Mapping[str, Any]) -> bool:
-    """Whether the arrays were written together with the numbers of this key."""
     try:
-        return bool(json.loads(str(read_npz(run.path / ARRAYS_FILE)["key"])) == key)
-    except (InputError, KeyError, ValueError, RecursionError):
+        stored = ProbeResult.read(run)
+    except InputError:
         return False
+    if stored is None or "key" not in stored.numbers:
+        return False
+    key = PROBE.make_key(run, RunConfig.from_dict(run.config, code), stored.numbers["key"]["arguments"])
+    return ProbeResult.load(run, key) is not None
+
+
+class _Probe:
+    """A probe in progress: numbers, arrays, and the time and gaps of each part."""
+
+    def __init__(self, num_instances: int, reading: Reading | None, say: Say | None) -> None:
+        self.say = say
+        self.arrays: dict[str, np.ndarray] = {}
+        self.numbers: ProbeNumbers = {
+            "version": FORMAT_VERSION,
+            "num_instances": num_instances,
+            "modules": [],
+            "num_compositions": {"fit": 0, "id": 0, "ood": 0},
+            "sites": [],
+            "skipped": {},
+            "seconds": {},
+            "tsne_share": 0.0,
+        }
+        if reading is not None:
+            description = {"instances": reading.instances, "codes": reading.codes, "labels": reading.labels}
+            self.numbers["reading"] = cast(Any, description)
+
+    @contextmanager
+    def part(self, name: Part) -> Iterator[None]:
+        """Time a part. If the model or the data does not allow it, record the reason and continue."""
+        if self.say is not None:
+            self.say(name)
+        start = time.perf_counter()
+        try:
+            yield
+        except InputError as error:
+            self.numbers["skipped"][name] = str(error)
+        seconds = self.numbers["seconds"]
+        seconds[name] = round(seconds.get(name, 0.0) + time.perf_counter() - start, 3)
+
+    def collect(
+        self, model: nn.Module, reading: Reading, num_instances: int, sites: Sequence[str] | None
+    ) -> Activations | None:
+        with self.part("collect"):
+            device = next(model.parameters()).device
+            return collect_activations(model, reading, num_instances=num_instances, sites=sites, device=device)
+        return None
+
+    def describe(self, activations: Activations) -> None:
+        """Record sites, modules and numbers of compositions."""
+        numbers = self.numbers
+        numbers["skipped"] |= activations.skipped
+        if not activations.count_compositions("ood"):
+            numbers["skipped"]["ood"] = "there are no rows of ood: nothing can be said about new compositions"
+        numbers["modules"] = list(activations.modules)
+        numbers["num_compositions"] = {
+            "fit": activations.count_compositions("fit"),
+            "id": activations.count_compositions("id"),
+            "ood": activations.count_compositions("ood"),
+        }
+        numbers["sites"] = [describe_site(name) for name in activations.by_site]
+
+    def decode(self, key: DecoderKey, activations: Activations, seed: int) -> None:
+        with self.part("decode"):
+            decoders = decode_components(activations, seed=seed)
+            self.numbers[key] = decoders
+            self.numbers["best_site"] = self.numbers.get("best_site") or find_best_site(decoders)
+
+    def decode_untrained(
+        self, key: DecoderKey, model: nn.Module, reading: Reading, num_instances: int, sites: Sequence[str] | None
+    ) -> Activations | None:
+        """Add the scores of the same network before training, fitted on as many rows; returns its activations."""
+        activations = self.collect(model, reading, min(num_instances, 2 * MAX_FITTING_ROWS), sites)
+        if activations is None:
+            return None
+        with self.part("decode"):
+            decoders = self.numbers.get(key) or {}
+            for site, untrained in decode_components(activations, seed=reading.task.seed, controlled=False).items():
+                for split in SPLITS:
+                    if site in decoders and split in decoders[site] and split in untrained:
+                        decoders[site][split]["untrained"] = drop_baselines(untrained[split])
+        return activations
+
+    def embed(
+        self,
+        activations: Activations,
+        seed: int,
+        tsne: bool,
+        kinds: tuple[str, ...] = ("codes.",),
+        size: int = NUM_SAMPLED,
+    ) -> None:
+        """Structure, similarity and t-SNE of the codes."""
+        sites = [name for name in activations.by_site if name.startswith(kinds)]
+        rows = sample_rows(activations, size)
+        if not sites or len(rows) < 2:
+            reason = "there are too few rows" if sites else "there are no latent codes"
+            self.numbers["skipped"]["structure"] = reason
+            return
+        with self.part("structure"):
+            self.numbers["structure"] = {site: measure_structure(activations, site, rows) for site in sites}
+            if activations.binary:
+                self.numbers["similarity"] = {site: measure_similarity(activations, site) for site in sites}
+        self.arrays |= {f"sample.{name}": values for name, values in activations.columns(kinds, rows).items()}
+        if not tsne:
+            self.numbers["skipped"]["tsne"] = "not asked for"
+            return
+        with self.part("tsne"):
+            for site in track(sites, "t-SNE of sites"):
+                self.arrays[f"tsne.{site}"] = embed(activations.by_site[site][rows], seed=seed)
+            self.numbers["tsne"] = {"sites": sites, "num_rows": len(rows), "perplexity": PERPLEXITY}
+
+    def compare_structure(self, untrained: Activations | None, size: int) -> None:
+        """Add the purity of the codes of the same network before training."""
+        structure = self.numbers.get("structure")
+        if untrained is None or not structure:
+            return
+        rows = sample_rows(untrained, size)
+        with self.part("structure"):
+            for site, colours in structure.items():
+                if site in untrained.by_site:
+                    before = measure_structure(untrained, site, rows)
+                    for colour in ("target", "module"):
+                        if colour in colours and colour in before:
+                            colours[colour]["untrained"] = before[colour]["purity"]
+
+    def intervene(self, model: nn.Module, task: Task, reading: Reading, device: torch.device) -> None:
+        """Ablate and swap codes."""
+        if not can_intervene(model):
+            reason = "the codes of this model cannot be changed (its forward takes no code_maps)"
+            self.numbers["skipped"] |= {"ablate": reason, "swap": reason}
+            return
+        options: dict[str, Any] = {"num_instances": self.numbers["num_instances"], "device": device}
+        with self.part("ablate"):
+            batch = task.sample("test", 0, batch_size=1)
+            metric = reading.choose_metric(task.metrics(task.chance(batch), batch))
+            self.numbers["ablations"] = measure_ablations(model, task, metric=metric, **options)
+        with self.part("swap"):
+            self.numbers["swap"] = measure_swaps(model, reading, **options)
+
+    def finish(self) -> ProbeResult:
+        """Sum the times, and replace NaN and infinity, which JSON does not have, by None."""
+        numbers: ProbeNumbers = _replace_nonfinite(self.numbers)
+        seconds = numbers["seconds"]
+        total = round(sum(cast(dict[str, float], seconds).values()), 3)
+        seconds["total"] = total
+        numbers["tsne_share"] = round(seconds.get("tsne", 0.0) / max(total, 1e-9), 4)
+        return ProbeResult(numbers=numbers, arrays=self.arrays)
+
+
+def _replace_nonfinite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _replace_nonfinite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_replace_nonfinite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

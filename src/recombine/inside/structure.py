@@ -17,7 +17,8 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float, Int, Num
 
-from recombine.inside.result import Neighbourhood, Observations, SiteSimilarity, SiteStructure
+from recombine.inside.collect import Activations
+from recombine.inside.result import Neighbourhood, SiteSimilarity, SiteStructure
 
 NUM_SAMPLED = 1_500
 NUM_NEIGHBOURS = 10
@@ -26,9 +27,9 @@ NUM_TARGET_BINS = 8
 MAX_TARGET_VALUES = 16  # more different targets than these are binned
 
 
-def sample_rows(observations: Observations, size: int = NUM_SAMPLED) -> Int[np.ndarray, " sampled"]:
+def sample_rows(activations: Activations, size: int = NUM_SAMPLED) -> Int[np.ndarray, " sampled"]:
     """The first rows of `id` and of `ood`, as many of each."""
-    trained, held_out = observations.rows("id"), observations.rows("ood")
+    trained, held_out = activations.rows("id"), activations.rows("ood")
     return np.concatenate([trained[: size // 2], held_out[: size // 2]])
 
 
@@ -41,21 +42,21 @@ def bin_targets(target: Num[np.ndarray, " rows"]) -> Int[np.ndarray, " rows"]:
     return np.searchsorted(edges, target)
 
 
-def measure_structure(observations: Observations, site: str, rows: Int[np.ndarray, " sampled"]) -> SiteStructure:
+def measure_structure(activations: Activations, site: str, rows: Int[np.ndarray, " sampled"]) -> SiteStructure:
     """Purity and silhouette of a site, by target and by module."""
     from sklearn.metrics import pairwise_distances
 
-    distances = pairwise_distances(observations.activations[site][rows])
+    distances = pairwise_distances(activations.by_site[site][rows])
     np.fill_diagonal(distances, np.inf)
     neighbours = np.argsort(distances, axis=1, kind="stable")[:, : min(NUM_NEIGHBOURS, len(rows) - 1)]
     np.fill_diagonal(distances, 0)
     structure: SiteStructure = {}
-    if observations.target is not None:
-        structure["target"] = _measure_classes(distances, neighbours, bin_targets(observations.target[rows]))
-    if observations.exclusive:
-        structure["module"] = _measure_classes(distances, neighbours, observations.labels[rows].argmax(axis=1))
-    elif observations.binary:
-        structure["module"] = _measure_presence(distances, neighbours, observations.labels[rows] > 0.5)
+    if activations.target is not None:
+        structure["target"] = _measure_classes(distances, neighbours, bin_targets(activations.target[rows]))
+    if activations.exclusive:
+        structure["module"] = _measure_classes(distances, neighbours, activations.labels[rows].argmax(axis=1))
+    elif activations.binary:
+        structure["module"] = _measure_presence(distances, neighbours, activations.labels[rows] > 0.5)
     return structure
 
 
@@ -89,13 +90,13 @@ def _silhouette(distances: np.ndarray, colour: np.ndarray) -> float | None:
     return float(silhouette_score(distances, colour, metric="precomputed"))
 
 
-def measure_similarity(observations: Observations, site: str) -> SiteSimilarity:
+def measure_similarity(activations: Activations, site: str) -> SiteSimilarity:
     """Cosine similarity of the mean codes of modules, over all rows; modules that no row has are left out."""
-    values = observations.activations[site].astype(np.float64)
-    present = [m for m in range(len(observations.modules)) if observations.labels[:, m].any()]
-    means = np.stack([values[observations.labels[:, m] > 0.5].mean(axis=0) for m in present])
+    values = activations.by_site[site].astype(np.float64)
+    present = [m for m in range(len(activations.modules)) if activations.labels[:, m].any()]
+    means = np.stack([values[activations.labels[:, m] > 0.5].mean(axis=0) for m in present])
     return {
-        "modules": [observations.modules[m] for m in present],
+        "modules": [activations.modules[m] for m in present],
         "cosine": _cosine(means).round(6).tolist(),
         "centred": _cosine(means - values.mean(axis=0)).round(6).tolist(),
     }

@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from recombine.foundation.errors import InputError, check_choice
-from recombine.inside.probe import read_probe
+from recombine.inside.result import DECODER_TITLES, ProbeNumbers, ProbeResult
 from recombine.training.directory import RunDirectory
 from recombine.training.schema import Json
 from recombine.training.score import ScoreDict
@@ -159,7 +159,6 @@ class Diagnosis:
         }
 
 
-DECODER_TITLES = {"f1": "F1", "r2": "R²"}
 SPLIT_NAMES = {"test": "seen compositions", "ood": "held-out compositions"}  # unless the task has other titles
 
 ADVICE: dict[str, str] = {
@@ -360,17 +359,18 @@ def _explain(verdict: Verdict, evidence: Evidence) -> str:
     )
 
 
-def read_decodability(probe: Json) -> Decodability | None:
-    """The decodability of the best site in `probe.json`, or None if nothing was decoded on held-out compositions."""
+def read_decodability(probe: ProbeNumbers) -> Decodability | None:
+    """The decodability of the best site of a probe, or None if nothing was decoded on held-out compositions."""
     site = probe.get("best_site")
-    decoded = probe.get("decoders", {}).get(site, {})
-    if site is None or "ood" not in decoded or "id" not in decoded:
+    decoder = None if site is None else probe.get("decoders", {}).get(site)
+    if site is None or decoder is None or "ood" not in decoder or "id" not in decoder:
         return None
-    metric = "f1" if "f1" in decoded["ood"] else "r2"
-    trained, held_out = (_read_number(decoded[part], metric) for part in ("id", "ood"))
+    ood = decoder["ood"]
+    metric: Literal["f1", "r2"] = "f1" if "f1" in ood else "r2"
+    trained, held_out = decoder["id"].get(metric), ood.get(metric)
     if trained is None or held_out is None:
         return None
-    uninformed = [_read_number(decoded["ood"].get(name, {}), metric) for name in ("majority", "control", "untrained")]
+    uninformed = [scores.get(metric) for scores in (ood["majority"], ood["control"], ood.get("untrained", {}))]
     baseline = max(0.0, *(value for value in uninformed if value is not None))
     return Decodability(site=site, metric=metric, trained=trained, held_out=held_out, baseline=baseline)
 
@@ -381,7 +381,10 @@ def diagnose_run(path: Path | str) -> Diagnosis:
     if not run.finished:
         raise InputError(f"{run.path} has no result.json: expected a finished run")
     result, split = run.read_json("result.json"), run.read_json("split.json", complete=True)
-    probe = dict(read_probe(run) or {})  # empty if the run has been trained further since
+    try:
+        probe = ProbeResult.read(run)
+    except InputError:  # for example of an earlier checkpoint: scores may suffice
+        probe = None
     scores = result.get("scores")
     if not scores:
         raise InputError(f"{run.path / 'result.json'} is damaged: scores is missing")
@@ -390,7 +393,7 @@ def diagnose_run(path: Path | str) -> Diagnosis:
     diagnosis = diagnose(
         scores,
         split.get("certificate", {}),
-        read_decodability(probe),
+        None if probe is None else read_decodability(probe.numbers),
         title=info.get("title"),
         higher_is_better=info.get("higher_is_better", True),
         splits=name_splits(result),

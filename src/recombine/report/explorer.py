@@ -18,9 +18,9 @@ import numpy as np
 import torch
 
 from recombine.foundation.errors import InputError
-from recombine.foundation.files import read_npz
+from recombine.inside.result import ProbeNumbers, read_arrays
 from recombine.report.figures import Figure, make_figure, plain
-from recombine.report.findings import Found, as_number, read_part
+from recombine.report.findings import Found, read_part
 from recombine.report.read import ReportRun
 from recombine.tasks.view import Card
 from recombine.training.benchmark import load_run
@@ -67,16 +67,10 @@ def read_map(run: ReportRun) -> EmbeddingMap | None:
     part = read_part(run, "tsne")
     if part is None:
         return None
-    try:
-        arrays = read_npz(run.directory.path / "probe.npz")
-    except InputError:  # its message contains a local path, which does not belong in a report
-        raise InputError(
-            "probe.npz is missing or cannot be read: expected the file that recombine probe writes"
-        ) from None
-    return _read_arrays(arrays, part["probe"])
+    return _make_map(read_arrays(run.directory), part["probe"])
 
 
-def _read_arrays(arrays: dict[str, np.ndarray], probe: Json) -> EmbeddingMap:
+def _make_map(arrays: dict[str, np.ndarray], probe: ProbeNumbers) -> EmbeddingMap:
     columns = {name: arrays[f"sample.{name}"] for name in ("labels", "split", "composition", "target")}
     sites = {site: arrays[f"tsne.{site}"] for site in probe["tsne"]["sites"]}
     num_rows = len(columns["split"])
@@ -103,13 +97,10 @@ def _read_arrays(arrays: dict[str, np.ndarray], probe: Json) -> EmbeddingMap:
     )
 
 
-def _read_structure(probe: Json, site: str) -> dict[str, dict[str, float | None]]:
-    structure = probe.get("structure", {}).get(site, {})
+def _read_structure(probe: ProbeNumbers, site: str) -> dict[str, dict[str, float | None]]:
+    structure: Json = dict(probe.get("structure", {}).get(site, {}))
     names = ("purity", "chance", "untrained")
-    return {
-        colour: {name: as_number(structure.get(colour, {}).get(name)) for name in names}
-        for colour in ("target", "module")
-    }
+    return {colour: {name: structure.get(colour, {}).get(name) for name in names} for colour in ("target", "module")}
 
 
 def _scale(places: np.ndarray) -> np.ndarray:

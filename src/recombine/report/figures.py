@@ -15,6 +15,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from recombine.inside.result import DECODER_TITLES
 from recombine.report.findings import Change, Decoded, Found
 from recombine.report.read import Curve, ReportRun, Shown
 from recombine.tasks.base import Task
@@ -202,13 +203,6 @@ def choose_dash(run: ReportRun, dashes: Sequence[str] = DASHES) -> str:
     return dashes[run.series // len(LIGHT_PALETTE) % len(dashes)]
 
 
-DECODER_TITLES = {
-    "f1": "F1",
-    "accuracy": "balanced accuracy",
-    "auc": "area under the ROC curve",
-    "exact": "all modules right",
-    "r2": "R²",
-}
 KIND_TITLES = {"codes": "Latent codes", "residual": "Residual stream", "hidden": "Hidden activations", "site": "Sites"}
 SPLIT_WORDS = {"test": "seen", "ood": "held-out"}
 CHANGE_WORDS = {"zero": "zero", "mean": "mean", "swap": "another’s"}

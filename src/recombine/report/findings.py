@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from recombine.foundation.errors import InputError
-from recombine.inside.cache import is_outdated
+from recombine.inside.result import DecoderKey, ProbeNumbers, ProbeResult, SiteDecoder
 from recombine.report.read import ReportRun
 from recombine.training.schema import Json
 
-PROBE_VERSION = 2
 VERDICTS = {  # verdict of `diagnose` -> class of its badge
     "solved": "good",
     "ambiguous": "good",
@@ -27,7 +26,7 @@ VERDICTS = {  # verdict of `diagnose` -> class of its badge
     "uncovered": "open",
 }
 UNINFORMED = ("majority", "control", "untrained")
-READINGS = {  # decoders in probe.json -> the key in `reading` that describes their instances
+READINGS: dict[DecoderKey, str] = {  # decoders in probe.json -> the key in `reading` that describes their instances
     "decoders": "instances",
     "decoders_pictured": "pictured",
     "decoders_same_query": "same_query",
@@ -97,14 +96,10 @@ def read_diagnosis(run: ReportRun) -> Json | None:
     }
 
 
-def read_probe(run: ReportRun) -> Json | None:
-    """`probe.json`, if it is complete and has the supported version."""
-    probe = _read_file(run, "probe.json")
-    if probe is not None and probe.get("version") != PROBE_VERSION:
-        raise InputError(f"probe.json has version {probe.get('version')!r}: expected {PROBE_VERSION}")
-    if probe is not None and is_outdated(run.directory, probe):
-        raise InputError("probe.json is of another checkpoint than the run's: expected a new recombine probe")
-    return probe
+def read_probe(run: ReportRun) -> ProbeNumbers | None:
+    """The numbers of the probe of the current checkpoint; an error if the stored ones cannot be used."""
+    result = ProbeResult.read(run.directory)
+    return None if result is None else result.numbers
 
 
 def read_part(run: ReportRun, name: str, *, step: str | None = None) -> Json | None:
@@ -120,7 +115,7 @@ def read_part(run: ReportRun, name: str, *, step: str | None = None) -> Json | N
         if reason:
             raise InputError(f"not measured: {reason}")
         return None
-    return {"probe": probe, name: probe[name]}
+    return {"probe": probe, name: cast(Json, probe)[name]}
 
 
 def _read_file(run: ReportRun, name: str) -> Json | None:
@@ -130,9 +125,9 @@ def _read_file(run: ReportRun, name: str) -> Json | None:
         raise InputError(f"{name} cannot be read: expected the JSON object that Recombine writes") from None
 
 
-def read_decoders(run: ReportRun, key: str) -> list[Decoded] | None:
+def read_decoders(run: ReportRun, key: DecoderKey) -> list[Decoded] | None:
     probe = read_probe(run)
-    if not probe:
+    if probe is None:
         return None
     if key not in probe:
         reason = probe.get("skipped", {}).get("decode", "nothing was decoded")
@@ -141,18 +136,19 @@ def read_decoders(run: ReportRun, key: str) -> list[Decoded] | None:
         return None
     places = {site["name"]: (site["kind"], site["layer"]) for site in probe["sites"]}
     decoded = []
-    for site, each in probe[key].items():
+    for site, decoder in probe[key].items():
         kind, layer = places.get(site, ("site", None))
-        scores: dict[str, dict[str, float | None]] = {}
-        for metric in DECODER_METRICS:
-            ood = each.get("ood", {})
-            values = {split: as_number(each.get(split, {}).get(metric)) for split in ("id", "ood")}
-            values |= {name: as_number(ood.get(name, {}).get(metric)) for name in UNINFORMED}
-            if any(value is not None for value in values.values()):
-                scores[metric] = values
-        place = (kind, int(layer)) if layer is not None else ("site", site)
-        decoded.append(Decoded(site=site, kind=str(place[0]), layer=place[1], scores=scores))
+        place = ("site", site) if layer is None else (kind, layer)
+        decoded.append(Decoded(site=site, kind=place[0], layer=place[1], scores=_read_scores(decoder)))
     return decoded
+
+
+def _read_scores(decoder: SiteDecoder) -> dict[str, dict[str, float | None]]:
+    """{metric: {id, ood, majority, control, untrained}}, without metrics that have no score."""
+    ood: Json = cast(Json, decoder.get("ood", {}))
+    rows: Json = {"id": decoder.get("id", {}), "ood": ood} | {name: ood.get(name, {}) for name in UNINFORMED}
+    scores = {metric: {name: row.get(metric) for name, row in rows.items()} for metric in DECODER_METRICS}
+    return {metric: values for metric, values in scores.items() if any(value is not None for value in values.values())}
 
 
 def read_similarity(run: ReportRun) -> dict[str, Json] | None:
@@ -160,16 +156,13 @@ def read_similarity(run: ReportRun) -> dict[str, Json] | None:
     part = read_part(run, "similarity", step="structure")
     if part is None:
         return None
-    sites: dict[str, Json] = {}
     for site, similarity in part["similarity"].items():
-        modules = [str(name) for name in similarity["modules"]]
-        sites[site] = {"modules": modules}
         for name in ("centred", "cosine"):
-            matrix = [[as_number(value) for value in row] for row in similarity[name]]
-            if {len(matrix), *map(len, matrix)} - {len(modules)}:
-                raise InputError(f"the similarity of {site} is not square: expected {len(modules)} rows and columns")
-            sites[site][name] = matrix
-    return sites or None
+            if {len(similarity[name]), *map(len, similarity[name])} - {len(similarity["modules"])}:
+                raise InputError(
+                    f"the similarity of {site} is not square: expected {len(similarity['modules'])} rows and columns"
+                )
+    return part["similarity"] or None
 
 
 def as_number(value: object) -> float | None:
@@ -198,10 +191,10 @@ def read_ablations(run: ReportRun) -> Json | None:
     if part is None:
         return None
     ablations = part["ablations"]
-    base = {split: as_number(ablations["base"].get(split)) for split in ("test", "ood")}
+    base = {split: ablations["base"].get(split) for split in ("test", "ood")}
     splits = [split for split, value in base.items() if value is not None]
     changes = {name: [_change(row, splits) for row in ablations[name]] for name in ("layers", "heads")}
-    return {"metric": str(ablations["metric"]), "base": base, **changes}
+    return {"metric": ablations["metric"], "base": base, **changes}
 
 
 def read_swap(run: ReportRun) -> Json | None:
@@ -209,8 +202,6 @@ def read_swap(run: ReportRun) -> Json | None:
     if part is None:
         return None
     swap = part["swap"]
-    if swap["kind"] not in SWAP_COLUMNS:
-        raise InputError(f"the swap experiment is of kind {swap['kind']!r}: expected rules or functions")
     columns = SWAP_COLUMNS[swap["kind"]]
     splits: Json = {}
     for split in ("ood", "test"):
@@ -220,7 +211,7 @@ def read_swap(run: ReportRun) -> Json | None:
             if "base" in results:
                 rows.insert(0, ({"words": "no swap"}, results["base"]))
             splits[split] = [
-                words | {name: as_number(row.get(name)) for name in columns} | {"interval": _read_interval(row)}
+                words | {name: row.get(name) for name in columns} | {"interval": tuple(row["interval"])}
                 for words, row in rows
             ]
     by_rule = {split: _read_matrix(swap, split) for split in splits if swap["splits"][split].get("by_rule")}
@@ -230,15 +221,9 @@ def read_swap(run: ReportRun) -> Json | None:
     return {"kind": swap["kind"], "what": what, "columns": columns, "splits": splits, "by_rule": by_rule}
 
 
-def _read_interval(row: Json) -> tuple[float | None, float | None]:
-    low, high = row.get("interval") or (None, None)
-    return as_number(low), as_number(high)
-
-
 def _read_matrix(swap: Json, split: str) -> Json:
     """How often the answer follows, by own rule (row) and swapped-in rule; rules without an instance are left out."""
-    rules = [str(rule) for rule in swap["rules"]]
-    matrix = [[as_number(value) for value in row] for row in swap["splits"][split]["by_rule"]]
+    rules, matrix = swap["rules"], swap["splits"][split]["by_rule"]
     if {len(matrix), *map(len, matrix)} - {len(rules)}:
         raise InputError(f"the table of swapped rules is not square: expected {len(rules)} rows and columns")
     rows = [i for i, row in enumerate(matrix) if any(value is not None for value in row)]
@@ -251,12 +236,11 @@ def _read_matrix(swap: Json, split: str) -> Json:
 
 
 def _describe_arm(arm: Json) -> str:
-    layers = [int(layer) for layer in arm["layers"]]
+    layers = arm["layers"]
     where = f"layer {layers[0]}" if len(layers) == 1 else "all layers"
     return where + (", all keys" if arm["keys"] == "all" else ", probed keys")
 
 
 def _change(row: Json, splits: Sequence[str]) -> Change:
     values = {split: tuple(float(row[split][key]) for key in ("change", "low", "high")) for split in splits}
-    head = None if row.get("head") is None else int(row["head"])
-    return Change(layer=int(row["layer"]), head=head, kind=str(row["kind"]), splits=values)  # type: ignore[arg-type]
+    return Change(layer=row["layer"], head=row.get("head"), kind=row["kind"], splits=values)  # type: ignore[arg-type]

@@ -24,6 +24,7 @@ import jinja2
 from markupsafe import Markup
 
 from recombine.foundation.files import write_whole
+from recombine.inside.result import DECODER_TITLES
 from recombine.models.registry import Code
 from recombine.report import figures
 from recombine.report import figures as inside_figures
@@ -230,7 +231,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "metric": _title_metric,
     "split": _title_split,
     "site": _title_site,
-    "decoder": lambda metric: inside_figures.DECODER_TITLES[metric],
+    "decoder": lambda metric: DECODER_TITLES[metric],
     "kind": lambda kind: inside_figures.KIND_TITLES.get(kind, kind),
     "zip": lambda first, second: list(zip(first, second, strict=True)),
     "by_head": lambda changes: list(_by_head(changes).items()),

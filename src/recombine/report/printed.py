@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from recombine.inside.result import DECODER_TITLES
 from recombine.report.explorer import RESOLUTION, EmbeddingMap, read_map
 from recombine.report.figures import (
-    DECODER_TITLES,
     KIND_TITLES,
     ROWS,
     SPLIT_TITLES,

@@ -37,10 +37,10 @@ from torch import nn
 
 from recombine.foundation import Column, Table, Value
 from recombine.inside import (
+    Activations,
     CountedArm,
     CountedSwap,
     Measurement,
-    Observations,
     collect_activations,
     decode_components,
     find_best_site,
@@ -89,8 +89,8 @@ def read_rule_codes(run: RunDirectory, device: str) -> Json:
         untrained = config.build_model().to(next(model.parameters()).device)
         return {
             name: {
-                "trained": examine_codes(model, reading),
-                "untrained": examine_codes(untrained, reading),
+                "trained": measure_codes(model, reading),
+                "untrained": measure_codes(untrained, reading),
                 "swap": measure_swaps(
                     model, reading, num_instances=NUM_INSTANCES, device=next(model.parameters()).device
                 ),
@@ -98,7 +98,7 @@ def read_rule_codes(run: RunDirectory, device: str) -> Json:
             for name, reading in make_readings(config.task).items()
         }
 
-    return RULE_CODES.keep(run.path, {"num_instances": NUM_INSTANCES}, measure)
+    return RULE_CODES.load_or_measure(run.path, {"num_instances": NUM_INSTANCES}, measure)
 
 
 def make_readings(task: Task) -> dict[str, SRavenReading]:
@@ -107,26 +107,26 @@ def make_readings(task: Task) -> dict[str, SRavenReading]:
     return dict(zip(READINGS, (SelfReading(task), SRavenReading(task)), strict=True))
 
 
-def examine_codes(model: nn.Module, reading: SRavenReading) -> Json:
+def measure_codes(model: nn.Module, reading: SRavenReading) -> Json:
     """What `recombine probe` finds in the codes of each layer."""
     device = next(model.parameters()).device
-    observations = collect_activations(model, reading, num_instances=NUM_INSTANCES, sites=(), device=device)
-    rows = sample_rows(observations)
+    activations = collect_activations(model, reading, num_instances=NUM_INSTANCES, sites=(), device=device)
+    rows = sample_rows(activations)
     return {
-        "decoders": decode_components(observations, seed=reading.task.seed, controlled=False),
-        "structure": {site: measure_structure(observations, site, rows) for site in observations.activations},
-        "similarity": {site: measure_similarity(observations, site) for site in observations.activations},
-        "mean_codes": average_codes(observations),
+        "decoders": decode_components(activations, seed=reading.task.seed, controlled=False),
+        "structure": {site: measure_structure(activations, site, rows) for site in activations.by_site},
+        "similarity": {site: measure_similarity(activations, site) for site in activations.by_site},
+        "mean_codes": average_codes(activations),
     }
 
 
-def average_codes(observations: Observations) -> dict[str, list[float]]:
+def average_codes(activations: Activations) -> dict[str, list[float]]:
     """The mean code of each rule in the last layer, over held-out compositions."""
-    rows = observations.rows("ood")
-    codes, labels = observations.activations[last_site(observations.activations)][rows], observations.labels[rows]
+    rows = activations.rows("ood")
+    codes, labels = activations.by_site[last_site(activations.by_site)][rows], activations.labels[rows]
     return {
         name: codes[labels[:, number] > 0.5].mean(axis=0).tolist()
-        for number, name in enumerate(observations.modules)
+        for number, name in enumerate(activations.modules)
         if labels[:, number].any()
     }
 

@@ -33,8 +33,8 @@ from recombine.foundation import Table, Value
 from recombine.inside import (
     NUM_SAMPLED,
     SPLITS,
+    Activations,
     Measurement,
-    Observations,
     collect_activations,
     decide,
     decode_components,
@@ -82,16 +82,16 @@ def read_neighbours(run: RunDirectory, device: str) -> dict[str, float]:
             numbers |= {f"{name}_untrained_{shared}": value for name, value in before.items()}
         return numbers
 
-    kept = TERM_NEIGHBOURS.keep(run.path, {"num_instances": NUM_INSTANCES}, measure)
+    kept = TERM_NEIGHBOURS.load_or_measure(run.path, {"num_instances": NUM_INSTANCES}, measure)
     return {name: value for name, value in kept.items() if name != "key"}
 
 
 def find_neighbours(model: nn.Module, reading: Reading) -> dict[str, float]:
     """The share of nearest codes with the same term and with the same target, above chance."""
     device = next(model.parameters()).device
-    observations = collect_activations(model, reading, num_instances=NUM_INSTANCES, sites=(), device=device)
-    rows = observations.rows("ood")[:NUM_SAMPLED]
-    structure = measure_structure(observations, last_site(observations.activations), rows)
+    activations = collect_activations(model, reading, num_instances=NUM_INSTANCES, sites=(), device=device)
+    rows = activations.rows("ood")[:NUM_SAMPLED]
+    structure = measure_structure(activations, last_site(activations.by_site), rows)
     kinds = {"terms": structure["module"], "target": structure["target"]}
     return {
         name: kind["purity"] - kind["chance"]
@@ -255,7 +255,7 @@ def read_term_codes(run: RunDirectory, device: str) -> Json:
         }
         return {**found, "majority": found["trained"]["majority"]}
 
-    return TERM_CODES.keep(run.path, {"num_instances": NUM_INSTANCES}, measure)
+    return TERM_CODES.load_or_measure(run.path, {"num_instances": NUM_INSTANCES}, measure)
 
 
 def decode_terms(model: nn.Module, task: Task) -> Json:
@@ -263,24 +263,24 @@ def decode_terms(model: nn.Module, task: Task) -> Json:
     assert isinstance(task, FuzzyLogic)
     device = next(model.parameters()).device
     reading = task.reading().variants["same_query"]
-    observations = collect_activations(model, reading, num_instances=NUM_INSTANCES, sites=(), device=device)
-    decoders = decode_components(observations, seed=task.seed, controlled=False)
+    activations = collect_activations(model, reading, num_instances=NUM_INSTANCES, sites=(), device=device)
+    decoders = decode_components(activations, seed=task.seed, controlled=False)
     return {
         "f1": {site: decoder["ood"]["f1"] for site, decoder in decoders.items()},
         "majority": next(iter(decoders.values()))["ood"]["majority"]["f1"],
-        "bits": decode_bits(observations, task),
+        "bits": decode_bits(activations, task),
     }
 
 
-def decode_bits(observations: Observations, task: FuzzyLogic) -> dict[str, float]:
+def decode_bits(activations: Activations, task: FuzzyLogic) -> dict[str, float]:
     """R² on the other half of the instances of training functions (`id`), and on held-out functions."""
-    codes = np.concatenate(list(observations.activations.values()), axis=1)
-    terms = np.array([*task.split.train, *task.split.ood])[observations.composition]
+    codes = np.concatenate(list(activations.by_site.values()), axis=1)
+    terms = np.array([*task.split.train, *task.split.ood])[activations.composition]
     labels = ((terms[:, :, None] >> np.arange(task.num_variables)) & 1).reshape(len(terms), -1).astype(np.float32)
-    fit = observations.rows("fit")
+    fit = activations.rows("fit")
     weights = fit_ridge(codes[fit], labels[fit], strength=1.0)
     return {
         split: score_values(decide(codes[rows], weights), labels[rows])["r2"]
         for split in SPLITS
-        if len(rows := observations.rows(split))
+        if len(rows := activations.rows(split))
     }

@@ -88,7 +88,7 @@ def measure_fitted_code(
             "fitted": {"id": fitted_id, "ood": fitted_ood},
         }
 
-    return FITTED_CODE.keep(path, {"num_instances": num_instances}, measure, code=code)
+    return FITTED_CODE.load_or_measure(path, {"num_instances": num_instances}, measure, code=code)
 
 
 def score_codes(
@@ -237,5 +237,7 @@ def track_run(
         config = RunConfig.from_dict(RunDirectory.open(path).config, code)
         return {"rows": track_gradients(config, steps=steps, num_points=num_points, device=resolve_device(device))}
 
-    rows: list[Json] = GRADIENTS.keep(path, {"steps": steps, "num_points": num_points}, measure, code=code)["rows"]
+    rows: list[Json] = GRADIENTS.load_or_measure(path, {"steps": steps, "num_points": num_points}, measure, code=code)[
+        "rows"
+    ]
     return rows

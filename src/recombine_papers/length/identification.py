@@ -130,7 +130,7 @@ def identify_run(
             "untrained": identify(untrained, config.task, num_sequences=num_sequences).as_dict(),
         }
 
-    return IDENTIFICATION.keep(path, {"num_sequences": num_sequences}, measure, code=code)
+    return IDENTIFICATION.load_or_measure(path, {"num_sequences": num_sequences}, measure, code=code)
 
 
 def identify(model: SequenceModel, task: TaughtTask, *, num_sequences: int = NUM_SEQUENCES) -> Identification:

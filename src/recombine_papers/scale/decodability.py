@@ -73,14 +73,14 @@ def measure_decodability(
         best = find_best_site(trained, metrics=("r2",)) or next(iter(trained))
         return {"num_instances": num_instances, "best_site": best, "sites": sites}
 
-    return DECODABILITY.keep(path, {"num_instances": num_instances}, measure, code=code)
+    return DECODABILITY.load_or_measure(path, {"num_instances": num_instances}, measure, code=code)
 
 
 def decode_sites(model: nn.Module, task: Task, *, num_instances: int) -> dict[str, SiteDecoder]:
     """Decoders of the residual stream of each layer and of the code of a bottleneck; of other models, of every site."""
     device = next(model.parameters()).device
-    observations = collect_activations(model, task.reading(), num_instances=num_instances, device=device)
-    decoders = decode_components(observations, seed=task.seed, controlled=False)
+    activations = collect_activations(model, task.reading(), num_instances=num_instances, device=device)
+    decoders = decode_components(activations, seed=task.seed, controlled=False)
     chosen = {site: decoder for site, decoder in decoders.items() if site == "code" or site.startswith("residual.")}
     return chosen or decoders
 

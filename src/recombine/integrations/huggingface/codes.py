@@ -174,11 +174,11 @@ def codes(
     writer = _Writer(len(chosen), None if out is None else Path(out))
     for rows in torch.arange(len(chosen)).split(batch_size):
         batch = {name: value[rows] for name, value in inputs.items()}
-        writer.add(rows, observe_pairs(model, batch, chosen[rows]))
+        writer.add(rows, collect_pairs(model, batch, chosen[rows]))
     return Codes(arrays=writer.close(), pairs=chosen.numpy())
 
 
-def observe_pairs(
+def collect_pairs(
     model: nn.Module, inputs: Mapping[str, Tensor], pairs: Int[Tensor, "rows pairs 2"]
 ) -> dict[str, Tensor]:
     """Codes (rows, pairs, heads) and residual stream (rows, pairs, width) of one batch, on the CPU."""

@@ -7,7 +7,6 @@ only if the prompts, the weights and the arguments are the same.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,8 @@ import torch
 from torch import nn
 
 from recombine.foundation.errors import InputError
-from recombine.inside.cache import MeasurementKey
-from recombine.inside.probe import ARRAYS_FILE, NUM_INSTANCES, PROBE, examine, is_of, pack_arrays
-from recombine.inside.result import Say, say_nothing
+from recombine.inside.probe import NUM_INSTANCES, Say, probe_model
+from recombine.inside.result import PROBE, ProbeResult
 from recombine.integrations.huggingface.attention import import_interfaces
 from recombine.integrations.huggingface.model import PretrainedModel
 from recombine.integrations.huggingface.prompts import Prompts, read_prompts
@@ -30,7 +28,7 @@ VERSION = 1  # of what this file adds to the probe
 
 
 @torch.random.fork_rng(devices=())  # the caller's generator stays as it was
-def probe_model(
+def probe_pretrained(
     folder: Path | str,
     prompts: Path | str,
     *,
@@ -41,9 +39,9 @@ def probe_model(
     max_tokens: int = 64,
     tsne: bool = True,
     device: str = "auto",
-    say: Say = say_nothing,
-) -> tuple[RunDirectory, Json]:
-    """Probe the model that `save_pretrained` left in a folder. Returns the run directory and the contents of `probe.json`."""
+    say: Say | None = None,
+) -> tuple[RunDirectory, ProbeResult]:
+    """Probe the model that `save_pretrained` left in a folder. Returns the run directory and the result."""
     folder, file, torch_device = Path(folder), read_prompts(prompts), resolve_device(device)
     import_interfaces()
     about = {"file": Path(prompts).name, "sha256": file.sha256}
@@ -61,12 +59,13 @@ def probe_model(
     pretrained = PretrainedModel(model, task).to(torch_device)
     _ = task.token_rows  # what is wrong with the prompts is said before anything is written
     run = RunDirectory.create(Path(out), f"prompts-{folder.name}", config)
-    kept = PROBE.read(run, key)
-    if kept is not None and is_of(run, kept["key"]):
-        return run, kept
-    say("fit the readout")
+    cached = ProbeResult.load(run, key)
+    if cached is not None:
+        return run, cached
+    if say is not None:
+        say("fit the readout")
     pretrained.fit_readout(task, torch_device)
-    examination = examine(
+    result = probe_model(
         pretrained,
         task,
         untrained=PretrainedModel(untrained, task),
@@ -75,16 +74,10 @@ def probe_model(
         device=device,
         say=say,
     )
-    _write(run, key, task, pack_arrays(examination, key), examination.numbers, folder.name)
-    return run, run.read_json(PROBE.file)
-
-
-def _write(
-    run: RunDirectory, key: MeasurementKey, task: Prompts, arrays: bytes, numbers: Mapping[str, Any], label: str
-) -> None:
     run.write_json("split.json", {"certificate": task.split.certificate.as_dict()})
-    run.write_bytes(ARRAYS_FILE, arrays)
-    PROBE.write(run, key, {"run": run.path.name, "task": task.name, "label": label, **numbers})
+    result.numbers.update({"run": run.path.name, "task": task.name, "label": folder.name})
+    result.write(run, key)
+    return run, ProbeResult.load(run, key) or result
 
 
 def load_model(folder: Path, *, with_head: bool) -> tuple[Any, nn.Module, nn.Module]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from recombine.inside.result import ReadingDescription
 from recombine.report import figures as inside_figures
 from recombine.report.figures import Figure
-from recombine.report.findings import DECODER_METRICS, READINGS, gather, read_decoders
+from recombine.report.findings import DECODER_METRICS, READINGS, gather, read_decoders, read_probe
 from recombine.report.read import ReportRun
 from recombine.report.sections.section import Section
 
@@ -48,13 +49,15 @@ def build(runs: Sequence[ReportRun]) -> Section | None:
 
 def _describe_subject(run: ReportRun) -> str:
     """What is decoded, and which codes are read."""
-    reading = run.read("probe.json").get("reading")
-    if not isinstance(reading, dict):
-        return ""
-    labels, instances, codes = (reading.get(key) for key in ("labels", "instances", "codes"))
-    return f"Decoded: {labels}; from {instances}. Codes: {codes}."
+    reading = _read_reading(run)
+    return f"Decoded: {reading['labels']}; from {reading['instances']}. Codes: {reading['codes']}." if reading else ""
 
 
 def _describe_reading(run: ReportRun, key: str) -> str:
-    reading = run.read("probe.json").get("reading")
-    return str(reading.get(key)) if isinstance(reading, dict) else "rows of a file"
+    reading = _read_reading(run)
+    return str(reading.get(key)) if reading else "rows of a file"
+
+
+def _read_reading(run: ReportRun) -> ReadingDescription | None:
+    probe = read_probe(run)
+    return None if probe is None else probe.get("reading")
