@@ -30,9 +30,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from recombine.foundation import free_list as recycled
 from recombine.foundation.errors import NEGLIGIBLE, require_memory
-from recombine.foundation.native import open_kernel
+from recombine.foundation.native import empty_block, open_kernel
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -107,12 +106,12 @@ def is_available() -> bool:
 
 def draw_bits(keys: Sequence[int], count: int) -> Int[Tensor, "keys count"]:
     """The bits at counters 0 .. count - 1 under each key."""
-    return _draw("bits", keys, count, recycled.empty(len(keys), count, dtype=torch.int64))
+    return _draw("bits", keys, count, empty_block(len(keys), count, dtype=torch.int64))
 
 
 def draw_uniform(keys: Sequence[int], count: int) -> Float[Tensor, "keys count"]:
     """The first 24 of these bits, as a fraction."""
-    return _draw("uniform", keys, count, recycled.empty(len(keys), count))
+    return _draw("uniform", keys, count, empty_block(len(keys), count))
 
 
 def draw_sequences(
@@ -122,18 +121,18 @@ def draw_sequences(
     tokens, width = shape
     assert (len(lengths), lengths.dtype) == (len(keys) * count // (tokens * width), torch.int64)
     kept = lengths.contiguous().clamp(0, tokens)
-    return _draw("sequences", keys, count, recycled.empty(len(keys), count), kept.data_ptr(), tokens * width, width)
+    return _draw("sequences", keys, count, empty_block(len(keys), count), kept.data_ptr(), tokens * width, width)
 
 
 def draw_integers(keys: Sequence[int], count: int, high: int) -> Int[Tensor, "keys count"]:
     """The first 32 of these bits times `high`, divided by 2^32."""
-    return _draw("integers", keys, count, recycled.empty(len(keys), count, dtype=torch.int64), high)
+    return _draw("integers", keys, count, empty_block(len(keys), count, dtype=torch.int64), high)
 
 
 def draw_orders(keys: Sequence[int], count: int, size: int, kept: int) -> Int[Tensor, "keys places"]:
     """Of each `size` consecutive numbers, the places of the `kept` smallest, in order; at most MOST_KEPT of them."""
     assert 0 < kept <= min(size, MOST_KEPT)
-    out = recycled.empty(len(keys), count // size * kept, dtype=torch.int64)
+    out = empty_block(len(keys), count // size * kept, dtype=torch.int64)
     return _draw("orders", keys, count, out, size, kept)
 
 

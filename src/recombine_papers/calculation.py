@@ -18,7 +18,7 @@ from statistics import NormalDist
 from time import perf_counter
 from typing import Any, ClassVar, TypedDict, cast
 
-from recombine.foundation import InputError, Table, find_fault, read_file, replace_file
+from recombine.foundation import InputError, Table, find_schema_error, read_file, replace_file
 from recombine.sweeps import Finished, Record
 from recombine.tasks import Scale
 from recombine.training import CONFIDENCE, SeedScore, describe_environment, score_values
@@ -167,7 +167,7 @@ def read_numbers(folder: Path, experiment: Calculation) -> StoredNumbers | None:
         return None
     try:
         contents = json.loads(read_file(path))
-        if (fault := find_fault(contents, StoredNumbers)) is not None:
+        if (fault := find_schema_error(contents, StoredNumbers)) is not None:
             raise ValueError(fault)
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} cannot be read ({error}): expected numbers that `reproduce claims` wrote") from None

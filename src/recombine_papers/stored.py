@@ -28,7 +28,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypedDict, cast, get_args
 
-from recombine.foundation import InputError, Table, check_choice, find_fault, read_file, replace_file
+from recombine.foundation import InputError, Table, check_choice, find_schema_error, read_file, replace_file
 from recombine.sweeps import Finished, FinishedRun, Record
 from recombine.tasks import Scale, Task
 from recombine.training import EVALUATION_VERSION, Json, RunDirectory, hash_config
@@ -227,7 +227,7 @@ def read_lines(path: Path) -> list[Json]:
     try:
         lines = [json.loads(line) for line in read_file(path).decode().splitlines()]
         for number, line in enumerate(lines, start=1):
-            if (fault := find_fault(line, StoredLine)) is not None:
+            if (fault := find_schema_error(line, StoredLine)) is not None:
                 raise ValueError(f"line {number}: {fault}")
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} cannot be read ({error}): expected results that `reproduce claims` wrote") from None

@@ -10,8 +10,7 @@ import pytest
 
 from fuzz import call, train_once, verbs
 from mutations import damage
-from recombine.foundation.errors import InputError
-from recombine.foundation.settings import find_fault
+from recombine.foundation.errors import InputError, find_schema_error
 from recombine.inside.result import PROBE
 from recombine.training.directory import RunDirectory
 from recombine.training.schema import MetricsRow, ResultFile
@@ -268,14 +267,14 @@ def test_much_random_damage(first, run, pristine, tmp_path, scores):
 
 def test_the_first_fault_is_named():
     row = {"step": 1, "loss": 0.5, "learning_rate": 0.1, "seconds": 1, "scores": {"ood": {"r2": 1}}}
-    assert find_fault(row, MetricsRow) is None
-    assert find_fault(row | {"other": 1}, MetricsRow) is None
-    assert find_fault(row | {"step": True}, MetricsRow) == "step is True: expected a whole number"
-    assert find_fault(row | {"scores": {"ood": [1]}}, MetricsRow) == "scores.ood is [1]: expected an object"
-    assert find_fault(row | {"loss": 10**400}, MetricsRow).startswith("loss is 1000")
-    assert find_fault({"step": 1}, MetricsRow) == "loss is missing"
-    assert find_fault({"step": 1}, MetricsRow, complete=False) is None
-    assert find_fault([], ResultFile) == "it is []: expected an object"
-    assert find_fault({"composition_sums": {"a": {"b": [1]}}}, ResultFile, complete=False) == (
+    assert find_schema_error(row, MetricsRow) is None
+    assert find_schema_error(row | {"other": 1}, MetricsRow) is None
+    assert find_schema_error(row | {"step": True}, MetricsRow) == "step is True: expected a whole number"
+    assert find_schema_error(row | {"scores": {"ood": [1]}}, MetricsRow) == "scores.ood is [1]: expected an object"
+    assert find_schema_error(row | {"loss": 10**400}, MetricsRow).startswith("loss is 1000")
+    assert find_schema_error({"step": 1}, MetricsRow) == "loss is missing"
+    assert find_schema_error({"step": 1}, MetricsRow, complete=False) is None
+    assert find_schema_error([], ResultFile) == "it is []: expected an object"
+    assert find_schema_error({"composition_sums": {"a": {"b": [1]}}}, ResultFile, complete=False) == (
         "composition_sums.a.b[0] is 1: expected a list"
     )

@@ -111,7 +111,7 @@ def test_a_missing_compiler_is_named(source, set_compiler):
 
 
 def test_a_compiler_that_hangs_is_ended_with_what_it_started(source, set_compiler, monkeypatch):
-    monkeypatch.setattr(compiler, "PATIENCE", 0.5)
+    monkeypatch.setattr(compiler, "COMPILE_TIMEOUT", 0.5)
     (source.parent / "pid").touch()
     set_compiler(write_program(source.parent / "slow", f"sleep 1000 & echo $! > {source.parent}/pid; wait"))
     with pytest.raises(compiler.CompilerError, match=r"slow did not end within 0 seconds"):
@@ -122,7 +122,7 @@ def test_a_compiler_that_hangs_is_ended_with_what_it_started(source, set_compile
     while state.exists() and state.read_text().split()[2] != "Z" and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not state.exists() or state.read_text().split()[2] == "Z"
-    monkeypatch.setattr(compiler, "PATIENCE", 1_000)
+    monkeypatch.setattr(compiler, "COMPILE_TIMEOUT", 1_000)
     with pytest.raises(compiler.CompilerError, match="did not end"):  # at once: every kernel would wait for it again
         load(source)
 

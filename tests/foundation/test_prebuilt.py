@@ -20,7 +20,7 @@ def test_levels_follow_the_features_of_the_cpu():
 def test_the_highest_level_that_loads_is_taken(tmp_path, monkeypatch):
     source = tmp_path / "seven.c"
     source.write_text("int seven(void) { return LEVEL; }")
-    monkeypatch.setattr(prebuilt, "read_features", lambda: set(prebuilt.LEVELS["x86-64-v4"]))
+    monkeypatch.setattr(prebuilt, "read_cpu", lambda: {"flags": " ".join(prebuilt.LEVELS["x86-64-v4"])})
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     assert prebuilt.load_prebuilt(source, tmp_path) is None
     for level, serial, number in (("x86-64-v3", False, 3), ("x86-64-v4", True, 4)):

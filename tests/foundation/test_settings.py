@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 from recombine.cli.main import run as run_verb
-from recombine.foundation.errors import InputError
-from recombine.foundation.settings import Settings, settings_as_dict, settings_from_dict
+from recombine.foundation.errors import InputError, Settings, settings_as_dict, settings_from_dict
 from recombine.models.transformer import TransformerConfig
 from recombine.tasks.fuzzy_logic import FuzzyLogic
 from recombine.tasks.modular.hyperteacher import Hyperteacher

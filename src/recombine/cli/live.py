@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from recombine.foundation.errors import InputError
-from recombine.foundation.tables import format_number
+from recombine.foundation.tables import format_duration, format_number
 from recombine.sweeps.status import RunStatus, SweepReader, SweepStatus
 
 if TYPE_CHECKING:
@@ -110,15 +110,3 @@ def summarise(status: SweepStatus) -> str:
         scores = f"test {format_number(status.best.score('test'))} (ood {format_number(status.best.score('ood'))})"
         parts.append(f"best on test so far: {scores}, {status.best.text}")
     return " · ".join(parts)
-
-
-def format_duration(seconds: float) -> str:
-    """A duration in words: `45 s`, `12 min`, `3 h 20 min`, `4 days`."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    if minutes < 90:
-        return f"{minutes} min"
-    if minutes < 48 * 60:
-        return f"{minutes // 60} h {minutes % 60} min"
-    return f"{minutes / 60 / 24:.1f} days"

@@ -12,8 +12,7 @@ import tyro
 from recombine.cli.flags import split_legend, title_of
 from recombine.cli.main import parse
 from recombine.cli.output import Output
-from recombine.foundation.errors import InputError
-from recombine.foundation.settings import find_fault
+from recombine.foundation.errors import InputError, find_schema_error
 from recombine.foundation.tables import Column, Table
 from recombine.training.directory import RunDirectory, find_runs
 from recombine.training.schema import Json
@@ -76,7 +75,7 @@ def describe_run(run: RunDirectory, folder: Path) -> Json:
         "num_parameters": result.get("num_parameters"),
         "seconds": result.get("seconds"),
     }
-    fault = find_fault(row, Row)
+    fault = find_schema_error(row, Row)
     if fault is not None:
         raise InputError(f"{run.path / 'config.json'} is damaged: {fault}")
     return row

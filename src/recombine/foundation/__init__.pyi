@@ -1,10 +1,10 @@
 from .errors import InputError as InputError
 from .errors import check_choice as check_choice
 from .errors import check_positive as check_positive
+from .errors import find_schema_error as find_schema_error
+from .files import find_classes as find_classes
 from .files import read_file as read_file
 from .files import replace_file as replace_file
-from .outside_code import find_classes as find_classes
-from .settings import find_fault as find_fault
 from .tables import Cell as Cell
 from .tables import Column as Column
 from .tables import Format as Format

@@ -39,6 +39,7 @@ import contextlib
 import ctypes
 import hashlib
 import logging
+import math
 import os
 import platform
 import re
@@ -48,12 +49,15 @@ import signal
 import stat
 import subprocess
 import tempfile
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from recombine.foundation.errors import InputError
 from recombine.foundation.files import chosen_cache, is_private
@@ -200,7 +204,7 @@ def load_prebuilt(source: Path, folder: Path = FOLDER) -> ctypes.CDLL | None:
     """The best build that came with the package and runs here, if there is one."""
     if not folder.is_dir() or platform.machine() not in ("x86_64", "AMD64"):
         return None
-    for level in list_levels(read_features()):
+    for level in list_levels(set(read_cpu().get("flags", "").split())):
         for serial in (False, True):
             path = folder / name_build(source, level, serial=serial)
             try:
@@ -211,22 +215,28 @@ def load_prebuilt(source: Path, folder: Path = FOLDER) -> ctypes.CDLL | None:
     return None
 
 
-def read_features() -> set[str]:
-    """The features of this CPU, as Linux names them."""
+@cache
+def read_cpu() -> dict[str, str]:
+    """The fields of the first processor in /proc/cpuinfo, such as `model name` and `flags`; empty on other systems."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
     except OSError:
-        return set()
-    return set(next((line.split(":", 1)[1].split() for line in lines if line.startswith("flags")), []))
+        return {}
+    return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def name_processor() -> str:
+    """Model name of the CPU."""
+    return read_cpu().get("model name") or platform.processor() or platform.machine()
 
 
 COMPILERS = ("cc", "gcc", "clang")
 # contraction to fused multiply-adds is exact enough; -ffast-math is not wanted: NaN in must be NaN out
 FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast")
 SHARED = ("-shared", "-fPIC")
-PATIENCE = 600.0
+COMPILE_TIMEOUT = 600.0
 """Seconds after which a compiler is ended; the largest kernel takes about 20."""
-SHORT_PATIENCE = 60.0
+VERSION_TIMEOUT = 60.0
 """The same when it is only asked for its version."""
 
 _log = logging.getLogger(__name__)
@@ -323,7 +333,7 @@ def _build(
             options = [flag for flag in flags if not flag.startswith("/")]
             libraries = [flag for flag in flags if flag.startswith("/")]
             command = [*compiler, *options, *SHARED, f"-I{INCLUDE}", "-o", str(built), str(source), *libraries, "-lm"]
-            if _run(command, errors, PATIENCE) == 0 and _loads(built):
+            if _run(command, errors, COMPILE_TIMEOUT) == 0 and _loads(built):
                 break
         else:
             lines = errors.read_text(errors="replace").strip().splitlines() or ["it gives no reason"]
@@ -375,7 +385,7 @@ def _compiler_version(compiler: tuple[str, ...]) -> bytes:
     with tempfile.TemporaryDirectory() as scratch:
         output = Path(scratch) / "version"
         try:
-            _run([*compiler, "--version"], output, min(PATIENCE, SHORT_PATIENCE))
+            _run([*compiler, "--version"], output, min(COMPILE_TIMEOUT, VERSION_TIMEOUT))
         except OSError as error:
             raise CompilerError(f"{compiler[0]} does not run: {error.strerror}") from error
         return output.read_bytes()
@@ -383,13 +393,9 @@ def _compiler_version(compiler: tuple[str, ...]) -> bytes:
 
 def _describe_cpu() -> bytes:
     """What `-march=native` depends on: model and features, since cloud machines give many CPUs one name."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
-        wanted = ("vendor_id", "cpu family", "model", "stepping", "flags", "CPU implementer", "CPU part", "Features")
-        features = "\n".join(line for line in lines if line.split("\t")[0].split(":")[0].strip() in wanted)
-    except OSError:
-        features = platform.processor()
-    return f"{platform.system()} {platform.machine()}\n{features}".encode()
+    names = ("vendor_id", "cpu family", "model", "stepping", "flags", "CPU implementer", "CPU part", "Features")
+    features = [f"{name}: {read_cpu()[name]}" for name in names if name in read_cpu()] or [platform.processor()]
+    return "\n".join((f"{platform.system()} {platform.machine()}", *features)).encode()
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -412,7 +418,53 @@ def look_up() -> bool:
     """The same, outside of what a compiler traces."""
     if torch.backends.cpu.get_cpu_capability() != "AVX512":
         return False
-    try:
-        return "AuthenticAMD" in Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return "AuthenticAMD" in platform.processor()
+    return "AuthenticAMD" in read_cpu().get("vendor_id", platform.processor())
+
+
+MIN_BLOCK, MAX_BLOCK = 1 << 16, 1 << 24
+"""Bytes of a block that is kept. The allocator itself keeps smaller ones; for larger ones the cost hardly matters."""
+MAX_FREE_BYTES = 1 << 26
+"""Bytes of all blocks that nobody uses. More are given back, the oldest first."""
+
+
+class _User(weakref.ref[np.ndarray]):
+    """The array that uses a block; weak, so that its end is noticed. `weakref.finalize` would be slow."""
+
+    __slots__ = ("block",)
+    block: Tensor
+
+
+_used: dict[int, _User] = {}
+_free: dict[int, Tensor] = {}  # the oldest first
+
+
+def empty_block(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """A tensor with arbitrary content, on the CPU even where another device is the default."""
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if not MIN_BLOCK <= num_bytes <= MAX_BLOCK:
+        return torch.empty(shape, dtype=dtype, device="cpu")
+    block = _take(num_bytes)
+    memory = block.numpy()
+    user = _User(memory, _give_back)
+    user.block = block
+    _used[id(block)] = user
+    return torch.from_numpy(memory).view(dtype).view(shape)
+
+
+def _take(num_bytes: int) -> Tensor:
+    """The free block of this size that was used last, or a new one."""
+    for key in reversed(list(_free)):
+        block = _free.get(key)
+        if block is not None and len(block) == num_bytes and _free.pop(key, None) is not None:  # no thread was faster
+            return block
+    return torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
+
+
+def _give_back(user: _User) -> None:
+    _free[id(user.block)] = _used.pop(id(user.block)).block
+    num_bytes = 0
+    for key in reversed(list(_free)):
+        other = _free.get(key)
+        num_bytes += 0 if other is None else len(other)
+        if num_bytes > MAX_FREE_BYTES:
+            _free.pop(key, None)

@@ -112,6 +112,18 @@ def format_number(value: Number | None, digits: int = 3) -> str:
     return (f"{value:.1e}" if tiny else f"{value:.{digits}f}").replace("-", "−")
 
 
+def format_duration(seconds: float) -> str:
+    """A duration in words: `45 s`, `12 min`, `3 h 20 min`, `4.1 days`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 90:
+        return f"{minutes} min"
+    if minutes < 48 * 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{minutes / 60 / 24:.1f} days"
+
+
 def _format_cell(cell: Cell, column: Column) -> str:
     text = _format_float(cell.value, column)
     if cell.error is not None:

@@ -20,8 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
-from recombine.foundation.errors import InputError
-from recombine.foundation.settings import find_fault
+from recombine.foundation.errors import InputError, find_schema_error
 from recombine.models.registry import Code
 from recombine.training.checkpoint import read_header
 from recombine.training.config import RunConfig
@@ -127,7 +126,7 @@ class Measurement:
         version = key.get("version", stored.get("version"))
         if version != self.version:
             raise InputError(f"{self.file} has version {version!r}: expected {self.version}")
-        if (fault := find_fault(stored, self.schema)) is not None:
+        if (fault := find_schema_error(stored, self.schema)) is not None:
             raise InputError(f"{self.file} is damaged: {fault}")
         current = describe_checkpoint(run) if self.uses_checkpoint else None
         if current is not None and key.get("checkpoint") != current:

@@ -22,8 +22,7 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import nn
 
-from recombine.foundation.errors import InputError, format_count, require_memory
-from recombine.foundation.settings import Settings
+from recombine.foundation.errors import InputError, Settings, format_count, require_memory
 from recombine.tasks.base import Task
 
 

@@ -29,7 +29,7 @@ import torch
 from torch import nn
 
 from recombine.foundation.errors import InputError, check_choice
-from recombine.foundation.outside_code import find_classes, is_loaded_file, load_object
+from recombine.foundation.files import find_classes, is_loaded_file, load_object
 from recombine.models.base import ModelConfig, OutsideModule, check_size
 from recombine.tasks.base import Task
 from recombine.tasks.families import TASKS

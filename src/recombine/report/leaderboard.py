@@ -18,9 +18,8 @@ from typing import TypedDict
 
 from markupsafe import Markup
 
-from recombine.foundation.errors import InputError
+from recombine.foundation.errors import InputError, find_schema_error, settings_as_dict
 from recombine.foundation.files import write_whole
-from recombine.foundation.settings import find_fault, settings_as_dict
 from recombine.inside.verdict import name_splits
 from recombine.report.page import load_templates
 from recombine.tasks.base import SCALES as BUDGETS
@@ -132,7 +131,7 @@ def read_entry(run: RunDirectory) -> Entry | None:
     result = run.read_json("result.json", complete=True) if run.finished else {}
     if not all(result.get("scores", {}).get(split) for split in ("test", "ood")):
         return None
-    fault = find_fault(run.config["training"], Budget)
+    fault = find_schema_error(run.config["training"], Budget)
     if fault is not None:
         raise InputError(f"{run.path / 'config.json'} is damaged: training.{fault}")
     headline = next(iter(result["scores"]["ood"]))

@@ -37,7 +37,7 @@ from statistics import fmean
 from typing import Any, ClassVar, TypeVar
 
 from recombine.foundation.errors import InputError, check_choice
-from recombine.foundation.outside_code import load_object
+from recombine.foundation.files import load_object
 from recombine.foundation.progress import track
 from recombine.foundation.tables import Cell, Column, Number, Table, Value, describe_settings, show_setting
 from recombine.sweeps.records import Published, Record, Setting, matches

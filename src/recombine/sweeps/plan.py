@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from recombine.foundation.errors import InputError
-from recombine.foundation.files import replace_file
-from recombine.foundation.outside_code import describe_error, load_object
+from recombine.foundation.files import describe_error, load_object, replace_file
 from recombine.sweeps.records import ROLES, Record, as_records, as_setting
 from recombine.sweeps.status import FORMAT, FORMAT_VERSION, PLAN
 from recombine.training.config import RunConfig

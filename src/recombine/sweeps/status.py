@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
-from recombine.foundation.errors import InputError
+from recombine.foundation.errors import InputError, find_schema_error
 from recombine.foundation.files import FAILURE, METRICS, RESULT, RUNNING, read_file, require_regular
-from recombine.foundation.settings import find_fault
 from recombine.foundation.tables import describe_settings
 
 FORMAT = "recombine-sweep"
@@ -183,7 +182,7 @@ def read_plan(folder: Path) -> dict[str, Any]:
         )
     if plan.get("format_version") != FORMAT_VERSION:
         raise InputError(f"{folder / PLAN} has version {plan.get('format_version')!r}: expected {FORMAT_VERSION}")
-    fault = find_fault(plan, PlanFile) or next(filter(None, map(_find_fault_of_run, plan["runs"])), None)
+    fault = find_schema_error(plan, PlanFile) or next(filter(None, map(_find_fault_of_run, plan["runs"])), None)
     if fault is not None:
         raise InputError(f"{folder / PLAN} is damaged: {fault}")
     return plan
@@ -211,7 +210,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 def _read_result(path: Path) -> dict[str, Any]:
     result = read_json(path) or {}
-    fault = find_fault(result, Result, complete=False)
+    fault = find_schema_error(result, Result, complete=False)
     if fault is not None:
         raise InputError(f"{path} is damaged: {fault}")
     return result
@@ -247,6 +246,6 @@ def _read_progress(path: Path) -> tuple[int, float]:
             row = json.loads(line)
         except (ValueError, RecursionError):
             continue
-        if find_fault(row, Progress) is None and row["step"] <= MAX_STEPS:
+        if find_schema_error(row, Progress) is None and row["step"] <= MAX_STEPS:
             return row["step"], float(row["seconds"])
     return 0, 0.0

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from recombine.foundation.outside_code import find_classes
+from recombine.foundation.files import find_classes
 from recombine.tasks.base import Task
 
 TASKS: dict[str, type[Task]] = {

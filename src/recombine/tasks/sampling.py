@@ -19,8 +19,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from recombine.compositions import CompositionSplit
-from recombine.foundation.errors import NEGLIGIBLE, InputError, check_choice, require_memory
-from recombine.foundation.settings import Settings
+from recombine.foundation.errors import NEGLIGIBLE, InputError, Settings, check_choice, require_memory
 from recombine.random import Stream
 from recombine.tasks.batch import Batch
 

@@ -18,9 +18,8 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from recombine.foundation.errors import InputError
+from recombine.foundation.errors import InputError, find_schema_error
 from recombine.foundation.files import require_regular
-from recombine.foundation.settings import find_fault
 from recombine.training.schema import CheckpointInfo
 
 
@@ -61,7 +60,7 @@ def read_header(path: Path) -> tuple[dict[str, str], CheckpointInfo]:
         info = json.loads(header["info"])
     except (safetensors.SafetensorError, KeyError, ValueError, OSError, RecursionError) as error:
         raise _unreadable(path, error) from None
-    fault = find_fault(info, CheckpointInfo, complete=False)
+    fault = find_schema_error(info, CheckpointInfo, complete=False)
     if fault is None and "step" not in info:
         fault = "it does not say at which step it was saved"
     if fault is not None:

@@ -21,8 +21,15 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from recombine.foundation.errors import InputError, check_choice, check_positive, require
-from recombine.foundation.settings import Settings, settings_as_dict, settings_from_dict
+from recombine.foundation.errors import (
+    InputError,
+    Settings,
+    check_choice,
+    check_positive,
+    require,
+    settings_as_dict,
+    settings_from_dict,
+)
 from recombine.models.base import ModelConfig, OutsideModule
 from recombine.models.registry import (
     MODELS,

@@ -27,7 +27,6 @@ import logging
 import math
 import os
 import platform
-import re
 import subprocess
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -40,9 +39,8 @@ from torch import Tensor
 
 from recombine.attention.cpu import attention as cpu_library
 from recombine.foundation import native as compiler
-from recombine.foundation.errors import InputError
+from recombine.foundation.errors import InputError, find_schema_error
 from recombine.foundation.files import read_file, replace_file
-from recombine.foundation.settings import find_fault
 from recombine.training.checkpoint import DamagedError, encode_checkpoint, read_checkpoint
 from recombine.training.schema import (
     FILES,
@@ -162,7 +160,7 @@ class RunDirectory:
             raise InputError(f"{path} cannot be read ({error}): expected JSON") from None
         if not isinstance(value, dict):
             raise InputError(f"{path} holds {type(value).__name__}: expected a JSON object")
-        fault = find_fault(value, FILES.get(name, Json), complete=complete)
+        fault = find_schema_error(value, FILES.get(name, Json), complete=complete)
         if fault is None and name == "result.json":
             fault = find_uneven_sums(value)
         if fault is not None:
@@ -254,7 +252,7 @@ class RunDirectory:
 
 def _open_unlinked(path: str, flags: int) -> int:
     """Open a file, but not through a link: a run directory may come from somebody else."""
-    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
 def _parse_row(line: str) -> tuple[Json, str | None]:
@@ -263,7 +261,7 @@ def _parse_row(line: str) -> tuple[Json, str | None]:
         row = json.loads(line)
     except (ValueError, RecursionError):
         return {}, "is not JSON: expected one object per line"
-    fault = find_fault(row, MetricsRow, complete=False)
+    fault = find_schema_error(row, MetricsRow, complete=False)
     if fault is None and "step" not in row:
         fault = "step is missing"
     return (row, None) if fault is None else ({"row": row}, f"is damaged: {fault}")
@@ -280,7 +278,7 @@ def describe_environment(device: torch.device | str, num_processes: int = 1) -> 
         "python": platform.python_version(),
         "torch": torch.__version__,
         "platform": platform.platform(),
-        "processor": _processor_name(),
+        "processor": compiler.name_processor(),
         "device": str(device),
         "num_threads": torch.get_num_threads(),
         "num_processes": num_processes,
@@ -329,14 +327,6 @@ def _describe_compiler() -> str:
     return " ".join([*shown.splitlines()[:1], *compiler.FLAGS])
 
 
-def _processor_name() -> str:
-    with contextlib.suppress(OSError):
-        match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-        if match:
-            return match.group(1)
-    return platform.processor() or platform.machine()
-
-
 def find_runs(folder: Path | str) -> list[RunDirectory]:
     """The runs in a folder and its subfolders, by path; the folder may also be a run itself.
 
@@ -351,7 +341,7 @@ def find_runs(folder: Path | str) -> list[RunDirectory]:
             continue
         try:
             run = RunDirectory.open(path.parent)
-            fault = find_fault(run.config, Parts)
+            fault = find_schema_error(run.config, Parts)
             if fault is not None:
                 raise InputError(f"{path} is damaged: {fault}")
             runs.append(run)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from recombine.foundation.native import name_processor, read_cpu
 from recombine.training.schema import Json
 
 Pass = Callable[[], object]
@@ -64,13 +64,9 @@ def measure_matmul_peak() -> float:
 
 def name_cpu() -> str:
     """Model of the CPU, and the widest vector instructions that torch uses on it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        fields = {line.split(":", 1)[0].strip(): line.split(":", 1)[1].strip() for line in lines if ":" in line}
-        model = f"{fields['model name']} (family {fields.get('cpu family', '?')}, model {fields.get('model', '?')})"
-    except (OSError, KeyError):
-        model = platform.processor() or platform.machine()
-    return f"{model}, {torch.backends.cpu.get_cpu_capability()}"
+    fields = read_cpu()
+    family = f" (family {fields['cpu family']}, model {fields.get('model', '?')})" if "cpu family" in fields else ""
+    return f"{name_processor()}{family}, {torch.backends.cpu.get_cpu_capability()}"
 
 
 def describe_machine() -> Json:

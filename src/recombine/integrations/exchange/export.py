@@ -33,9 +33,8 @@ from numpy.typing import NDArray
 from pyarrow import parquet
 from torch import Tensor
 
-from recombine.foundation.errors import InputError, require_memory
+from recombine.foundation.errors import InputError, require_memory, settings_as_dict
 from recombine.foundation.files import read_npz, require_regular, write_whole
-from recombine.foundation.settings import settings_as_dict
 from recombine.models.registry import version_of
 from recombine.tasks.base import Task
 from recombine.tasks.batch import Batch

@@ -14,8 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from recombine.foundation import free_list as recycled
-from recombine.foundation.native import open_kernel
+from recombine.foundation.native import empty_block, open_kernel
 
 NUM_MOVES = 4
 MOST_OTHERS, MOST_CELLS = 8, 1024  # as in episodes.c
@@ -138,7 +137,7 @@ def observe(
     """Codes and observations; `scales` by the number of ones in an observation."""
     (batch_size, num_steps), code_size = actions.shape, codes.shape[1]
     width = code_size + (num_kinds + 1 + (walls is not None)) * num_cells + clock
-    inputs = recycled.empty(batch_size, num_steps, width)
+    inputs = empty_block(batch_size, num_steps, width)
     given = [actions, cells, present, objects, kinds, codes, walls, code, map, scales]
     kept = [tensor if tensor is None else tensor.contiguous() for tensor in given]
     sizes = (batch_size, num_steps, objects.shape[1], num_kinds, num_cells, code_size, clock, torch.get_num_threads())

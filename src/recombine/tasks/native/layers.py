@@ -17,8 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from recombine.foundation import free_list as recycled
-from recombine.foundation.native import open_kernel
+from recombine.foundation.native import empty_block, open_kernel
 
 MAX_WIDTH, MAX_LAYERS = 256, 4  # as in layers.c
 Layer = tuple[Float[Tensor, "_ _"], Float[Tensor, " _"]]  # weight (output, input) and bias
@@ -93,7 +92,7 @@ def _state(x: Tensor, lengths: Tensor, layers: Sequence[Layer]) -> tuple[_Proble
     widths = [x.shape[2], *(len(bias) for _, bias in layers)]
     assert (lengths.shape, lengths.dtype, lengths.device.type) == ((rows,), torch.int64, "cpu")
     assert [weight.shape for weight, _ in layers] == [(outputs, inputs) for inputs, outputs in pairwise(widths)]
-    out = recycled.empty(rows, tokens, widths[-1])
+    out = empty_block(rows, tokens, widths[-1])
     x, lengths = x.contiguous(), lengths.contiguous()
     weights, biases = ([tensor.contiguous() for tensor in kind] for kind in zip(*layers, strict=True))
     problem = _Problem(x=x.data_ptr(), lengths=lengths.data_ptr(), out=out.data_ptr())

@@ -6,7 +6,7 @@ import threading
 import pytest
 import torch
 
-from recombine.foundation import free_list as recycled
+from recombine.foundation import native
 from recombine.training.config import default_run
 from recombine.training.loop import Ahead
 
@@ -15,14 +15,14 @@ LARGE = (300, 1000)
 
 @pytest.fixture(autouse=True)
 def _own_blocks(monkeypatch):
-    monkeypatch.setattr(recycled, "_free", {})
+    monkeypatch.setattr(native, "_free", {})
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool])
-@pytest.mark.parametrize("shape", [(0,), (3, 4), LARGE, (recycled.LARGEST,)])
+@pytest.mark.parametrize("shape", [(0,), (3, 4), LARGE, (native.MAX_BLOCK,)])
 def test_it_is_an_ordinary_tensor(shape, dtype):
     for _ in range(2):
-        tensor = recycled.empty(*shape, dtype=dtype)
+        tensor = native.empty_block(*shape, dtype=dtype)
         assert (type(tensor), tuple(tensor.shape), tensor.dtype) == (torch.Tensor, shape, dtype)
         assert tensor.is_contiguous()
         assert tensor.device.type == "cpu"
@@ -30,27 +30,27 @@ def test_it_is_an_ordinary_tensor(shape, dtype):
 
 
 def test_a_block_is_used_again_only_when_nothing_refers_to_it():
-    first = recycled.empty(*LARGE)
+    first = native.empty_block(*LARGE)
     address, view, array = first.data_ptr(), first[3:5].fill_(7), first.numpy()
     del first
-    assert recycled.empty(*LARGE).data_ptr() != address
+    assert native.empty_block(*LARGE).data_ptr() != address
     del array
-    assert recycled.empty(*LARGE).data_ptr() != address
+    assert native.empty_block(*LARGE).data_ptr() != address
     assert (view == 7).all()
     del view
-    assert recycled.empty(LARGE[1], LARGE[0]).data_ptr() == address, "of the same size"
-    assert recycled.empty(7, *LARGE).data_ptr() != address
+    assert native.empty_block(LARGE[1], LARGE[0]).data_ptr() == address, "of the same size"
+    assert native.empty_block(7, *LARGE).data_ptr() != address
 
 
 def test_small_blocks_are_left_to_the_allocator_and_few_are_kept():
-    recycled.empty(8, 8)
-    assert not recycled._free
-    held = [recycled.empty(recycled.LARGEST, dtype=torch.bool) for _ in range(6)]
+    native.empty_block(8, 8)
+    assert not native._free
+    held = [native.empty_block(native.MAX_BLOCK, dtype=torch.bool) for _ in range(6)]
     addresses = [tensor.data_ptr() for tensor in held]
     while held:
         held.pop(0)
-    kept = [block.data_ptr() for block in recycled._free.values()]
-    assert kept == addresses[-recycled.MOST_KEPT // recycled.LARGEST :], "the oldest are given back"
+    kept = [block.data_ptr() for block in native._free.values()]
+    assert kept == addresses[-native.MAX_FREE_BYTES // native.MAX_BLOCK :], "the oldest are given back"
 
 
 def test_a_block_may_return_while_another_is_looked_for():
@@ -59,21 +59,21 @@ def test_a_block_may_return_while_another_is_looked_for():
     class Cycle:
         parts: list[object]
 
-    held = [recycled.empty(recycled.SMALLEST + number, dtype=torch.bool) for number in range(200)]
+    held = [native.empty_block(native.MIN_BLOCK + number, dtype=torch.bool) for number in range(200)]
     kept, before = [], gc.get_threshold()
     del held
     try:
         gc.disable()
         for threshold in range(50, 2000, 100):  # one of them is reached while the 200 blocks are looked through
             gc.set_threshold(threshold)
-            block = recycled.empty(*LARGE)
+            block = native.empty_block(*LARGE)
             kept.append([(number, object()) for number in range(3000)])  # none of the tuples in reserve is left
             gc.collect()
             cycle = Cycle()
             cycle.parts = [cycle, block]
             del cycle, block
             gc.enable()
-            recycled.empty(*LARGE, 2)
+            native.empty_block(*LARGE, 2)
             gc.disable()
     finally:
         gc.set_threshold(*before)
@@ -85,7 +85,7 @@ def test_threads_never_share_a_block():
 
     def work(number: int) -> None:
         for _ in range(200):
-            tensor = recycled.empty(20_000, dtype=torch.int64).fill_(number)
+            tensor = native.empty_block(20_000, dtype=torch.int64).fill_(number)
             if not (tensor == number).all():
                 wrong.append(number)
 
