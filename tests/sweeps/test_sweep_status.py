@@ -9,8 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from recombine.cli.live import SweepDisplay, draw, format_duration, summarise
+from recombine.cli.live import SweepDisplay, draw, summarise
 from recombine.cli.main import run as run_verb
+from recombine.foundation.tables import format_duration
 from recombine.sweeps.engine import Outcome
 from recombine.sweeps.plan import describe_plan, make_plan
 from recombine.sweeps.run import choose_best, describe_run, write_results
