@@ -23,7 +23,7 @@ from recombine.tasks.base import SCALES
 from recombine.tasks.batch import Batch
 from recombine.tasks.grids.preference import PreferenceGrid
 from recombine.training.config import default_run
-from recombine.training.loop import Ahead, Trainer
+from recombine.training.loop import BatchGroups, Trainer
 
 BATCH_SIZE = 128
 ALLOWED_SHARE = 0.1
@@ -56,13 +56,13 @@ def main() -> None:
     for name, scale in itertools.product(("preference_grid", "goal_grid"), SCALES):
         run = default_run(name, scale)
         training = replace(run.training, batch_size=BATCH_SIZE)
-        ahead = Ahead(run.task, batch_size=BATCH_SIZE)
+        batches = BatchGroups(run.task, batch_size=BATCH_SIZE)
         trainer = Trainer(run.build_model(), run.task, training, "cpu")
         functions = {  # training makes its batches in groups, so both are timed for a whole group
-            "batch": lambda ahead=ahead: ahead.make_group(0),
-            "step": lambda ahead=ahead, trainer=trainer: [trainer.advance() for _ in range(ahead.group_size)],
+            "batch": lambda batches=batches: batches.generate(0),
+            "step": lambda batches=batches, trainer=trainer: [trainer.advance() for _ in range(batches.group_size)],
         }
-        seconds = {key: each / ahead.group_size for key, each in measure(functions, arguments.repeats).items()}
+        seconds = {key: each / batches.group_size for key, each in measure(functions, arguments.repeats).items()}
         milliseconds = {key: 1e3 * each for key, each in seconds.items()}
         rows[f"{name}, {scale}"] = {**milliseconds, "share": seconds["batch"] / seconds["step"]}
     grid = PreferenceGrid()

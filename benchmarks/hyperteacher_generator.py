@@ -16,7 +16,7 @@ import torch
 from recombine.models.mlp import MLPConfig
 from recombine.models.registry import build_model
 from recombine.training.config import RunConfig, default_run
-from recombine.training.loop import Ahead, Trainer
+from recombine.training.loop import BatchGroups, Trainer
 
 
 def settings() -> dict[str, RunConfig]:
@@ -51,8 +51,8 @@ def main() -> None:
         trainer = Trainer(build_model(run.model, run.task, seed=0), run.task, run.training, "cpu")
         count = 4 if label.startswith("paper") else 64
         step = fastest(lambda _, trainer=trainer: trainer.advance(), count, options.rounds)
-        ahead = Ahead(run.task, batch_size=run.training.batch_size)
-        batch = fastest(lambda i, ahead=ahead: ahead.take(i), 64, options.rounds)
+        batches = BatchGroups(run.task, batch_size=run.training.batch_size)
+        batch = fastest(lambda i, batches=batches: batches[i], 64, options.rounds)
         results[label] = {"step_ms": 1e3 * step, "batch_ms": 1e3 * batch, "share": batch / step}
     if options.json:
         print(json.dumps(results, indent=2))

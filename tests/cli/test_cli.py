@@ -63,7 +63,7 @@ def test_quiet_prints_the_path_alone(trained, capsys):
 def test_verbose_says_what_happens(trained):
     folder, _ = trained
     done = recombine(*TRAIN, "-v", "-q", "--out", str(folder / "runs"))
-    assert "is finished already" in done.stderr
+    assert "is already finished" in done.stderr
 
 
 def test_evaluate(trained, capsys):

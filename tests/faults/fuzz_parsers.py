@@ -33,9 +33,8 @@ with atheris.instrument_imports(include=["recombine"]):
     from recombine.sweeps.run import choose_best
     from recombine.sweeps.status import SweepReader
     from recombine.training.benchmark import load_config
-    from recombine.training.checkpoint import encode_checkpoint, read_checkpoint
     from recombine.training.config import default_run
-    from recombine.training.directory import RunDirectory
+    from recombine.training.directory import RunDirectory, encode_checkpoint, read_checkpoint
     from recombine.training.schema import CheckpointInfo
     from recombine_papers.stored import read_lines
 

@@ -16,6 +16,7 @@ from recombine.tasks.sraven.task import SRaven
 from recombine.training import run as execute
 from recombine.training.config import RunConfig, TrainingConfig
 from recombine.training.directory import RunDirectory
+from recombine.training.loop import Intervals
 from recombine.training.run import train_run
 
 STEPS = 24
@@ -30,12 +31,12 @@ FAMILIES = {
     "hyperteacher": RunConfig(task=TEACHER, model=MLPConfig(num_layers=1, hidden_dim=8), training=TRAINING),
     "language": RunConfig(task=TEXT, model=LANGUAGE_MODEL, training=replace(TRAINING, precision="bf16")),
 }
-INTERVALS = {"log_every": 2, "checkpoint_every": 2, "evaluate_every": 12}
+INTERVALS = Intervals(log_every=2, checkpoint_every=2, evaluate_every=12)
 
 
 def check_often(monkeypatch: Any) -> None:
     """Log and save every two steps."""
-    monkeypatch.setattr(execute, "intervals", lambda *_: INTERVALS)
+    monkeypatch.setattr(execute, "choose_intervals", lambda *_: INTERVALS)
 
 
 def train(config: RunConfig, out: Path) -> RunDirectory:

@@ -24,7 +24,7 @@ from recombine.foundation import native as compiler
 from recombine.foundation.errors import NOT_SHOWN, InputError
 from recombine.foundation.native import digest, find_compiler
 from recombine.sweeps.status import _read_progress
-from recombine.training.checkpoint import encode_checkpoint
+from recombine.training.directory import encode_checkpoint
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
 Tensors = dict[str, torch.Tensor]

@@ -8,7 +8,7 @@ import torch
 
 from recombine.foundation import native
 from recombine.training.config import default_run
-from recombine.training.loop import Ahead
+from recombine.training.loop import BatchGroups
 
 LARGE = (300, 1000)
 
@@ -100,30 +100,30 @@ def test_threads_never_share_a_block():
 @pytest.mark.parametrize("name", ["sequence_teacher", "goal_grid", "preference_grid"])
 def test_a_group_of_batches_has_the_memory_of_the_one_before(name):
     run = default_run(name, "tiny")
-    batches = Ahead(run.task, batch_size=run.training.batch_size)
-    addresses = [batches.take(index * batches.group_size).inputs.data_ptr() for index in range(8)]
+    batches = BatchGroups(run.task, batch_size=run.training.batch_size)
+    addresses = [batches[index * batches.group_size].inputs.data_ptr() for index in range(8)]
     assert len(set(addresses)) <= 3, "columns of the same size take turns"
-    kept = batches.take(0)
+    kept = batches[0]
     inputs = kept.inputs.clone()
-    assert batches.take(batches.group_size).inputs.data_ptr() != kept.inputs.data_ptr(), "a batch that is still held"
+    assert batches[batches.group_size].inputs.data_ptr() != kept.inputs.data_ptr(), "a batch that is still held"
     assert torch.equal(kept.inputs, inputs)
 
 
 def test_a_group_that_fails_is_made_again():
     run = default_run("hyperteacher", "tiny")
 
-    class Failing(Ahead):
+    class Failing(BatchGroups):
         fails = False
 
-        def make_group(self, first):
+        def generate(self, first):
             if self.fails:
                 raise KeyboardInterrupt
-            return super().make_group(first)
+            return super().generate(first)
 
     batches = Failing(run.task, batch_size=4)
-    expected = batches.take(0).inputs.clone()
+    expected = batches[0].inputs.clone()
     batches.fails = True
     with pytest.raises(KeyboardInterrupt):
-        batches.take(batches.group_size)
+        batches[batches.group_size]
     batches.fails = False
-    assert torch.equal(batches.take(0).inputs, expected)
+    assert torch.equal(batches[0].inputs, expected)

@@ -82,7 +82,7 @@ def test_compare_prints_the_paired_difference(runs, capsys):
     expected = recombine.training.intervals.compare(*sums)
     assert row["difference"] == {"value": expected.value, "low": expected.low, "high": expected.high}
     assert row["difference"]["value"] == pytest.approx(row["first"] - row["second"])
-    assert (row["better"] is not None) == expected.real
+    assert (row["better"] is not None) == expected.is_significant
     assert run_verb(["compare", str(first.path), str(second.path)]) == 0
     assert "first minus second" in capsys.readouterr().out
 

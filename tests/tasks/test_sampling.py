@@ -10,7 +10,7 @@ from recombine.models.registry import build_model
 from recombine.tasks import TASKS
 from recombine.tasks.batch import Batch
 from recombine.training.config import default_run
-from recombine.training.loop import Ahead, Trainer
+from recombine.training.loop import BatchGroups, Trainer
 
 TINY = {name: default_run(name, "tiny") for name in TASKS}
 # tasks whose batches come from matrix products, which may round in another way for another number of rows
@@ -80,12 +80,12 @@ def test_no_batches_at_once_and_batches_without_rows(name):
 @pytest.mark.parametrize("name", TASKS)
 def test_a_training_sees_the_same_bits_wherever_it_starts(name):
     task = TINY[name].task
-    expected = Ahead(task, batch_size=16)
-    batches = [expected.take(index) for index in range(20)]
+    expected = BatchGroups(task, batch_size=16)
+    batches = [expected[index] for index in range(20)]
     for first in (1, 7, 15, 16):
-        resumed = Ahead(replace(task), batch_size=16)
+        resumed = BatchGroups(replace(task), batch_size=16)
         for index in range(first, 20):
-            batch = resumed.take(index)
+            batch = resumed[index]
             assert torch.equal(batch.inputs, batches[index].inputs)
             assert torch.equal(batch.targets, batches[index].targets)
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from recombine.foundation.errors import InputError
-from recombine.training import devices
-from recombine.training.devices import resolve_device, use_deterministic_algorithms
+from recombine.training import run
+from recombine.training.run import resolve_device, use_deterministic_algorithms
 
 
 @pytest.fixture
@@ -22,8 +22,8 @@ def test_auto_prefers_cuda(any_device, monkeypatch):
 
 
 def test_each_process_takes_its_own_device(any_device, monkeypatch):
-    monkeypatch.setattr(devices, "num_processes", lambda: 4)
-    monkeypatch.setattr(devices, "local_rank", lambda: 3)
+    monkeypatch.setattr(run, "num_processes", lambda: 4)
+    monkeypatch.setenv("LOCAL_RANK", "3")
     assert resolve_device("cuda") == torch.device("cuda:3")
     assert resolve_device("cuda:1") == torch.device("cuda:1")
     assert resolve_device("cpu") == torch.device("cpu")
@@ -41,8 +41,6 @@ def test_a_device_that_is_not_there():
 
 def test_deterministic_algorithms_are_switched_on_and_off():
     assert not torch.are_deterministic_algorithms_enabled()
-    with use_deterministic_algorithms(True):
+    with use_deterministic_algorithms():
         assert torch.are_deterministic_algorithms_enabled()
-    with use_deterministic_algorithms(False):
-        assert not torch.are_deterministic_algorithms_enabled()
     assert not torch.are_deterministic_algorithms_enabled()

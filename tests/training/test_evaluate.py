@@ -11,8 +11,15 @@ from recombine.tasks.batch import Batch, Ratio
 from recombine.tasks.fuzzy_logic import FuzzyLogic
 from recombine.tasks.sequences.teacher import SequenceTeacher
 from recombine.tasks.sraven.task import SRaven
-from recombine.training.intervals import CompositionSums, compare, compare_rows
-from recombine.training.score import describe_metrics, evaluate_predictor, evaluation_splits, score, score_references
+from recombine.training.intervals import compare, compare_rows
+from recombine.training.score import (
+    CompositionSums,
+    describe_metrics,
+    evaluate_predictor,
+    evaluation_splits,
+    score,
+    score_references,
+)
 from spies import record_calls
 
 TASK = FuzzyLogic(num_examples=8)
@@ -135,9 +142,9 @@ def test_paired_differences_are_sharper_than_two_intervals():
     difference = compare(better.sums, worse.sums)
     assert difference.value == pytest.approx(better.value - worse.value)
     assert 0 < difference.low < difference.value < difference.high
-    assert difference.real
+    assert difference.is_significant
     same = compare(better.sums, better.sums)
-    assert (same.value, same.low, same.high, same.real) == (0, 0, 0, False)
+    assert (same.value, same.low, same.high, same.is_significant) == (0, 0, 0, False)
 
 
 def test_rows_of_a_batch_are_compared_in_pairs():
@@ -150,7 +157,7 @@ def test_rows_of_a_batch_are_compared_in_pairs():
         total.add({"m": ratio}, batch)
         sums.append(total.totals["m"].tolist())
     assert difference == compare(*sums)
-    assert difference.real
+    assert difference.is_significant
     assert difference.value == pytest.approx(compare_rows(theirs, mine, batch).value * -1)
     with pytest.raises(InputError, match="not of the same instances"):
         compare_rows(mine, Ratio(theirs.numerator, 2 * theirs.denominator), batch)

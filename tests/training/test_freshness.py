@@ -11,11 +11,11 @@ from safetensors.torch import load_file, save_file
 from recombine.foundation.errors import InputError
 from recombine.models.mlp import MLPConfig
 from recombine.tasks.modular.hyperteacher import Hyperteacher
+from recombine.training import directory
 from recombine.training import run as records
 from recombine.training.benchmark import load_run
-from recombine.training.checkpoint import DamagedError
 from recombine.training.config import RunConfig, TrainingConfig
-from recombine.training.directory import RunDirectory, describe_environment, hash_source
+from recombine.training.directory import DamagedError, RunDirectory, describe_environment, hash_source
 from recombine.training.run import train_run
 from recombine.training.score import EVALUATION_VERSION
 
@@ -97,7 +97,7 @@ def test_resuming_in_another_environment_is_said_and_both_are_kept(tmp_path, mon
     first = run.read_json("environment.json")
     assert (first["first_step"], first["previous"]) == (0, [])
     monkeypatch.setattr(
-        records, "describe_environment", lambda *_: {**describe_environment("cpu"), "source_sha256": "f" * 64}
+        directory, "describe_environment", lambda *_: {**describe_environment("cpu"), "source_sha256": "f" * 64}
     )
     stop(tmp_path, 100)
     assert len(caplog.records) == 1

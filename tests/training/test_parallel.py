@@ -16,17 +16,13 @@ from recombine.foundation.errors import InputError
 from recombine.tasks import TASKS
 from recombine.training.config import default_run
 from recombine.training.directory import RunDirectory
+from recombine.training.loop import SINGLE_PROCESS
 from recombine.training.processes import (
-    ALONE,
-    Group,
     LostProcessError,
     ProcessGroup,
-    _find_reason,
-    join_group,
-    num_processes,
-    spread,
+    find_reason,
 )
-from recombine.training.run import train_run
+from recombine.training.run import join_group, num_processes, train_run
 
 LAUNCHED = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 
@@ -130,14 +126,14 @@ def test_rows_are_shared_out(monkeypatch, unchecked):
     assert parts == list(range(8))
     with pytest.raises(InputError, match="batch_size is 2 with 3 processes: expected at least one row per process"):
         group.rows(2)
-    assert ALONE.rows(8) is None
+    assert SINGLE_PROCESS.rows(8) is None
 
 
 def test_what_cannot_be_shared_out_is_refused(monkeypatch, capsys, tmp_path):
     with pytest.raises(InputError, match="shard is set with one process: expected several processes"):
         train_run(CONFIGS["hyperteacher"], out=tmp_path, shard=True)
     with pytest.raises(InputError, match="shard is set with compile"):
-        spread(torch.nn.Linear(1, 1), ALONE, torch.device("cpu"), shard=True, compile=True)
+        train_run(CONFIGS["hyperteacher"], out=tmp_path, shard=True, compile=True)
     for name, value in LAUNCHED.items():
         monkeypatch.setenv(name, value)
     assert num_processes() == 2
@@ -161,7 +157,7 @@ def test_only_errors_of_an_exchange_are_called_lost_processes():
         "Gloo connectFullMesh failed": "connection lost",
         "mat1 and mat2 shapes cannot be multiplied": None,
     }
-    assert {text: _find_reason(RuntimeError(text)) for text in reasons} == reasons
-    with pytest.raises(RuntimeError, match="shapes"), Group().name_lost_process("go on"):
+    assert {text: find_reason(RuntimeError(text)) for text in reasons} == reasons
+    with pytest.raises(RuntimeError, match="shapes"), SINGLE_PROCESS.name_lost_process("go on"):
         raise RuntimeError("shapes")
     assert issubclass(LostProcessError, RuntimeError)

@@ -5,10 +5,10 @@ import torch
 from torch.nn import functional
 
 from recombine.models.registry import build_model
-from recombine.training import devices as precision
+from recombine.training import precision
 from recombine.training.config import default_run
-from recombine.training.devices import rounded_linear, use_precision
 from recombine.training.loop import Trainer
+from recombine.training.precision import rounded_linear, use_precision
 
 CPU = torch.device("cpu")
 

@@ -18,10 +18,9 @@ from recombine.models.transformer import TransformerConfig
 from recombine.tasks.fuzzy_logic import FuzzyLogic
 from recombine.training.benchmark import load_run
 from recombine.training.config import RunConfig, TrainingConfig
-from recombine.training.devices import resolve_device
 from recombine.training.directory import RunDirectory
-from recombine.training.loop import Clock, DivergedError, Trainer, fit, intervals
-from recombine.training.run import train_run
+from recombine.training.loop import Clock, DivergedError, Trainer, choose_intervals, fit
+from recombine.training.run import resolve_device, train_run
 
 CONFIG = RunConfig(
     task=FuzzyLogic(num_examples=8),
@@ -170,7 +169,7 @@ def test_not_a_number_stops_with_the_last_good_checkpoint(tmp_path):
     with pytest.raises(
         DivergedError, match=r"training diverged before step 80: .* is not finite; try a lower learning rate"
     ):
-        fit(trainer, run=run, clock=Clock(), **intervals(200))
+        fit(trainer, choose_intervals(200), run=run, clock=Clock())
     checkpoint = run.load_checkpoint()
     assert checkpoint is not None
     tensors, info = checkpoint

@@ -8,7 +8,6 @@ from recombine.foundation.errors import InputError
 from recombine.foundation.tables import Column, format_value
 from recombine.sweeps import FinishedRun, Group, cell, explain_intervals
 from recombine.training.intervals import (
-    CompositionSums,
     SeedScore,
     compare,
     compare_seeds,
@@ -16,6 +15,7 @@ from recombine.training.intervals import (
     score_seeds,
     subtract,
 )
+from recombine.training.score import CompositionSums
 
 NUM_COMPOSITIONS = 46
 
@@ -66,14 +66,16 @@ def test_compositions_that_never_occurred_are_left_out():
 @pytest.mark.parametrize("between", [0.0, 0.05, 0.2])
 def test_the_interval_covers_the_truth(num_runs, between, monkeypatch):
     """In at least 92 % of 150 simulations; 95 % are promised, and 3 % is less than two standard errors of the estimate."""
-    monkeypatch.setattr("recombine.training.intervals.NUM_RESAMPLES", 200)
+    for module in ("intervals", "score"):
+        monkeypatch.setattr(f"recombine.training.{module}.NUM_RESAMPLES", 200)
     generator = np.random.default_rng(num_runs)
     results = [score_seeds(simulate(generator, num_runs, between=between)) for _ in range(150)]
     assert sum(each.low <= 0.5 <= each.high for each in results) >= 138
 
 
 def test_a_plain_bootstrap_over_three_seeds_would_not(monkeypatch):
-    monkeypatch.setattr("recombine.training.intervals.NUM_RESAMPLES", 200)
+    for module in ("intervals", "score"):
+        monkeypatch.setattr(f"recombine.training.{module}.NUM_RESAMPLES", 200)
     monkeypatch.setattr("recombine.training.intervals._widen", lambda num_runs: 1.0)
     generator = np.random.default_rng(3)
     results = [score_seeds(simulate(generator, 3, between=0.2)) for _ in range(150)]

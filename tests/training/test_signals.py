@@ -13,7 +13,7 @@ from recombine.cli import train as train_command
 from recombine.cli.main import run as run_verb
 from recombine.training import schema
 from recombine.training.loop import Trainer
-from recombine.training.signals import StoppedError, heed_signals
+from recombine.training.run import StoppedError, handle_stop_signals
 from test_run import CONFIG, checkpoint_bytes, train
 
 
@@ -100,7 +100,7 @@ def test_handlers_of_others_are_left_alone():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` does
     usual = signal.getsignal(signal.SIGTERM)
     try:
-        with heed_signals() as request:
+        with handle_stop_signals() as request:
             assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
             assert signal.getsignal(signal.SIGTERM) == request.receive
         assert signal.getsignal(signal.SIGTERM) is usual
@@ -112,7 +112,7 @@ def test_other_threads_receive_no_signals():
     seen = []
 
     def work():
-        with heed_signals() as request:
+        with handle_stop_signals() as request:
             seen.append((request.is_made, signal.getsignal(signal.SIGTERM)))
 
     thread = threading.Thread(target=work)

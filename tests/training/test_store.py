@@ -115,8 +115,8 @@ def test_an_unwritable_place(tmp_path):
 def test_one_writer_at_a_time(run):
     code = f"""
 from pathlib import Path
-from recombine.store import RunDirectory
-from recombine.errors import InputError
+from recombine.training.directory import RunDirectory
+from recombine.foundation.errors import InputError
 try:
     with RunDirectory(Path({str(run.path)!r})).lock():
         print("locked")

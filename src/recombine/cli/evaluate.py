@@ -13,7 +13,7 @@ from recombine.cli.output import Device, RunPath
 from recombine.foundation.tables import tables_as_dict
 from recombine.tasks.sampling import SplitName
 from recombine.training.benchmark import load_run
-from recombine.training.devices import resolve_device
+from recombine.training.run import resolve_device
 from recombine.training.schema import Json
 from recombine.training.score import describe_metrics, describe_splits, score, scores_as_dict
 

@@ -59,10 +59,10 @@ class Starting:
         if self.watch is not None:
             self.watch(progress)
 
-    def pulse(self, step: int, steps: int) -> None:
+    def before_step(self, step: int, steps: int) -> None:
         """Passed on to a watcher of single steps."""
         if isinstance(self.watch, StepWatcher):
-            self.watch.pulse(step, steps)
+            self.watch.before_step(step, steps)
 
 
 def score_table(

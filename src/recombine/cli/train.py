@@ -14,8 +14,7 @@ from recombine.cli.output import Device
 from recombine.integrations.trackers import TrackerName, build_tracker
 from recombine.training.config import RunConfig
 from recombine.training.directory import RunDirectory
-from recombine.training.processes import is_follower, leave_group
-from recombine.training.run import progress_bar, train_run
+from recombine.training.run import is_follower, leave_group, progress_bar, train_run
 from recombine.training.score import describe_splits
 
 EXAMPLES = (

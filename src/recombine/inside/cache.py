@@ -22,9 +22,8 @@ from typing import Any, NotRequired, TypedDict
 
 from recombine.foundation.errors import InputError, find_schema_error
 from recombine.models.registry import Code
-from recombine.training.checkpoint import read_header
 from recombine.training.config import RunConfig
-from recombine.training.directory import CHECKPOINT, RunDirectory
+from recombine.training.directory import CHECKPOINT, RunDirectory, read_header
 from recombine.training.schema import Json
 
 

@@ -62,7 +62,8 @@ from recombine.inside.result import (
 from recombine.tasks.base import Task
 from recombine.tasks.batch import Batch, Ratio
 from recombine.tasks.reading import Counterfactual, Reading
-from recombine.training.intervals import CompositionSums, compare
+from recombine.training.intervals import compare
+from recombine.training.score import CompositionSums
 
 MAX_INSTANCES = 500  # per split: there are many ablations to measure
 

@@ -41,11 +41,14 @@ MODELS: dict[str, type[ModelConfig]] = {
 }
 
 
-def build_model(config: ModelConfig, task: Task, *, seed: int) -> nn.Module:
-    """Build the model of a configuration for a task. The same seed gives the same initial parameters on every device."""
+def build_model(config: ModelConfig, task: Task, *, seed: int, copies: int = 1) -> nn.Module:
+    """Build the model of a configuration for a task. The same seed gives the same initial parameters on every device.
+
+    Raises an error if memory does not hold so many copies of the parameters (see `check_size`).
+    """
     with torch.random.fork_rng(devices=()):
         config.check_task(task)
-        check_size(config, task)
+        check_size(config, task, copies=copies)
         torch.manual_seed(seed)
         return config.build(task)
 

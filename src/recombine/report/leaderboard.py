@@ -191,7 +191,7 @@ def _make_board(key: str, entries: list[Entry]) -> Board:
 def is_tied(best: Entry, entry: Entry) -> bool | None:
     """Whether the paired difference to the best entry includes 0; None if they were scored on different instances."""
     try:
-        return not compare(best.sums, entry.sums).real
+        return not compare(best.sums, entry.sums).is_significant
     except InputError:
         return None
 

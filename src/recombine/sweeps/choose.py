@@ -24,9 +24,9 @@ from recombine.sweeps.local import LocalEngine, record_failure
 from recombine.sweeps.ray import RayEngine
 from recombine.sweeps.slurm import SlurmEngine
 from recombine.training.config import RunConfig
-from recombine.training.devices import resolve_device
 from recombine.training.directory import RunDirectory
 from recombine.training.loop import DivergedError
+from recombine.training.run import resolve_device
 
 EngineName = Literal["local", "ray", "slurm", "submitit"]
 ENGINES: tuple[EngineName, ...] = ("local", "ray", "slurm", "submitit")

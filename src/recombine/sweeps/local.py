@@ -34,8 +34,7 @@ from recombine.sweeps.engine import LOST_RETRIES, Engine, FailureKind, Job, Outc
 from recombine.training.config import RunConfig
 from recombine.training.directory import LockedError, RunDirectory
 from recombine.training.loop import DivergedError
-from recombine.training.run import open_directory, train_run
-from recombine.training.signals import StoppedError
+from recombine.training.run import StoppedError, open_directory, train_run
 
 HEARTBEAT_SECONDS = 5.0
 LOCK_POLL_SECONDS = 0.5

@@ -1,10 +1,9 @@
 from .benchmark import Benchmark as Benchmark
 from .benchmark import load_run as load_run
+from .config import Precision as Precision
 from .config import RunConfig as RunConfig
 from .config import TrainingConfig as TrainingConfig
 from .config import default_run as default_run
-from .devices import Precision as Precision
-from .devices import resolve_device as resolve_device
 from .directory import RunDirectory as RunDirectory
 from .directory import describe_environment as describe_environment
 from .directory import find_runs as find_runs
@@ -15,6 +14,7 @@ from .intervals import score_seeds as score_seeds
 from .intervals import score_values as score_values
 from .intervals import subtract as subtract
 from .loop import Trainer as Trainer
+from .run import resolve_device as resolve_device
 from .run import train_run as train_run
 from .schema import Json as Json
 from .score import EVALUATION_VERSION as EVALUATION_VERSION

@@ -17,13 +17,18 @@ from recombine.models.base import OutsideModule
 from recombine.models.registry import Code, describe_origin, hash_files
 from recombine.tasks.base import Task
 from recombine.tasks.sampling import SplitName
-from recombine.training.checkpoint import digest_tensors
 from recombine.training.config import RunConfig, TrainingConfig
-from recombine.training.devices import resolve_device
-from recombine.training.directory import RunDirectory
-from recombine.training.loop import Clock, Trainer, Watcher, fit, intervals, load_model
-from recombine.training.processes import join_group
-from recombine.training.run import check_evaluation_instances, check_step, finish_run, open_directory, progress_bar
+from recombine.training.directory import RunDirectory, digest_tensors
+from recombine.training.loop import Clock, Trainer, Watcher, choose_intervals, fit, load_model
+from recombine.training.run import (
+    check_evaluation_instances,
+    check_step,
+    finish_run,
+    join_group,
+    open_directory,
+    progress_bar,
+    resolve_device,
+)
 from recombine.training.score import Score, Scores, score
 
 
@@ -55,20 +60,20 @@ def benchmark(
     A progress bar is shown unless `progress` is False or `watch` is given, a function that is called with the progress.
     """
     training = TrainingConfig() if training is None else training
-    check_evaluation_instances(evaluation_instances)
+    num_instances = check_evaluation_instances(task, evaluation_instances)
     torch_device = resolve_device(device)
     group = join_group(torch_device)
     with progress_bar(type(model).__name__, quiet=not progress or watch is not None) as bar:
         if out is None:
             trainer = Trainer(model, task, training, torch_device, group=group)
-            every = intervals(training.steps, task.training_evaluations)
-            fit(trainer, run=None, clock=Clock(), watch=watch or bar, **every)
-            return Benchmark(score(model, task, num_instances=evaluation_instances, device=torch_device))
+            intervals = choose_intervals(training.steps, task.training_evaluations)
+            fit(trainer, intervals, clock=Clock(), watch=watch or bar)
+            return Benchmark(score(model, task, num_instances=num_instances, device=torch_device))
         config = RunConfig(task=task, model=describe_module(model), training=training)
         folder = Path(out)
-        opened = group.lead(lambda: str(open_directory(config, folder, _origins(config, model)).path))
+        opened = group.run_on_leader(lambda: str(open_directory(config, folder, _origins(config, model)).path))
         run = RunDirectory(Path(opened))
-        finish_run(run, config, model, torch_device, evaluation_instances=evaluation_instances, watch=watch or bar)
+        finish_run(run, config, model, torch_device, num_instances, watch=watch or bar)
     return Benchmark(_load_result(run, model, torch_device), run)
 
 

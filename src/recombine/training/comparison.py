@@ -97,7 +97,7 @@ def compare_results(first: Json, second: Json) -> list[Json]:
                     "first": scores[0],
                     "second": scores[1],
                     "difference": {"value": difference.value, "low": difference.low, "high": difference.high},
-                    "better": winner if difference.real else None,
+                    "better": winner if difference.is_significant else None,
                 }
             )
     return rows

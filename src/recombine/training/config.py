@@ -1,12 +1,8 @@
-"""How a model is trained: the settings of a training, and the version of what they mean.
+"""The configuration of a run: task, model and training, with their versions.
 
-AdamW with its parameter groups, and the learning rate schedule (Attention as a Hypernetwork, table A3).
-
-The learning rate rises linearly from 0 during warm-up and falls along half a cosine to `final_fraction` of its peak.
-Weight decay is not applied to parameters of one dimension: biases and norms. (The authors' release also decays the biases
-of the attention projections, because there they have two dimensions.)
-
-The configuration of a run: task, model and training, with their versions.
+Training uses AdamW. The learning rate rises linearly from 0 during warm-up and falls along half a cosine to `final_fraction`
+of its peak (Attention as a Hypernetwork, table A3). Weight decay is not applied to parameters of one dimension: biases and
+norms. (The authors' release also decays the biases of the attention projections, because there they have two dimensions.)
 """
 
 from __future__ import annotations
@@ -46,11 +42,11 @@ from recombine.models.registry import (
 )
 from recombine.tasks.base import SCALES, Scale, Task
 from recombine.tasks.families import TASKS
-from recombine.training.devices import Precision
 from recombine.training.directory import hash_config
 from recombine.training.schema import Json
 
 Schedule = Literal["cosine", "constant"]
+Precision = Literal["float32", "bf16"]
 
 
 def learning_rate(
@@ -151,9 +147,9 @@ class RunConfig:
         """The configuration that a run records: files that the task depends on are prepared and named by their content."""
         return replace(self, task=self.task.prepare())
 
-    def build_model(self) -> nn.Module:
-        """The model with its initial parameters."""
-        return build_model(self.model, self.task, seed=self.model_seed)
+    def build_model(self, *, copies: int = 1) -> nn.Module:
+        """The model with its initial parameters; an error if memory does not hold so many copies of them."""
+        return build_model(self.model, self.task, seed=self.model_seed, copies=copies)
 
     def as_dict(self) -> Json:
         """Names, versions and settings, as `config.json` holds them."""
@@ -170,6 +166,10 @@ class RunConfig:
 
         A setting that is added later, with a default that changes nothing, therefore leaves the hashes of earlier runs alone.
         """
+        return self.without_defaults(self.as_dict())
+
+    def without_defaults(self, config: Json) -> Json:
+        """The settings of a configuration of the same classes that differ from their defaults."""
         owners: dict[str, Any] = {"task": self.task, "model": self.model, "training": self.training}
         defaults = {role: {field.name: field.default for field in fields(owner)} for role, owner in owners.items()}
         return {
@@ -178,7 +178,7 @@ class RunConfig:
                 for name, value in settings.items()
                 if name not in defaults[role] or value != defaults[role][name]
             }
-            for role, settings in self.as_dict().items()
+            for role, settings in config.items()
         }
 
     @property

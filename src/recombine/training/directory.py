@@ -1,20 +1,15 @@
-"""Run directories: what a run leaves behind, written atomically, loaded strictly, without pickle.
-
-The run directory: everything a run leaves behind. `schema.py` has the types of its JSON files.
+"""The directory of a run, written atomically and read strictly. `schema.py` has the types of its JSON files.
 
     runs/<name>-<hash of the configuration>/
-        config.json  split.json  environment.json       what was run, on which compositions, with which code
+        config.json  split.json  environment.json       configuration, compositions, and the code and machine
         metrics.jsonl                                    one JSON object per line, written during training
         checkpoint.safetensors  checkpoint.json          the last checkpoint, and its step and times for people to read
         checkpoint-previous.safetensors                  the one before it, during training
-        result.json                                      only once the run is finished
+        result.json                                      written when the run is finished
 
-A file is written under a temporary name, flushed and renamed, so it is whole or absent. The checkpoint's step is in the
-header of the tensors' own file, so that a kill between two renames cannot combine it with the wrong tensors.
-
-The environment of a run: versions, code, machine and kernel, as far as they can change a number.
-
-Find run directories in a folder.
+The header of a checkpoint has its step and times (`info`), the hash of the run's configuration (`config`), and SHA-256 over
+both and over every tensor's name, type, shape and content (`sha256`). A flipped bit, a missing tensor or the checkpoint of
+another run is therefore noticed when it is loaded, and a kill between two writes cannot combine tensors with another step.
 """
 
 from __future__ import annotations
@@ -32,23 +27,26 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
+import safetensors
 import torch
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from recombine.attention.cpu import attention as cpu_library
 from recombine.foundation import native as compiler
 from recombine.foundation.errors import InputError, find_schema_error
-from recombine.foundation.files import read_file, replace_file
-from recombine.training.checkpoint import DamagedError, encode_checkpoint, read_checkpoint
+from recombine.foundation.files import read_file, replace_file, require_regular
 from recombine.training.schema import (
     FILES,
     CheckpointInfo,
     Environment,
+    EnvironmentFile,
     Json,
     MetricsRow,
     Parts,
+    Stretch,
     find_uneven_sums,
 )
 
@@ -267,6 +265,125 @@ def _parse_row(line: str) -> tuple[Json, str | None]:
     return (row, None) if fault is None else ({"row": row}, f"is damaged: {fault}")
 
 
+def find_runs(folder: Path | str) -> list[RunDirectory]:
+    """The runs in a folder and its subfolders, by path; the folder may also be a run itself.
+
+    A run of another format version, or one whose configuration is damaged, is left out with a warning.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise InputError(f"{str(folder)!r} is not a folder: expected one that holds run directories")
+    runs = []
+    for path in sorted(folder.rglob("config.json")):
+        if not _is_run(path):
+            continue
+        try:
+            run = RunDirectory.open(path.parent)
+            fault = find_schema_error(run.config, Parts)
+            if fault is not None:
+                raise InputError(f"{path} is damaged: {fault}")
+            runs.append(run)
+        except InputError as error:
+            _log.warning("left out: %s", error)
+    return runs
+
+
+def _is_run(path: Path) -> bool:
+    """Whether a file is the configuration of a run. Damaged ones count, so that they are reported."""
+    try:
+        config = json.loads(read_file(path))
+    except (OSError, ValueError, RecursionError):
+        return (path.parent / "split.json").exists()
+    return isinstance(config, dict) and config.get("format") == FORMAT
+
+
+class DamagedError(InputError):
+    """A checkpoint that cannot be used: truncated, altered, or of another run."""
+
+
+def encode_checkpoint(tensors: Mapping[str, Tensor], info: CheckpointInfo, *, config_hash: str) -> bytes:
+    """The content of a checkpoint file."""
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    header = {"info": json.dumps(info), "config": config_hash}
+    return save(plain, {**header, "sha256": digest_tensors(plain, header)})
+
+
+def read_checkpoint(
+    path: Path, *, config_hash: str, device: torch.device | str = "cpu"
+) -> tuple[dict[str, Tensor], CheckpointInfo]:
+    """The tensors and the info of a checkpoint, if it is intact and belongs to the configuration."""
+    try:
+        header, info = read_header(path)
+        sha256 = header.pop("sha256", None)
+        tensors = load_file(path)
+    except (safetensors.SafetensorError, OSError) as error:
+        raise _unreadable(path, error) from None
+    if sha256 != digest_tensors(tensors, header):
+        raise DamagedError(f"{path} is damaged: its content does not match its SHA-256")
+    if header.get("config") != config_hash:
+        raise DamagedError(f"{path} belongs to another run: expected the checkpoint of the configuration next to it")
+    return {name: tensor.to(device) for name, tensor in tensors.items()}, info
+
+
+def read_header(path: Path) -> tuple[dict[str, str], CheckpointInfo]:
+    """The header of a checkpoint, and the info in it. Neither is compared with the digest here."""
+    try:
+        require_regular(path)
+        with safetensors.safe_open(path, framework="pt") as file:
+            header: dict[str, str] = dict(file.metadata() or {})
+        info = json.loads(header["info"])
+    except (safetensors.SafetensorError, KeyError, ValueError, OSError, RecursionError) as error:
+        raise _unreadable(path, error) from None
+    fault = find_schema_error(info, CheckpointInfo, complete=False)
+    if fault is None and "step" not in info:
+        fault = "it does not say at which step it was saved"
+    if fault is not None:
+        raise DamagedError(f"{path} is damaged: {fault}")
+    return header, cast(CheckpointInfo, info)
+
+
+def _unreadable(path: Path, error: Exception) -> DamagedError:
+    return DamagedError(f"{path} cannot be read ({error}): expected a whole checkpoint of a Recombine run")
+
+
+def digest_tensors(tensors: Mapping[str, Tensor], header: Mapping[str, Any] | None = None) -> str:
+    """SHA-256 of tensors with their names, types and shapes, and of a header; about as fast as reading them from a disk."""
+    digest = hashlib.sha256(json.dumps(header or {}, sort_keys=True).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        digest.update(f"\0{name} {tensor.dtype} {tuple(tensor.shape)}\0".encode())
+        content: Any = tensor.reshape(-1).view(torch.uint8).numpy()  # no copy
+        digest.update(content)
+    return digest.hexdigest()
+
+
+def record_environment(run: RunDirectory, device: torch.device, step: int, num_processes: int = 1) -> None:
+    """Write `environment.json`. It keeps the environments of earlier steps; a change is logged."""
+    current = describe_environment(device, num_processes)
+    history: list[Stretch] = []
+    if step > 0 and (run.path / "environment.json").exists():
+        stored = cast(EnvironmentFile, run.read_json("environment.json"))
+        previous = stored.pop("previous", [])  # type: ignore[misc]
+        history = [stretch for stretch in (*previous, stored) if stretch.get("first_step", 0) < step]
+    latest: Stretch = {**current, "first_step": step}
+    if history:
+        if changes := describe_changes(cast(Json, history[-1]), cast(Json, current)):
+            _log.warning("%s resumes at step %d in another environment: %s", run.path, step, changes)
+        else:
+            latest = history.pop()
+    run.write_json("environment.json", {**latest, "previous": history})
+
+
+def describe_changes(before: Json, after: Json) -> str:
+    """The differences between two environments, in one line."""
+
+    def shorten(value: object) -> str:
+        return text if len(text := str(value)) <= 24 else f"{text[:12]}…"
+
+    changed = [name for name in after if before.get(name) != after[name]]
+    return ", ".join(f"{name} {shorten(before.get(name))} → {shorten(after[name])}" for name in changed)
+
+
 SOURCE_SUFFIXES = (".py", ".c", ".h")
 
 
@@ -325,35 +442,3 @@ def _describe_compiler() -> str:
         return "compiled earlier"
     shown = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False).stdout
     return " ".join([*shown.splitlines()[:1], *compiler.FLAGS])
-
-
-def find_runs(folder: Path | str) -> list[RunDirectory]:
-    """The runs in a folder and its subfolders, by path; the folder may also be a run itself.
-
-    A run of another format version, or one whose configuration is damaged, is left out with a warning.
-    """
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise InputError(f"{str(folder)!r} is not a folder: expected one that holds run directories")
-    runs = []
-    for path in sorted(folder.rglob("config.json")):
-        if not _is_run(path):
-            continue
-        try:
-            run = RunDirectory.open(path.parent)
-            fault = find_schema_error(run.config, Parts)
-            if fault is not None:
-                raise InputError(f"{path} is damaged: {fault}")
-            runs.append(run)
-        except InputError as error:
-            _log.warning("left out: %s", error)
-    return runs
-
-
-def _is_run(path: Path) -> bool:
-    """Whether a file is the configuration of a run. Damaged ones count, so that they are reported."""
-    try:
-        config = json.loads(read_file(path))
-    except (OSError, ValueError, RecursionError):
-        return (path.parent / "split.json").exists()
-    return isinstance(config, dict) and config.get("format") == FORMAT

@@ -1,29 +1,25 @@
-"""Intervals over compositions, and paired differences.
+"""Paired differences of two predictors, and one score with its interval for runs that differ in their random seed.
 
-Instances of one composition are not independent, so intervals come from a bootstrap over *compositions*: whole
-compositions are resampled with replacement, 2,000 times, and the metric is recomputed from their sums. Two predictors
-are compared on the same resampled compositions, so that differences in difficulty cancel. The difference can be
+Two predictors are compared on the same resampled compositions, so that differences in difficulty cancel. The difference can be
 significant even if the two intervals overlap.
 
-One score, and one interval, for several runs that differ in their random seed.
-
 The seed determines the split, the data and the initial parameters. Scores therefore vary for two reasons: the compositions
-that a split happens to hold, and the seed itself. The 95 % interval of the mean over seeds has both, from a bootstrap with
-two levels: runs are drawn with replacement, then the compositions within each drawn run.
+in a split, and the seed itself. The 95 % interval of the mean over seeds covers both, from a bootstrap with two levels:
+runs are drawn with replacement, then the compositions within each drawn run.
 
 Three seeds are few, and a plain bootstrap over them is too confident: it covers the truth in 75 to 80 % of cases when the
-seed matters most. Two corrections make the interval honest. The deviation between runs is multiplied by
+seed matters most. Two corrections are made. The deviation between runs is multiplied by
 
     sqrt(S / (S - 1)) * t(S - 1) / z        S runs; 97.5 % quantiles of Student's t and of the normal distribution
 
 and the deviation within runs is added only as far as the observed spread between runs falls short of it, because that spread
-already contains it. `tests/test_seeds.py` measures the coverage on simulated runs. With one run, the interval is the one over
-compositions that `recombine.evaluate` gives. The interval of a score ends at the ceiling, which no predictor can exceed.
+already contains it. `tests/training/test_seeds.py` measures the coverage on simulated runs. With one run, the interval is the
+one over compositions that `recombine.evaluate` returns. The interval of a score ends at the ceiling.
 
-With two runs such an interval is honest, but of no use to a reader: it is thirteen times as wide as the two values are apart.
-Tables and pages show the two values instead (`SeedScore.pair`); verdicts use the interval, which `--json` has.
+With two runs such an interval is thirteen times as wide as the distance of the two values. Tables and pages therefore show the
+two values (`SeedScore.pair`); verdicts use the interval, which `--json` includes.
 
-Two predictors are compared by the paired difference: the same seeds, and in each the same redrawn compositions.
+Two predictors are compared over seeds by the paired difference: the same seeds, and in each the same redrawn compositions.
 """
 
 from __future__ import annotations
@@ -31,18 +27,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from recombine.foundation.errors import InputError
 from recombine.random import Stream
 from recombine.tasks.batch import Batch, Ratio
-
-NUM_RESAMPLES = 2_000
+from recombine.training.score import NUM_RESAMPLES, CompositionSums, compute_ratio, middle_95_percent, resample
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,35 +48,14 @@ class Difference:
     high: float
 
     @property
-    def real(self) -> bool:
+    def is_significant(self) -> bool:
         """Whether the interval excludes 0."""
         return self.low > 0 or self.high < 0
 
 
-class CompositionSums:
-    """Sums of each metric's numerator and denominator per composition."""
-
-    def __init__(self, num_compositions: int) -> None:
-        self.num_compositions = num_compositions
-        self.totals: dict[str, Tensor] = {}
-
-    def add(self, metrics: Mapping[str, Ratio], batch: Batch) -> None:
-        for name, ratio in metrics.items():
-            total = self.totals.setdefault(name, torch.zeros(2, self.num_compositions, dtype=torch.float64))
-            rows = torch.stack([ratio.numerator, ratio.denominator]).to("cpu", torch.float64)
-            total.index_add_(1, batch.composition.to("cpu"), rows)
-
-    def value(self, name: str) -> float:
-        return _value(self.totals[name])
-
-    def interval(self, name: str) -> tuple[float, float]:
-        """The middle 95 % of the metric over resampled compositions."""
-        return _interval(_resample(self.totals[name]))
-
-
 def compare(sums: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> Difference:
     """The paired difference of two scores, from their `Score.sums`."""
-    return _compare(torch.tensor(sums, dtype=torch.float64), torch.tensor(other, dtype=torch.float64))
+    return _compare(_as_table(sums), _as_table(other))
 
 
 def compare_rows(ratio: Ratio, other: Ratio, batch: Batch) -> Difference:
@@ -93,28 +66,9 @@ def compare_rows(ratio: Ratio, other: Ratio, batch: Batch) -> Difference:
 
 
 def _compare(mine: Float[Tensor, "2 compositions"], theirs: Float[Tensor, "2 others"]) -> Difference:
-    if mine.shape != theirs.shape or not torch.equal(mine[1], theirs[1]):
-        raise InputError("the two scores are not of the same instances: expected the same task, split and number")
-    low, high = _interval(_resample(mine) - _resample(theirs))
-    return Difference(value=_value(mine) - _value(theirs), low=low, high=high)
-
-
-def _value(totals: Float[Tensor, "2 compositions"]) -> float:
-    numerator, denominator = totals.sum(dim=1).tolist()
-    return float(numerator / denominator)
-
-
-def _resample(totals: Float[Tensor, "2 compositions"]) -> Float[Tensor, " resamples"]:
-    """The metric over resampled compositions (of those that occurred at all)."""
-    totals = totals[:, totals[1] != 0]
-    drawn = Stream("bootstrap", rows=range(NUM_RESAMPLES)).integers(totals.shape[1], totals.shape[1])
-    numerator, denominator = totals[:, drawn].sum(dim=-1)
-    return numerator / denominator
-
-
-def _interval(values: Float[Tensor, " resamples"]) -> tuple[float, float]:
-    low, high = torch.quantile(values, torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
-    return low, high
+    require_same_instances(mine[1], theirs[1])
+    low, high = middle_95_percent(resample(mine) - resample(theirs))
+    return Difference(value=compute_ratio(mine) - compute_ratio(theirs), low=low, high=high)
 
 
 CONFIDENCE = 0.95
@@ -149,7 +103,7 @@ class SeedScore:
 
 def score_seeds(runs: Sequence[Sums]) -> SeedScore:
     """The mean of a metric over runs with different seeds."""
-    return _summarise([(_SumTable(sums),) for sums in runs])
+    return _summarise([(_as_table(sums),) for sums in runs])
 
 
 def score_results(results: Sequence[Mapping[str, Any]], split: str, metric: str) -> SeedScore:
@@ -173,17 +127,29 @@ def compare_seeds(runs: Sequence[Sums], others: Sequence[Sums]) -> SeedScore:
     """The mean difference between two predictors, paired by seed: `runs[i]` and `others[i]` have the same seed."""
     if len(runs) != len(others):
         raise InputError(f"{len(runs)} runs and {len(others)} others: expected one of each for every seed")
-    pairs = [(_SumTable(sums), _SumTable(other)) for sums, other in zip(runs, others, strict=True)]
-    for run, other in zip(runs, others, strict=True):
-        if not have_same_instances(run, other):
-            raise InputError("the two scores are not of the same instances: expected the same task, split and number")
+    pairs = [(_as_table(run), _as_table(other)) for run, other in zip(runs, others, strict=True)]
+    for run, other in pairs:
+        require_same_instances(run[1], other[1])
     return _summarise(pairs)
 
 
+def require_same_instances(mine: Float[Tensor, " compositions"], theirs: Float[Tensor, " others"]) -> None:
+    """Require equal denominators per composition, up to rounding on different processors."""
+    if mine.shape != theirs.shape or not torch.allclose(mine, theirs, rtol=1e-5, atol=0):
+        raise InputError("the two scores are not of the same instances: expected the same task, split and number")
+
+
 def have_same_instances(run: Sums, other: Sums) -> bool:
-    """Whether two scores are of the same instances: equal denominators, up to rounding on different processors."""
-    mine, theirs = (torch.tensor(sums[1], dtype=torch.float64) for sums in (run, other))
-    return mine.shape == theirs.shape and torch.allclose(mine, theirs, rtol=1e-5, atol=0)
+    """Whether two scores are of the same instances."""
+    try:
+        require_same_instances(_as_table(run)[1], _as_table(other)[1])
+    except InputError:
+        return False
+    return True
+
+
+def _as_table(sums: Sums) -> Float[Tensor, "2 compositions"]:
+    return torch.tensor(sums, dtype=torch.float64)
 
 
 def score_values(values: Sequence[float]) -> SeedScore:
@@ -217,41 +183,17 @@ def subtract(first: SeedScore, second: SeedScore) -> SeedScore:
     )
 
 
-class _SumTable:
-    """The sums of one run, over the compositions that occurred."""
-
-    def __init__(self, sums: Sums) -> None:
-        totals = torch.tensor(sums, dtype=torch.float64)
-        self.totals = totals[:, totals[1] != 0]
-
-    @property
-    def value(self) -> float:
-        numerator, denominator = self.totals.sum(dim=1).tolist()
-        return float(numerator / denominator)
-
-    def resample(self, position: int) -> Float[Tensor, " resamples"]:
-        """The metric over redrawn compositions; each position has draws of its own."""
-        drawn = _draw(self.totals.shape[1], position, NUM_RESAMPLES)
-        numerator, denominator = self.totals[:, drawn].sum(dim=-1)
-        return numerator / denominator
-
-
-@lru_cache(maxsize=16)
-def _draw(count: int, position: int, num_resamples: int) -> Int[Tensor, "resamples count"]:
-    key = () if position == 0 else (position,)  # the first position has the draws of `evaluate`
-    return Stream("bootstrap", *key, rows=range(num_resamples)).integers(count, count)
-
-
-def _summarise(runs: Sequence[tuple[_SumTable, ...]]) -> SeedScore:
-    """Of each run the one table that is scored, or the two whose difference is taken."""
+def _summarise(runs: Sequence[tuple[Tensor, ...]]) -> SeedScore:
+    """The mean over runs: per run the table of one score, or the two tables of a difference."""
     if not runs:
         raise InputError("no runs to score: expected at least one")
-    values = torch.tensor([run[0].value - sum(table.value for table in run[1:]) for run in runs], dtype=torch.float64)
+    ratios = [[compute_ratio(table) for table in run] for run in runs]
+    values = torch.tensor([run[0] - sum(run[1:]) for run in ratios], dtype=torch.float64)
     redrawn = torch.stack([torch.stack([_redraw(run, position) for position in range(len(runs))]) for run in runs])
     resamples = redrawn[0, 0] if len(runs) == 1 else _resample_two_levels(values, redrawn)
     tail = (1 - CONFIDENCE) / 2
     low, high = torch.quantile(resamples, torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()
-    fewest = min(run[0].totals.shape[1] for run in runs)
+    fewest = min(int((run[0][1] != 0).sum()) for run in runs)
     return SeedScore(
         value=float(values.mean()), low=low, high=high, values=tuple(values.tolist()), num_compositions=fewest
     )
@@ -280,6 +222,6 @@ def _widen(num_runs: int) -> float:
     return float((num_runs / (num_runs - 1)) ** 0.5 * t.ppf(upper, num_runs - 1) / norm.ppf(upper))
 
 
-def _redraw(run: tuple[_SumTable, ...], position: int) -> Float[Tensor, " resamples"]:
-    first, *others = (table.resample(position) for table in run)
+def _redraw(run: tuple[Tensor, ...], position: int) -> Float[Tensor, " resamples"]:
+    first, *others = (resample(table, position) for table in run)
     return first - others[0] if others else first

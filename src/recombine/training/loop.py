@@ -1,27 +1,17 @@
-"""The clock of a training, which goes on where a checkpoint stopped it.
-
-Training batches, generated in groups ahead of their use.
-
-For small batches the overhead of the calls dominates, so a task may generate several batches at once
-(`Task.sample_many`). Batch i is always generated together with the other batches of its group: those from i - i % n to the
-next multiple of n, with n = `task.count_batches_at_once(batch_size)`. The last bits of a matrix product can depend on the
-number of its rows. With fixed groups, training that resumes at any step sees the same bits as training without a pause.
-
-One training step: forward, loss, gradient, update; and the state that a checkpoint holds.
-
-The training loop: step, log, evaluate, checkpoint.
+"""The training loop: batches, optimizer steps, rows of metrics, evaluations and checkpoints.
 
 All intervals are multiples of the logging interval. The sum of the losses since the last row of `metrics.jsonl` is part of a
-checkpoint, so a run that is stopped at any step ends with the same bits, rows included, as one that was never stopped.
+checkpoint, so a run that is stopped at any step and resumed ends with the same bits, rows included, as one that never stopped.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Protocol, TypedDict, cast, runtime_checkable
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -31,20 +21,11 @@ from recombine.foundation.errors import InputError
 from recombine.tasks.base import Task
 from recombine.tasks.batch import Batch
 from recombine.training.config import TrainingConfig, build_optimizer, learning_rate
-from recombine.training.devices import use_precision
 from recombine.training.directory import RunDirectory
-from recombine.training.processes import ALONE, Group, gather, local_part, shard_like, spread
 from recombine.training.schema import CheckpointInfo, MetricsRow
 from recombine.training.score import Scores, check_predictions, score
-from recombine.training.signals import StoppedError, StopRequest
 
-
-class ClockState(TypedDict):
-    """What a checkpoint holds of a clock."""
-
-    seconds: float
-    timed_steps: int
-    timed_seconds: float
+WARMUP_STEPS_OF_CLOCK = 20  # not part of the steps per second: compilation, caches, first allocations
 
 
 @dataclass(kw_only=True)
@@ -57,6 +38,7 @@ class Clock:
     _last: float = field(default_factory=time.perf_counter)
 
     def add(self, steps: int, *, warm: bool) -> None:
+        """Count the steps since the last call."""
         now = time.perf_counter()
         self.seconds += now - self._last
         if warm:
@@ -72,13 +54,15 @@ class Clock:
     def steps_per_second(self) -> float:
         return self.timed_steps / self.timed_seconds if self.timed_seconds else 0.0
 
-    def state(self) -> ClockState:
-        """What a resumed run continues from."""
-        return {"seconds": self.seconds, "timed_steps": self.timed_steps, "timed_seconds": self.timed_seconds}
 
+class BatchGroups:
+    """The training batches of a task, generated in groups; caches the group of the last batch.
 
-class Ahead:
-    """The training batches of a task; keeps the group that the last batch belongs to."""
+    For small batches the overhead of the calls dominates, so a task may generate several batches at once
+    (`Task.sample_many`). Batch i always belongs to the group from i - i % n to the next multiple of n, with
+    n = `task.count_batches_at_once(batch_size)`: the last bits of a matrix product can depend on the number of its rows,
+    and with fixed groups a resumed training has the same bits.
+    """
 
     def __init__(
         self, task: Task, *, batch_size: int, rows: range | None = None, device: torch.device | str = "cpu"
@@ -91,31 +75,79 @@ class Ahead:
         self._first = -1
         self._group: list[Batch] = []
 
-    def take(self, index: int) -> Batch:
-        """Training batch `index`."""
+    def __getitem__(self, index: int) -> Batch:
         first = index - index % self.group_size
         if first != self._first:
-            self._first, self._group = -1, []  # so that the next group can have the memory of this one
-            self._group = self.make_group(first)
+            self._first, self._group = -1, []  # the next group reuses the memory of this one
+            self._group = self.generate(first)
             self._first = first
         return self._group[index - first]
 
-    def make_group(self, first: int) -> list[Batch]:
-        """The batches that are generated together, starting at a multiple of the group's size."""
+    def generate(self, first: int) -> list[Batch]:
+        """The group of batches that starts at `first`, a multiple of the group's size."""
         return self.task.sample_many(
             "train", first, self.group_size, batch_size=self.batch_size, rows=self.rows, device=self.device
         )
 
 
-MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # of AdamW, for each parameter
+class Group:
+    """The processes that train one model together; this class is for a single one, where every exchange is trivial.
+
+    The leader alone reads and writes files and reports to the user. `recombine.training.processes.ProcessGroup` is the group
+    of the processes that `torchrun` started.
+    """
+
+    rank = 0
+    size = 1
+
+    @property
+    def is_leader(self) -> bool:
+        return self.rank == 0
+
+    def rows(self, batch_size: int) -> range | None:
+        """This process's rows of every batch; None for all of them."""
+        return None
+
+    def combine(self, weight: float | Tensor, stop: bool) -> tuple[float, bool]:
+        """The factor of the loss of this process's rows, and whether any process received a signal to stop."""
+        return 1.0, stop
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum over the processes."""
+        return tensor
+
+    def collect(self, number: float) -> list[float]:
+        """The number of every process, by rank."""
+        return [number]
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is set in any process."""
+        return any(self.collect(float(flag)))
+
+    def run_on_leader(self, work: Callable[[], Any]) -> Any:
+        """Run a function on the leader while the others wait; returns its result, which must be JSON, or raises its error."""
+        return work()
+
+    def broadcast(self, content: bytes) -> bytes:
+        """The leader's bytes."""
+        return content
+
+    @contextlib.contextmanager
+    def name_lost_process(self, advice: str) -> Iterator[None]:
+        """Turn the error of an exchange with a process that is gone into a `LostProcessError`."""
+        yield
+
+
+SINGLE_PROCESS = Group()
+ADAMW_STATE = ("step", "exp_avg", "exp_avg_sq")  # of each parameter
 
 
 class DivergedError(RuntimeError):
-    """Training met a loss or a parameter that is not finite."""
+    """A loss or a parameter became infinite or NaN."""
 
 
 class Trainer:
-    """A module, its optimizer and its clock."""
+    """A model, its optimizer and its batches; `advance` is one training step: forward, loss, gradient, update."""
 
     def __init__(
         self,
@@ -125,40 +157,57 @@ class Trainer:
         device: torch.device | str,
         *,
         compile: bool = False,
-        group: Group = ALONE,
+        group: Group = SINGLE_PROCESS,
         shard: bool = False,
     ) -> None:
+        if shard and (compile or group.size == 1):
+            actual = "with compile" if compile else "with one process"
+            raise InputError(f"shard is set {actual}: expected several processes (torchrun) and no compile")
         self.task = task
         self.config = config
         self.device = torch.device(device)
         self.group = group
         self.is_sharded = shard
         self.is_compiled = compile
-        rows = group.rows(config.batch_size)
-        self.batches = Ahead(task, batch_size=config.batch_size, rows=rows, device=self.device)
-        example = None if rows is None else task.sample("train", 0, rows=range(1), device=self.device).inputs
-        self.model, self.forward = spread(model, group, self.device, shard=shard, compile=compile, example=example)
+        self.rows = group.rows(config.batch_size)
+        self.batches = BatchGroups(task, batch_size=config.batch_size, rows=self.rows, device=self.device)
+        self.model, self.forward = self._place(model)
         self.optimizer = build_optimizer(self.model, weight_decay=config.weight_decay, betas=(0.9, config.beta2))
-        self.dropout = DropoutKeys(self.model, first_row=0 if rows is None else rows.start)
+        self.dropout = DropoutKeys(self.model, first_row=0 if self.rows is None else self.rows.start)
         self.step = 0
-        self.agreed_to_stop = False
+        self.is_stopping = False  # the processes agreed to stop
         self.loss_sum = torch.zeros((), device=self.device)  # of this process, since the last row of metrics
+
+    def _place(self, model: nn.Module) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
+        """The model on this process's device, and its forward function: compiled, replicated or sharded."""
+        if self.is_sharded:
+            from recombine.training.processes import shard_model
+
+            sharded = shard_model(model, self.device)
+            return sharded, sharded
+        model = model.to(self.device)
+        # a whole graph or an error: past its limit of recompilations torch would go on eagerly without a warning
+        forward: Any = torch.compile(model, dynamic=False, fullgraph=True) if self.is_compiled else model
+        if self.group.size > 1:
+            from recombine.training.processes import replicate
+
+            forward = replicate(
+                forward, model, self.device, self.task.sample("train", 0, rows=range(1), device=self.device).inputs
+            )
+        return model, forward
 
     def advance(self, *, stop: bool = False) -> Tensor:
         """One optimizer step; returns this process's share of its loss, still on the device.
 
-        The processes tell each other in every step whether they were asked to `stop`, so that all stop at the same one.
+        The processes exchange in every step whether one of them received a signal to `stop`, so that all stop at the same one.
         """
         config = self.config
-        batch = self.batches.take(self.step)
+        batch = self.batches[self.step]
         seed = self.task.seed if config.model_seed is None else config.model_seed
-        with (
-            use_precision(config.precision, self.device, compiled=self.is_compiled),
-            self.dropout.at(seed, self.step),
-        ):
+        with self._precision(), self.dropout.at(seed, self.step):
             predictions = check_predictions(self.forward(batch.inputs), num_rows=len(batch))
         loss = self.task.loss(predictions.float(), batch)
-        factor, self.agreed_to_stop = self.group.combine(self.task.loss_weight(batch), stop)
+        factor, self.is_stopping = self.group.combine(self.task.loss_weight(batch), stop)
         self.optimizer.zero_grad(set_to_none=True)
         (loss if factor == 1 else loss * factor).backward()
         if config.gradient_clip is not None:
@@ -170,6 +219,13 @@ class Trainer:
         share = loss.detach() if self.group.size == 1 else loss.detach() * (factor / self.group.size)
         self.loss_sum += share
         return share
+
+    def _precision(self) -> contextlib.AbstractContextManager[object]:
+        if self.config.precision == "float32":
+            return contextlib.nullcontext()
+        from recombine.training.precision import use_precision
+
+        return use_precision(self.config.precision, self.device, compiled=self.is_compiled)
 
     def rate_at(self, step: int) -> float:
         """The learning rate of a step, counted from 0."""
@@ -184,36 +240,38 @@ class Trainer:
         )
 
     def state(self) -> dict[str, Tensor]:
-        """Parameters and optimizer moments under flat names. Processes with a part of the model each must all call this."""
+        """Parameters and optimizer state under flat names. All processes of a sharded model must call this."""
         tensors = {f"model/{name}": value for name, value in self.model.state_dict().items()}
         for name, parameter in self.model.named_parameters():
             for key, value in self.optimizer.state.get(parameter, {}).items():
                 tensors[f"optimizer/{key}/{name}"] = value
-        if any(sums := self.group.collect(self.loss_sum.item())):  # none at a row of metrics
+        if any(sums := self.group.collect(self.loss_sum.item())):  # zero at a row of metrics
             tensors["loss_sums"] = torch.tensor(sums)
         if not self.is_sharded:
             return tensors
-        whole = ((name, gather(tensor)) for name, tensor in tensors.items())
+        whole = ((name, t.full_tensor() if hasattr(t, "full_tensor") else t) for name, t in tensors.items())
         return {name: tensor.cpu() for name, tensor in whole if self.group.is_leader}
 
     def load_state(self, tensors: dict[str, Tensor], step: int) -> None:
         """Continue from the tensors of a checkpoint."""
-        check_moments(self.model, tensors, step)
+        check_optimizer_state(self.model, tensors, step)
         if self.is_sharded:
+            from recombine.training.processes import shard_like
+
             tensors = shard_like(tensors, dict(self.model.named_parameters()))
         load_model(self.model, tensors)
         for name, parameter in self.model.named_parameters():
-            moments = {key: tensors.get(f"optimizer/{key}/{name}") for key in MOMENTS}
-            state = {key: tensor.to(self.device) for key, tensor in moments.items() if tensor is not None}
+            stored = {key: tensors.get(f"optimizer/{key}/{name}") for key in ADAMW_STATE}
+            state = {key: tensor.to(self.device) for key, tensor in stored.items() if tensor is not None}
             self.optimizer.state[parameter] = state
         self.step = step
         sums, rank = tensors.get("loss_sums", torch.zeros(1)), self.group.rank
-        if len(sums) != self.group.size:  # other processes than now: the leader continues the sum of all
+        if len(sums) != self.group.size:  # another number of processes: the leader continues the sum of all
             sums = sums.sum().expand(1) if rank == 0 else torch.zeros(rank + 1)
         self.loss_sum.fill_(float(sums[rank]))
 
     def require_finite(self, loss: float) -> None:
-        """Raise before anything that is not finite is saved."""
+        """Raise before an infinite or NaN parameter is saved."""
         broken = find_infinite(self.model)
         if self.group.any(broken is not None) or not math.isfinite(loss):
             what = f"parameter {broken}" if broken else f"loss {loss}"
@@ -223,7 +281,7 @@ class Trainer:
 
 
 def load_model(model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Fill a model from a checkpoint's tensors; every name, shape and type must agree, and parameters must be finite."""
+    """Load a model's parameters from a checkpoint; names, shapes and types must agree, and values must be finite."""
     state = {name.removeprefix("model/"): value for name, value in tensors.items() if name.startswith("model/")}
     for name, value in model.state_dict().items():
         if name in state and state[name].dtype != value.dtype:
@@ -236,16 +294,16 @@ def load_model(model: nn.Module, tensors: dict[str, Tensor]) -> None:
         raise InputError(f"the checkpoint has values of {broken} that are not finite: expected finite parameters")
 
 
-def check_moments(model: nn.Module, tensors: dict[str, Tensor], step: int) -> None:
-    """Require the moments in a checkpoint to fit: those of a parameter that was never used may be missing, all may not."""
+def check_optimizer_state(model: nn.Module, tensors: dict[str, Tensor], step: int) -> None:
+    """Require the optimizer state of a checkpoint to fit; it may be missing for parameters without a gradient."""
     complaint = "the checkpoint does not fit the optimizer"
     if step > 0 and not any(name.startswith("optimizer/") for name in tensors):
         raise InputError(f"{complaint}: it is of step {step} and has no moments")
     for name, parameter in model.named_parameters():
-        moments = {key: tensors[full] for key in MOMENTS if (full := f"optimizer/{key}/{name}") in tensors}
-        if len(moments) not in (0, len(MOMENTS)):
+        stored = {key: tensors[full] for key in ADAMW_STATE if (full := f"optimizer/{key}/{name}") in tensors}
+        if len(stored) not in (0, len(ADAMW_STATE)):
             raise InputError(f"{complaint}: it lacks some of the moments of {name}")
-        for key, value in moments.items():
+        for key, value in stored.items():
             shape, dtype = ((), torch.float32) if key == "step" else (parameter.shape, parameter.dtype)
             if value.shape != shape or value.dtype != dtype:
                 raise InputError(f"{complaint}: {key} of {name} is {tuple(value.shape)}, {value.dtype}")
@@ -254,19 +312,17 @@ def check_moments(model: nn.Module, tensors: dict[str, Tensor], step: int) -> No
 
 
 def find_infinite(model: nn.Module) -> str | None:
-    """The first parameter with a value that is not finite; of a sharded model, in the part of this process."""
+    """The first parameter with an infinite or NaN value; of a sharded model, in the part of this process."""
     for name, parameter in model.named_parameters():
-        if not torch.isfinite(local_part(parameter)).all():
+        local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+        if not torch.isfinite(local).all():
             return name
     return None
 
 
-WARMUP_STEPS_OF_CLOCK = 20  # left out of the steps per second: compilation, caches, first allocations
-
-
 @dataclass
 class Progress:
-    """How far a training is; passed to its watcher."""
+    """The state of a training at a row of metrics, for its watcher."""
 
     step: int
     steps: int
@@ -275,78 +331,82 @@ class Progress:
     scores: Scores | None = None
 
 
-class Intervals(TypedDict):
-    """How many steps lie between two rows of metrics, two checkpoints, two evaluations."""
+Watcher = Callable[[Progress], None]  # called at every row of metrics
+
+
+@runtime_checkable
+class StepWatcher(Protocol):
+    """A watcher whose `before_step` is called before every step."""
+
+    def before_step(self, step: int, steps: int) -> None:
+        """Step number `step` of `steps` begins."""
+
+
+class Intervals(NamedTuple):
+    """Numbers of steps between rows of metrics, checkpoints and evaluations."""
 
     log_every: int
     checkpoint_every: int
     evaluate_every: int
 
 
-Watcher = Callable[[Progress], None]  # called at every row of metrics
-RowWatcher = Callable[[MetricsRow], None]
+def choose_intervals(steps: int, evaluations: int = 8) -> Intervals:
+    """About 200 rows of metrics, 50 checkpoints and 20 evaluations in a long run, fewer in a short one.
 
-
-@runtime_checkable
-class StepWatcher(Protocol):
-    """A watcher that is also called before every step, if it has this method."""
-
-    def pulse(self, step: int, steps: int) -> None:
-        """Step number `step` of `steps` begins."""
+    A run of up to 20,000 steps is evaluated at most `evaluations` times.
+    """
+    log_every = min(100, max(10, steps // 200))
+    return Intervals(
+        log_every=log_every,
+        checkpoint_every=log_every * max(5, min(steps // 50, 1_000) // log_every),
+        evaluate_every=log_every * max(200 // evaluations, steps // 20 // log_every),
+    )
 
 
 def fit(
     trainer: Trainer,
+    intervals: Intervals,
     *,
-    run: RunDirectory | None = None,
-    log_every: int,
-    checkpoint_every: int,
-    evaluate_every: int,
     clock: Clock,
-    request: StopRequest | None = None,
+    run: RunDirectory | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
     watch: Watcher | None = None,
-    watch_rows: RowWatcher | None = None,
+    watch_rows: Callable[[MetricsRow], None] | None = None,
 ) -> None:
-    """Train to the last step, or until a signal stops it: a row of metrics, a checkpoint and an evaluation every so often."""
+    """Train to the last step, or to the step at which a process has to stop, after which a checkpoint is saved."""
     config, group = trainer.config, trainer.group
-    request = StopRequest() if request is None else request
     started = counted = trainer.step
     clock.skip()
-    while trainer.step < config.steps:
+    while trainer.step < config.steps and not trainer.is_stopping:
         if group.is_leader and isinstance(watch, StepWatcher):
-            watch.pulse(trainer.step, config.steps)
-        trainer.advance(stop=request.is_made)
+            watch.before_step(trainer.step, config.steps)
+        trainer.advance(stop=should_stop())
         step, is_last = trainer.step, trainer.step == config.steps
-        is_logged = is_last or step % log_every == 0
-        if not (is_logged or trainer.agreed_to_stop):
+        is_logged = is_last or step % intervals.log_every == 0
+        if not (is_logged or trainer.is_stopping):
             continue
-        first = (step - 1) // log_every * log_every
+        first = (step - 1) // intervals.log_every * intervals.log_every
         loss = group.sum(trainer.loss_sum).item() / (step - first)
         clock.add(step - counted, warm=counted - started >= WARMUP_STEPS_OF_CLOCK)
         trainer.require_finite(loss)
-        row = None
+        row, scores = None, None
         if is_logged:
-            scores = evaluate(trainer) if is_last or step % evaluate_every == 0 else None
-            row = _metrics_row(step, loss, trainer.rate_at(first), clock, scores)
+            scores = evaluate(trainer) if is_last or step % intervals.evaluate_every == 0 else None
+            row = make_row(step, loss, trainer.rate_at(first), clock, scores)
             trainer.loss_sum.zero_()
-        is_saved = is_last or trainer.agreed_to_stop or step % checkpoint_every == 0
-        save(
-            trainer, run, row, cast(CheckpointInfo, {"step": step, "loss": loss, **clock.state()}) if is_saved else None
-        )
+        is_saved = is_last or trainer.is_stopping or step % intervals.checkpoint_every == 0
+        if run is not None:
+            save(trainer, run, row, checkpoint_info(step, loss, clock) if is_saved else None)
         if row is not None and group.is_leader:
             if watch_rows is not None:
                 watch_rows(row)
             if watch is not None:
                 watch(Progress(step, config.steps, loss, clock.steps_per_second, scores))
-        if trainer.agreed_to_stop and not is_last:
-            kept = "" if run is None else f"; its checkpoint is in {run.path}; run the same command again to go on"
-            where = f"stopped by {request.name} at step {step} of {config.steps}"
-            raise StoppedError(f"{where}{kept}", request.exit_code)
         clock.skip()
         counted = step
 
 
-def evaluate(trainer: Trainer) -> Scores | None:
+def evaluate(trainer: Trainer) -> Scores:
     """Scores on a few instances. The leader alone computes them if it has the whole model."""
     scores: Scores = {}
     task, num_instances = trainer.task, trainer.task.training_evaluation_instances
@@ -357,14 +417,12 @@ def evaluate(trainer: Trainer) -> Scores | None:
     if trainer.is_sharded:
         measure()
     else:
-        trainer.group.lead(measure)
+        trainer.group.run_on_leader(measure)
     return scores
 
 
-def save(trainer: Trainer, run: RunDirectory | None, row: MetricsRow | None, info: CheckpointInfo | None) -> None:
+def save(trainer: Trainer, run: RunDirectory, row: MetricsRow | None, info: CheckpointInfo | None) -> None:
     """Let the leader write a row of metrics, a checkpoint, or both."""
-    if run is None:
-        return
     tensors = trainer.state() if info is not None else {}
 
     def write() -> None:
@@ -373,10 +431,11 @@ def save(trainer: Trainer, run: RunDirectory | None, row: MetricsRow | None, inf
         if info is not None:
             run.save_checkpoint(tensors, info)
 
-    trainer.group.lead(write)
+    trainer.group.run_on_leader(write)
 
 
-def _metrics_row(step: int, loss: float, rate: float, clock: Clock, scores: Scores | None) -> MetricsRow:
+def make_row(step: int, loss: float, rate: float, clock: Clock, scores: Scores | None) -> MetricsRow:
+    """A row of `metrics.jsonl`."""
     row: MetricsRow = {"step": step, "loss": loss, "learning_rate": rate, "seconds": round(clock.seconds, 3)}
     if scores is not None:
         row["scores"] = {
@@ -385,14 +444,7 @@ def _metrics_row(step: int, loss: float, rate: float, clock: Clock, scores: Scor
     return row
 
 
-def intervals(steps: int, evaluations: int = 8) -> Intervals:
-    """How often to log, checkpoint and evaluate: about 200, 50 and 20 times in a long run, fewer in a short one.
-
-    A run of up to 20,000 steps is evaluated at most `evaluations` times.
-    """
-    log_every = min(100, max(10, steps // 200))
-    return {
-        "log_every": log_every,
-        "checkpoint_every": log_every * max(5, min(steps // 50, 1_000) // log_every),
-        "evaluate_every": log_every * max(200 // evaluations, steps // 20 // log_every),
-    }
+def checkpoint_info(step: int, loss: float, clock: Clock) -> CheckpointInfo:
+    """`checkpoint.json`: a resumed run continues from this step with this clock."""
+    times = {name: value for name, value in asdict(clock).items() if not name.startswith("_")}
+    return cast(CheckpointInfo, {"step": step, "loss": loss, **times})

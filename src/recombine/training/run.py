@@ -1,16 +1,7 @@
-"""Train and evaluate a configuration in its run directory.
+"""A run: from its configuration to `result.json`.
 
-The hash of the configuration names the directory, so a finished run is not trained twice and a killed one is resumed. A
-finished run that was evaluated in another way than now asked for is evaluated again from its checkpoint.
-
-What a run directory records besides numbers of training: the environment, the split, the result.
-
-Experiment trackers: they are given the rows of `metrics.jsonl` and the result, and nothing depends on them.
-
-`recombine.integrations.trackers` has adapters for TensorBoard, Weights & Biases and MLflow. A tracker that fails while the
-run goes on is left out with a warning.
-
-The progress of a training, on standard error.
+The hash of the configuration names the run directory. A finished run is not trained again, and a killed one is resumed from
+its last checkpoint. A finished run is evaluated again if the number of instances or the version of the evaluation differs.
 """
 
 from __future__ import annotations
@@ -18,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
+import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
+from types import FrameType
 from typing import ClassVar, cast
 
 import torch
@@ -31,41 +24,109 @@ from torch import Tensor, nn
 
 from recombine.foundation.errors import InputError, check_positive
 from recombine.foundation.progress import Meter, measure_progress, show_progress
-from recombine.models.base import check_size
 from recombine.models.registry import version_of
 from recombine.models.transformer import count_parameters
 from recombine.tasks.base import Task
 from recombine.training.config import TRAINING_VERSION, RunConfig
-from recombine.training.devices import resolve_device, use_deterministic_algorithms
-from recombine.training.directory import RunDirectory, describe_environment, hash_source
-from recombine.training.loop import Clock, Trainer, Watcher, fit, intervals
-from recombine.training.loop import Progress as TrainingProgress
-from recombine.training.processes import Group, join_group
-from recombine.training.schema import (
-    CertificateDict,
-    CheckpointInfo,
-    EnvironmentFile,
-    Json,
-    MetricsRow,
-    ResultFile,
-    SplitFile,
-    Stretch,
-)
+from recombine.training.directory import RunDirectory, hash_config, hash_source, record_environment
+from recombine.training.loop import SINGLE_PROCESS, Clock, Group, Progress, Trainer, Watcher, choose_intervals, fit
+from recombine.training.schema import CertificateDict, CheckpointInfo, MetricsRow, ResultFile
 from recombine.training.score import (
     EVALUATION_VERSION,
-    Evaluation,
     describe_metrics,
     describe_splits,
     evaluate_predictor,
     scores_as_dict,
 )
-from recombine.training.signals import StoppedError, StopRequest, heed_signals
 
 _log = logging.getLogger(__name__)
 
+COPIES_IN_TRAINING = 4  # parameters, gradients and two moments
+LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Execution:
+    """How a run is computed. None of it is part of the configuration: it changes results by rounding only."""
+
+    compile: bool = False
+    """Train under torch.compile."""
+    shard: bool = False
+    """Keep only a part of the model in each process (FSDP2)."""
+    deterministic: bool = False
+    """Use only algorithms that give the same bits in every run."""
+
+
+DEFAULT_EXECUTION = Execution()
+
+
+def train_run(
+    config: RunConfig,
+    *,
+    out: Path | str = "runs",
+    device: str = "auto",
+    evaluation_instances: int | None = None,
+    compile: bool = False,
+    shard: bool = False,
+    deterministic: bool = False,
+    watch: Watcher | None = None,
+    trackers: Sequence[Tracker] = (),
+) -> RunDirectory:
+    """Train a configuration in its run directory, from the last checkpoint if there is one, and evaluate it.
+
+    A finished run is returned unchanged, unless it was evaluated with another number of instances or another version of the
+    evaluation. `compile`, `shard` and `deterministic` (see `Execution`) are not part of the configuration.
+    Under `torchrun`, all processes call this function and train one model together; the first one reads and writes files.
+    """
+    num_instances = check_evaluation_instances(config.task, evaluation_instances)
+    config = config.prepare()
+    if num_processes() == 1 and (finished := find_finished(config, Path(out), num_instances)):
+        return finished  # needs no device
+    torch_device = resolve_device(device)
+    config.task.check_batch_size(config.training.batch_size)
+    model = config.build_model(copies=COPIES_IN_TRAINING)  # invalid sizes are errors before anything is written
+    group = join_group(torch_device)
+    run = RunDirectory(Path(group.run_on_leader(lambda: str(open_directory(config, Path(out)).path))))
+    execution = Execution(compile=compile, shard=shard, deterministic=deterministic)
+    finish_run(run, config, model, torch_device, num_instances, execution=execution, watch=watch, trackers=trackers)
+    return run
+
+
+def check_evaluation_instances(task: Task, evaluation_instances: int | None) -> int:
+    """The number of instances per split in the final evaluation, by default the task's."""
+    if evaluation_instances is None:
+        return task.evaluation_instances
+    check_positive(evaluation_instances=evaluation_instances)
+    return evaluation_instances
+
+
+def open_directory(config: RunConfig, out: Path, origins: dict[str, str] | None = None) -> RunDirectory:
+    """The run directory of a configuration, new or existing."""
+    contents = {"origins": config.origins if origins is None else origins, **config.as_dict()}
+    run = RunDirectory.create(out, config.name, contents, identity=config.identity)
+    require_config(run, config)
+    return run
+
+
+def require_config(run: RunDirectory, config: RunConfig) -> None:
+    """Raise an error if `config.json` was edited."""
+    if hash_config(config.without_defaults(run.config)) != hash_config(config.identity):
+        raise InputError(f"{run.path} holds another configuration: expected the one that its name was made from")
+
+
+def find_finished(config: RunConfig, out: Path, num_instances: int) -> RunDirectory | None:
+    """The run of a configuration if it is finished and its evaluation is up to date."""
+    run = RunDirectory(out / config.directory_name)
+    if not is_up_to_date(run, num_instances):
+        return None
+    require_config(run, config)
+    _log.info("%s is already finished", run.path)
+    run.drop_previous_checkpoint()  # remains after a kill right after the result
+    return run
+
 
 def is_up_to_date(run: RunDirectory, num_instances: int) -> bool:
-    """Whether a run is finished, and evaluated by this version on this number of instances per split."""
+    """Whether a run is finished, and was evaluated by this version on this number of instances per split."""
     if not run.finished:
         return False
     result = run.read_json("result.json")
@@ -73,57 +134,167 @@ def is_up_to_date(run: RunDirectory, num_instances: int) -> bool:
     return (version, result.get("evaluation_instances")) == (EVALUATION_VERSION, num_instances)
 
 
-def record_environment(run: RunDirectory, device: torch.device, step: int, num_processes: int = 1) -> None:
-    """Write the environment; one in which earlier steps were trained is kept, and the difference is logged."""
-    current = describe_environment(device, num_processes)
-    history: list[Stretch] = []
-    if step > 0 and (run.path / "environment.json").exists():
-        stored = cast(EnvironmentFile, run.read_json("environment.json"))
-        previous = stored.pop("previous", [])  # type: ignore[misc]
-        history = [stretch for stretch in (*previous, stored) if stretch.get("first_step", 0) < step]
-    latest: Stretch = {**current, "first_step": step}
-    if history:
-        changes = describe_changes(cast(Json, history[-1]), cast(Json, current))
-        if changes:
-            _log.warning("%s resumes at step %d in another environment: %s", run.path, step, changes)
-        else:
-            latest = history.pop()
-    run.write_json("environment.json", {**latest, "previous": history})
+def finish_run(
+    run: RunDirectory,
+    config: RunConfig,
+    model: nn.Module,
+    device: torch.device,
+    num_instances: int,
+    *,
+    execution: Execution = DEFAULT_EXECUTION,
+    watch: Watcher | None = None,
+    trackers: Sequence[Tracker] = (),
+) -> None:
+    """Train a run from its last checkpoint to the last step, evaluate the model and write `result.json`."""
+    group = join_group(device)
+    advice = f"checkpoints are in {run.path}; run the same command again to go on, with any number of processes"
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(group.name_lost_process(advice))
+        if execution.deterministic:
+            stack.enter_context(use_deterministic_algorithms())
+        request = stack.enter_context(handle_stop_signals())
+        if group.run_on_leader(lambda: lock(run, num_instances, stack)):
+            _log.info("%s is already finished", run.path)
+            run.drop_previous_checkpoint()
+            return
+        trainer = Trainer(
+            model,
+            config.task,
+            config.training,
+            device,
+            compile=execution.compile,
+            group=group,
+            shard=execution.shard,
+        )
+        train_and_evaluate(run, config, trainer, request, num_instances, watch, trackers)
 
 
-def describe_changes(before: Json, after: Json) -> str:
-    """What differs between two environments, in one line."""
-    changed = [name for name in after if before.get(name) != after[name]]
-    return ", ".join(f"{name} {_shorten(before.get(name))} → {_shorten(after[name])}" for name in changed)
+def lock(run: RunDirectory, num_instances: int, stack: contextlib.ExitStack) -> bool:
+    """Lock a run unless it is finished; returns whether it is."""
+    if not is_up_to_date(run, num_instances):
+        stack.enter_context(run.lock())
+    return is_up_to_date(run, num_instances)
 
 
-def _shorten(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= 24 else f"{text[:12]}…"
+def train_and_evaluate(
+    run: RunDirectory,
+    config: RunConfig,
+    trainer: Trainer,
+    request: StopRequest,
+    num_instances: int,
+    watch: Watcher | None,
+    trackers: Sequence[Tracker],
+) -> None:
+    """Restore the last checkpoint, train, evaluate, and write the result."""
+    group, steps = trainer.group, config.training.steps
+    clock = restore(run, trainer)
+    group.run_on_leader(lambda: write_description(run, config, trainer, num_instances))
+    with track(trackers if group.is_leader else (), run, trainer.step) as tracking:
+        with request.deferred():
+            intervals = choose_intervals(steps, config.task.training_evaluations)
+            fit(
+                trainer,
+                intervals,
+                run=run,
+                clock=clock,
+                should_stop=lambda: request.is_made,
+                watch=watch,
+                watch_rows=lambda row: tracking.call("add", row),
+            )
+        if trainer.step < steps:
+            where = f"at step {trainer.step} of {steps}; its checkpoint is in {run.path}; run the same command again to go on"
+            raise StoppedError(f"stopped by {request.name} {where}", request.exit_code)
+        if group.any(request.is_made):
+            advice = f"the trained model is in {run.path}; run the same command again to evaluate it"
+            raise StoppedError(f"stopped by {request.name} after the last step; {advice}", request.exit_code)
+        result = summarise(config, trainer, clock, num_instances)
+        group.run_on_leader(lambda: write_result(run, result))
+        if result is not None:
+            tracking.call("finish", result)
 
 
-def describe_split(task: Task) -> SplitFile:
-    """The certificate and the compositions; those of `test` are those of `train`."""
-    return {
-        "certificate": cast(CertificateDict, task.split.certificate.as_dict()),
-        "compositions": {
-            split: [list(composition) for composition in task.split.compositions(split)]
-            for split in task.splits
-            if split != "test"
-        },
+def restore(run: RunDirectory, trainer: Trainer) -> Clock:
+    """Load the last intact checkpoint into a trainer, if there is one; returns the clock to continue with."""
+    loaded: dict[str, Tensor] = {}
+
+    def load() -> CheckpointInfo | None:
+        checkpoint = run.load_checkpoint(fall_back=True)
+        if checkpoint is None:
+            if run.finished:
+                raise InputError(f"{run.path} has a result but no checkpoint: delete it to train the run again")
+            return None
+        tensors, info = checkpoint
+        loaded.update(tensors)
+        if not run.finished:
+            _log.info("%s resumes at step %d", run.path, info["step"])
+        return info
+
+    info: CheckpointInfo | None = trainer.group.run_on_leader(load)
+    if info is None:
+        return Clock()
+    check_step(run, info, trainer.config.steps)
+    if trainer.group.size > 1:
+        from recombine.training.processes import broadcast_tensors
+
+        loaded = broadcast_tensors(loaded, trainer.group)
+    trainer.load_state({name: tensor.to(trainer.device) for name, tensor in loaded.items()}, info["step"])
+    names = [field.name for field in fields(Clock) if not field.name.startswith("_")]
+    return Clock(**{name: info.get(name, 0) for name in names})  # type: ignore[arg-type]
+
+
+def check_step(run: RunDirectory, info: CheckpointInfo, steps: int) -> None:
+    """Require the step of a checkpoint to be one of its run."""
+    if not 0 <= info["step"] <= steps:
+        raise InputError(f"{run.path} has a checkpoint of step {info['step']}: expected one from 0 to {steps}")
+    if "interval" in info:
+        raise InputError(
+            f"{run.path} was stopped by an earlier version in the middle of a logging interval: expected a checkpoint of this "
+            "version; delete the folder to train the run again"
+        )
+
+
+def write_description(run: RunDirectory, config: RunConfig, trainer: Trainer, num_instances: int) -> None:
+    """Write the split, the task's files and the environment; drop the rows of metrics after the current step."""
+    if run.finished:
+        _log.warning("%s: evaluating again, on %d instances per split", run.path, num_instances)
+        return
+    task = config.task
+    certificate = cast(CertificateDict, task.split.certificate.as_dict())
+    compositions = {
+        split: [list(composition) for composition in task.split.compositions(split)]
+        for split in task.splits
+        if split != "test"  # the same as `train`
     }
+    run.write_json("split.json", {"certificate": certificate, "compositions": compositions})
+    for name, content in task.artifacts().items():
+        run.write_bytes(name, content)
+    record_environment(run, trainer.device, trainer.step, trainer.group.size)
+    run.rewind_metrics(trainer.step)
 
 
-def summarise(
-    config: RunConfig, model: nn.Module, evaluation: Evaluation, clock: Clock, num_instances: int
-) -> ResultFile:
-    """What `result.json` holds."""
+def write_result(run: RunDirectory, result: ResultFile | None) -> None:
+    """Finish a run."""
+    assert result is not None
+    run.write_json("result.json", result)
+    run.drop_previous_checkpoint()
+
+
+def summarise(config: RunConfig, trainer: Trainer, clock: Clock, num_instances: int) -> ResultFile | None:
+    """Evaluate a trained model. The result is on the leader; the other processes take part if the model is sharded."""
+    is_leader = trainer.group.is_leader
+    if not (is_leader or trainer.is_sharded):
+        return None
+    evaluation = evaluate_predictor(
+        trainer.model, config.task, num_instances=num_instances, references=is_leader, device=trainer.device
+    )
+    if not is_leader:
+        return None
     scores = evaluation.scores
     return {
         "task": config.task.name,
         "model": config.model.kind,
         "label": config.model.label,
-        "num_parameters": count_parameters(model),
+        "num_parameters": count_parameters(trainer.model),
         "split_sha256": config.task.split.certificate.sha256,
         "seed": config.task.seed,
         "steps": config.training.steps,
@@ -148,49 +319,183 @@ def summarise(
     }
 
 
+def num_processes() -> int:
+    """Number of processes that a launcher such as `torchrun` started; 1 without one."""
+    is_launched = all(name in os.environ for name in LAUNCHER_VARIABLES)
+    return read_number("WORLD_SIZE") if is_launched else 1
+
+
+def is_follower() -> bool:
+    """Whether this process leaves files and messages to the leader."""
+    return num_processes() > 1 and read_number("RANK") > 0
+
+
+def read_number(name: str, default: int | None = None, *, least: int = 0) -> int:
+    """A whole number from an environment variable."""
+    text = os.environ.get(name, str(default))
+    if not text.isdigit() or int(text) < least:
+        raise InputError(f"{name} is {text!r}: expected a whole number")
+    return int(text)
+
+
+def join_group(device: torch.device) -> Group:
+    """The processes that train together: those of the launcher, or this one alone."""
+    if num_processes() == 1:
+        return SINGLE_PROCESS
+    from recombine.training.processes import join_processes
+
+    return join_processes(device.type)
+
+
+def leave_group() -> None:
+    """Close the connections to the other processes, if there are any."""
+    if num_processes() > 1:
+        from recombine.training.processes import disconnect
+
+        disconnect()
+
+
+def resolve_device(device: str) -> torch.device:
+    """The device with a name; `auto` is CUDA where torch finds it, otherwise the CPU.
+
+    Under `torchrun` each process on a machine uses the CUDA device with its local rank.
+    """
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and num_processes() > 1:
+        device = f"cuda:{read_number('LOCAL_RANK')}"
+    try:
+        torch.empty(0, device=device)
+        torch_device = torch.device(device)
+    except (RuntimeError, AssertionError):
+        raise InputError(
+            f"device {device!r} is not available: expected auto, cpu, or an accelerator that torch finds"
+        ) from None
+    if torch_device.type == "mps":
+        _log.warning("device mps is untested: compare a short run with --device cpu before you rely on it")
+    return torch_device
+
+
+@contextlib.contextmanager
+def use_deterministic_algorithms() -> Iterator[None]:
+    """Let torch use only algorithms that give the same bits in every run, or raise an error where it has none."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it, cuBLAS is not deterministic
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+STOP_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has no SIGHUP
+
+
+class StoppedError(KeyboardInterrupt):
+    """A signal stopped the training. Not an `Exception`, so that it is not reported as a failure of the run."""
+
+    def __init__(self, message: str, exit_code: int = 130) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class StopRequest:
+    """A signal to stop. The first one lets the training save a checkpoint at the next step; a second one stops at once."""
+
+    def __init__(self) -> None:
+        self.signal: signal.Signals | None = None
+        self.is_deferred = False  # while a checkpoint at the next step is possible
+
+    @property
+    def is_made(self) -> bool:
+        return self.signal is not None
+
+    @property
+    def name(self) -> str:
+        return "a signal to another process" if self.signal is None else self.signal.name
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code that shells report for a process ended by the signal."""
+        return 128 + (signal.SIGTERM if self.signal is None else self.signal)
+
+    def receive(self, number: int, frame: FrameType | None) -> None:
+        """The handler of the signals."""
+        is_second = self.is_made
+        self.signal = signal.Signals(number)
+        if is_second or not self.is_deferred:
+            raise StoppedError(f"stopped by {self.name}", self.exit_code)
+
+    @contextlib.contextmanager
+    def deferred(self) -> Iterator[None]:
+        """Only record a first signal in this block, which checks `is_made` at every step."""
+        self.is_deferred = True
+        try:
+            yield
+        finally:
+            self.is_deferred = False
+
+
+@contextlib.contextmanager
+def handle_stop_signals() -> Iterator[StopRequest]:
+    """Receive signals in a `StopRequest`, in the main thread only.
+
+    A signal that is already handled or ignored (`nohup`, the handler of a scheduler) is left alone. So is a SIGINT that is set
+    to its default: whoever does that, such as the parent of a worker, wants the process to end at once.
+    """
+    request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+    numbers = [getattr(signal, name) for name in STOP_SIGNALS if hasattr(signal, name)]
+    before = {number: signal.getsignal(number) for number in numbers}
+    untouched = {
+        number: signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL for number in numbers
+    }
+    handled = [number for number in numbers if before[number] is untouched[number]]
+    for number in handled:
+        signal.signal(number, request.receive)
+    try:
+        yield request
+    finally:
+        for number in handled:
+            signal.signal(number, before[number])
+
+
 class Tracker(ABC):
-    """What a tracker must be able to do."""
+    """An experiment tracker: receives the rows of `metrics.jsonl` and the result. `recombine.integrations.trackers` has some."""
 
     name: ClassVar[str]
 
     @abstractmethod
     def start(self, run: RunDirectory, step: int) -> None:
-        """Begin, or go on with, the record of a run; rows after `step` will come again."""
+        """Start or continue the record of a run; rows after `step` will be added again."""
 
     @abstractmethod
     def add(self, row: MetricsRow) -> None:
-        """Take a row of `metrics.jsonl`."""
+        """Record a row of `metrics.jsonl`."""
 
     @abstractmethod
     def finish(self, result: ResultFile) -> None:
-        """Take the result of a finished run."""
+        """Record the result of a finished run."""
 
     @abstractmethod
     def close(self) -> None:
-        """End, whether the run is finished or not."""
+        """Close the record, whether the run is finished or not."""
 
 
 class Tracking:
-    """The trackers of a run that have not failed."""
+    """The trackers of a run; one that fails is dropped with a warning, because the run does not depend on it."""
 
     def __init__(self, trackers: Sequence[Tracker]) -> None:
         self.trackers = list(trackers)
 
-    def add(self, row: MetricsRow) -> None:
-        self._each(lambda tracker: tracker.add(row))
-
-    def finish(self, result: ResultFile | None) -> None:
-        if result is not None:
-            self._each(lambda tracker: tracker.finish(result))
-
-    def close(self) -> None:
-        self._each(lambda tracker: tracker.close())
-
-    def _each(self, act: Callable[[Tracker], None]) -> None:
+    def call(self, method: str, *arguments: object) -> None:
+        """Call a method of every tracker."""
         for tracker in list(self.trackers):
             try:
-                act(tracker)
-            except Exception as error:  # anything that the tracker's package may raise; the run does not need it
+                getattr(tracker, method)(*arguments)
+            except Exception as error:  # any error of the tracker's package
                 _log.warning("%s failed and is left out: %s", tracker.name, str(error).split("\n")[0])
                 self.trackers.remove(tracker)
 
@@ -204,233 +509,10 @@ def track(trackers: Sequence[Tracker], run: RunDirectory, step: int) -> Iterator
     try:
         yield tracking
     finally:
-        tracking.close()
+        tracking.call("close")
 
 
-COPIES_IN_TRAINING = 4  # parameters, gradients and two moments
-
-
-@dataclass(frozen=True, kw_only=True)
-class Execution:
-    """How a run is computed. None of it is part of the configuration: it changes results by rounding only."""
-
-    compile: bool = False
-    """Train under torch.compile."""
-    shard: bool = False
-    """Keep only a part of the model in each process (FSDP2)."""
-    deterministic: bool = False
-    """Use only algorithms that give the same bits in every run."""
-
-
-PLAIN = Execution()
-
-
-def train_run(
-    config: RunConfig,
-    *,
-    out: Path | str = "runs",
-    device: str = "auto",
-    evaluation_instances: int | None = None,
-    compile: bool = False,
-    shard: bool = False,
-    deterministic: bool = False,
-    watch: Watcher | None = None,
-    trackers: Sequence[Tracker] = (),
-) -> RunDirectory:
-    """Train a configuration in its run directory, from the last checkpoint if there is one, and evaluate it.
-
-    A finished run stays as it is, unless it was evaluated with another number of instances or another version of the
-    evaluation. `compile`, `shard` and `deterministic` (see `Execution`) are not part of the configuration.
-    Under `torchrun`, all processes call this function and train one model together; the first one reads and writes files.
-    """
-    check_evaluation_instances(evaluation_instances)
-    torch_device = resolve_device(device)
-    config = config.prepare()
-    execution = Execution(compile=compile, shard=shard, deterministic=deterministic)
-    config.task.check_batch_size(config.training.batch_size)
-    check_size(config.model, config.task, copies=COPIES_IN_TRAINING)
-    model = config.build_model()  # invalid sizes are errors before anything is written
-    group = join_group(torch_device)
-    run = RunDirectory(Path(group.lead(lambda: str(open_directory(config, Path(out)).path))))
-    finish_run(
-        run,
-        config,
-        model,
-        torch_device,
-        evaluation_instances=evaluation_instances,
-        execution=execution,
-        watch=watch,
-        trackers=trackers,
-    )
-    return run
-
-
-def check_evaluation_instances(evaluation_instances: int | None) -> None:
-    """Require a positive number, or None for the task's own."""
-    if evaluation_instances is not None:
-        check_positive(evaluation_instances=evaluation_instances)
-
-
-def open_directory(config: RunConfig, out: Path, origins: dict[str, str] | None = None) -> RunDirectory:
-    """The run directory of a configuration, new or existing."""
-    contents = {"origins": config.origins if origins is None else origins, **config.as_dict()}
-    run = RunDirectory.create(out, config.name, contents, identity=config.identity)
-    recorded = RunConfig.from_dict(run.config, code=(type(config.task), type(config.model)))
-    if recorded != config:
-        raise InputError(f"{run.path} holds another configuration: expected the one that its name was made from")
-    return run
-
-
-def finish_run(
-    run: RunDirectory,
-    config: RunConfig,
-    model: nn.Module,
-    device: torch.device,
-    *,
-    evaluation_instances: int | None,
-    execution: Execution = PLAIN,
-    watch: Watcher | None = None,
-    trackers: Sequence[Tracker] = (),
-) -> None:
-    """Train what is left of a run, evaluate the model and write `result.json`."""
-    num_instances = config.task.evaluation_instances if evaluation_instances is None else evaluation_instances
-    group = join_group(device)
-    how_to_go_on = f"checkpoints are in {run.path}; run the same command again to go on, with any number of processes"
-    with (
-        group.name_lost_process(how_to_go_on),
-        use_deterministic_algorithms(execution.deterministic),
-        heed_signals() as request,
-        contextlib.ExitStack() as locks,
-    ):
-        if group.lead(lambda: _begin(run, num_instances, locks)):
-            _log.info("%s is finished already", run.path)
-            run.drop_previous_checkpoint()  # a kill right after the result leaves it behind
-            return
-        trainer = Trainer(
-            model,
-            config.task,
-            config.training,
-            device,
-            compile=execution.compile,
-            group=group,
-            shard=execution.shard,
-        )
-        _train_and_evaluate(run, config, trainer, request, num_instances, watch, trackers)
-
-
-def _train_and_evaluate(
-    run: RunDirectory,
-    config: RunConfig,
-    trainer: Trainer,
-    request: StopRequest,
-    num_instances: int,
-    watch: Watcher | None,
-    trackers: Sequence[Tracker],
-) -> None:
-    group = trainer.group
-    clock = restore(run, trainer)
-    group.lead(lambda: _prepare(run, config.task, trainer, num_instances))
-    with track(trackers if group.is_leader else (), run, trainer.step) as tracking:
-        with request.deferred():
-            fit(
-                trainer,
-                run=run,
-                clock=clock,
-                request=request,
-                watch=watch,
-                watch_rows=tracking.add,
-                **intervals(config.training.steps, config.task.training_evaluations),
-            )
-        if group.any(request.is_made):
-            kept = f"the trained model is in {run.path}; run the same command again to evaluate it"
-            raise StoppedError(f"stopped by {request.name} after the last step; {kept}", request.exit_code)
-        result = _evaluate(trainer, config, clock, num_instances)
-        group.lead(lambda: _end(run, result))
-        tracking.finish(result)
-
-
-def _begin(run: RunDirectory, num_instances: int, locks: contextlib.ExitStack) -> bool:
-    """Lock a run and say whether it is finished. One that was put where nobody can change it needs no lock."""
-    if not os.access(run.path, os.W_OK) and is_up_to_date(run, num_instances):
-        return True
-    locks.enter_context(run.lock())
-    return is_up_to_date(run, num_instances)
-
-
-def _prepare(run: RunDirectory, task: Task, trainer: Trainer, num_instances: int) -> None:
-    """Write what is known before the first step; rows of metrics that will be written again are dropped."""
-    if run.finished:
-        _log.warning("%s: evaluating again, on %d instances per split", run.path, num_instances)
-        return
-    run.write_json("split.json", describe_split(task))
-    for name, content in task.artifacts().items():
-        run.write_bytes(name, content)
-    record_environment(run, trainer.device, trainer.step, trainer.group.size)
-    run.rewind_metrics(trainer.step)
-
-
-def _evaluate(trainer: Trainer, config: RunConfig, clock: Clock, num_instances: int) -> ResultFile | None:
-    """The result of a run. Only the leader has it; the others take part if each has a part of the model."""
-    if not (trainer.group.is_leader or trainer.is_sharded):
-        return None
-    evaluation = evaluate_predictor(
-        trainer.model,
-        config.task,
-        num_instances=num_instances,
-        references=trainer.group.is_leader,
-        device=trainer.device,
-    )
-    return summarise(config, trainer.model, evaluation, clock, num_instances) if trainer.group.is_leader else None
-
-
-def _end(run: RunDirectory, result: ResultFile | None) -> None:
-    assert result is not None
-    run.write_json("result.json", result)
-    run.drop_previous_checkpoint()
-
-
-def restore(run: RunDirectory, trainer: Trainer) -> Clock:
-    """Load the last good checkpoint into a trainer, if there is one; returns the clock that goes on from there."""
-    tensors, info = _share_checkpoint(run, trainer.group)
-    if tensors is None or info is None:
-        return Clock()
-    check_step(run, info, trainer.config.steps)
-    trainer.load_state({name: tensor.to(trainer.device) for name, tensor in tensors.items()}, info["step"])
-    return Clock(**{name: info.get(name, 0) for name in Clock().state()})  # type: ignore[arg-type]
-
-
-def _share_checkpoint(run: RunDirectory, group: Group) -> tuple[dict[str, Tensor] | None, CheckpointInfo | None]:
-    """The checkpoint that the leader reads, in every process."""
-    found: dict[str, Tensor] = {}
-
-    def load() -> CheckpointInfo | None:
-        checkpoint = run.load_checkpoint(fall_back=True)
-        if checkpoint is None:
-            if run.finished:
-                raise InputError(f"{run.path} has a result but no checkpoint: delete it to train the run again")
-            return None
-        tensors, info = checkpoint
-        found.update(tensors)
-        if not run.finished:
-            _log.info("%s resumes at step %d", run.path, info["step"])
-        return info
-
-    info = group.lead(load)
-    return group.share_tensors(found if group.is_leader else None), info
-
-
-def check_step(run: RunDirectory, info: CheckpointInfo, steps: int) -> None:
-    """Require the step of a checkpoint to be one that its run has."""
-    if not 0 <= info["step"] <= steps:
-        raise InputError(f"{run.path} has a checkpoint of step {info['step']}: expected one from 0 to {steps}")
-    if "interval" in info:
-        raise InputError(
-            f"{run.path} was stopped by an earlier version in the middle of a logging interval: expected a checkpoint of this "
-            "version; delete the folder to train the run again"
-        )
-
-
-PULSE_SECONDS = 1.0  # between two updates within a logging interval
+SECONDS_BETWEEN_UPDATES = 1.0  # of the progress bar, within a logging interval
 
 
 class TrainingBar:
@@ -439,21 +521,21 @@ class TrainingBar:
     def __init__(self, meter: Meter) -> None:
         self.meter, self.last = meter, 0.0
 
-    def __call__(self, progress: TrainingProgress) -> None:
+    def __call__(self, progress: Progress) -> None:
         speed = progress.steps_per_second  # 0 in the first steps, which are not timed
         shown = f"  {speed:.1f} steps/s" if speed >= 1 else f"  {speed:.2g} steps/s" if speed else ""
         self.meter.update(progress.step, progress.steps, f"loss {progress.loss:.4g}{shown}")
 
-    def pulse(self, step: int, steps: int) -> None:
-        """Called before every step: with slow steps, the next row of metrics may be an hour away."""
-        if (now := time.monotonic()) - self.last >= PULSE_SECONDS:
+    def before_step(self, step: int, steps: int) -> None:
+        """Update within a logging interval too: with slow steps, the next row of metrics may be an hour away."""
+        if (now := time.monotonic()) - self.last >= SECONDS_BETWEEN_UPDATES:
             self.last = now
             self.meter.update(step, steps, self.meter.note)
 
 
-@contextmanager
+@contextlib.contextmanager
 def progress_bar(label: str, *, quiet: bool = False) -> Iterator[TrainingBar | None]:
-    """Show the progress of a training inside a `with` block; with `quiet`, nothing is shown and there is no watcher."""
+    """Show the progress of a training on standard error; with `quiet`, nothing is shown and the watcher is None."""
     if quiet:
         with show_progress(False):
             yield None

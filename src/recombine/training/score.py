@@ -1,4 +1,7 @@
-"""Scores of any predictor on any task, per split, with 95 % intervals (see `bootstrap`) and reference scores.
+"""Scores of any predictor on any task, per split, with 95 % intervals and reference scores.
+
+Instances of one composition are not independent, so intervals come from a bootstrap over *compositions*: whole
+compositions are resampled with replacement, 2,000 times, and the metric is recomputed from their sums.
 
 There are three reference scores, all measured on the same instances as the score:
 
@@ -14,22 +17,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TypedDict
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from recombine.foundation.errors import InputError, check_choice, check_positive
+from recombine.random import Stream
 from recombine.tasks.base import Reference, Task
 from recombine.tasks.batch import Batch, Ratio
 from recombine.tasks.evaluation import evaluation_batches
 from recombine.tasks.sampling import SplitName
-from recombine.training.intervals import CompositionSums
 
 EVALUATION_VERSION = 2
 """Raise it when the same predictor on the same task gets different scores, intervals or reference scores than before: other
 instances, another bootstrap, another definition of chance or ceiling. Scores of other versions are measured again."""
 
+NUM_RESAMPLES = 2_000
 
 Predictor = Callable[[Tensor], Tensor]
 
@@ -235,6 +241,53 @@ def _measure_model(predict: Predictor, task: Task, batch: Batch) -> dict[str, Ra
                 f"{name} of {num_infinite} of {len(batch)} instances is not finite: expected finite predictions"
             )
     return metrics
+
+
+class CompositionSums:
+    """Sums of each metric's numerator and denominator per composition."""
+
+    def __init__(self, num_compositions: int) -> None:
+        self.num_compositions = num_compositions
+        self.totals: dict[str, Tensor] = {}
+
+    def add(self, metrics: Mapping[str, Ratio], batch: Batch) -> None:
+        for name, ratio in metrics.items():
+            total = self.totals.setdefault(name, torch.zeros(2, self.num_compositions, dtype=torch.float64))
+            rows = torch.stack([ratio.numerator, ratio.denominator]).to("cpu", torch.float64)
+            total.index_add_(1, batch.composition.to("cpu"), rows)
+
+    def value(self, name: str) -> float:
+        return compute_ratio(self.totals[name])
+
+    def interval(self, name: str) -> tuple[float, float]:
+        """The middle 95 % of the metric over resampled compositions."""
+        return middle_95_percent(resample(self.totals[name]))
+
+
+def compute_ratio(totals: Float[Tensor, "2 compositions"]) -> float:
+    """The metric: the sum of the numerators over that of the denominators."""
+    numerator, denominator = totals.sum(dim=1).tolist()
+    return float(numerator / denominator)
+
+
+def resample(totals: Float[Tensor, "2 compositions"], position: int = 0) -> Float[Tensor, " resamples"]:
+    """The metric over resampled compositions (of those that occurred at all); each position has other draws."""
+    totals = totals[:, totals[1] != 0]
+    drawn = draw_compositions(totals.shape[1], position, NUM_RESAMPLES)
+    numerator, denominator = totals[:, drawn].sum(dim=-1)
+    return numerator / denominator
+
+
+@lru_cache(maxsize=16)
+def draw_compositions(count: int, position: int, num_resamples: int) -> Int[Tensor, "resamples count"]:
+    """The compositions in each resample."""
+    key = () if position == 0 else (position,)
+    return Stream("bootstrap", *key, rows=range(num_resamples)).integers(count, count)
+
+
+def middle_95_percent(values: Float[Tensor, " resamples"]) -> tuple[float, float]:
+    low, high = torch.quantile(values, torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    return low, high
 
 
 class _SplitSums:

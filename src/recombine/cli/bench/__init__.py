@@ -34,7 +34,7 @@ from recombine.cli.output import Output
 from recombine.foundation.errors import InputError, check_choice, check_positive
 from recombine.foundation.files import read_file, write_whole
 from recombine.tasks.base import SCALES
-from recombine.training.devices import Precision
+from recombine.training.config import Precision
 from recombine.training.schema import Json
 
 PARTS: dict[str, Callable[..., list[Json]]] = {

@@ -14,7 +14,7 @@ from recombine.tasks.base import SCALES, Scale
 from recombine.tasks.batch import Batch
 from recombine.tasks.families import TASKS
 from recombine.training.config import default_run
-from recombine.training.loop import Ahead, Trainer
+from recombine.training.loop import BatchGroups, Trainer
 from recombine.training.schema import Json
 
 ORACLE_BATCH = 1_000
@@ -24,14 +24,14 @@ LONG = 10.0
 """Seconds of a round after which it is the only one."""
 
 
-class TimedAhead(Ahead):
-    """Training batches, with the seconds that they have taken: to make a group, and to give up the one before."""
+class TimedBatchGroups(BatchGroups):
+    """Training batches, with the seconds spent on generating them and on freeing the previous group."""
 
     seconds = 0.0
 
-    def take(self, index: int) -> Batch:
+    def __getitem__(self, index: int) -> Batch:
         start = time.perf_counter()
-        batch = super().take(index)
+        batch = super().__getitem__(index)
         self.seconds += time.perf_counter() - start
         return batch
 
@@ -41,8 +41,8 @@ def benchmark_generators(
 ) -> list[Json]:
     """Milliseconds per training batch and per whole step with the task's default model, at every scale.
 
-    Training generates batches in groups (`tasks/ahead.py`). One round trains on one group; the time of its generation is
-    taken within the round, where memory and caches are as training leaves them.
+    Training generates batches in groups (`recombine.training.loop.BatchGroups`). One round trains on one group; the time of
+    its generation is measured within the round, where memory and caches are as training leaves them.
     """
     rows = []
     for name, scale in product(TASKS, scales):
@@ -73,7 +73,7 @@ def benchmark_generators(
 
 def time_training(trainer: Trainer, seconds: float) -> tuple[float, float]:
     """Seconds per batch and per step: medians over rounds of a group each, without the first round."""
-    batches = TimedAhead(trainer.task, batch_size=trainer.config.batch_size)
+    batches = TimedBatchGroups(trainer.task, batch_size=trainer.config.batch_size)
     trainer.batches = batches
     rounds: list[tuple[float, float]] = []
     end = time.perf_counter() + seconds

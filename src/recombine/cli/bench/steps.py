@@ -25,9 +25,9 @@ from recombine.attention.dispatch import use_kernel
 from recombine.cli.bench.machine import Pass, take_medians, time_interleaved
 from recombine.models.registry import build_model
 from recombine.models.transformer import Transformer, TransformerConfig
-from recombine.training.config import TrainingConfig, build_optimizer, default_run
-from recombine.training.devices import Precision, use_precision
+from recombine.training.config import Precision, TrainingConfig, build_optimizer, default_run
 from recombine.training.loop import Trainer
+from recombine.training.precision import use_precision
 from recombine.training.schema import Json
 
 ATTENTIONS = ("softmax", "linear", "hyla")

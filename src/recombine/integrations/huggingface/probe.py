@@ -19,8 +19,8 @@ from recombine.inside.result import PROBE, ProbeResult
 from recombine.integrations.huggingface.attention import import_interfaces
 from recombine.integrations.huggingface.model import PretrainedModel
 from recombine.integrations.huggingface.prompts import Prompts, read_prompts
-from recombine.training.devices import resolve_device
 from recombine.training.directory import RunDirectory
+from recombine.training.run import resolve_device
 from recombine.training.schema import Json
 
 LOCALLY: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}  # code in a folder is never run

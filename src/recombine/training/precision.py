@@ -4,27 +4,19 @@ With bf16 the operands of a dense layer are rounded to 8 bits of significand, pr
 result is rounded again; parameters, attention scores, loss and optimizer stay in float32. On hardware with bf16
 instructions this is `torch.autocast`. On other CPUs torch emulates them one number at a time, about twenty times slower
 than float32, so there the same rounding is applied around float32 products.
-
-Where a run is computed, and whether by deterministic algorithms only.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
-import os
-from collections.abc import Iterator
-from typing import Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from recombine.foundation.errors import InputError
-from recombine.training.processes import local_rank, num_processes
-
-Precision = Literal["float32", "bf16"]
+from recombine.training.config import Precision
 
 
 def use_precision(
@@ -46,7 +38,7 @@ def multiplies_bf16() -> bool:
 
 
 class _RoundedProducts(TorchFunctionMode):
-    def __torch_function__(self, function, types, args=(), kwargs=None):
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is functional.linear:
             return rounded_linear(*args, **(kwargs or {}))
         return function(*args, **(kwargs or {}))
@@ -61,42 +53,3 @@ def rounded_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) ->
 
 def _round(x: Tensor) -> Tensor:
     return x.bfloat16().float()
-
-
-_log = logging.getLogger(__name__)
-
-
-def resolve_device(device: str) -> torch.device:
-    """The device with a name; `auto` is CUDA where torch finds it, otherwise the CPU.
-
-    Under `torchrun` each process on a machine takes the CUDA device with its own number.
-    """
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda" and num_processes() > 1:
-        device = f"cuda:{local_rank()}"
-    try:
-        torch.empty(0, device=device)
-        torch_device = torch.device(device)
-    except (RuntimeError, AssertionError):
-        raise InputError(
-            f"device {device!r} is not available: expected auto, cpu, or an accelerator that torch finds"
-        ) from None
-    if torch_device.type == "mps":
-        _log.warning("device mps is untested: compare a short run with --device cpu before you rely on it")
-    return torch_device
-
-
-@contextlib.contextmanager
-def use_deterministic_algorithms(wanted: bool) -> Iterator[None]:
-    """Let torch use only algorithms that give the same bits in every run, or raise an error where it has none."""
-    if not wanted:
-        yield
-        return
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it, cuBLAS is not deterministic
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before)
