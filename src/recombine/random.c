@@ -1,27 +1,20 @@
-/* Random numbers of `recombine.tasks.stream`: SplitMix64 (Steele, Lea & Flood 2014) at counters 0 .. count - 1 under each of
-several keys, shifted, scaled or ordered on the way, so that the 64 bits are never stored.
+/* Random numbers of `recombine.random.Stream`: SplitMix64 at counters 0 .. count - 1 under each of several keys, shifted,
+scaled or ordered in the same pass, so that the 64 bits are never stored.
 
 Integers all the way but for the last, exact, multiplication of `uniform`: the numbers are the same on every machine.
 */
 #include <stdint.h>
 #include <string.h>
 
-#define GOLDEN 0x9E3779B97F4A7C15ull
-#define BLOCK 4096 /* numbers that a thread takes at a time */
-#define INLINE static inline __attribute__((always_inline))
+#include "splitmix.h"
+
+#define BLOCK 4096 /* numbers per thread at a time */
 
 typedef struct {
   const uint64_t *keys;
   void *out; /* (keys, count) */
   int64_t num_keys, count, threads;
 } problem;
-
-INLINE uint64_t mix(uint64_t key, int64_t counter) {
-  uint64_t bits = key + (uint64_t)counter * GOLDEN;
-  bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9ull;
-  bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EBull;
-  return bits ^ (bits >> 31);
-}
 
 #define FILL(type, number)                                                                                               \
   const int64_t blocks = (p->count + BLOCK - 1) / BLOCK;                                                                 \

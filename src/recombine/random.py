@@ -1,18 +1,10 @@
-"""Counter-based random bits: the SplitMix64 output (Steele, Lea & Flood 2014) at a counter under a key.
+"""Counter-based random numbers: batch i of a split is a pure function of (task, seed, split, i).
 
-The same integers come out on every device, in every library version and in C (`kernels/cpu_mask.h`), in any order and any
-part of them at a time.
-
-Random numbers of a stream in C (`c`), the same integers as those of `recombine.random`.
-
-One pass instead of one per operation. The functions need a compiled library (`is_available`); without one, the caller
-computes the same numbers itself.
-
-Counter-based random streams: batch i of a split is a pure function of (task, seed, split, i).
-
-Number j of row r in draw d is the SplitMix64 output (Steele, Lea & Flood 2014) at counter r * width + j under a key
+Number j of row r in draw d is the output of SplitMix64 (Steele, Lea & Flood 2014) at counter r * width + j under a key
 hashed from (task, seed, split, i, d). The integers are the same on every device and library version, no two splits share
 a stream, resuming needs no saved generator, and a process can generate only its own rows of the global batch.
+
+`mix` defines the bits in torch. On the CPU `random.c` computes the same integers in one pass, if there is a compiler.
 """
 
 from __future__ import annotations
@@ -23,131 +15,49 @@ import math
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from recombine.foundation.errors import NEGLIGIBLE, require_memory
-from recombine.foundation.native import empty_block, open_kernel
+from recombine.foundation.native import empty_block, open_kernel, pack_arguments
 
-_GOLDEN = 0x9E3779B97F4A7C15
-_MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+GOLDEN = 0x9E3779B97F4A7C15
+MIX_1, MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+MAX_CHOICES = 16  # room for the smallest numbers of a row in random.c
+MIN_NUMBERS_FOR_THREADS = 1 << 14
+BYTES_PER_NUMBER = 16  # of a draw: its bits, and the counters that they are made from
+
+Part = tuple[tuple[object, ...], range]  # a key, and the rows that are drawn under it
 
 
-def mix(counter: Int[Tensor, "*shape"], key: int | Int[Tensor, ""]) -> Int[Tensor, "*shape"]:
-    """64 random bits for each counter, as int64; the key is one too."""
-    bits = counter * _signed(_GOLDEN) + key
-    bits = (bits ^ shift_right(bits, 30)) * _signed(_MIX_1)
-    bits = (bits ^ shift_right(bits, 27)) * _signed(_MIX_2)
-    return bits ^ shift_right(bits, 31)
+def mix(counter: Int[Tensor, "..."], key: int | Int[Tensor, "..."]) -> Int[Tensor, "..."]:
+    """64 random bits for each counter, as int64; the key is an int64 too."""
+    bits = counter * _signed(GOLDEN) + key
+    bits = (bits ^ _shift_right(bits, 30)) * _signed(MIX_1)
+    bits = (bits ^ _shift_right(bits, 27)) * _signed(MIX_2)
+    return bits ^ _shift_right(bits, 31)
 
 
 def advance_key(key: Int[Tensor, ""], count: int) -> Int[Tensor, ""]:
-    """The key under which counter 0 gives what counter `count` gives under `key`."""
-    return key + _signed(count * _GOLDEN % 2**64)
+    """The key under which counter 0 gives the bits of counter `count` under `key`."""
+    return key + _signed(count * GOLDEN % 2**64)
 
 
 def hash_key(*parts: object) -> int:
-    """A key for whatever can be written down, as a signed 64-bit integer."""
+    """A key for objects with a stable `repr`, as a signed 64-bit integer."""
     digest = hashlib.sha256(repr(parts).encode()).digest()
     return int.from_bytes(digest[:8], "little", signed=True)
 
 
-def shift_right(bits: Int[Tensor, "*shape"], places: int) -> Int[Tensor, "*shape"]:
+def _shift_right(bits: Int[Tensor, "*shape"], places: int) -> Int[Tensor, "*shape"]:
     """Logical shift: torch's own shift of int64 copies the sign."""
     return (bits >> places) & ((1 << (64 - places)) - 1)
 
 
 def _signed(value: int) -> int:
     return value - 2**64 if value >= 2**63 else value
-
-
-MOST_KEPT = 16
-"""Of the smallest numbers of a row; `c` has room for so many."""
-ENOUGH = 1 << 14
-"""Numbers from which a second thread pays."""
-
-
-class _Problem(ctypes.Structure):
-    """`problem` of c."""
-
-    _fields_ = (
-        ("keys", ctypes.c_void_p),
-        ("out", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("num_keys", "count", "threads")),
-    )
-
-
-@cache
-def open_library() -> ctypes.CDLL | str:
-    """The compiled kernel, or why there is none, in one line."""
-    number, address = ctypes.c_int64, ctypes.c_void_p
-    arguments: dict[str, list[Any]] = {
-        "bits": [],
-        "uniform": [],
-        "sequences": [address, number, number],
-        "integers": [number],
-        "orders": [number, number],
-    }
-    problem = ctypes.POINTER(_Problem)
-    return open_kernel(
-        Path(__file__).with_suffix(".c"),
-        {f"recombine_draw_{name}": [problem, *more] for name, more in arguments.items()},
-    )
-
-
-def is_available() -> bool:
-    """Whether the kernel is compiled, or can be; the first call compiles it."""
-    return not isinstance(open_library(), str)
-
-
-def draw_bits(keys: Sequence[int], count: int) -> Int[Tensor, "keys count"]:
-    """The bits at counters 0 .. count - 1 under each key."""
-    return _draw("bits", keys, count, empty_block(len(keys), count, dtype=torch.int64))
-
-
-def draw_uniform(keys: Sequence[int], count: int) -> Float[Tensor, "keys count"]:
-    """The first 24 of these bits, as a fraction."""
-    return _draw("uniform", keys, count, empty_block(len(keys), count))
-
-
-def draw_sequences(
-    keys: Sequence[int], count: int, *, lengths: Int[Tensor, " rows"], shape: tuple[int, int]
-) -> Float[Tensor, "keys count"]:
-    """Rows of such fractions, of the shape (tokens, features); 0 behind the first `lengths` tokens, at most all of them."""
-    tokens, width = shape
-    assert (len(lengths), lengths.dtype) == (len(keys) * count // (tokens * width), torch.int64)
-    kept = lengths.contiguous().clamp(0, tokens)
-    return _draw("sequences", keys, count, empty_block(len(keys), count), kept.data_ptr(), tokens * width, width)
-
-
-def draw_integers(keys: Sequence[int], count: int, high: int) -> Int[Tensor, "keys count"]:
-    """The first 32 of these bits times `high`, divided by 2^32."""
-    return _draw("integers", keys, count, empty_block(len(keys), count, dtype=torch.int64), high)
-
-
-def draw_orders(keys: Sequence[int], count: int, size: int, kept: int) -> Int[Tensor, "keys places"]:
-    """Of each `size` consecutive numbers, the places of the `kept` smallest, in order; at most MOST_KEPT of them."""
-    assert 0 < kept <= min(size, MOST_KEPT)
-    out = empty_block(len(keys), count // size * kept, dtype=torch.int64)
-    return _draw("orders", keys, count, out, size, kept)
-
-
-def _draw(name: str, keys: Sequence[int], count: int, out: Tensor, *numbers: int) -> Tensor:
-    words = (ctypes.c_uint64 * len(keys))(*keys)
-    threads = torch.get_num_threads() if len(keys) * count >= ENOUGH else 1
-    problem = _Problem(ctypes.addressof(words), out.data_ptr(), len(keys), count, threads)
-    getattr(open_library(), f"recombine_draw_{name}")(ctypes.byref(problem), *numbers)
-    return out
-
-
-_BLOCK = 1 << 14
-BYTES_PER_NUMBER = 16  # of a draw: its bits, and the counters they are made from
-
-Part = tuple[tuple[object, ...], range]  # a key, and the rows that are drawn under it
 
 
 class Stream:
@@ -188,10 +98,8 @@ class Stream:
 
     def bits(self, *shape: int) -> Int[Tensor, "rows ..."]:
         """64 random bits per entry, for every row."""
-        mix = draw_bits if self._draws_in_c() else mix_on_cpu
-        if self.device.type != "cpu":
-            mix = partial(mix_on_device, device=self.device)
-        return self._draw(mix, shape).view(len(self), *shape)
+        draw = draw_bits if self._draws_in_c() else partial(mix_range, device=self.device)
+        return self._draw(draw, shape).view(len(self), *shape)
 
     def uniform(self, *shape: int) -> Float[Tensor, "rows ..."]:
         """Uniform in [0, 1), multiples of 2^-24, float32."""
@@ -202,9 +110,9 @@ class Stream:
     def uniform_sequences(
         self, lengths: Int[Tensor, " rows"], num_tokens: int, width: int
     ) -> Float[Tensor, "rows num_tokens width"]:
-        """`uniform(num_tokens, width)` for the first `lengths` tokens of each row, and 0 behind them."""
+        """`uniform(num_tokens, width)` for the first `lengths` tokens of each row, and 0 for the others."""
         if self._draws_in_c():
-            draw = partial(draw_sequences, lengths=lengths, shape=(num_tokens, width))
+            draw = partial(draw_sequences, lengths=lengths, num_tokens=num_tokens, width=width)
             return self._draw(draw, (num_tokens, width)).view(len(self), num_tokens, width)
         real = torch.arange(num_tokens, device=self.device) < lengths[:, None]
         return self.uniform(num_tokens, width) * real[..., None]
@@ -215,23 +123,6 @@ class Stream:
         if self._draws_in_c():
             return self._draw(partial(draw_integers, high=high), shape).view(len(self), *shape)
         return (_shift_right(self.bits(*shape), 32) * high) >> 32
-
-    def _draws_in_c(self) -> bool:
-        return self.device.type == "cpu" and is_available()
-
-    def _draw(self, draw: Callable[[Sequence[int], int], Tensor], shape: tuple[int, ...]) -> Tensor:
-        """One draw: `draw` takes the keys, moved to their first row, and how many numbers each of them gives."""
-        width = math.prod(shape)
-        num_bytes = BYTES_PER_NUMBER * len(self) * width
-        if num_bytes > NEGLIGIBLE:
-            require_memory(num_bytes, f"a draw of {len(self):,} × {width:,} random numbers")
-        keys = [(self._hash(key) + rows.start * width * _GOLDEN) % 2**64 for key, rows in self.parts]
-        self.num_draws += 1
-        return draw(keys, len(self.parts[0][1]) * width)
-
-    def _hash(self, key: tuple[object, ...]) -> int:
-        digest = hashlib.sha256(repr((*key, self.num_draws)).encode()).digest()
-        return int.from_bytes(digest[:8], "little")
 
     def digits(self, radices: Sequence[int], *shape: int) -> tuple[Int[Tensor, "rows ..."], ...]:
         """For each radix, a tensor of independent uniform numbers below it. One word serves as many as its bits allow.
@@ -259,9 +150,24 @@ class Stream:
 
     def choices(self, size: int, count: int) -> Int[Tensor, "rows count"]:
         """The first `count` of a random order of 0..size-1: different numbers, the beginning of `permutations(size)`."""
-        if not self._draws_in_c() or count > MOST_KEPT:
+        if not self._draws_in_c() or count > MAX_CHOICES:
             return self.permutations(size)[:, :count]
         return self._draw(partial(draw_orders, size=size, kept=count), (size,)).view(len(self), count)
+
+    def _draws_in_c(self) -> bool:
+        return self.device.type == "cpu" and is_available()
+
+    def _draw(self, draw: Callable[[Sequence[int], int], Tensor], shape: tuple[int, ...]) -> Tensor:
+        """One draw: `draw` takes a key per part, advanced to its first row, and how many numbers each key gives."""
+        width = math.prod(shape)
+        num_bytes = BYTES_PER_NUMBER * len(self) * width
+        if num_bytes > NEGLIGIBLE:
+            require_memory(num_bytes, f"a draw of {len(self):,} × {width:,} random numbers")
+        keys = [
+            _signed((hash_key(*key, self.num_draws) + rows.start * width * GOLDEN) % 2**64) for key, rows in self.parts
+        ]
+        self.num_draws += 1
+        return draw(keys, len(self.parts[0][1]) * width)
 
 
 def _join_rows(parts: Sequence[Part]) -> tuple[Part, ...]:
@@ -274,38 +180,59 @@ def _join_rows(parts: Sequence[Part]) -> tuple[Part, ...]:
     return tuple(joined) if len({len(rows) for _, rows in joined}) == 1 else tuple(parts)
 
 
-def mix_on_cpu(offsets: Sequence[int], count: int) -> Int[Tensor, "offsets count"]:
-    """SplitMix64 at counters 0 .. count - 1, under each offset, where there is no compiler.
-
-    Works in blocks that fit the cache, with unsigned shifts, which torch lacks: twice as fast as `mix_on_device`.
-    """
-    counter = np.arange(count, dtype=np.uint64) * np.uint64(_GOLDEN)
-    mixed = counter + np.array(offsets, dtype=np.uint64)[:, None]
-    flat = mixed.reshape(-1)
-    shifted = np.empty(min(len(flat), _BLOCK), dtype=np.uint64)
-    for first in range(0, len(flat), _BLOCK):
-        block = flat[first : first + _BLOCK]
-        spare = shifted[: len(block)]
-        for places, factor in ((30, _MIX_1), (27, _MIX_2), (31, 1)):
-            np.bitwise_xor(block, np.right_shift(block, np.uint64(places), out=spare), out=block)
-            if factor != 1:
-                np.multiply(block, np.uint64(factor), out=block)
-    return torch.from_numpy(mixed.view(np.int64))
+def mix_range(keys: Sequence[int], count: int, device: torch.device) -> Int[Tensor, "keys count"]:
+    """The bits at counters 0 .. count - 1 under each key, in torch."""
+    return mix(torch.arange(count, device=device), torch.tensor(keys, dtype=torch.int64, device=device)[:, None])
 
 
-def mix_on_device(offsets: Sequence[int], count: int, device: torch.device) -> Int[Tensor, "offsets count"]:
-    """The same integers, in torch."""
-    counter = torch.arange(count, dtype=torch.int64, device=device).mul_(_signed_of_stream(_GOLDEN))
-    mixed = counter + torch.tensor([_signed_of_stream(offset) for offset in offsets], device=device)[:, None]
-    mixed.bitwise_xor_(_shift_right(mixed, 30)).mul_(_signed_of_stream(_MIX_1))
-    mixed.bitwise_xor_(_shift_right(mixed, 27)).mul_(_signed_of_stream(_MIX_2))
-    return mixed.bitwise_xor_(_shift_right(mixed, 31))
+@cache
+def open_library() -> ctypes.CDLL | str:
+    """The compiled `random.c`, or why there is none, in one line."""
+    problem, number = ctypes.c_void_p, ctypes.c_int64
+    numbers = {"bits": 0, "uniform": 0, "sequences": 3, "integers": 1, "orders": 2}
+    functions = {f"recombine_draw_{name}": [problem, *[number] * count] for name, count in numbers.items()}
+    return open_kernel(Path(__file__).with_suffix(".c"), functions)
 
 
-def _signed_of_stream(value: int) -> int:
-    return value - 2**64 if value >= 2**63 else value
+def is_available() -> bool:
+    """Whether the kernel is compiled, or can be; the first call compiles it."""
+    return not isinstance(open_library(), str)
 
 
-def _shift_right(bits: Tensor, places: int) -> Tensor:
-    """Logical shift: torch's own shift of int64 copies the sign."""
-    return (bits >> places).bitwise_and_((1 << (64 - places)) - 1)
+def draw_bits(keys: Sequence[int], count: int) -> Int[Tensor, "keys count"]:
+    """`mix_range` in C."""
+    return _draw("bits", keys, count, empty_block(len(keys), count, dtype=torch.int64))
+
+
+def draw_uniform(keys: Sequence[int], count: int) -> Float[Tensor, "keys count"]:
+    """The first 24 of these bits, as a fraction."""
+    return _draw("uniform", keys, count, empty_block(len(keys), count))
+
+
+def draw_sequences(
+    keys: Sequence[int], count: int, *, lengths: Int[Tensor, " rows"], num_tokens: int, width: int
+) -> Float[Tensor, "keys count"]:
+    """Such fractions in rows of `num_tokens * width`; 0 after the first `lengths` tokens, at most all of them."""
+    size = num_tokens * width
+    assert (len(lengths), lengths.dtype) == (len(keys) * count // size, torch.int64)
+    kept = lengths.contiguous().clamp(0, num_tokens)
+    return _draw("sequences", keys, count, empty_block(len(keys), count), kept.data_ptr(), size, width)
+
+
+def draw_integers(keys: Sequence[int], count: int, high: int) -> Int[Tensor, "keys count"]:
+    """The first 32 of these bits times `high`, divided by 2^32."""
+    return _draw("integers", keys, count, empty_block(len(keys), count, dtype=torch.int64), high)
+
+
+def draw_orders(keys: Sequence[int], count: int, size: int, kept: int) -> Int[Tensor, "keys places"]:
+    """Of each `size` consecutive numbers, the places of the `kept` smallest, in order; at most MAX_CHOICES of them."""
+    assert 0 < kept <= min(size, MAX_CHOICES)
+    return _draw("orders", keys, count, empty_block(len(keys), count // size * kept, dtype=torch.int64), size, kept)
+
+
+def _draw(name: str, keys: Sequence[int], count: int, out: Tensor, *numbers: int) -> Tensor:
+    words = torch.tensor(keys, dtype=torch.int64, device="cpu")
+    threads = torch.get_num_threads() if len(keys) * count >= MIN_NUMBERS_FOR_THREADS else 1
+    problem = pack_arguments(words, out, len(keys), count, threads)
+    getattr(open_library(), f"recombine_draw_{name}")(problem, *numbers)
+    return out

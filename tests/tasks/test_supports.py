@@ -171,7 +171,7 @@ def test_a_fraction_that_no_draw_connects(monkeypatch):
 
 
 def test_a_balance_that_no_draw_finds(monkeypatch):
-    monkeypatch.setattr("recombine.compositions.count_components", lambda *_: 2)
-    monkeypatch.setattr("recombine.compositions.MAX_REDRAWS", 2)
+    monkeypatch.setattr("recombine.tasks.modular.supports.count_components", lambda *_: 2)
+    monkeypatch.setattr("recombine.tasks.modular.supports.MAX_REDRAWS", 2)
     with pytest.raises(InputError, match="in 2 draws none was balanced"):
         split_support("equal", **PAPER)

@@ -283,6 +283,14 @@ def open_kernel(source: Path, functions: Mapping[str, Sequence[Any]]) -> ctypes.
     return library
 
 
+def pack_arguments(*values: Tensor | int | None) -> ctypes.Array[ctypes.c_int64]:
+    """A C struct of pointers, then 64-bit integers: the memory of tensors, which the caller keeps alive; None is NULL."""
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    assert all(tensor.is_cpu and tensor.is_contiguous() for tensor in tensors), "a tensor is not in memory"
+    words = (value.data_ptr() if isinstance(value, Tensor) else value or 0 for value in values)
+    return (ctypes.c_int64 * len(values))(*words)
+
+
 def list_sources(source: Path) -> list[Path]:
     """A C file and all that it includes by name, directly or not."""
     found: dict[Path, None] = {}

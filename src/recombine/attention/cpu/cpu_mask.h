@@ -3,6 +3,7 @@
 #define RECOMBINE_CPU_MASK_H
 
 #include "cpu_plan.h"
+#include "splitmix.h"
 
 typedef uint8_t bytes __attribute__((vector_size(LANES), aligned(1), may_alias));
 typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
@@ -36,18 +37,12 @@ static void contract_block(const plan *l, const products *of, const tile *k, con
 
 /* ---------------------------------------------------------------- dropout: the bits of kernels/dropout.py */
 
-static uint64_t mix(uint64_t x) { /* SplitMix64 */
-  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
-  x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
-  return x ^ (x >> 31);
-}
-
 /* Which of LANES keys are kept: 16 bits each, four keys to a word. */
 static ivec kept_keys(const problem *p, uint64_t row, int64_t key) {
   const uint64_t words = at_most_one_less(p->keys, 4), first = row * words + key / 4;
   uint64_t word[LANES / 4];
   halves bits;
-  for (int i = 0; i < LANES / 4; i++) word[i] = mix(p->dropout_key + (first + i) * 0x9E3779B97F4A7C15u);
+  for (int i = 0; i < LANES / 4; i++) word[i] = mix(p->dropout_key, first + i);
   memcpy(&bits, word, sizeof bits);
   return __builtin_convertvector(bits, ivec) >= (int32_t)p->dropout_threshold;
 }

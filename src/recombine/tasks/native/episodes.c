@@ -22,7 +22,6 @@ typedef struct {
   int64_t *cells, *actions;               /* (episodes, steps) */
   uint8_t *present, *optimal;             /* (episodes, steps, objects), (episodes, steps, 5) */
   int64_t num_episodes, num_objects, num_cells, num_steps, plans_for_remaining, threads;
-  float discount;
 } collection;
 
 NOINLINE void multiply(float *to, const float *from, float factor, int64_t count) {
@@ -52,12 +51,12 @@ NOINLINE void take_best(float *value, const float *entered, const int64_t *moves
 }
 
 /* `entering` has room for num_steps + 1 tables of (cells, sets): W_0, W_1, ..., and V. */
-static void plan(const collection *p, int64_t episode, float *entering) {
+static void plan(const collection *p, int64_t episode, float discount, float *entering) {
   const int64_t num_sets = (int64_t)1 << p->num_objects, size = p->num_cells * num_sets;
   float *value = entering + p->num_steps * size;
   memset(value, 0, size * sizeof(float));
   for (int64_t n = 0; n < p->num_steps; n++, entering += size) {
-    multiply(entering, value, p->discount, size);
+    multiply(entering, value, discount, size);
     collect(entering, p->objects + episode * p->num_objects, p->worth + episode * p->num_objects, p->num_objects);
     take_best(value, entering, p->moves, p->num_cells, num_sets);
   }
@@ -89,7 +88,7 @@ static void walk(const collection *p, int64_t episode, const float *entering) {
 }
 
 /* Returns 0, or 1 if there is not enough memory. */
-int recombine_collect(const collection *p) {
+int recombine_collect(const collection *p, float discount) {
   const int64_t tables = (p->num_steps + 1) * (p->num_cells << p->num_objects);
   int failed = 0;
 #pragma omp parallel for num_threads(p->threads) schedule(static) reduction(| : failed) if (p->threads > 1)
@@ -98,7 +97,7 @@ int recombine_collect(const collection *p) {
     failed |= !entering;
     const int64_t end = entering ? (part + 1) * p->num_episodes / p->threads : 0;
     for (int64_t episode = part * p->num_episodes / p->threads; episode < end; episode++) {
-      plan(p, episode, entering);
+      plan(p, episode, discount, entering);
       walk(p, episode, entering);
     }
     free(entering);
@@ -108,8 +107,8 @@ int recombine_collect(const collection *p) {
 
 /* ---------------------------------------------------------------- the goal grid */
 
-#define MOST_OTHERS 8
-#define MOST_CELLS 1024
+#define MAX_OTHERS 8
+#define MAX_CELLS 1024
 
 typedef struct {
   const int64_t *moves, *distance;             /* (mazes, cells, 4), (mazes, cells, cells) */
@@ -154,7 +153,7 @@ static int place(const pursuit *p, int64_t episode, int64_t *start) {
   const float *uniform = p->uniform + 4 * episode * cells;
   const uint8_t *walls = p->walls + maze * cells, *inside = p->quadrants + goals[0] * cells;
   int64_t *objects = p->objects + episode * (first + others), *kinds = p->kinds + episode * (first + others);
-  uint8_t open[MOST_CELLS], left[MOST_CELLS];
+  uint8_t open[MAX_CELLS], left[MAX_CELLS];
   for (int64_t c = 0; c < cells; c++) left[c] = !walls[c], open[c] = left[c] & inside[c];
   objects[0] = find_luckiest(uniform, open, cells);
   const int64_t *steps = p->distance + maze * cells * cells + objects[0];

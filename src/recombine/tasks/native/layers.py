@@ -1,4 +1,4 @@
-"""Dense layers with a sigmoid after each in C (`layers.c`), for sequences of different lengths: their padding costs nothing.
+"""Dense layers with a sigmoid after each in C (`layers.c`), for sequences of different lengths: padding costs nothing.
 
 It computes what `recombine.tasks.sequences.functions.apply_layers` defines, up to rounding, without gradients. Running sums
 and cleared padding have the bits of torch.
@@ -11,43 +11,31 @@ from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from recombine.foundation.native import empty_block, open_kernel
+from recombine.foundation.native import empty_block, open_kernel, pack_arguments
 
 MAX_WIDTH, MAX_LAYERS = 256, 4  # as in layers.c
 Layer = tuple[Float[Tensor, "_ _"], Float[Tensor, " _"]]  # weight (output, input) and bias
 
 
-class _Problem(ctypes.Structure):
-    """`problem` of layers.c."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("x", "lengths")),
-        *((name, ctypes.c_void_p * MAX_LAYERS) for name in ("weights", "biases")),
-        ("out", ctypes.c_void_p),
-        ("widths", ctypes.c_int64 * (MAX_LAYERS + 1)),
-        *((name, ctypes.c_int64) for name in ("num_layers", "rows", "tokens", "threads")),
-    )
-
-
 @cache
 def open_library() -> ctypes.CDLL | str:
     """The compiled kernel, or why there is none, in one line."""
-    functions: dict[str, Sequence[Any]] = {
-        "recombine_apply_layers": [ctypes.POINTER(_Problem)],
-        "recombine_sum_layers": [ctypes.POINTER(_Problem)] * 2,
-        "recombine_clear_padding": [ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int64] * 3],
+    address, number = ctypes.c_void_p, ctypes.c_int64
+    functions = {
+        "recombine_apply_layers": [address],
+        "recombine_sum_layers": [address, address],
+        "recombine_clear_padding": [address, address, number, number, number],
     }
     return open_kernel(Path(__file__).with_suffix(".c"), functions)
 
 
 def supports(x: Tensor, layers: Sequence[Layer]) -> bool:
-    """Whether `apply_layers` takes these; the first call compiles the kernel."""
+    """Whether `apply_layers` accepts these; the first call compiles the kernel."""
     tensors = [x, *(tensor for layer in layers for tensor in layer)]
     return (
         0 < len(layers) <= MAX_LAYERS
@@ -62,8 +50,8 @@ def apply_layers(
     x: Float[Tensor, "rows tokens input"], lengths: Int[Tensor, " rows"], layers: Sequence[Layer]
 ) -> Float[Tensor, "rows tokens output"]:
     """The last layer's values for the first `lengths` tokens of each row, and 0 for the others."""
-    problem, kept = _state(x, lengths, layers)
-    _check(_library().recombine_apply_layers(ctypes.byref(problem)))
+    problem, kept = _pack_layers(x, lengths, layers)
+    _check(_library().recombine_apply_layers(problem))
     return kept[0]
 
 
@@ -73,10 +61,10 @@ def sum_layers(
     embed: Sequence[Layer],
     readout: Sequence[Layer],
 ) -> tuple[Float[Tensor, "rows tokens hidden"], Float[Tensor, "rows tokens output"]]:
-    """`embed`, sums over the tokens so far, `readout`: the sums and the last values, 0 behind `lengths` tokens."""
-    first, kept = _state(x, lengths, embed)
-    second, kept_too = _state(kept[0], lengths, readout)
-    _check(_library().recombine_sum_layers(ctypes.byref(first), ctypes.byref(second)))
+    """`embed`, sums over the tokens so far, `readout`: the sums and the last values, 0 after `lengths` tokens."""
+    first, kept = _pack_layers(x, lengths, embed)
+    second, kept_too = _pack_layers(kept[0], lengths, readout)
+    _check(_library().recombine_sum_layers(first, second))
     return kept[0], kept_too[0]
 
 
@@ -86,8 +74,10 @@ def _check(failed: int) -> None:
         raise MemoryError("not enough memory for the values of a layer")
 
 
-def _state(x: Tensor, lengths: Tensor, layers: Sequence[Layer]) -> tuple[_Problem, list[Tensor]]:
-    """The problem, and the tensors whose memory it names, its output first."""
+def _pack_layers(
+    x: Tensor, lengths: Tensor, layers: Sequence[Layer]
+) -> tuple[ctypes.Array[ctypes.c_int64], list[Tensor]]:
+    """`problem` of layers.c, and the tensors whose memory it points to, the output first."""
     rows, tokens, _ = x.shape
     widths = [x.shape[2], *(len(bias) for _, bias in layers)]
     assert (lengths.shape, lengths.dtype, lengths.device.type) == ((rows,), torch.int64, "cpu")
@@ -95,13 +85,16 @@ def _state(x: Tensor, lengths: Tensor, layers: Sequence[Layer]) -> tuple[_Proble
     out = empty_block(rows, tokens, widths[-1])
     x, lengths = x.contiguous(), lengths.contiguous()
     weights, biases = ([tensor.contiguous() for tensor in kind] for kind in zip(*layers, strict=True))
-    problem = _Problem(x=x.data_ptr(), lengths=lengths.data_ptr(), out=out.data_ptr())
-    problem.weights[: len(layers)] = [tensor.data_ptr() for tensor in weights]
-    problem.biases[: len(layers)] = [tensor.data_ptr() for tensor in biases]
-    problem.widths[: len(widths)] = widths
-    problem.num_layers, problem.rows, problem.tokens = len(layers), rows, tokens
-    problem.threads = max(1, min(rows, torch.get_num_threads()))
-    return problem, [out, x, lengths, *weights, *biases]
+    none = [None] * (MAX_LAYERS - len(layers))  # places of layers that are not there
+    threads = max(1, min(rows, torch.get_num_threads()))
+    sizes = (*widths, *none, len(layers), rows, tokens, threads)
+    return pack_arguments(x, lengths, *weights, *none, *biases, *none, out, *sizes), [
+        out,
+        x,
+        lengths,
+        *weights,
+        *biases,
+    ]
 
 
 def _library() -> ctypes.CDLL:
@@ -111,7 +104,7 @@ def _library() -> ctypes.CDLL:
 
 
 def changes_in_place(x: Tensor, lengths: Tensor) -> bool:
-    """Whether `clear_padding` takes these; the first call compiles the kernel."""
+    """Whether `clear_padding` accepts these; the first call compiles the kernel."""
     return (
         type(x) is Tensor
         and x.dtype == torch.float32
@@ -127,7 +120,7 @@ def changes_in_place(x: Tensor, lengths: Tensor) -> bool:
 def clear_padding(
     x: Float[Tensor, "rows tokens features"], lengths: Int[Tensor, " rows"]
 ) -> Float[Tensor, "rows tokens features"]:
-    """Multiply by 0 what is behind `lengths` tokens, in place."""
+    """Multiply the tokens after the first `lengths` by 0, in place."""
     assert len(lengths) == len(x)
     kept = lengths.contiguous()
     _check(_library().recombine_clear_padding(x.data_ptr(), kept.data_ptr(), *x.shape))

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from recombine.foundation.native import pack_arguments
 from recombine.tasks.grids import goal as pursuit
 from recombine.tasks.grids.goal import GoalGrid
 from recombine.tasks.grids.map import tabulate_scales
@@ -82,4 +83,4 @@ def test_only_tensors_in_memory_are_taken():
     with torch.device("meta"):
         assert tabulate_scales(6, 1234).is_cpu, "the table is kept for later batches"
     with pytest.raises(AssertionError, match="not in memory"):
-        episodes._point([torch.ones(1), torch.ones(1, device="meta")])
+        pack_arguments(torch.ones(1), torch.ones(1, device="meta"))
