@@ -23,11 +23,13 @@ from recombine.foundation.errors import InputError
 from recombine.foundation.tables import Table
 from recombine.tasks.batch import METRICS, Batch, Metric, Ratio
 from recombine.tasks.sampling import LARGER_MEANING, LARGER_TITLE, SPLIT_MEANINGS, SPLIT_TITLES, Sampler, SplitName
-from recombine.tasks.view import Card, text_card
 
 if TYPE_CHECKING:
+    from markupsafe import Markup
+
     from recombine.tasks.reading import Reading
     from recombine.tasks.text import TextForm
+    from recombine.tasks.view import Card
 
 Scale = Literal["tiny", "small", "paper"]
 SCALES: tuple[Scale, ...] = get_args(Scale)
@@ -222,9 +224,15 @@ class Task(Sampler):
         """What is worth knowing of a predictor besides its scores; `recombine evaluate` prints it."""
         return []
 
-    def draw(self, batch: Batch, row: int, path: Path | str) -> None:
-        """Write a picture of one row."""
+    def picture(self, batch: Batch, row: int) -> Markup:
+        """One row as an SVG picture; see `recombine.tasks.view`."""
         raise InputError(f"task {self.name!r} has no picture: expected a task with pictures, such as 'sraven'")
+
+    def draw(self, batch: Batch, row: int, path: Path | str) -> None:
+        """Write the picture of one row to a file."""
+        from recombine.tasks.view import write_picture
+
+        write_picture(Path(path), self.picture(batch, row))
 
     @property
     def right_means(self) -> str:
@@ -240,6 +248,8 @@ class Task(Sampler):
 
     def card(self, batch: Batch, row: int, answer: Tensor) -> Card:
         """One row with a model's answer, for the report. The default shows its text and the first numbers of both answers."""
+        from recombine.tasks.view import text_card
+
         target = batch.targets[row].flatten().tolist()
         given = answer.flatten().tolist()
         remarks = (f"network {shorten(given)}", f"target {shorten(target)}")

@@ -41,7 +41,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import ClassVar, Literal, TypeVar
 
 import torch
@@ -104,14 +103,13 @@ def draw_values(examples: Sequence[float], truth: float, given: float) -> Markup
     )
 
 
-def draw_function(task: FuzzyLogic, batch: Batch, row: int, path: Path | str) -> None:
+def draw_function(task: FuzzyLogic, batch: Batch, row: int) -> Markup:
     """Examples, then the query, whose value is framed."""
     values = batch.inputs[row].detach().cpu().clone()
     values[-1, -1] = batch.targets[row].item()
     names = tuple(f"x{number + 1}" for number in range(task.num_variables))
     tokens = len(values)
-    draw_tokens(
-        path,
+    return draw_tokens(
         title=f"f = {task.describe(tuple(batch.latents[row].tolist()))}",
         panels=[
             Panel("variables", values[:, :-1].T.numpy(), names),
@@ -420,9 +418,8 @@ class FuzzyLogic(Task):
     def card(self, batch: Batch, row: int, answer: Tensor) -> Card:
         return make_card(self, batch, row, float(answer))
 
-    def draw(self, batch: Batch, row: int, path: Path | str) -> None:
-        """Write a picture of one function and its examples as PNG or SVG (by the suffix of the path)."""
-        draw_function(self, batch, row, path)
+    def picture(self, batch: Batch, row: int) -> Markup:
+        return draw_function(self, batch, row)
 
     def describe(self, composition: Composition) -> str:
         def term(number: int) -> str:

@@ -1,17 +1,8 @@
-"""The colours of all drawings: puzzles, maps, charts, and the page in light and dark.
+"""How instances are drawn: small SVG pictures in the colours of the report, and the palette that charts share.
 
-Matplotlib figures in a common style, written atomically and with the same bytes each time.
-
-Shapes that are easy to distinguish, their sizes, and the arrangement of several objects, for puzzles and maps.
-
-Small pictures as inline SVG, in the colours of the page; shapes are defined once and used by name.
-
-One instance with a model's answer, as shown in the report: a picture, its composition, and remarks.
-
-A sequence as a picture: a column per token, a row per feature, the value of each as a colour.
-
-Panels with different features, such as inputs and outputs, are stacked. Parts of the sequence, such as examples and queries,
-are divided by a line and named below. What the network is asked for is framed.
+A picture is made of SVG elements whose classes `RULES` styles. The report shows pictures inline; `write_picture` saves one as
+a file. Shapes that are easy to distinguish are defined once and used by name, as `#shape-0` to `#shape-15`. `draw_tokens`
+shows a sequence as a map of colours: a column per token, a row per feature, with what the network answers framed.
 """
 
 from __future__ import annotations
@@ -24,18 +15,18 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from recombine.foundation.errors import check_choice
 from recombine.foundation.files import write_whole
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # puzzles and maps
@@ -149,7 +140,8 @@ def _normalise(points: Points) -> Points:
     return points / math.sqrt(np.linalg.norm(points, axis=1).max() * math.sqrt(area / math.pi))
 
 
-def _list_shapes() -> tuple[Points, ...]:
+@cache
+def list_shapes() -> tuple[Points, ...]:
     """The shapes, most different ones first."""
     arc = np.linspace(0, np.pi, 40)
     half = np.stack([np.cos(arc), np.sin(arc) - 0.4], axis=1)
@@ -180,17 +172,60 @@ def _list_shapes() -> tuple[Points, ...]:
     return tuple(_normalise(points) for points in shapes)
 
 
-SHAPES = _list_shapes()
+def __getattr__(name: str) -> Any:
+    if name == "SHAPES":
+        return list_shapes()
+    raise AttributeError(name)
+
+
+# styles of pictures, on variables that the report and `write_picture` define
+RULES = """
+:is(.puzzle, .answers, .values, .tokens) { fill: var(--ink); stroke: none; font: 13px var(--font); text-anchor: middle; }
+:is(.puzzle, .answers) use { fill: var(--ink); stroke: var(--ink); }
+.panel { fill: var(--paper); stroke: var(--track); stroke-width: 1.5; }
+.panel.good { stroke: var(--good); stroke-width: 3; }
+.panel.bad { stroke: var(--bad); stroke-width: 3; }
+.panel.asked { stroke-dasharray: 5 5; }
+.question { fill: var(--ink-faint); font-size: 46px; }
+.box { fill: var(--ink); stroke: var(--ink-faint); stroke-width: .7; }
+.values { width: 100%; }
+.answers text { font-size: 17px; }
+:is(.answers, .values, .tokens) text.good, .values path.good { fill: var(--good); }
+:is(.answers, .values, .tokens) text.bad, .values path.bad { fill: var(--bad); }
+:is(.answers, .values, .tokens) text.plain, .values path.plain { fill: var(--ink-soft); }
+.values .axis { fill: none; stroke: var(--ink-faint); }
+.values .tick { fill: none; stroke: var(--track); stroke-width: 1.5; }
+.values .off { fill: none; stroke-width: 3; }
+.tokens .left { text-anchor: start; }
+.tokens .right { text-anchor: end; }
+.tokens :is(.parts, .range) { fill: var(--ink-faint); font-size: 11px; }
+.tokens .divider { stroke: var(--ink); stroke-width: 1.5; }
+.tokens .frame { fill: none; stroke: var(--bad); stroke-width: 2.5; }
+"""
+VARIABLES = (
+    "--paper: #fbfbf9; --ink: #1d2125; --ink-soft: #4b535b; --ink-faint: #767f88; --track: #c9cecd; --good: #00734f; "
+    "--bad: #b13c00; --font: system-ui, sans-serif;"
+)
 
 
 def define_shapes() -> Markup:
-    """Every shape as a path of unit size, to be used as #shape-0, #shape-1, ..."""
+    """What inline pictures need once per page: their styles, and every shape as a path of unit size."""
     paths = []
-    for number, points in enumerate(SHAPES):
+    for number, points in enumerate(list_shapes()):
         step = 2 if len(points) > 40 else 1  # a circle of forty corners is round at this size
         corners = " ".join(f"{x:.2f},{-y:.2f}" for x, y in points[::step])
         paths.append(f'<polygon id="shape-{number}" points="{corners}"/>')
-    return Markup(f'<svg class="defs" aria-hidden="true"><defs>{"".join(paths)}</defs></svg>')
+    return Markup(f'<svg class="defs" aria-hidden="true"><style>{RULES}</style><defs>{"".join(paths)}</defs></svg>')
+
+
+def write_picture(path: Path, picture: Markup) -> None:
+    """Write a picture as an SVG file that needs nothing else."""
+    check_choice("picture format", path.suffix, (".svg",))
+    start, end, content = str(picture).partition(">")
+    start = start.replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg" style="background: var(--paper)"', 1)
+    width, height = re.findall(r"[\d.]+", start.partition("viewBox=")[2])[2:4]
+    size = f' width="{width}" height="{height}"'
+    write_whole(path, f"{start}{size}{end}<style>:root {{ {VARIABLES} }}</style>{define_shapes()}{content}\n".encode())
 
 
 def move(content: str, x: float | int, y: float | int) -> str:
@@ -199,8 +234,8 @@ def move(content: str, x: float | int, y: float | int) -> str:
 
 
 def assemble(width: float | int, height: float | int, parts: Sequence[str], name: str, label: str) -> Markup:
-    """The parts as one picture; parts, name and label are made by the package and need no escaping."""
-    start = f'<svg class="{name}" viewBox="-3 -3 {width + 6:g} {height + 6:g}" role="img" aria-label="{label}">'
+    """The SVG elements `parts` as one picture, whose class is `name`; `label` is its description for screen readers."""
+    start = f'<svg class="{name}" viewBox="-3 -3 {width + 6:g} {height + 6:g}" role="img" aria-label="{escape(label)}">'
     return Markup(start + "".join(parts) + "</svg>")
 
 
@@ -226,12 +261,6 @@ def text_card(text: str, composition: tuple[str, ...], remarks: tuple[str, ...] 
     return Card(picture=picture, composition=composition, remarks=remarks)
 
 
-WIDTH = 6.4  # in inches
-ROW, LEAST = 0.16, 0.5  # height of a row, and least height of a panel, in inches
-LINE = 88  # characters of a title
-MAX_NAMES = 8  # more rows than that are not named one by one
-
-
 class Panel(NamedTuple):
     """Some features of every token. `asked` is the part of the sequence that the network answers, if these are answers."""
 
@@ -241,57 +270,65 @@ class Panel(NamedTuple):
     asked: range | None = None
 
 
-def draw_tokens(
-    path: Path | str, *, title: str, panels: Sequence[Panel], parts: Sequence[tuple[str, int]], framed: str
-) -> None:
-    """Write a sequence as PNG or SVG. `parts` are names and numbers of tokens, `framed` says what the frame is."""
-    from matplotlib import rc_context
-
-    path = Path(path)
-    check_choice("picture format", path.suffix, METADATA)
-    lines = textwrap.wrap(title, LINE)
-    heights = [max(LEAST, ROW * len(panel.values)) for panel in panels]
-    with rc_context(STYLE):
-        figure = make_figure(WIDTH, sum(heights) + 0.35 * len(panels) + 0.2 * len(lines) + 0.6)
-        figure.suptitle(escape_text("\n".join(lines)), x=0.01, ha="left", fontsize=9.5, color=INK)
-        rows = figure.subplots(len(panels), 1, squeeze=False, sharex=True, gridspec_kw={"height_ratios": heights})
-        for axes, panel in zip(rows[:, 0], panels, strict=True):
-            _draw_panel(axes, panel, np.cumsum([count for _, count in parts])[:-1].tolist())
-        _name_parts(rows[-1, 0], parts)
-        figure.supxlabel(escape_text(f"framed: {framed}"), x=0.99, ha="right", fontsize=8, color=ACCENT)
-        save_figure(figure, path)
+WIDTH, MARGIN, ROW, TITLE, LINE = 560, 30, 12, 22, 17  # of a map, left of it, of a row, above a map, of text
+LEAST_HEIGHT = 36
+MAX_NAMES = 8  # more rows than that are not named one by one
+NUM_LEVELS = 64  # of colour
 
 
-def _draw_panel(axes: Axes, panel: Panel, dividers: Sequence[int]) -> None:
-    from matplotlib.colors import LinearSegmentedColormap
-    from matplotlib.patches import Rectangle
+def draw_tokens(*, title: str, panels: Sequence[Panel], parts: Sequence[tuple[str, int]], framed: str) -> Markup:
+    """A sequence as panels, one below the other. `parts` are names and numbers of tokens, `framed` says what the frame is."""
+    lines = textwrap.wrap(title, 80)
+    drawn = [f'<text class="left" y="{12 + LINE * number}">{escape(line)}</text>' for number, line in enumerate(lines)]
+    y: float = LINE * len(lines) + TITLE
+    ends = np.cumsum([0, *(count for _, count in parts)]) * (WIDTH / sum(count for _, count in parts))
+    for panel in panels:
+        height = max(LEAST_HEIGHT, ROW * len(panel.values))
+        drawn.append(move(_draw_panel(panel, height, ends[1:-1].tolist()), MARGIN, y))
+        y += height + TITLE + 6
+    middles = (ends[:-1] + ends[1:]) / 2
+    names = (f'<text x="{x:g}">{escape(name)}</text>' for (name, _), x in zip(parts, middles, strict=True))
+    drawn.append(f'<g class="parts" transform="translate({MARGIN} {y - 12:g})">{"".join(names)}</g>')
+    drawn.append(f'<text class="right bad" x="{MARGIN + WIDTH}" y="{y + 8:g}">framed: {escape(framed)}</text>')
+    return assemble(MARGIN + WIDTH + 12, y + 12, drawn, "tokens", title)
 
-    signed = bool((panel.values < 0).any())
-    largest = float(np.abs(panel.values).max()) or 1.0
-    colours = COLOUR_SCALES["light"]["diverging"] if signed else (FLOOR, *COLOUR_SCALES["light"]["ramp"])
-    image = axes.imshow(
-        panel.values,
-        aspect="auto",
-        interpolation="nearest",
-        cmap=LinearSegmentedColormap.from_list(panel.name, colours),
-        vmin=-largest if signed else 0.0,
-        vmax=largest,
+
+def _draw_panel(panel: Panel, height: int, dividers: Sequence[float]) -> str:
+    """The map of colours, its title, the range of its values, and the frame."""
+    num_rows, num_tokens = panel.values.shape
+    low, high = min(0.0, float(panel.values.min())), float(np.abs(panel.values).max()) or 1.0
+    colours = COLOUR_SCALES["light"]["diverging"] if low < 0 else (FLOOR, *COLOUR_SCALES["light"]["ramp"])
+    low = -high if low < 0 else low
+    levels = np.rint((panel.values - low) / (high - low) * (NUM_LEVELS - 1))
+    cells = "".join(
+        f'<path fill="{mix_colours(colours, level / (NUM_LEVELS - 1))}" d="'
+        + "".join(f"M{column} {row}h1v1h-1z" for row, column in np.argwhere(levels == level))
+        + '"/>'
+        for level in np.unique(levels).tolist()
     )
-    axes.figure.colorbar(image, ax=axes, fraction=0.03, pad=0.015, aspect=8).outline.set_visible(False)
-    axes.set_title(escape_text(panel.name), loc="left", fontsize=8.5, color=INK, pad=3)
-    named = panel.rows if len(panel.rows) <= MAX_NAMES else ()
-    axes.set_yticks(range(len(named)), [escape_text(name) for name in named])
-    axes.tick_params(length=0, labelsize=7.5)
-    axes.spines[:].set_visible(False)
-    for column in dividers:
-        axes.axvline(column - 0.5, color=INK, linewidth=1.2)
-    if panel.asked is not None:
-        corner, size = (panel.asked.start - 0.5, -0.5), (len(panel.asked), len(panel.values))
-        axes.add_patch(Rectangle(corner, *size, fill=False, edgecolor=ACCENT, linewidth=2, clip_on=False, zorder=3))
+    step = height / num_rows
+    named = enumerate(panel.rows if num_rows <= MAX_NAMES else ())
+    frame = panel.asked or range(0)
+    column = WIDTH / num_tokens
+    return "".join(
+        [
+            f'<text class="left" y="-6">{escape(panel.name)}</text>',
+            f'<text class="right range" x="{WIDTH}" y="-6">{use_minus_signs(f"{low:.3g} … {high:.3g}")}</text>',
+            f'<g class="cells" transform="scale({column:g} {step:g})" shape-rendering="crispEdges">{cells}</g>',
+            *(
+                f'<text class="right" x="-5" y="{step * (row + 0.5) + 4:g}">{escape(name)}</text>'
+                for row, name in named
+            ),
+            *(f'<path class="divider" d="M{x:g} 0v{height:g}"/>' for x in dividers),
+            f'<rect class="frame" x="{column * frame.start:g}" width="{column * len(frame):g}" height="{height:g}"/>'
+            if frame
+            else "",
+        ]
+    )
 
 
-def _name_parts(axes: Axes, parts: Sequence[tuple[str, int]]) -> None:
-    """The name of each part under its middle."""
-    ends = np.cumsum([0, *(count for _, count in parts)])
-    middles = (ends[:-1] + ends[1:] - 1) / 2
-    axes.set_xticks(middles, [escape_text(name) for name, _ in parts], color=QUIET)
+def mix_colours(colours: Sequence[str], place: float) -> str:
+    """The colour at a place between 0 and 1 on a scale of hexadecimal colours."""
+    scale = np.array([[int(colour[i : i + 2], 16) for i in (1, 3, 5)] for colour in colours])
+    places = np.linspace(0, 1, len(colours))
+    return "#" + "".join(f"{round(float(np.interp(place, places, channel))):02x}" for channel in scale.T)

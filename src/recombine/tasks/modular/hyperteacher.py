@@ -16,11 +16,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import ClassVar, get_args
 
 import torch
 from jaxtyping import Float, Int
+from markupsafe import Markup
 from torch import Tensor
 
 from recombine.compositions import Composition, CompositionSplit
@@ -68,17 +68,15 @@ def write_task(
 
 
 def draw_task(
-    path: Path | str,
     encoding: str,
     inputs: Float[Tensor, "samples features"],
     targets: Float[Tensor, "samples y"],
     strengths: Float[Tensor, " modules"],
     code_size: int,
-) -> None:
+) -> Markup:
     """The picture of a task: a column per sample, with the code above the inputs and the outputs below them."""
     tokens = inputs.detach().cpu()
-    draw_tokens(
-        path,
+    return draw_tokens(
         title=describe_mixture(strengths),
         panels=[
             Panel(f"the task, encoded as {encoding}", tokens[:, :code_size].T.numpy()),
@@ -352,9 +350,9 @@ class Hyperteacher(Task):
     def describe(self, composition: Composition) -> str:
         return " + ".join(f"module {module}" for module in composition if module >= 0)
 
-    def draw(self, batch: Batch, row: int, path: Path | str) -> None:
+    def picture(self, batch: Batch, row: int) -> Markup:
         task, strengths = batch.inputs[row], batch.info["strengths"][row]
-        draw_task(path, self.encoding, task, batch.targets[row], strengths, self.encoding_dim)
+        return draw_task(self.encoding, task, batch.targets[row], strengths, self.encoding_dim)
 
     def render(self, batch: Batch, row: int) -> str:
         x = batch.inputs[row, :, self.encoding_dim :]

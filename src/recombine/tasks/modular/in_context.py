@@ -39,11 +39,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from jaxtyping import Float, Int
+from markupsafe import Markup
 from torch import Tensor
 
 from recombine.compositions import Composition, CompositionSplit, all_sets
@@ -143,19 +143,17 @@ def write_sequence(
 
 
 def draw_sequence(
-    path: Path | str,
     mixture: str,
     inputs: Float[Tensor, "tokens features"],
     targets: Float[Tensor, "queries outputs"],
     *,
     input_size: int,
-) -> None:
+) -> Markup:
     """The picture of a sequence, with the answers to the queries framed."""
     tokens, num_queries = inputs.detach().cpu().clone(), len(targets)
     tokens[-num_queries:, input_size:] = targets.detach().cpu()
     num_examples = len(tokens) - num_queries
-    draw_tokens(
-        path,
+    return draw_tokens(
         title=mixture,
         panels=[
             Panel("input x", tokens[:, :input_size].T.numpy()),
@@ -413,9 +411,9 @@ class InContext(Task):
         mixture = describe_mixture(batch.latents[row], batch.info["strengths"][row])
         return write_sequence(mixture, batch.inputs[row], batch.targets[row], input_size=self.input_size)
 
-    def draw(self, batch: Batch, row: int, path: Path | str) -> None:
+    def picture(self, batch: Batch, row: int) -> Markup:
         mixture = describe_mixture(batch.latents[row], batch.info["strengths"][row])
-        draw_sequence(path, mixture, batch.inputs[row], batch.targets[row], input_size=self.input_size)
+        return draw_sequence(mixture, batch.inputs[row], batch.targets[row], input_size=self.input_size)
 
 
 class InContextReading(StrengthReading):

@@ -19,11 +19,11 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import ClassVar, get_args
 
 import torch
 from jaxtyping import Float, Int
+from markupsafe import Markup
 from torch import Tensor
 from torch.nn import functional
 
@@ -40,15 +40,14 @@ from recombine.tasks.sequences.tokens import SequenceTask, mark_real
 from recombine.tasks.view import Panel, draw_tokens
 
 
-def draw_labelled(task: SequenceTeacher, batch: Batch, row: int, path: Path | str) -> None:
+def draw_labelled(task: SequenceTeacher, batch: Batch, row: int) -> Markup:
     """Tokens and outputs; the outputs that the score is about are framed."""
     length = int(batch.info["length"][row])
     x, y = (values[row, :length].detach().cpu().T.numpy() for values in (batch.inputs, batch.targets))
     trained = min(length, task.max_length)
     parts = [("trained", trained), ("positions that are never trained", length - trained)]
     composition = task.describe(tuple(batch.latents[row].tolist()))
-    draw_tokens(
-        path,
+    return draw_tokens(
         title=f"{composition}, labelled by a teacher of class {task.teacher}",
         panels=[Panel("tokens x", x), Panel("outputs y", y, asked=range(length - 1, length))],
         parts=parts if length > trained else [(f"{length} tokens", length)],
@@ -250,8 +249,8 @@ class SequenceTeacher(SequenceTask):
 
         return SequenceTeacherReading(self)
 
-    def draw(self, batch: Batch, row: int, path: Path | str) -> None:
-        draw_labelled(self, batch, row, path)
+    def picture(self, batch: Batch, row: int) -> Markup:
+        return draw_labelled(self, batch, row)
 
     def render(self, batch: Batch, row: int) -> str:
         length = int(batch.info["length"][row])
