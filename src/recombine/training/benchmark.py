@@ -5,7 +5,8 @@ Load a run: its directory, its configuration and its trained model.
 
 from __future__ import annotations
 
-import hashlib
+import logging
+import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,22 +15,26 @@ from torch import nn
 
 from recombine.foundation.errors import InputError
 from recombine.models.base import OutsideModule
-from recombine.models.registry import Code, describe_origin, hash_files
+from recombine.models.registry import Code, describe_origin
 from recombine.tasks.base import Task
 from recombine.tasks.sampling import SplitName
 from recombine.training.config import RunConfig, TrainingConfig
-from recombine.training.directory import RunDirectory, digest_tensors
+from recombine.training.directory import CHECKPOINT, RunDirectory
+from recombine.training.identity import UnidentifiedError, identify_module
 from recombine.training.loop import Clock, Trainer, Watcher, choose_intervals, fit, load_model
 from recombine.training.run import (
     check_evaluation_instances,
     check_step,
     finish_run,
+    is_up_to_date,
     join_group,
     open_directory,
     progress_bar,
     resolve_device,
 )
 from recombine.training.score import Score, Scores, score
+
+_log = logging.getLogger(__name__)
 
 
 class Benchmark(dict[SplitName, dict[str, Score]]):
@@ -54,7 +59,9 @@ def benchmark(
     """Train any module from a task's inputs to predictions, and score it.
 
     With `out`, a run directory is left there, at `benchmark(...).run.path`. The same module with the same initial parameters
-    finds it again: a killed run is resumed, a finished one is loaded. To probe, diagnose or report on it, name a function
+    finds it again, which is logged: a killed run is resumed, a finished one is loaded. A module is the same if its code, with
+    all that it reaches, and its attributes are the same (see `recombine.training.identity`); one that cannot be compared,
+    because it has hooks for example, is always trained. To probe, diagnose or report on it, name a function
     of the task that builds the module: `load_run(path, code=[make_model])`, or `--code FILE.py:make_model`.
 
     A progress bar is shown unless `progress` is False or `watch` is given, a function that is called with the progress.
@@ -73,17 +80,28 @@ def benchmark(
         folder = Path(out)
         opened = group.run_on_leader(lambda: str(open_directory(config, folder, _origins(config, model)).path))
         run = RunDirectory(Path(opened))
+        if group.is_leader:
+            _report_reuse(run, num_instances)
         finish_run(run, config, model, torch_device, num_instances, watch=watch or bar)
     return Benchmark(_load_result(run, model, torch_device), run)
 
 
 def describe_module(model: nn.Module) -> OutsideModule:
-    """What a run directory records about a module: the name of its class, and a hash of all that is known about it."""
-    source = hash_files(type(model)) if describe_origin(type(model)) else ""
-    parts = (type(model).__qualname__, repr(model), source, digest_tensors(model.state_dict()))
-    return OutsideModule(
-        name=type(model).__name__, fingerprint=hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-    )
+    """The entry of a module in a run directory; one without an identity gets a random one, so that no run is reused for it."""
+    name = type(model).__name__
+    try:
+        return OutsideModule(name=name, fingerprint=identify_module(model))
+    except UnidentifiedError as error:
+        _log.warning("%s will be trained even if it was trained before: %s", name, error)
+        return OutsideModule(name=name, fingerprint=secrets.token_hex(8))
+
+
+def _report_reuse(run: RunDirectory, num_instances: int) -> None:
+    """Log what a run directory contributes to the scores, in one line."""
+    if is_up_to_date(run, num_instances):
+        _log.warning("%s: this module was trained before; its parameters and scores are loaded", run.path)
+    elif (run.path / CHECKPOINT).exists():
+        _log.warning("%s: this module was trained before; training continues from its last checkpoint", run.path)
 
 
 def _origins(config: RunConfig, model: nn.Module) -> dict[str, str]:
