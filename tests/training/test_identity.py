@@ -47,7 +47,7 @@ PLAIN = {
 def from_cell(**changes):
     """A model of a notebook cell, whose source nobody can look up."""
     namespace = {"__name__": "__main__"}
-    exec(CELL.format(**{**PLAIN, **changes}), namespace)
+    exec(CELL.format(**{**PLAIN, **changes}), namespace)  # noqa: S102
     return namespace["Model"]()
 
 
@@ -103,7 +103,7 @@ def imported(tmp_path, body):
         (tmp_path / f"{name}.py").write_text(text)
         spec = importlib.util.spec_from_file_location(name, tmp_path / f"{name}.py")
         sys.modules[name] = importlib.util.module_from_spec(spec)
-        exec(compile(text, spec.origin, "exec"), vars(sys.modules[name]))
+        exec(compile(text, spec.origin, "exec"), vars(sys.modules[name]))  # noqa: S102
     return sys.modules["own_net"].Net()
 
 
