@@ -1,70 +1,41 @@
-"""The solver against the definition: brute force over all permutations of all columns and all rule vectors."""
+"""The SRAVEN solver against the definition, by brute force; and no predictor exceeds the ceiling that it gives."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from functools import partial
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn.functional import one_hot
 
-from recombine.compositions import all_multisets
-from recombine.tasks.sraven import solver as sraven_search
-from recombine.tasks.sraven import solver as sraven_solver
+from recombine.compositions import Composition, all_multisets
+from recombine.foundation.errors import InputError
+from recombine.tasks.sraven import solver
 from recombine.tasks.sraven.generator import RULES, log_likelihoods
-from recombine.tasks.sraven.solver import Solution, solve
-from sraven_samples import STEP, sample
-
-# ---- A naive generator, and the definition ---------------------------------------------------------------------------
-
-
-def obeys(rule: int, rows: list[list[int]], num_values: int) -> bool:
-    """Whether a complete feature could have been made by a rule."""
-    if rule in STEP:
-        return all((b - a - STEP[rule]) % num_values == 0 for row in rows for a, b in itertools.pairwise(row))
-    if rule == 7:
-        return all(len(set(row)) == len(row) and set(row) == set(rows[0]) for row in rows)
-    sign = 1 if rule == 5 else -1
-    return all((row[0] + sign * sum(row[1:-1]) - row[-1]) % num_values == 0 for row in rows)
+from recombine.tasks.sraven.solver import Solution
+from recombine.tasks.sraven.task import SRaven
+from recombine.training.score import score
+from sraven_definition import Posterior, find_posterior, obeys, sample
 
 
-def enumerate_posterior(grid, num_values, prior, permuted=True) -> dict[tuple[int, ...], float]:
-    """Posterior over answers, by going through permutations of every column, rule vectors and hidden values."""
-    grid_size, _, num_features = grid.shape
-    likelihoods = np.exp(log_likelihoods(num_values=num_values, grid_size=grid_size))
-
-    def explain(chain):
-        rows = [[int(grid[row, column, chain[column]]) for column in range(grid_size)] for row in range(grid_size)]
-        completed = ((value, [*rows[:-1], [*rows[-1][:-1], value]]) for value in range(num_values))
-        return [(rule, value) for value, full in completed for rule in range(8) if obeys(rule, full, num_values)]
-
-    chains = itertools.product(range(num_features), repeat=grid_size)
-    explanations = {chain: explain(chain) for chain in chains}
-    orders = list(itertools.permutations(range(num_features))) if permuted else [tuple(range(num_features))]
-    weights: dict[tuple[int, ...], float] = defaultdict(float)
-    for permutations in itertools.product(orders, repeat=grid_size if permuted else 1):
-        features = list(zip(*(permutations if permuted else permutations * grid_size), strict=True))
-        for hypothesis in itertools.product(*(explanations[chain] for chain in features)):
-            rules, values = zip(*hypothesis, strict=True)
-            arrangements = math.factorial(num_features) / math.prod(map(math.factorial, Counter(rules).values()))
-            weight = prior.get(tuple(sorted(rules)), 0) / arrangements * math.prod(likelihoods[list(rules)])
-            if weight:
-                placed = sorted(zip((chain[-1] for chain in features), values, strict=True))
-                weights[tuple(value for _, value in placed)] += weight
-    total = sum(weights.values())
-    return {answer: weight / total for answer, weight in weights.items()}
+def solve(grids: Tensor, num_values: int = 8, prior: Sequence[Composition] | None = None, permuted: bool = True):
+    return solver.solve(grids, num_values, priors=[prior], permuted=permuted)[0]
 
 
-def check_against_enumeration(grids: torch.Tensor, num_values: int, prior: dict, permuted: bool = True) -> Solution:
-    restriction = {"multisets": list(prior), "weights": list(prior.values())}
-    solution = solve(grids, num_values, permuted=permuted, **restriction)
-    everywhere = solution.ambiguous_everywhere(grids[:, -1, -1])
+def check_against_definition(
+    grids: Tensor, num_values: int, prior: Sequence[Composition], permuted: bool = True
+) -> Solution:
+    solution, truths = solve(grids, num_values, prior, permuted), grids[:, -1, -1]
+    everywhere, probability = solution.ambiguous_everywhere(truths), solution.probability_of(truths)
     for puzzle, grid in enumerate(grids):
-        expected = enumerate_posterior(grid, num_values, prior, permuted)
+        expected = find_posterior(grid, num_values, frozenset(prior), permuted)
         ordered = sorted(expected, key=lambda answer: (-round(expected[answer], 11), answer))
         mine = solution.instance == puzzle
         assert list(map(tuple, solution.answers[mine].tolist())) == ordered
@@ -74,65 +45,37 @@ def check_against_enumeration(grids: torch.Tensor, num_values: int, prior: dict,
         assert solution.ambiguous[puzzle] == (len(ordered) > 1)
         assert tuple(solution.best[puzzle].tolist()) == (ordered[0] if ordered else (-1,) * grids.shape[-1])
         assert float(solution.probability[puzzle]) == pytest.approx(max(probabilities, default=0))
-        truth = tuple(grid[-1, -1].tolist())
-        assert float(solution.probability_of(grids[:, -1, -1])[puzzle]) == pytest.approx(expected.get(truth, 0))
-        differs = (all(a != b for a, b in zip(answer, truth, strict=True)) for answer in ordered)
-        assert everywhere[puzzle] == any(differs)
+        truth = tuple(truths[puzzle].tolist())
+        assert float(probability[puzzle]) == pytest.approx(expected.get(truth, 0))
+        assert everywhere[puzzle] == any(all(a != b for a, b in zip(answer, truth, strict=True)) for answer in ordered)
     return solution
-
-
-def uniform(num_features: int) -> dict:
-    return dict.fromkeys(all_multisets(len(RULES), num_features), 1.0)
-
-
-def skewed(num_features: int) -> dict:
-    """Two thirds of the multisets, with unequal weights."""
-    kept = [multiset for index, multiset in enumerate(all_multisets(len(RULES), num_features)) if index % 3]
-    return {multiset: 1.0 + index % 5 for index, multiset in enumerate(kept)}
-
-
-# ---- Exactness -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("grid_size", [2, 3])
 @pytest.mark.parametrize("rule", range(len(RULES)))
 def test_likelihoods_are_those_of_all_possible_draws(rule, grid_size):
-    num_values = 4
+    values = range(4)
     if rule == 7:
-        sets = itertools.combinations(range(num_values), grid_size)
-        draws = [
-            rows for values in sets for rows in itertools.product(itertools.permutations(values), repeat=grid_size)
-        ]
+        sets = [itertools.permutations(chosen) for chosen in itertools.combinations(values, grid_size)]
+        draws = [rows for orders in sets for rows in itertools.product(orders, repeat=grid_size)]
     else:
-        rows = [
-            row
-            for row in itertools.product(range(num_values), repeat=grid_size)
-            if obeys(rule, [list(row)], num_values)
-        ]
+        rows = [row for row in itertools.product(values, repeat=grid_size) if obeys(rule, [list(row)], 4)]
         draws = list(itertools.product(rows, repeat=grid_size))
     visible = Counter((*draw[:-1], draw[-1][:-1]) for draw in draws)
-    expected = math.exp(log_likelihoods(num_values=num_values, grid_size=grid_size)[rule])
+    expected = math.exp(log_likelihoods(num_values=4, grid_size=grid_size)[rule])
     assert [count / len(draws) for count in visible.values()] == pytest.approx([expected] * len(visible))
 
 
 @pytest.mark.parametrize("permuted", [True, False])
-@pytest.mark.parametrize("make_prior", [uniform, skewed])
+@pytest.mark.parametrize("step", [1, 3])
 @pytest.mark.parametrize(
     ("num_features", "num_values", "grid_size", "num_puzzles"),
     [(1, 4, 3, 20), (2, 4, 3, 40), (2, 8, 3, 40), (3, 4, 3, 12), (3, 8, 3, 12), (3, 4, 2, 12), (2, 5, 4, 12)],
 )
-def test_posterior_is_that_of_brute_force(num_features, num_values, grid_size, num_puzzles, make_prior, permuted):
-    prior = make_prior(num_features)
-    grids = sample(
-        num_puzzles,
-        num_features,
-        num_values,
-        grid_size,
-        permuted=permuted,
-        multisets=list(prior),
-        weights=list(prior.values()),
-    )
-    solution = check_against_enumeration(grids, num_values, prior, permuted)
+def test_posterior_is_that_of_brute_force(num_features, num_values, grid_size, num_puzzles, step, permuted):
+    prior = all_multisets(len(RULES), num_features)[::step]
+    grids = sample(num_puzzles, num_features, num_values, grid_size, permuted=permuted, multisets=prior)
+    solution = check_against_definition(grids, num_values, prior, permuted)
     assert (solution.num_answers > 0).all()
 
 
@@ -142,7 +85,7 @@ def test_any_puzzle_even_one_that_nothing_fits(data, num_features, num_values, p
     size = 9 * num_features
     values = data.draw(st.lists(st.integers(0, num_values - 1), min_size=size, max_size=size))
     grids = torch.tensor(values).view(1, 3, 3, num_features)
-    check_against_enumeration(grids, num_values, uniform(num_features), permuted)
+    check_against_definition(grids, num_values, all_multisets(len(RULES), num_features), permuted)
 
 
 @pytest.mark.parametrize(
@@ -164,26 +107,18 @@ def test_shuffling_features_within_columns_shuffles_the_answers():
     shuffled = torch.stack([grids[:, :, column, order] for column, order in enumerate(orders)], dim=2)
     solution, other = solve(grids, 5), solve(shuffled, 5)
     assert torch.equal(solution.num_answers, other.num_answers)
-    torch.testing.assert_close(solution.probability, other.probability)
     torch.testing.assert_close(other.probability_of(solution.best[:, orders[-1]]), solution.probability)
 
 
 @pytest.mark.parametrize("num_features", [3, 5])
 def test_puzzle_of_zeros_counts_every_hypothesis(num_features):
+    """Three rules fit every chain: constant, addition, subtraction."""
     grids = torch.zeros(3, 3, 3, num_features, dtype=torch.long)
-    multisets = all_multisets(len(RULES), num_features)
-    transitions = sraven_solver._tabulate_transitions(multisets)
-    hypotheses = sraven_search.search(grids, 8, transitions, permuted=True)
-    # Three rules fit every chain: constant, addition, subtraction.
+    transitions = solver._tabulate_transitions(all_multisets(len(RULES), num_features))
+    hypotheses = solver.search(grids, 8, transitions, permuted=True)
     expected = math.factorial(num_features) ** 2 * 3**num_features
     assert hypotheses.count[hypotheses.instance == 1].sum() == expected
-    solution = solve(grids)
-    assert solution.num_answers.tolist() == [1, 1, 1]
-    assert solution.best.abs().max() == 0
-    assert solution.probability.tolist() == [1, 1, 1]
-
-
-# ---- Known numbers ---------------------------------------------------------------------------------------------------
+    assert solve(grids).probability.tolist() == [1, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -203,18 +138,8 @@ def test_best_answer_is_as_often_right_as_promised(num_features, ambiguity, ever
     assert float(solution.ambiguous_everywhere(truth).double().mean()) == pytest.approx(everywhere, abs=0.004)
 
 
-def test_knowing_the_multisets_helps_and_excluding_the_truth_hurts():
-    train = all_multisets(len(RULES), 4)[::40]
-    grids = sample(1024, 4, multisets=train, seed=4)
-    informed, uninformed = solve(grids, multisets=train), solve(grids)
-    assert informed.probability.mean() > uninformed.probability.mean()
-    assert (informed.num_answers <= uninformed.num_answers).all()
-    wrong = solve(grids[:1], multisets=[(7, 7, 7, 7)])
-    assert (wrong.num_answers.item(), wrong.probability.item(), wrong.best.tolist()) == (0, 0, [[-1] * 4])
-
-
 def test_equal_posteriors_are_ordered_by_answer():
-    # Few values make many puzzles whose two best answers are mirror images of each other.
+    """Few values make many puzzles whose two best answers are mirror images of each other."""
     solution = solve(sample(2048, 3, 3, seed=5), 3)
     first = (solution.num_answers.cumsum(0) - solution.num_answers)[solution.ambiguous]
     tied = first[(solution.answer_probabilities[first] - solution.answer_probabilities[first + 1]).abs() < 1e-13]
@@ -223,4 +148,149 @@ def test_equal_posteriors_are_ordered_by_answer():
     assert (numbers[tied] < numbers[tied + 1]).all()
 
 
-# ---- Batches and input -----------------------------------------------------------------------------------------------
+def test_batch_is_solved_as_one_by_one_and_in_chunks(monkeypatch):
+    grids = torch.cat([sample(40, 4, 4, seed=6), torch.zeros(5, 3, 3, 4, dtype=torch.long)])
+    whole = solve(grids, 4)
+    singles = [solve(grid[None], 4) for grid in grids]
+    monkeypatch.setattr(solver, "MAX_TABLE", 7 * 8 * 4**3)
+    monkeypatch.setattr(solver, "MAX_FRONTIER", 50)
+    chunks = solve(grids, 4)
+    for name in ("num_answers", "best", "probability", "answers", "answer_probabilities"):
+        torch.testing.assert_close(getattr(chunks, name), getattr(whole, name))
+        torch.testing.assert_close(torch.cat([getattr(single, name) for single in singles]), getattr(whole, name))
+    assert torch.equal(chunks.instance, whole.instance)
+    assert solve(grids[:0], 4).best.shape == (0, 4)
+    spoiled = grids.clone()
+    spoiled[:, -1, -1] = -99  # the last panel is ignored
+    assert torch.equal(solve(spoiled, 4).best, whole.best)
+
+
+def test_rows_are_grouped_also_when_their_numbers_are_huge():
+    table = torch.tensor([[2, 1 << 61, 5], [0, 7, 1 << 62], [2, 1 << 61, 5], [2, 3, 5], [0, 7, 9]])
+    group, rows = solver.group_rows(*table.unbind(dim=1))
+    expected, expected_group = table.unique(dim=0, return_inverse=True)
+    assert torch.equal(table[rows], expected)
+    assert torch.equal(group, expected_group)
+
+
+GRIDS = torch.zeros(2, 3, 3, 2, dtype=torch.long)
+
+
+@pytest.mark.parametrize(
+    ("grids", "num_values", "message"),
+    [
+        (GRIDS[:, :2], 8, r"grids have shape \(2, 2, 3, 2\): .* as many rows as columns"),
+        (GRIDS[:, :1, :1], 8, "grid size is 1: expected at least 2"),
+        (GRIDS + 8, 8, "grids hold values from 8 to 8: expected 0 to 7"),
+        (GRIDS - 1, 8, "grids hold values from -1 to -1: expected 0 to 7"),
+        (GRIDS, 2, "num_values is 2: expected a whole number of at least 3"),
+        (GRIDS.new_zeros(1, 3, 3, 32), 3, "32 features .* expected at most 31"),
+    ],
+)
+def test_bad_grids(grids, num_values, message):
+    with pytest.raises(InputError, match=message):
+        solve(grids, num_values)
+
+
+# ---- the ceiling
+
+
+def best_panel(posterior: Posterior) -> tuple[int, ...]:
+    return min(answer for answer, share in posterior.items() if share > max(posterior.values()) - 1e-9)
+
+
+def share_of_values(posterior: Posterior) -> list[dict[int, float]]:
+    shares: list[dict[int, float]] = [defaultdict(float) for _ in range(4)]
+    for answer, share in posterior.items():
+        for position, value in enumerate(answer):
+            shares[position][value] += share
+    return shares
+
+
+def best_values(posterior: Posterior) -> tuple[int, ...]:
+    return tuple(
+        min(value for value, share in shares.items() if share > max(shares.values()) - 1e-9)
+        for shares in share_of_values(posterior)
+    )
+
+
+CHOICES: dict[str, Callable[[Posterior], tuple[int, ...]]] = {"accuracy": best_panel, "feature_accuracy": best_values}
+
+
+@pytest.mark.parametrize("num_values", [8, 4])
+@pytest.mark.parametrize(("split", "knows_split"), [("test", True), ("ood", True), ("test", False)])
+def test_the_bayes_solver_reaches_the_ceiling_or_the_agnostic_optimum(num_values, split, knows_split):
+    """With the multisets of the split as its prior, or with all of them."""
+    task = SRaven(num_values=num_values)
+    prior = frozenset(task.split.compositions(split) if knows_split else all_multisets(8, 4))
+    posteriors: dict[tuple[int, ...], Posterior] = {}
+
+    def bayes(inputs: Tensor, choose: Callable[[Posterior], tuple[int, ...]]) -> Tensor:
+        answers = []
+        for grid in inputs.argmax(dim=-1).view(-1, 3, 3, 4):
+            key = tuple(grid.flatten().tolist())
+            posteriors[key] = posteriors.get(key) or find_posterior(grid, num_values, prior)
+            answers.append(choose(posteriors[key]))
+        return one_hot(torch.tensor(answers), num_values).float()
+
+    for metric, choose in CHOICES.items():
+        found = score(partial(bayes, choose=choose), task, splits=(split,), num_instances=120)[split][metric]
+        assert found.value == (found.ceiling if knows_split else found.agnostic)
+
+
+def test_no_other_answer_is_more_probable():
+    """Puzzle by puzzle, without sampling error: the panel, and each value by itself."""
+    task = SRaven(num_values=4)
+    batch = task.sample("test", 0, batch_size=60)
+    panels, values = (
+        task.best_predictions(batch, split="test", metric=metric).argmax(dim=-1).tolist() for metric in CHOICES
+    )
+    prior = frozenset(task.split.train)
+    for panel, chosen, grid in zip(panels, values, batch.inputs.argmax(dim=-1).view(-1, 3, 3, 4), strict=True):
+        posterior = find_posterior(grid, 4, prior)
+        assert posterior[tuple(panel)] == pytest.approx(max(posterior.values()))
+        for value, shares in zip(chosen, share_of_values(posterior), strict=True):
+            assert shares[value] == pytest.approx(max(shares.values()))
+    assert panels != values  # the two metrics differ in what is best
+
+
+@pytest.mark.parametrize(("num_values", "ceiling", "agnostic"), [(8, 0.9336, 0.929), (4, 0.7805, 0.7711)])
+def test_knowing_the_split_helps(num_values, ceiling, agnostic):
+    """The solver that knows what `test` holds is right more often than the one that does not, in expectation."""
+    task = SRaven(num_values=num_values)
+    grids = task.sample("test", 0, batch_size=4_000).info["grids"]
+    own, everything = solver.solve(grids, num_values, priors=[task.split.train, None])
+    expected = own.probability_of(everything.best)  # of the agnostic answers, given that the puzzle is of `test`
+    assert (expected <= own.probability + 1e-12).all()
+    assert own.probability.mean().item() == pytest.approx(ceiling, abs=0.012)
+    assert expected.mean().item() == pytest.approx(agnostic, abs=0.012)
+    assert 0.002 < (own.probability - expected).mean() < 0.02
+    for together, prior in ((own, task.split.train), (everything, None)):
+        alone = solve(grids[:300], num_values, prior)
+        assert torch.equal(together.best[:300], alone.best)
+        torch.testing.assert_close(together.probability[:300], alone.probability, rtol=1e-12, atol=0)
+
+
+def test_other_predictors_do_not_exceed_the_ceiling():
+    task = SRaven(num_features=2, num_values=4)
+
+    def predictor(prior: Sequence[Composition], swap: float) -> Callable[[Tensor], Tensor]:
+        def predict(inputs: Tensor) -> Tensor:
+            best = solve(inputs.argmax(dim=-1).view(-1, 3, 3, 2), 4, prior).best.clamp_min(0)
+            wrong = torch.rand(len(best), generator=torch.Generator().manual_seed(0)) < swap
+            return one_hot(torch.where(wrong[:, None], best.flip(1), best), 4).float()
+
+        return predict
+
+    for prior, swap in ((task.split.train, 0.1), (task.split.ood, 0.0), (task.split.train[:12], 0.0)):
+        scores = score(predictor(prior, swap), task, splits=("test",), num_instances=2_000)
+        assert all(found.value < found.ceiling for found in scores["test"].values())
+
+
+def test_bad_requests():
+    task = SRaven(num_values=16)
+    batch = task.sample("ood", 0, batch_size=50)
+    with pytest.raises(InputError, match="unknown metric 'r2': expected one of accuracy, feature_accuracy"):
+        task.best_predictions(batch, split="ood", metric="r2")
+    with pytest.raises(InputError, match="puzzles fit no rules of the split: expected a batch of the same split"):
+        task.best_predictions(batch, split="test", metric="accuracy")

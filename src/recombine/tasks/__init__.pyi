@@ -21,13 +21,6 @@ from .reading import Reading as Reading
 from .reading import Variant as Variant
 from .sampling import SplitName as SplitName
 from .sequences.teacher import SequenceTeacher as SequenceTeacher
-from .sraven.counts import TABLE_A2 as TABLE_A2
-from .sraven.counts import count_multisets as count_multisets
-from .sraven.counts import count_puzzles as count_puzzles
-from .sraven.counts import count_tasks as count_tasks
-from .sraven.counts import count_tasks_as_printed as count_tasks_as_printed
-from .sraven.counts import count_tasks_up_to_renaming as count_tasks_up_to_renaming
-from .sraven.counts import estimate_ambiguity as estimate_ambiguity
 from .sraven.generator import RULES as RULES
 from .sraven.task import SRaven as SRaven
 from .sraven.task import SRavenReading as SRavenReading

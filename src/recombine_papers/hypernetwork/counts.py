@@ -1,19 +1,32 @@
-"""What the paper counts about SRAVEN puzzles (section 4.3, appendix B, table A2), counted."""
+"""The paper's counts of SRAVEN tasks and puzzles (section 4.3, appendix B, table A2), counted again.
+
+With R rules, M features, G columns and K values the paper prints
+
+    tasks = C(R+M-1, M) ((M!)^(G-1) - M),    multisets of rules times "unique permutations".
+
+We can derive neither factor: with one feature there are R tasks, but the formula gives 0, and a multiset does not say which
+feature follows which rule, which is part of a task if permutations are. A puzzle is determined by the rule of each position
+of the first column and, for each later column, by which position continues which: R^M (M!)^(G-1) tasks. If renaming
+positions in all columns alike does not count as another task, the tasks are the orbits of this renaming.
+
+The paper does not say how figure A9B counts puzzles. Here a puzzle is a task with values for all its panels, so a grid of
+values counts once for each task that explains it.
+
+A puzzle is ambiguous by the text of appendix B.2 if some answer that fits differs from the true one, by the count of table
+A2 if such an answer differs in *every* feature. Both shares are estimated on puzzles that are solved exactly.
+"""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
+from typing import NamedTuple
 
-from recombine.tasks import (
-    TABLE_A2,
-    count_multisets,
-    count_puzzles,
-    count_tasks,
-    count_tasks_as_printed,
-    count_tasks_up_to_renaming,
-    estimate_ambiguity,
-)
+import torch
+
+from recombine import SRaven, Stream
+from recombine.tasks import RULES
 from recombine_papers.calculation import Calculation, Computes, share_with_interval
 from recombine_papers.hypernetwork.fuzzy_logic import NEAR
 
@@ -23,6 +36,84 @@ MOST_INSTANCES = 40_000_000  # that the paper trains on
 NUM_SOLVED = 12_288  # puzzles per number of values, three times those of table A2
 SAMPLE = f"{NUM_SOLVED:,} puzzles"
 ORDERS = 2.0  # of magnitude, at least: the paper uses the plural
+
+
+class Estimate(NamedTuple):
+    """A mean over puzzles and its standard error."""
+
+    value: float
+    standard_error: float
+
+
+TABLE_A2 = {  # by the number of values: share of 4,096 puzzles of four features that is ambiguous, as printed
+    4: Estimate(0.0642, 0.0038),
+    8: Estimate(0.0032, 0.0009),
+    16: Estimate(0.0005, 0.0003),
+}
+
+
+def count_multisets(num_features: int, num_rules: int = len(RULES)) -> int:
+    """The number of compositions, which are split into trained and held-out ones."""
+    return math.comb(num_rules + num_features - 1, num_features)
+
+
+def count_pairings(num_features: int) -> int:
+    """Number of ways in which the positions of the later columns continue those of the first."""
+    return math.factorial(num_features) ** (GRID_SIZE - 1)
+
+
+def count_tasks_as_printed(num_features: int) -> int:
+    """The paper's formula."""
+    return count_multisets(num_features) * (count_pairings(num_features) - num_features)
+
+
+def count_tasks(num_features: int, num_rules: int = len(RULES)) -> int:
+    """Number of choices of a rule for each position of the first column and of its continuation in each other column."""
+    return num_rules**num_features * count_pairings(num_features)
+
+
+def count_tasks_up_to_renaming(num_features: int, num_rules: int = len(RULES)) -> int:
+    """Number of tasks if exchanging positions in all columns alike does not count as another task (Burnside's lemma).
+
+    A renaming leaves a choice unchanged if the rules are constant on its cycles and the pairings commute with it.
+    """
+    total = 0
+    for cycles in partition(num_features, num_features):
+        num_commuting = math.prod(
+            length**repeats * math.factorial(repeats) for length, repeats in Counter(cycles).items()
+        )
+        num_renamings = math.factorial(num_features) // num_commuting
+        total += num_renamings * num_rules ** len(cycles) * num_commuting ** (GRID_SIZE - 1)
+    return total // math.factorial(num_features)
+
+
+def partition(total: int, largest: int) -> list[tuple[int, ...]]:
+    """Every way to write a number as a sum of non-increasing numbers up to the largest."""
+    if total == 0:
+        return [()]
+    return [(part, *rest) for part in range(min(total, largest), 0, -1) for rest in partition(total - part, part)]
+
+
+def count_puzzles(num_features: int, num_values: int) -> int:
+    """Number of tasks with values for all panels: the ways to fill a feature, summed over the eight rules, factorise."""
+    one_free, two_free = num_values**GRID_SIZE, num_values ** (GRID_SIZE * (GRID_SIZE - 1))
+    distribute = math.comb(num_values, GRID_SIZE) * math.factorial(GRID_SIZE) ** GRID_SIZE
+    return (5 * one_free + 2 * two_free + distribute) ** num_features * count_pairings(num_features)
+
+
+def estimate_ambiguity(num_values: int, *, num_instances: int, seed: int = 0) -> dict[str, float]:
+    """Shares of puzzles with another answer that fits, one that differs in every feature, and the agnostic optimum."""
+    task = SRaven(num_features=FEATURES, num_values=num_values)
+    stream = Stream("sraven ambiguity", seed, rows=range(num_instances))
+    multisets = torch.tensor(sorted(task.split.train + task.split.ood))
+    grids = task.draw_puzzles(multisets[stream.integers(len(multisets), 1)[:, 0]], stream)["grids"]
+    solution = task.solve(grids)
+    shares = {
+        "ambiguous": solution.ambiguous,
+        "ambiguous_everywhere": solution.ambiguous_everywhere(grids[:, -1, -1]),
+        "agnostic": solution.probability,
+    }
+    return {name: share.double().mean().item() for name, share in shares.items()}
 
 
 class PuzzleCounts(Calculation):
@@ -40,7 +131,7 @@ class PuzzleCounts(Calculation):
             quantity="ambiguous_everywhere",
             sample=SAMPLE,
             high=FEW,
-            published=TABLE_A2[FEATURES, VALUES].value,
+            published=TABLE_A2[VALUES].value,
         ),
         Computes(
             text="few puzzles have another answer that fits (share of puzzles)",
@@ -49,7 +140,7 @@ class PuzzleCounts(Calculation):
             quantity="ambiguous",
             sample=SAMPLE,
             high=FEW,
-            published=TABLE_A2[FEATURES, VALUES].value,
+            published=TABLE_A2[VALUES].value,
         ),
         *(
             Computes(
@@ -62,7 +153,7 @@ class PuzzleCounts(Calculation):
                 high=round(printed.value + NEAR * printed.standard_error, 4),
                 published=printed.value,
             )
-            for (_, values), printed in TABLE_A2.items()
+            for values, printed in TABLE_A2.items()
         ),
         *(
             Computes(
@@ -94,20 +185,17 @@ class PuzzleCounts(Calculation):
     )
 
     def compute(self, seed: int) -> Mapping[str, float]:
-        found = {
-            values: estimate_ambiguity(num_values=values, num_features=features, num_instances=NUM_SOLVED, seed=seed)
-            for features, values in TABLE_A2
-        }
-        shares = {f"ambiguous_everywhere_{values}": each.ambiguous_everywhere for values, each in found.items()}
-        shares |= {"ambiguous": found[VALUES].ambiguous, "ambiguous_everywhere": found[VALUES].ambiguous_everywhere}
+        found = {values: estimate_ambiguity(values, num_instances=NUM_SOLVED, seed=seed) for values in TABLE_A2}
+        shares = {f"ambiguous_everywhere_{values}": each["ambiguous_everywhere"] for values, each in found.items()}
+        shares |= {name: found[VALUES][name] for name in ("ambiguous", "ambiguous_everywhere")}
         printed = count_tasks_as_printed(FEATURES)
         return {
             **{
                 end: value
                 for name, share in shares.items()
-                for end, value in share_with_interval(name, share.value, NUM_SOLVED).items()
+                for end, value in share_with_interval(name, share, NUM_SOLVED).items()
             },
-            "tasks_of_factors": count_multisets(FEATURES) * math.factorial(FEATURES) ** (GRID_SIZE - 1) / printed,
+            "tasks_of_factors": count_multisets(FEATURES) * count_pairings(FEATURES) / printed,
             "tasks": count_tasks(FEATURES) / printed,
             "tasks_up_to_renaming": count_tasks_up_to_renaming(FEATURES) / printed,
             "log10_puzzles": math.log10(count_puzzles(FEATURES, VALUES) / MOST_INSTANCES),

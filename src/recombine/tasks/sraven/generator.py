@@ -1,35 +1,24 @@
-"""The eight rules of SRAVEN: their order, the values they deduce, and the likelihood of the visible panels.
+"""The eight rules of SRAVEN, the likelihood of the visible panels, and how puzzles are drawn.
 
 A puzzle is a grid of G x G panels (G = 3 in the paper) of M features with values 0..K-1. Each feature follows one rule
-in all G rows, and the last panel is hidden. The generator and the solver share these definitions.
-
-Likelihood. A row of a feature has G values, and under every rule the hidden value is determined by the others, so hiding
-it changes no probability. With independent rows, the likelihood of a feature that fits its rule does not depend on its
-values:
-
-- K^-G under constant and the progressions: one free value per row;
-- K^-(G(G-1)) under addition and subtraction: G-1 free values per row;
-- 1 / (C(K, G) (G!)^G) under distribute: one set of G distinct values per puzzle, and an order of it per row.
-
-In grids larger than 3 the last value is the sum of all others, or the first minus all others, and distribute takes G
-distinct values. In a grid of 2, addition and subtraction both repeat the first value.
-
-Reference: Schug et al., Attention as a Hypernetwork, arXiv 2406.05816, section 4 and appendix B.3.
-
-Draw SRAVEN puzzles for given multisets of rules, all rows of a batch at once.
+in all G rows, and the last panel is hidden. In grids larger than 3 the last value of addition is the sum of all others,
+that of subtraction the first minus all others, and distribute has G distinct values. In a grid of 2, addition and
+subtraction both repeat the first value.
 
 The following are uniformly random and independent: which latent feature follows which rule of the multiset; for each
 column, which latent feature is at which position; for each row of a feature its free values, one under constant and the
 progressions, G-1 under addition and subtraction; under distribute one set of G distinct values per puzzle, and an order
-of it per row.
+of it per row. Under every rule the hidden value is determined by the others, so the likelihood of a feature that fits its
+rule does not depend on its values:
 
-A row of a feature is then an entry of a table, which lists the K^(G-1) rows of each rule that deduces the last column,
-rule by rule (a progression repeats its K rows as often as needed), then the C(K, G) G! rows of distribute.
+- K^-G under constant and the progressions;
+- K^-(G(G-1)) under addition and subtraction;
+- 1 / (C(K, G) (G!)^G) under distribute.
 
-How many evaluation puzzles also occur in training. All splits are drawn at random, so small puzzles repeat by chance.
+A row of a feature is an entry of a table, which lists the K^(G-1) rows of each rule that deduces the last column, rule by
+rule (a progression repeats its K rows as often as needed), then the C(K, G) G! rows of distribute.
 
-Only visible panels are compared, so that two puzzles with different answers count as the same. `test` shares the multisets
-of rules with training. A puzzle of `ood` can occur there too, if other rules explain it as well.
+Reference: Schug et al., Attention as a Hypernetwork, arXiv 2406.05816, section 4 and appendix B.3.
 """
 
 from __future__ import annotations
@@ -37,7 +26,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
@@ -46,11 +35,7 @@ from torch import Tensor
 
 from recombine.compositions import Composition
 from recombine.foundation.errors import InputError
-from recombine.foundation.tables import Column, Table
 from recombine.random import Stream
-from recombine.tasks.base import Task
-from recombine.tasks.batch import Batch
-from recombine.tasks.sampling import SplitName
 
 RULES: tuple[str, ...] = (
     "constant",
@@ -66,6 +51,8 @@ STEPS: tuple[int, ...] = (0, 1, 2, -1, -2)  # of rules 0 to 4: constant is the p
 ADDITION, SUBTRACTION, DISTRIBUTE = 5, 6, 7
 
 MIN_GRID_SIZE, MIN_NUM_VALUES = 2, 3
+MAX_TABLE_ROWS = 1 << 21
+MAX_TABULATED_PERMUTATION = 7
 
 
 def check_sizes(*, num_values: int, grid_size: int) -> None:
@@ -91,17 +78,13 @@ def log_likelihoods(*, num_values: int, grid_size: int) -> tuple[float, ...]:
     """For each rule, the log-probability of the visible panels of a feature that fits it; the same for all such panels."""
     per_free_value = -grid_size * math.log(num_values)
     distribute = -math.log(math.comb(num_values, grid_size)) - grid_size * math.log(math.factorial(grid_size))
-    return (*(per_free_value for _ in STEPS), *(2 * ((grid_size - 1) * per_free_value,)), distribute)
+    return (*[per_free_value] * len(STEPS), *[(grid_size - 1) * per_free_value] * 2, distribute)
 
 
 def log_num_arrangements(multiset: Composition) -> float:
     """Log of the number of distinct ways to assign the rules of a multiset to the features."""
     repeats = sum(math.lgamma(count + 1) for count in Counter(multiset).values())
     return math.lgamma(len(multiset) + 1) - repeats
-
-
-MAX_TABLE_ROWS = 1 << 21
-MAX_TABULATED_PERMUTATION = 7
 
 
 def draw_puzzles(
@@ -166,7 +149,7 @@ def check_table(*, num_values: int, grid_size: int) -> None:
 
 @lru_cache(maxsize=16)
 def tabulate_rows(num_values: int, grid_size: int, device: torch.device) -> Int[Tensor, "column entry"]:
-    """Every row that a feature can have, in the order of the module's docstring."""
+    """Every row that a feature can have, as the module's docstring orders them."""
     free = torch.cartesian_prod(*[torch.arange(num_values)] * (grid_size - 1)).view(-1, grid_size - 1)
     *_, added, subtracted = deduce_last(free.unbind(dim=1), num_values)
     rows = [(free[:, :1] + step * torch.arange(grid_size)) % num_values for step in STEPS]
@@ -180,40 +163,3 @@ def tabulate_rows(num_values: int, grid_size: int, device: torch.device) -> Int[
 def tabulate_permutations(size: int, device: torch.device) -> Int[Tensor, "permutation size"]:
     """All orders of 0..size-1, lexicographically."""
     return torch.tensor(list(itertools.permutations(range(size))), device=device)
-
-
-BATCH_SIZE = 8_192
-NUM_TRAINING, MAX_TRAINING = 256, 1 << 20  # training puzzles: per evaluation puzzle, and at most
-FRACTIONS = (16, 4, 1)
-
-
-def tabulate_overlap(task: Task, num_instances: int) -> Table:
-    """The share of puzzles of each split that occur among the first training puzzles, for several numbers of those."""
-    evaluated: dict[SplitName, Tensor] = {
-        split: fingerprint(task.sample(split, 0, batch_size=num_instances)) for split in ("test", "ood")
-    }
-    num_training = min(NUM_TRAINING * num_instances, MAX_TRAINING)
-    training = torch.cat(list(_draw_training(task, num_training)))
-    rows = []
-    for fraction in FRACTIONS:
-        drawn = training[: num_training // fraction]
-        shares = [torch.isin(prints, drawn).double().mean().item() for prints in evaluated.values()]
-        rows.append((len(drawn), *shares))
-    return Table(
-        title=f"evaluation puzzles that also occur in training, of {num_instances} per split",
-        columns=("training puzzles", *(Column(name=split, format="percent", digits=2) for split in evaluated)),
-        rows=tuple(rows),
-        note="equal in all visible panels",
-    )
-
-
-def _draw_training(task: Task, num_training: int) -> Iterator[Int[Tensor, " puzzles"]]:
-    for index, first in enumerate(range(0, num_training, BATCH_SIZE)):
-        yield fingerprint(task.sample("train", index, batch_size=min(BATCH_SIZE, num_training - first)))
-
-
-def fingerprint(batch: Batch) -> Int[Tensor, " batch"]:
-    """A hash of the visible panels of each puzzle. Two different puzzles collide with a probability below 2^-60."""
-    visible = batch.info["grids"].flatten(1, 2)[:, :-1].flatten(1)
-    factors = Stream("sraven fingerprint", rows=range(1), device=visible.device).bits(visible.shape[1])[0] | 1
-    return (visible * factors).sum(dim=1)

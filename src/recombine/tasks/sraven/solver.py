@@ -1,43 +1,33 @@
 """Exact solver for SRAVEN: every answer that fits the visible panels, and the posterior over them.
 
-A hypothesis says which position of each later column continues each position of the first column, and which rule each
-of these M chains follows. It fits if every chain obeys its rule in all visible panels; it then determines the hidden
-one. Column permutations are uniform and cancel, so a hypothesis with the rules rho that fits has the weight
+A *chain* is one position in each column and a rule. A *hypothesis* says which chain each position of the first column
+begins. It fits if every chain obeys its rule in all visible panels, and then determines the hidden panel. Column
+permutations are uniform and cancel, so a fitting hypothesis with the rules rho has the weight
 
     w = P(multiset of rho) / (distinct arrangements of that multiset) * product over chains of likelihood(rule),
 
-with the likelihoods of the rules (see `rules`). The posterior of an answer is its share of the weight of all
-hypotheses that fit. The largest posterior is the accuracy of the best possible solver on the puzzle. If the prior is
-uniform over the multisets of a split, its mean over puzzles of the split is the ceiling of the split. Since w depends on
-the multiset alone, `search` only counts the hypotheses of each (answer, multiset), once for all priors; the counts are
-exact, and the weights are applied here, in float64, relative to the largest.
+with the likelihoods of `generator`. The posterior of an answer is its share of the weight of all fitting hypotheses. The
+largest posterior is the accuracy of the best possible solver on the puzzle; under a prior that is uniform over the
+multisets of a split, its mean over puzzles of the split is the ceiling of the split.
 
-Reference: Schug et al., Attention as a Hypernetwork, arXiv 2406.05816. Appendix B.2 defines ambiguity as
-`Solution.ambiguous` does; table A2 counts `Solution.ambiguous_everywhere`, which is far rarer.
+Hypotheses are counted without listing them. First the chains that fit are listed, out of 8 M^G. Then hypotheses grow by
+one chain per position of the first column; those that use a position twice, or rules that the prior excludes, are
+dropped, and those that no later step can distinguish (same positions used, same multiset and answer so far) are counted
+together. This replaces (M!)^(G-1) 8^M hypotheses by a handful per puzzle, and bounds the work on puzzles that almost any
+hypothesis fits, such as all panels equal. Since w depends on the multiset alone, one search serves all priors: its counts
+are exact, and the weights are applied afterwards, in float64, relative to the largest.
 
-The search of `solver`: count the hypotheses that fit a puzzle, without listing them.
-
-A *chain* is one position in each column and a rule. First the chains that fit the visible panels are listed, out of
-8 M^G: distribute by set membership, every other rule by comparing the last column with the value deduced from the others.
-Then hypotheses grow by one chain per position of the first column. Those that use a position twice, or rules that the
-prior excludes, are dropped. Those that have become indistinguishable (same positions used, same multiset so far, same
-answer so far) are counted together. This replaces (M!)^(G-1) 8^M hypotheses by a handful per puzzle, and bounds the work
-on puzzles that almost any hypothesis fits, such as all panels equal.
-
-All steps are tensor operations over all puzzles at once, on the device of the puzzles.
+Reference: Schug et al., Attention as a Hypernetwork, arXiv 2406.05816, appendix B.2.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-import operator
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -55,6 +45,8 @@ from recombine.tasks.sraven.generator import (
 )
 
 MAX_FRONTIER = 1 << 20  # maximum number of partial hypotheses extended at once, unless a single puzzle needs more
+MAX_TABLE = 1 << 23  # maximum number of entries of the table of fits processed at once
+TIE = 1e-12  # posteriors closer than this differ by rounding only and are treated as equal in the order of answers
 
 
 @dataclass(frozen=True, eq=False)
@@ -276,10 +268,6 @@ def _pair(major: Int[Tensor, " row"], minor: Int[Tensor, " row"]) -> Int[Tensor,
     return major * (minor.max() + 1) + minor
 
 
-MAX_TABLE = 1 << 23  # maximum number of entries of the table of fits processed at once
-TIE = 1e-12  # posteriors closer than this differ by rounding only and are treated as equal in the order of answers
-
-
 @dataclass(frozen=True, eq=False)
 class Solution:
     """The consistent answers for the hidden panel of each puzzle, with their posteriors.
@@ -300,18 +288,18 @@ class Solution:
         """Whether hypotheses that fit disagree about the hidden panel: ambiguity by the paper's wording."""
         return self.num_answers > 1
 
-    def ambiguous_everywhere(self, truth: Tensor | np.ndarray) -> Bool[Tensor, " batch"]:
+    def ambiguous_everywhere(self, truth: Int[Tensor, "batch feature"]) -> Bool[Tensor, " batch"]:
         """Whether some consistent answer differs from the true one in *every* feature: the count of table A2.
 
         `truth` is (batch, feature). The published check also lets distribute three repeat values, which its generator
         never does: with 4 features this adds about 30 % to the count at 4 values, and almost nothing from 8 values on.
         """
-        differs = (self.answers != self._check_answers(truth)[self.instance]).all(dim=1)
+        differs = (self.answers != truth[self.instance]).all(dim=1)
         return torch.zeros_like(self.num_answers).index_add(0, self.instance, differs.long()) > 0
 
-    def probability_of(self, answers: Tensor | np.ndarray) -> Float[Tensor, " batch"]:
+    def probability_of(self, answers: Int[Tensor, "batch feature"]) -> Float[Tensor, " batch"]:
         """The posterior of one given answer per puzzle, (batch, feature); 0 where no hypothesis yields it."""
-        same = (self.answers == self._check_answers(answers)[self.instance]).all(dim=1)
+        same = (self.answers == answers[self.instance]).all(dim=1)
         return torch.zeros_like(self.probability).index_add(0, self.instance, self.answer_probabilities * same)
 
     def best_features(self, num_values: int) -> Int[Tensor, "batch feature"]:
@@ -323,53 +311,25 @@ class Solution:
         marginals = cell.flatten().bincount(weights.flatten(), minlength=batch * num_features * num_values)
         return (marginals.view(batch, num_features, num_values) / TIE).round().argmax(dim=-1)
 
-    def _check_answers(self, answers: Tensor | np.ndarray) -> Tensor:
-        if tuple(answers.shape) != tuple(self.best.shape):
-            raise InputError(f"answers have shape {tuple(answers.shape)}: expected {tuple(self.best.shape)}")
-        return torch.as_tensor(answers, device=self.best.device)
-
 
 def solve(
-    grids: Tensor | np.ndarray,
-    num_values: int = 8,
-    *,
-    multisets: Collection[Iterable[Any]] | None = None,
-    weights: Sequence[float] | None = None,
-    permuted: bool = True,
-) -> Solution:
-    """Solve puzzles given as integers (batch, row, column, feature); the last panel is ignored and may hold anything.
-
-    The prior over multisets of rules is uniform over `multisets` (all of them by default), or as given by `weights`,
-    which need not sum to 1. With `permuted=False` each feature has the same position in all columns; which feature
-    follows which rule is still unknown.
-    """
-    grids = _check_grids(grids, num_values)
-    prior = _check_prior(multisets, weights, grids.shape[3])
-    return _solve(grids, num_values, [prior], permuted)[0]
-
-
-def solve_under(
-    grids: Tensor | np.ndarray,
-    num_values: int = 8,
-    *,
-    priors: Sequence[Collection[Iterable[Any]] | None],
-    permuted: bool = True,
-) -> list[Solution]:
-    """Solve the same puzzles under several priors with one search: uniform over the multisets of each, None for all."""
-    grids = _check_grids(grids, num_values)
-    return _solve(grids, num_values, [_check_prior(multisets, None, grids.shape[3]) for multisets in priors], permuted)
-
-
-def _solve(
     grids: Int[Tensor, "batch row column feature"],
-    num_values: int,
-    priors: Sequence[dict[Composition, float]],
-    permuted: bool,
+    num_values: int = 8,
+    *,
+    priors: Sequence[Sequence[Composition] | None] = (None,),
+    permuted: bool = True,
 ) -> list[Solution]:
+    """Solve puzzles under each prior; the last panel is ignored and may hold anything.
+
+    A prior is uniform over some multisets of rules (sorted tuples), or over all of them for None. With `permuted=False` each
+    feature has the same position in all columns; which feature follows which rule is still unknown.
+    """
+    _check_grids(grids, num_values)
     _, grid_size, _, num_features = grids.shape
-    multisets = tuple(dict.fromkeys(itertools.chain.from_iterable(priors)))
+    chosen = [all_multisets(len(RULES), num_features) if prior is None else tuple(prior) for prior in priors]
+    multisets = tuple(dict.fromkeys(itertools.chain.from_iterable(chosen)))
     likelihoods = log_likelihoods(num_values=num_values, grid_size=grid_size)
-    log_weights = [_weigh(multisets, prior, likelihoods).to(grids.device) for prior in priors]
+    log_weights = [_weigh(multisets, frozenset(prior), likelihoods).to(grids.device) for prior in chosen]
     transitions = [table.to(grids.device) for table in _tabulate_transitions(multisets)]
     chunk_size = max(1, MAX_TABLE // (len(RULES) * num_features**grid_size))
     solutions: list[list[Solution]] = [[] for _ in priors]
@@ -421,13 +381,11 @@ def _concatenate(solutions: Sequence[Solution]) -> Solution:
 
 
 def _weigh(
-    multisets: Sequence[Composition], prior: dict[Composition, float], likelihoods: Sequence[float]
+    multisets: Sequence[Composition], prior: frozenset[Composition], likelihoods: Sequence[float]
 ) -> Float[Tensor, " multiset"]:
     """The log-weight of one hypothesis per multiset; minus infinity outside the prior."""
     log_weights = [
-        math.log(prior[multiset]) - log_num_arrangements(multiset) + sum(likelihoods[rule] for rule in multiset)
-        if multiset in prior
-        else -math.inf
+        sum(likelihoods[rule] for rule in multiset) - log_num_arrangements(multiset) if multiset in prior else -math.inf
         for multiset in multisets
     ]
     return torch.tensor(log_weights, dtype=torch.float64)
@@ -445,54 +403,7 @@ def _tabulate_transitions(multisets: tuple[Composition, ...]) -> tuple[Int[Tenso
     return tuple(transitions)
 
 
-def _check_prior(
-    multisets: Collection[Iterable[Any]] | None, weights: Sequence[float] | None, num_features: int
-) -> dict[Composition, float]:
-    """The multisets of rules that a puzzle may have, each with its weight."""
-    if multisets is None:
-        if weights is not None:
-            raise InputError(f"{len(weights)} weights without multisets: expected the multisets that they belong to")
-        return dict.fromkeys(all_multisets(len(RULES), num_features), 1.0)
-    listed = [_check_multiset(multiset, num_features) for multiset in multisets]
-    num_different = len(set(listed))
-    if not listed or num_different < len(listed):
-        raise InputError(
-            f"{len(listed)} multisets, {num_different} different: expected at least one, without duplicates"
-        )
-    if weights is None:
-        return dict.fromkeys(listed, 1.0)
-    if len(weights) != len(listed) or isinstance(multisets, (set, frozenset)):
-        kind = type(multisets).__name__
-        raise InputError(f"{len(weights)} weights for a {kind} of {len(listed)} multisets: expected equal sequences")
-    for weight in weights:
-        if not 0 <= weight < math.inf:
-            raise InputError(f"weight is {weight}: expected a finite number of at least 0")
-    prior = {multiset: float(weight) for multiset, weight in zip(listed, weights, strict=True) if weight > 0}
-    if not prior:
-        raise InputError(f"all {len(listed)} weights are 0: expected at least one above 0")
-    return prior
-
-
-def _check_multiset(multiset: Iterable[Any], num_features: int) -> Composition:
-    try:
-        rules = tuple(sorted(operator.index(rule) for rule in multiset))
-    except TypeError:
-        raise InputError(f"multiset is {multiset!r}: expected {num_features} rule numbers") from None
-    for rule in rules:
-        if not 0 <= rule < len(RULES):
-            choices = ", ".join(f"{number} ({name})" for number, name in enumerate(RULES))
-            raise InputError(f"unknown rule {rule} in multiset {rules}: expected one of {choices}")
-    if len(rules) != num_features:
-        raise InputError(f"multiset {rules} has {len(rules)} rules: expected {num_features}, one for each feature")
-    return rules
-
-
-def _check_grids(grids: Tensor | np.ndarray, num_values: int) -> Int[Tensor, "batch row column feature"]:
-    """Puzzles in int64, after checking all values that the solver reads."""
-    if isinstance(grids, np.ndarray):
-        grids = torch.from_numpy(grids.astype(np.int64) if grids.dtype.kind in "iu" else grids)
-    if grids.is_floating_point() or grids.is_complex() or grids.dtype == torch.bool:
-        raise InputError(f"grids hold {grids.dtype}: expected whole numbers")
+def _check_grids(grids: Int[Tensor, "batch row column feature"], num_values: int) -> None:
     shape = tuple(grids.shape)
     if len(shape) != 4 or shape[1] != shape[2] or shape[3] < 1:
         raise InputError(f"grids have shape {shape}: expected (batch, row, column, feature), as many rows as columns")
@@ -503,11 +414,9 @@ def _check_grids(grids: Tensor | np.ndarray, num_values: int) -> Int[Tensor, "ba
             f"grids have {num_features} features of {num_values} values in {grid_size} columns: expected at most "
             f"{62 // (grid_size - 1)} features, and values to the power of features or columns below 2^62"
         )
-    grids = grids.long()
     visible = grids.flatten(1, 2)[:, :-1]
     if visible.numel() and (visible.min() < 0 or visible.max() >= num_values):
-        value_range = f"{int(visible.min())} to {int(visible.max())}"
         raise InputError(
-            f"grids hold values from {value_range}: expected 0 to {num_values - 1} in all panels but the last"
+            f"grids hold values from {int(visible.min())} to {int(visible.max())}: expected 0 to {num_values - 1} in all "
+            "panels but the last"
         )
-    return grids

@@ -1,26 +1,21 @@
 """SRAVEN, a symbolic Raven's progressive matrix (Attention as a Hypernetwork, arXiv 2406.05816, section 4).
 
 A puzzle is a grid of G x G panels; a panel holds M features, each a value in 0..K-1. Every latent feature follows one of
-eight rules along all rows (see `rules`), and the last panel must be predicted. A task is a *multiset* of M rules. For each
-puzzle we draw which feature follows which rule, and one permutation of the features per column (the same in all rows),
-which hides which positions belong together.
+eight rules along all rows (see `generator`), and the last panel must be predicted. A task is a *multiset* of M rules. Each
+puzzle draws which feature follows which rule, and one permutation of the features per column (the same in all rows), which
+hides which positions belong together.
 
 Tokens, one one-hot value each: the G² - 1 visible panels in reading order, the M features of a panel in their column's
 order; then M empty (all-zero) tokens that ask for the features of the last panel, in the order of the last column.
 
-A puzzle can have several answers that are consistent with some rules and permutations; a quarter of the puzzles do at M=4,
-K=8. The solver (see `solver`) finds all of them with their probabilities, which give the ceiling. `unambiguous=True` redraws
-such puzzles with the same multiset of rules until only one answer is left.
+Several answers can be consistent with some rules and permutations, as in a quarter of the puzzles at M=4, K=8. The solver
+(see `solver`) finds all of them with their probabilities, which give the ceiling. `unambiguous=True` redraws such puzzles
+with the same multiset of rules until only one answer is left.
 
-What an export of SRAVEN holds besides the columns of every task: the puzzle in numbers, and the exact solver's answers.
-
-SRAVEN as text: a row of panels per line, and the numbers of the missing panel as the answer.
-
-What a probe reads of SRAVEN: the rule of the last feature, on puzzles without permutations, where it is known.
-
-The latent code is that of the last query token attending to the same feature in its own row, itself included (Attention as
-a Hypernetwork, section 4). A swap gives this token the codes of a puzzle whose last feature follows another rule. If the
-code determines the operation, the answer is the result of that other rule on the puzzle's own row.
+Probes read the code of the last query token attending to the same feature in its own row, itself included, on puzzles
+without permutations, where the rule of the last feature is known. A swap gives this token the codes of a puzzle whose last
+feature follows another rule. If the code determines the operation, the answer is the result of that other rule on the
+puzzle's own row.
 """
 
 from __future__ import annotations
@@ -38,14 +33,11 @@ from torch.nn.functional import cross_entropy, one_hot
 
 from recombine.compositions import Composition, CompositionSplit, all_multisets, split_compositions
 from recombine.foundation.errors import InputError, check_choice, check_positive
-from recombine.foundation.progress import track
-from recombine.foundation.tables import Table
 from recombine.random import Stream
 from recombine.tasks.base import Preset, Reference, Scale, Task
 from recombine.tasks.batch import METRICS, Batch, Metric, Ratio
 from recombine.tasks.reading import Counterfactual, Reading
 from recombine.tasks.sampling import SplitName
-from recombine.tasks.sraven.counts import estimate_ambiguity, tabulate_ambiguity
 from recombine.tasks.sraven.generator import (
     DISTRIBUTE,
     RULES,
@@ -53,33 +45,11 @@ from recombine.tasks.sraven.generator import (
     deduce_last,
     draw_puzzles,
     look_up,
-    tabulate_overlap,
 )
 from recombine.tasks.sraven.picture import draw_puzzle, make_card, write_puzzle
-from recombine.tasks.sraven.solver import Solution, solve, solve_under
+from recombine.tasks.sraven.solver import Solution, solve
 from recombine.tasks.text import TextForm
 from recombine.tasks.view import Card
-
-COLUMN_INFO = {
-    "panels": "values of the visible panels in reading order, in the order of their column",
-    "rules": "rule that each feature follows",
-    "permutations": "feature at each position of each column",
-    "ambiguous": "whether several answers fit the visible panels",
-    "num_answers": "number of answers that fit",
-    "posterior_of_target": "probability of the target given the visible panels, with all compositions equally likely",
-}
-
-
-def make_columns(batch: Batch, solution: Solution) -> dict[str, Tensor]:
-    return {
-        "panels": batch.info["grids"].flatten(1, 2)[:, :-1],
-        "rules": batch.info["rules"],
-        "permutations": batch.info["permutations"],
-        "ambiguous": solution.ambiguous,
-        "num_answers": solution.num_answers,
-        "posterior_of_target": solution.probability_of(batch.targets),
-    }
-
 
 NUM_DRAWN, MAX_REDRAWS = 4, 500  # puzzles per redraw, and redraws; at M=4, K=3 one puzzle in 50 is unambiguous
 
@@ -95,7 +65,14 @@ class SRaven(Task):
     splits: ClassVar[tuple[SplitName, ...]] = ("train", "test", "ood")
     evaluation_instances: ClassVar[int] = 51_200
     metric_info: ClassVar[Mapping[str, Metric]] = METRICS | {"feature_accuracy": Metric(title="feature accuracy")}
-    column_info: ClassVar[Mapping[str, str]] = COLUMN_INFO
+    column_info: ClassVar[Mapping[str, str]] = {
+        "panels": "values of the visible panels in reading order, in the order of their column",
+        "rules": "rule that each feature follows",
+        "permutations": "feature at each position of each column",
+        "ambiguous": "whether several answers fit the visible panels",
+        "num_answers": "number of answers that fit",
+        "posterior_of_target": "probability of the target given the visible panels, with all compositions equally likely",
+    }
 
     num_features: int = 4
     """Number of features per panel, each with a rule."""
@@ -165,7 +142,7 @@ class SRaven(Task):
         - `info["grids"]` (batch, row, column, position): all values, those of the last panel included.
         """
         composition, modules = self.draw_compositions(split, stream)
-        puzzles = self._draw_puzzles(modules, stream)
+        puzzles = self.draw_puzzles(modules, stream)
         if self.unambiguous:
             self._redraw_ambiguous(puzzles, modules, stream)
         return Batch(
@@ -175,7 +152,8 @@ class SRaven(Task):
             {"composition": composition, **puzzles},
         )
 
-    def _draw_puzzles(self, modules: Int[Tensor, "rows features"], stream: Stream) -> dict[str, Tensor]:
+    def draw_puzzles(self, modules: Int[Tensor, "rows features"], stream: Stream) -> dict[str, Tensor]:
+        """Puzzles with these multisets of rules: `rules`, `permutations` and `grids`, as in `make_batch`."""
         return draw_puzzles(
             modules, stream, num_values=self.num_values, grid_size=self.grid_size, permuted=self.permuted
         )
@@ -196,7 +174,7 @@ class SRaven(Task):
             rows = stream.rows[first:last]
             rows = range(rows.start * NUM_DRAWN, rows.stop * NUM_DRAWN)
             again = Stream(*stream.key, "redraw", redraw, rows=rows, device=stream.device)
-            fresh = self._draw_puzzles(modules[first:last].repeat_interleave(NUM_DRAWN, dim=0), again)
+            fresh = self.draw_puzzles(modules[first:last].repeat_interleave(NUM_DRAWN, dim=0), again)
             drawn = (pending - first)[:, None] * NUM_DRAWN + torch.arange(NUM_DRAWN, device=stream.device)
             unique = ~self.solve(fresh["grids"][drawn.flatten()]).ambiguous.view_as(drawn)
             is_solved = unique.any(dim=1)
@@ -213,7 +191,7 @@ class SRaven(Task):
 
     def solve(self, grids: Int[Tensor, "batch row column position"]) -> Solution:
         """All consistent answers, with every multiset of rules, trained or held out, equally likely."""
-        return solve(grids, self.num_values, permuted=self.permuted)
+        return solve(grids, self.num_values, permuted=self.permuted)[0]
 
     def loss(self, predictions: Tensor, batch: Batch) -> Float[Tensor, ""]:
         """Cross-entropy, the mean over the features of the last panel."""
@@ -257,7 +235,7 @@ class SRaven(Task):
         """The best predictions for each metric, under the prior of each split."""
         priors = [None if split is None else self.split.compositions(split) for split in splits]
         answers = []
-        for solution in solve_under(batch.info["grids"], self.num_values, priors=priors, permuted=self.permuted):
+        for solution in solve(batch.info["grids"], self.num_values, priors=priors, permuted=self.permuted):
             missing = int((solution.num_answers == 0).sum())
             if missing:
                 raise InputError(f"{missing} puzzles fit no rules of the split: expected a batch of the same split")
@@ -281,16 +259,14 @@ class SRaven(Task):
         """The answer that occurs most often among 65,536 puzzles of the training multisets."""
         stream = Stream(self.name, self.seed, "most frequent answer", rows=range(65_536))
         _, modules = self.draw_compositions("train", stream)
-        answers = self._draw_puzzles(modules, stream)["grids"][:, -1, -1]
+        answers = self.draw_puzzles(modules, stream)["grids"][:, -1, -1]
         different, count = answers.unique(dim=0, return_counts=True)
         return different[count.argmax()]
 
     def reading(self) -> Reading:
-
         return SRavenReading(self)
 
     def text_form(self) -> TextForm:
-
         return SRavenText(self)
 
     @property
@@ -317,17 +293,16 @@ class SRaven(Task):
         rules = "\n".join(["rules", *(f"· {RULES[rule]}" for rule in batch.latents[row].tolist())])
         draw_puzzle(grid, self.num_values, path, solution=self.solve(grid[None]), caption=rules)
 
-    def tables(self, num_instances: int) -> list[Table]:
-        """Table A2 by the paper's count and by its wording, and how many evaluation puzzles also occur in training."""
-        settings = [(4, 4), (4, 8), (4, 16), (2, 8), (3, 8)]
-        estimates = [
-            estimate_ambiguity(num_features=features, num_values=values, num_instances=num_instances, seed=self.seed)
-            for features, values in track(settings, "estimating ambiguity")
-        ]
-        return [tabulate_ambiguity(estimates), tabulate_overlap(self, num_instances)]
-
     def columns(self, batch: Batch) -> dict[str, Tensor]:
-        return make_columns(batch, self.solve(batch.info["grids"]))
+        solution = self.solve(batch.info["grids"])
+        return {
+            "panels": batch.info["grids"].flatten(1, 2)[:, :-1],
+            "rules": batch.info["rules"],
+            "permutations": batch.info["permutations"],
+            "ambiguous": solution.ambiguous,
+            "num_answers": solution.num_answers,
+            "posterior_of_target": solution.probability_of(batch.targets),
+        }
 
 
 NUMBER = r"(?:0|[1-9]\d*)"
