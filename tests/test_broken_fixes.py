@@ -79,21 +79,21 @@ FAULTS = {
         test="test_ceiling_sraven.py -k 'reaches_the_ceiling or knowing_the_split'",
     ),
     "a ceiling below chance": Fault(
-        file="diagnose/verdict.py",
-        mended="if room > 1e-9:",
-        broken="if room:",
+        file="inside/verdict.py",
+        mended="if span > 1e-9:",
+        broken="if span:",
         test="test_diagnose.py -k below_chance",
     ),
     "metrics where less is better": Fault(
-        file="diagnose/verdict.py",
-        mended="sign = 1 if self.higher_is_better else -1",
+        file="inside/verdict.py",
+        mended="sign = 1 if higher_is_better else -1",
         broken="sign = 1",
         test="test_diagnose.py -k less_can_be_better",
     ),
     "scores of NaN": Fault(
-        file="diagnose/verdict.py",
-        mended="if isinstance(number, (int, float)) and math.isfinite(number) else None",
-        broken="if isinstance(number, (int, float)) else None",
+        file="inside/verdict.py",
+        mended="isinstance(number := score.get(key), int | float) and math.isfinite(number)",
+        broken="isinstance(number := score.get(key), int | float)",
         test="test_diagnose.py -k not_known",
     ),
     "the version of a task is part of the hash": Fault(
@@ -130,19 +130,19 @@ FAULTS = {
         file="store/environment.py", mended='".c", ".h")', broken='".c")', test="test_freshness.py -k covers_headers"
     ),
     "a probe of an earlier step": Fault(
-        file="probe/cache.py",
+        file="inside/result.py",
         mended='"checkpoint": describe_checkpoint(run) if self.uses_checkpoint else None,',
         broken='"checkpoint": None,',
         test="test_probe_cache.py -k 'earlier_step or kept_only'",
     ),
     "measurements with other arguments": Fault(
-        file="probe/cache.py",
+        file="inside/result.py",
         mended='"arguments": dict(arguments),',
         broken='"arguments": {},',
         test="test_probe_cache.py -k kept_only",
     ),
     "measurements of another version": Fault(
-        file="probe/cache.py",
+        file="inside/result.py",
         mended='"version": self.version,\n            "arguments"',
         broken='"version": 0,\n            "arguments"',
         test="test_probe_cache.py -k kept_only",
@@ -176,8 +176,8 @@ FAULTS = {
         test="test_evaluate.py -k sampled_once",
     ),
     "the last layer is the last by number": Fault(
-        file="probe/sites.py",
-        mended="ordered = order_sites(names)",
+        file="inside/result.py",
+        mended='ordered = sorted(names, key=lambda name: -1 if (layer := describe_site(name)["layer"]) is None else layer)',
         broken="ordered = sorted(names)",
         test="test_scale.py -k last_layer",
     ),

@@ -13,7 +13,7 @@ import pytest
 
 from recombine.foundation.errors import InputError
 from recombine.inside import probe as probe_runs
-from recombine.inside.cache import Measurement, describe_checkpoint
+from recombine.inside.result import Measurement, describe_checkpoint
 from recombine.inside.probe import is_probed, probe_run
 from recombine.inside.result import ProbeResult
 from recombine.inside.verdict import diagnose_run

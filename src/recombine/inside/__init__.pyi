@@ -1,5 +1,3 @@
-from .cache import Measurement as Measurement
-from .cache import MeasurementKey as MeasurementKey
 from .collect import Activations as Activations
 from .collect import collect_activations as collect_activations
 from .collect import evaluating as evaluating
@@ -15,6 +13,8 @@ from .probe import probe_run as probe_run
 from .result import SPLITS as SPLITS
 from .result import CountedArm as CountedArm
 from .result import CountedSwap as CountedSwap
+from .result import Measurement as Measurement
+from .result import MeasurementKey as MeasurementKey
 from .result import ProbeResult as ProbeResult
 from .result import SiteDecoder as SiteDecoder
 from .result import last_site as last_site

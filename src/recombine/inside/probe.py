@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from torch import nn
 from recombine.foundation.errors import InputError
 from recombine.foundation.progress import track
 from recombine.inside.collect import (
+    ROW_SPLITS,
     Activations,
     can_intervene,
     collect_activations,
@@ -42,6 +43,7 @@ from recombine.inside.result import (
 from recombine.inside.structure import (
     NUM_SAMPLED,
     PERPLEXITY,
+    add_untrained_purity,
     embed,
     measure_similarity,
     measure_structure,
@@ -51,14 +53,12 @@ from recombine.models.registry import Code
 from recombine.tasks.base import Task
 from recombine.tasks.reading import Reading
 from recombine.training.benchmark import load_run
-from recombine.training.config import RunConfig
 from recombine.training.directory import RunDirectory
 from recombine.training.run import resolve_device
 
 NUM_INSTANCES = 4_000
 MAX_VARIANT_INSTANCES = 2_000  # per split, of variants, of which only the codes are decoded
 
-Part = Literal["collect", "decode", "structure", "tsne", "ablate", "swap"]
 Say = Callable[[str], None]
 
 
@@ -78,29 +78,21 @@ def probe_model(
     """Probe a model on a task. `sites` are names of submodules, `untrained` a model to compare with."""
     torch_device = resolve_device(device)
     model, reading = show_codes(model.to(torch_device)), task.reading()
-    probe = _Probe(num_instances, reading, say)
-    activations = probe.collect(model, reading, num_instances, sites)
-    if activations is None:
-        raise InputError(probe.numbers["skipped"]["collect"])
-    probe.describe(activations)
-    probe.decode("decoders", activations, task.seed)
+    untrained = None if untrained is None else untrained.to(torch_device)
     variants = reading.variants if has_codes(model) else {}
     num_variant = min(num_instances, MAX_VARIANT_INSTANCES)
-    drawn, before = activations, None
+    probe = _Probe(num_instances, say, reading)
+    activations, before = probe.decode_reading("decoders", model, untrained, reading, num_instances, sites)
+    if activations is None:
+        raise InputError(probe.numbers["skipped"]["collect"])
+    drawn = activations, before
     for name, variant in variants.items():
-        if (collected := probe.collect(model, variant, num_variant, ())) is not None:
-            probe.decode(VARIANT_KEYS[name], collected, variant.task.seed)
+        found = probe.decode_reading(VARIANT_KEYS[name], model, untrained, variant, num_variant, ())
+        if found[0] is not None:
             probe.numbers["reading"][name] = variant.instances
-            drawn = collected if name == "pictured" else drawn
-    if untrained is not None:
-        untrained = untrained.to(torch_device)
-        before = probe.decode_untrained("decoders", untrained, reading, num_instances, sites)
-        for name, variant in variants.items():
-            collected = probe.decode_untrained(VARIANT_KEYS[name], untrained, variant, num_variant, ())
-            before = collected if name == "pictured" and drawn is not activations else before
+            drawn = found if name == "pictured" else drawn
     probe.arrays |= activations.columns(("",) if save_activations else ("codes",))
-    probe.embed(drawn, task.seed, tsne, size=num_pictured)
-    probe.compare_structure(before, num_pictured)
+    probe.embed(*drawn, seed=task.seed, tsne=tsne, size=num_pictured)
     probe.intervene(model, task, reading, torch_device)
     return probe.finish()
 
@@ -108,12 +100,12 @@ def probe_model(
 def probe_activations(path: Path | str, *, tsne: bool = True, seed: int = 0, say: Say | None = None) -> ProbeResult:
     """Probe a file of activations of any model (see `recombine.inside.collect`)."""
     activations = load_activations(path)
-    probe = _Probe(len(activations.split), None, say)
+    probe = _Probe(len(activations.split), say)
     probe.describe(activations)
     probe.decode("decoders", activations, seed)
     if "decoders" not in probe.numbers:
         raise InputError(f"{path}: {probe.numbers['skipped']['decode']}")
-    probe.embed(activations, seed, tsne, kinds=("",))
+    probe.embed(activations, None, seed=seed, tsne=tsne, kinds=("",))
     return probe.finish()
 
 
@@ -147,7 +139,7 @@ def probe_run(
         "save_activations": save_activations,
     }
     run = RunDirectory.open(path)
-    key = PROBE.make_key(run, RunConfig.from_dict(run.config, code), arguments)
+    key = PROBE.make_key(run, arguments, code)
     cached = ProbeResult.load(run, key)
     if cached is not None:
         return cached
@@ -169,32 +161,35 @@ def is_probed(run: RunDirectory, *, code: Sequence[Code] = ()) -> bool:
         return False
     if stored is None or "key" not in stored.numbers:
         return False
-    key = PROBE.make_key(run, RunConfig.from_dict(run.config, code), stored.numbers["key"]["arguments"])
+    key = PROBE.make_key(run, stored.numbers["key"]["arguments"], code)
     return ProbeResult.load(run, key) is not None
 
 
 class _Probe:
-    """A probe in progress: numbers, arrays, and the time and gaps of each part."""
+    """A probe in progress: its numbers and arrays, the time of each part, and the reasons for what was skipped."""
 
-    def __init__(self, num_instances: int, reading: Reading | None, say: Say | None) -> None:
+    def __init__(self, num_instances: int, say: Say | None, reading: Reading | None = None) -> None:
         self.say = say
         self.arrays: dict[str, np.ndarray] = {}
         self.numbers: ProbeNumbers = {
             "version": FORMAT_VERSION,
             "num_instances": num_instances,
             "modules": [],
-            "num_compositions": {"fit": 0, "id": 0, "ood": 0},
+            "num_compositions": {},
             "sites": [],
             "skipped": {},
             "seconds": {},
             "tsne_share": 0.0,
         }
         if reading is not None:
-            description = {"instances": reading.instances, "codes": reading.codes, "labels": reading.labels}
-            self.numbers["reading"] = cast(Any, description)
+            self.numbers["reading"] = {
+                "instances": reading.instances,
+                "codes": reading.codes,
+                "labels": reading.labels,
+            }
 
     @contextmanager
-    def part(self, name: Part) -> Iterator[None]:
+    def part(self, name: str) -> Iterator[None]:
         """Time a part. If the model or the data does not allow it, record the reason and continue."""
         if self.say is not None:
             self.say(name)
@@ -206,6 +201,16 @@ class _Probe:
         seconds = self.numbers["seconds"]
         seconds[name] = round(seconds.get(name, 0.0) + time.perf_counter() - start, 3)
 
+    def describe(self, activations: Activations) -> None:
+        """Record sites, modules and numbers of compositions."""
+        numbers = self.numbers
+        numbers["skipped"] |= activations.skipped
+        if not activations.count_compositions("ood"):
+            numbers["skipped"]["ood"] = "there are no rows of ood: nothing can be said about new compositions"
+        numbers["modules"] = list(activations.modules)
+        numbers["num_compositions"] = {split: activations.count_compositions(split) for split in ROW_SPLITS}
+        numbers["sites"] = [describe_site(name) for name in activations.by_site]
+
     def collect(
         self, model: nn.Module, reading: Reading, num_instances: int, sites: Sequence[str] | None
     ) -> Activations | None:
@@ -214,50 +219,53 @@ class _Probe:
             return collect_activations(model, reading, num_instances=num_instances, sites=sites, device=device)
         return None
 
-    def describe(self, activations: Activations) -> None:
-        """Record sites, modules and numbers of compositions."""
-        numbers = self.numbers
-        numbers["skipped"] |= activations.skipped
-        if not activations.count_compositions("ood"):
-            numbers["skipped"]["ood"] = "there are no rows of ood: nothing can be said about new compositions"
-        numbers["modules"] = list(activations.modules)
-        numbers["num_compositions"] = {
-            "fit": activations.count_compositions("fit"),
-            "id": activations.count_compositions("id"),
-            "ood": activations.count_compositions("ood"),
-        }
-        numbers["sites"] = [describe_site(name) for name in activations.by_site]
-
     def decode(self, key: DecoderKey, activations: Activations, seed: int) -> None:
         with self.part("decode"):
             decoders = decode_components(activations, seed=seed)
             self.numbers[key] = decoders
             self.numbers["best_site"] = self.numbers.get("best_site") or find_best_site(decoders)
 
-    def decode_untrained(
-        self, key: DecoderKey, model: nn.Module, reading: Reading, num_instances: int, sites: Sequence[str] | None
-    ) -> Activations | None:
-        """Add the scores of the same network before training, fitted on as many rows; returns its activations."""
-        activations = self.collect(model, reading, min(num_instances, 2 * MAX_FITTING_ROWS), sites)
+    def decode_reading(
+        self,
+        key: DecoderKey,
+        model: nn.Module,
+        untrained: nn.Module | None,
+        reading: Reading,
+        num_instances: int,
+        sites: Sequence[str] | None,
+    ) -> tuple[Activations | None, Activations | None]:
+        """Decode the activations of a model and of the same model before training; returns both activations."""
+        activations = self.collect(model, reading, num_instances, sites)
         if activations is None:
-            return None
-        with self.part("decode"):
-            decoders = self.numbers.get(key) or {}
-            for site, untrained in decode_components(activations, seed=reading.task.seed, controlled=False).items():
-                for split in SPLITS:
-                    if site in decoders and split in decoders[site] and split in untrained:
-                        decoders[site][split]["untrained"] = drop_baselines(untrained[split])
-        return activations
+            return None, None
+        if key == "decoders":
+            self.describe(activations)
+        self.decode(key, activations, reading.task.seed)
+        if untrained is None:
+            return activations, None
+        # the rows that the decoders are fitted on are as many
+        before = self.collect(untrained, reading, min(num_instances, 2 * MAX_FITTING_ROWS), sites)
+        if before is not None:
+            with self.part("decode"):
+                decoders = self.numbers.get(key) or {}
+                found = decode_components(before, seed=reading.task.seed, controlled=False)
+                for site in decoders.keys() & found.keys():
+                    for split in SPLITS:
+                        if split in decoders[site] and split in found[site]:
+                            decoders[site][split]["untrained"] = drop_baselines(found[site][split])
+        return activations, before
 
     def embed(
         self,
         activations: Activations,
+        before: Activations | None,
+        *,
         seed: int,
         tsne: bool,
         kinds: tuple[str, ...] = ("codes.",),
         size: int = NUM_SAMPLED,
     ) -> None:
-        """Structure, similarity and t-SNE of the codes."""
+        """Structure, similarity and t-SNE of the codes, and the purity of those before training."""
         sites = [name for name in activations.by_site if name.startswith(kinds)]
         rows = sample_rows(activations, size)
         if not sites or len(rows) < 2:
@@ -265,7 +273,10 @@ class _Probe:
             self.numbers["skipped"]["structure"] = reason
             return
         with self.part("structure"):
-            self.numbers["structure"] = {site: measure_structure(activations, site, rows) for site in sites}
+            structure = {site: measure_structure(activations, site, rows) for site in sites}
+            for site in () if before is None else before.by_site.keys() & structure.keys():
+                add_untrained_purity(structure[site], measure_structure(before, site, sample_rows(before, size)))
+            self.numbers["structure"] = structure
             if activations.binary:
                 self.numbers["similarity"] = {site: measure_similarity(activations, site) for site in sites}
         self.arrays |= {f"sample.{name}": values for name, values in activations.columns(kinds, rows).items()}
@@ -276,20 +287,6 @@ class _Probe:
             for site in track(sites, "t-SNE of sites"):
                 self.arrays[f"tsne.{site}"] = embed(activations.by_site[site][rows], seed=seed)
             self.numbers["tsne"] = {"sites": sites, "num_rows": len(rows), "perplexity": PERPLEXITY}
-
-    def compare_structure(self, untrained: Activations | None, size: int) -> None:
-        """Add the purity of the codes of the same network before training."""
-        structure = self.numbers.get("structure")
-        if untrained is None or not structure:
-            return
-        rows = sample_rows(untrained, size)
-        with self.part("structure"):
-            for site, colours in structure.items():
-                if site in untrained.by_site:
-                    before = measure_structure(untrained, site, rows)
-                    for colour in ("target", "module"):
-                        if colour in colours and colour in before:
-                            colours[colour]["untrained"] = before[colour]["purity"]
 
     def intervene(self, model: nn.Module, task: Task, reading: Reading, device: torch.device) -> None:
         """Ablate and swap codes."""
@@ -307,12 +304,10 @@ class _Probe:
 
     def finish(self) -> ProbeResult:
         """Sum the times, and replace NaN and infinity, which JSON does not have, by None."""
-        numbers: ProbeNumbers = _replace_nonfinite(self.numbers)
-        seconds = numbers["seconds"]
-        total = round(sum(cast(dict[str, float], seconds).values()), 3)
-        seconds["total"] = total
-        numbers["tsne_share"] = round(seconds.get("tsne", 0.0) / max(total, 1e-9), 4)
-        return ProbeResult(numbers=numbers, arrays=self.arrays)
+        seconds = self.numbers["seconds"]
+        total = seconds["total"] = round(sum(seconds.values()), 3)
+        self.numbers["tsne_share"] = round(seconds.get("tsne", 0.0) / max(total, 1e-9), 4)
+        return ProbeResult(numbers=_replace_nonfinite(self.numbers), arrays=self.arrays)
 
 
 def _replace_nonfinite(value: Any) -> Any:

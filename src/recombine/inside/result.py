@@ -1,26 +1,40 @@
-"""The result of a probe: the numbers of `probe.json`, whose keys are the types below, and the arrays of `probe.npz`.
+"""The results that a run directory caches: measurements in general, and that of a probe.
 
-A key that is `NotRequired` is missing if its part was skipped; `skipped` then holds the reason. A number is None if the
-model returned NaN or infinity, or if there is nothing to average.
+A measurement is a JSON file `NAME.json` with the numbers and the `key` that determined them:
 
-A site is named after the kind of activation and, if there are several, the number of the layer: `hidden.10`.
+    name, version     of the measurement; increase `version` when the same arguments lead to other numbers or other keys
+    arguments         of the caller, such as the number of instances
+    checkpoint        step and SHA-256 of the checkpoint, or null for a measurement that does not use one
+    code              versions of task, model and training (`RunConfig.as_dict`), and of the task's reading if it is not 1
+
+A file that is missing, damaged or has another key is replaced by a new measurement. The key is computed *before* the model is
+loaded: if training continues meanwhile, the file belongs to an older checkpoint and is not used again.
+
+A probe writes `probe.json`, whose keys are those of `ProbeNumbers`, and arrays in `probe.npz`. A key that is `NotRequired` is
+missing if its part was skipped; `skipped` then holds the reason. A number is None if the model returned NaN or infinity, or if
+there is nothing to average. A site is named after the kind of activation and, if there are several, the number of the layer:
+`hidden.10`.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NotRequired, TypedDict, cast
+from pathlib import Path
+from typing import Any, Literal, NotRequired, TypedDict, cast
 
 import numpy as np
 
-from recombine.foundation.errors import InputError
+from recombine.foundation.errors import InputError, find_schema_error
 from recombine.foundation.files import read_npz
-from recombine.inside.cache import Measurement, MeasurementKey
+from recombine.models.registry import Code
 from recombine.tasks.reading import Variant
-from recombine.training.directory import RunDirectory
+from recombine.training.config import RunConfig
+from recombine.training.directory import CHECKPOINT, RunDirectory, read_header
+from recombine.training.schema import Json
 
 Number = float | None
 Side = Literal["test", "ood"]  # splits of the task
@@ -29,6 +43,110 @@ Split = Literal["id", "ood"]  # rows that a decoder is scored on
 SPLITS: tuple[Split, ...] = ("id", "ood")
 DecoderKey = Literal["decoders", "decoders_pictured", "decoders_same_query"]
 VARIANT_KEYS: dict[Variant, DecoderKey] = {"pictured": "decoders_pictured", "same_query": "decoders_same_query"}
+
+
+class MeasurementKey(TypedDict):
+    """Everything that determined a measurement."""
+
+    name: str
+    version: int
+    arguments: Json
+    checkpoint: Json | None
+    code: Json
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """A kind of measurement; its file is `NAME.json`."""
+
+    name: str
+    version: int
+    uses_checkpoint: bool = True
+    schema: Any = Json
+
+    @property
+    def file(self) -> str:
+        return f"{self.name}.json"
+
+    def load_or_measure(
+        self,
+        path: Path | str,
+        arguments: Mapping[str, Any],
+        measure: Callable[[], Mapping[str, Any]],
+        *,
+        code: Sequence[Code] = (),
+    ) -> Json:
+        """The measurement of a run with these arguments, from its file or by calling `measure`."""
+        run = RunDirectory.open(path)
+        key = self.make_key(run, arguments, code)
+        stored = self.load(run, key)
+        if stored is not None:
+            return stored
+        self.write(run, key, measure())
+        return run.read_json(self.file)
+
+    def make_key(self, run: RunDirectory, arguments: Mapping[str, Any], code: Sequence[Code] = ()) -> MeasurementKey:
+        """The key of a measurement made now."""
+        config = RunConfig.from_dict(run.config, code)
+        versions: Json = {part: settings["version"] for part, settings in config.as_dict().items()}
+        if (reading := config.task.reading().version) > 1:  # keys from before readings had versions stay valid
+            versions["reading"] = reading
+        return {
+            "name": self.name,
+            "version": self.version,
+            "arguments": dict(arguments),
+            "checkpoint": describe_checkpoint(run) if self.uses_checkpoint else None,
+            "code": versions,
+        }
+
+    def load(self, run: RunDirectory, key: MeasurementKey) -> Json | None:
+        """The stored measurement with this key, or None."""
+        try:
+            stored = self.load_current(run)
+        except InputError:
+            return None
+        # compared as JSON, where tuples are lists
+        return stored if stored is not None and stored.get("key") == json.loads(json.dumps(key)) else None
+
+    def load_current(self, run: RunDirectory) -> Json | None:
+        """The stored measurement whatever its arguments, or None; raises if it is damaged or of another checkpoint.
+
+        The checkpoint is not compared if the run directory has none. Needs no class of the run.
+        """
+        if not (run.path / self.file).exists():
+            return None
+        try:
+            stored = run.read_json(self.file)
+        except InputError:  # its message contains a local path, which does not belong in a report
+            raise InputError(f"{self.file} cannot be read: expected the JSON object that Recombine writes") from None
+        key = stored["key"] if isinstance(stored.get("key"), dict) else {}
+        version = key.get("version", stored.get("version"))
+        if version != self.version:
+            raise InputError(f"{self.file} has version {version!r}: expected {self.version}")
+        if (fault := find_schema_error(stored, self.schema)) is not None:
+            raise InputError(f"{self.file} is damaged: {fault}")
+        current = describe_checkpoint(run) if self.uses_checkpoint else None
+        if current is not None and key.get("checkpoint") != current:
+            raise InputError(
+                f"{self.file} is of another checkpoint than the run's: expected a new recombine {self.name}"
+            )
+        return stored
+
+    def write(self, run: RunDirectory, key: MeasurementKey, numbers: Mapping[str, Any]) -> None:
+        run.write_json(self.file, {"key": key, **numbers})
+
+
+def describe_checkpoint(run: RunDirectory) -> Json | None:
+    """Step and SHA-256 of the last checkpoint, or None if there is none."""
+    path = run.path / CHECKPOINT
+    if not path.exists():
+        return None
+    try:
+        step = read_header(path)[1]["step"]
+        with open(path, "rb") as content:
+            return {"step": step, "sha256": hashlib.file_digest(content, "sha256").hexdigest()}
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror}): expected a whole checkpoint") from None
 
 
 class ReadingDescription(TypedDict):
@@ -77,14 +195,6 @@ class SiteDecoder(TypedDict):
     modules: dict[Split, dict[str, DecoderScores]]  # by module
     id: NotRequired[SplitDecoderScores]
     ood: NotRequired[SplitDecoderScores]
-
-
-class NumCompositions(TypedDict):
-    """How many compositions were observed on each side of the split."""
-
-    fit: int
-    id: int
-    ood: int
 
 
 class Neighbourhood(TypedDict):
@@ -207,18 +317,6 @@ class SlopeSwap(TypedDict):
     splits: dict[Side, SlopeSplit]
 
 
-class Seconds(TypedDict, total=False):
-    """Time that each part took."""
-
-    collect: float
-    decode: float
-    structure: float
-    tsne: float
-    ablate: float
-    swap: float
-    total: float
-
-
 class ProbeNumbers(TypedDict):
     """`probe.json`. The last four keys are those of a file in a run directory."""
 
@@ -226,7 +324,7 @@ class ProbeNumbers(TypedDict):
     num_instances: int  # per split
     reading: NotRequired[ReadingDescription]
     modules: list[str]  # names, in the order of the columns of `labels` in `probe.npz`
-    num_compositions: NumCompositions
+    num_compositions: dict[str, int]  # of the rows fit, id and ood
     sites: list[SiteInfo]
     decoders: NotRequired[dict[str, SiteDecoder]]  # by site
     decoders_pictured: NotRequired[dict[str, SiteDecoder]]  # of the instances whose codes are drawn
@@ -238,7 +336,7 @@ class ProbeNumbers(TypedDict):
     ablations: NotRequired[Ablations]
     swap: NotRequired[CountedSwap | SlopeSwap]
     skipped: dict[str, str]  # part or site -> reason
-    seconds: Seconds
+    seconds: dict[str, float]  # by part, and in total
     tsne_share: float  # of the total time, 0 to 1
     key: NotRequired[MeasurementKey]
     run: NotRequired[str]
@@ -283,16 +381,15 @@ class ProbeResult:
     def load(cls, run: RunDirectory, key: MeasurementKey) -> ProbeResult | None:
         """Numbers and arrays with this key; None if they must be measured again."""
         numbers = PROBE.load(run, key)
+        if numbers is None:
+            return None
         try:
-            result = None if numbers is None else cls(numbers=cast(ProbeNumbers, numbers), arrays=read_arrays(run))
+            arrays = read_arrays(run)
         except InputError:
             return None
-        return result if result is not None and result.is_consistent else None
-
-    @property
-    def is_consistent(self) -> bool:
-        """Whether numbers and arrays have the same key."""
-        return "key" in self.arrays and json.loads(str(self.arrays["key"])) == self.numbers.get("key")
+        if "key" not in arrays or json.loads(str(arrays["key"])) != numbers["key"]:
+            return None
+        return cls(numbers=cast(ProbeNumbers, numbers), arrays=arrays)
 
 
 def read_arrays(run: RunDirectory) -> dict[str, np.ndarray]:
@@ -311,19 +408,9 @@ def describe_site(name: str) -> SiteInfo:
     return {"name": name, "kind": kind or name, "layer": int(layer) if layer.isdigit() else None}
 
 
-def order_sites(names: Iterable[str]) -> list[str]:
-    """Sites from the first layer to the last, after those without a layer; ties keep their order."""
-
-    def number(name: str) -> int:
-        layer = describe_site(name)["layer"]
-        return -1 if layer is None else layer
-
-    return sorted(names, key=number)
-
-
 def last_site(names: Iterable[str]) -> str:
-    """The site of the last layer: `hidden.10`, not `hidden.9`."""
-    ordered = order_sites(names)
+    """The site of the last layer: `hidden.10`, not `hidden.9`; sites without a layer come first."""
+    ordered = sorted(names, key=lambda name: -1 if (layer := describe_site(name)["layer"]) is None else layer)
     if not ordered:
         raise InputError("there are no sites to choose the last of: expected at least one")
     return ordered[-1]

@@ -1,15 +1,11 @@
-"""Why a network does not generalise: a verdict with its evidence.
+"""Why a network does not generalise: a verdict that follows from its scores, the certificate of the split and its probe.
 
-The parts of a diagnosis, as objects and in `diagnosis.json`, and the thresholds of its verdicts.
-
-Why does a network not generalise? The verdict follows from numbers: scores, certificate and decodability.
-
-A score is placed between chance (0) and its ceiling (1), also if lower is better. The verdict is the first of these that
+A score is normalised between chance (0) and its ceiling (1), also if lower is better. The verdict is the first of these that
 holds:
 
 - uncovered: according to the certificate, some module of the held-out compositions was never trained; or held-out
   compositions fail and the training compositions are not connected. The split is the cause, not the network;
-- not learned: the score on trained compositions is placed below `LEARNED`;
+- not learned: the normalised score on trained compositions is below `LEARNED`;
 - ambiguous: held-out compositions reach `AT_CEILING`, and the ceiling itself is at least `AMBIGUOUS` away from a perfect
   score (1, or 0 if lower is better, measured in units of chance): the inputs do not determine the answer;
 - solved: the held-out score is at least `RECOMBINED` of the trained one;
@@ -20,20 +16,18 @@ holds:
 - not inferred: it is not, and the modules cannot be decoded. This is the weakest of the six, because a linear decoder of the
   last token can miss information. In fuzzy logic, for example, networks that recombine are hardly easier to decode.
 
-If an interval includes a threshold, the verdicts at its ends are given as alternatives. If the ceiling is not better than
-chance there is nothing to learn: a score as good as the ceiling is placed at 1, a worse one at 0.
+If an interval includes a threshold, the verdicts at its ends are reported as alternatives. If the ceiling is not better than
+chance there is nothing to learn: a score as good as the ceiling is normalised to 1, a worse one to 0.
 
-The verdict as far as scores alone allow, for predictions without a network that could be probed.
-
-Scores decide between uncovered, not learned, ambiguous and solved. If held-out compositions fail, they cannot tell whether
-the modules were inferred but unused, or not inferred.
+Predictions without a network to probe get the verdict that scores alone allow (`judge_scores`): if held-out compositions fail,
+scores cannot tell whether the modules were inferred but unused, or not inferred.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
@@ -41,7 +35,6 @@ from recombine.foundation.errors import InputError, check_choice
 from recombine.inside.result import DECODER_TITLES, ProbeNumbers, ProbeResult
 from recombine.training.directory import RunDirectory
 from recombine.training.schema import Json
-from recombine.training.score import ScoreDict
 
 LEARNED = 0.8  # of the way from chance to ceiling, on trained compositions
 AT_CEILING = 0.95  # of the way from chance to ceiling
@@ -49,25 +42,37 @@ AMBIGUOUS = 0.05  # distance of the ceiling from a perfect score
 RECOMBINED = 0.9  # held-out compositions relative to trained ones
 DECODABLE = 0.5  # of the way from an uninformed decoder to a perfect one
 READABLE = 0.9  # score of a decoder that reads the modules, even if the input alone would let it
+THRESHOLDS = {
+    "learned": LEARNED,
+    "at_ceiling": AT_CEILING,
+    "ambiguous": AMBIGUOUS,
+    "recombined": RECOMBINED,
+    "decodable": DECODABLE,
+}
 
 Verdict = Literal["uncovered", "not learned", "ambiguous", "solved", "inferred but unused", "not inferred"]
+ADVICE: dict[Verdict, str] = {
+    "uncovered": "hold out fewer compositions, or check the split (recombine check) before diagnosing the network",
+    "not learned": "train longer, or try another learning rate or a larger network; then diagnose again",
+    "ambiguous": "the network is not the cause; for stronger evidence, generate only instances with one answer",
+    "solved": "hold out more compositions or reduce the training data, to find where it fails",
+    "inferred but unused": "let the inferred modules drive the computation: HYLA attention, or a hypernetwork bottleneck",
+    "not inferred": "show more compositions or more examples, so that modules must be inferred; or try more heads",
+}
+NEEDS_PROBE: tuple[Verdict, ...] = ("inferred but unused", "not inferred")
+SPLIT_NAMES = {"test": "seen compositions", "ood": "held-out compositions"}  # unless the task has other titles
 
 
-class PlacedScore(ScoreDict):
-    """A score in `diagnosis.json`, and its position between chance (0) and ceiling (1)."""
+class PlacedScore(TypedDict):
+    """A score in `diagnosis.json`, and its normalised value between chance (0) and ceiling (1)."""
 
+    value: float
+    low: float
+    high: float
+    chance: float
+    ceiling: float
+    agnostic: float | None
     placed: float
-
-
-class DecodabilityDict(TypedDict):
-    """`Decodability` in `diagnosis.json`."""
-
-    site: str
-    metric: str
-    trained: float
-    held_out: float
-    baseline: float
-    informed: float
 
 
 class Evidence(TypedDict):
@@ -82,28 +87,7 @@ class Evidence(TypedDict):
     covered: bool
     connected: bool
     uncovered_modules: list[str]
-    decodability: DecodabilityDict | None
-
-
-class Thresholds(TypedDict):
-    """The thresholds of the verdicts, in `diagnosis.json`."""
-
-    learned: float
-    at_ceiling: float
-    ambiguous: float
-    recombined: float
-    decodable: float
-
-
-class DiagnosisDict(TypedDict):
-    """`diagnosis.json`."""
-
-    verdict: Verdict
-    sentence: str
-    evidence: Evidence
-    advice: str
-    alternatives: list[Verdict]
-    thresholds: Thresholds
+    decodability: Json | None  # `Decodability`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,16 +105,6 @@ class Decodability:
         """Position between the baseline (0) and a perfect decoder (1), on held-out compositions."""
         return (self.held_out - self.baseline) / max(1 - self.baseline, 1e-9)
 
-    def as_dict(self) -> DecodabilityDict:
-        return {
-            "site": self.site,
-            "metric": self.metric,
-            "trained": self.trained,
-            "held_out": self.held_out,
-            "baseline": self.baseline,
-            "informed": self.informed,
-        }
-
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
@@ -142,33 +116,9 @@ class Diagnosis:
     advice: str
     alternatives: tuple[Verdict, ...] = ()
 
-    def as_dict(self) -> DiagnosisDict:
-        return {
-            "verdict": self.verdict,
-            "sentence": self.sentence,
-            "evidence": self.evidence,
-            "advice": self.advice,
-            "alternatives": list(self.alternatives),
-            "thresholds": {
-                "learned": LEARNED,
-                "at_ceiling": AT_CEILING,
-                "ambiguous": AMBIGUOUS,
-                "recombined": RECOMBINED,
-                "decodable": DECODABLE,
-            },
-        }
-
-
-SPLIT_NAMES = {"test": "seen compositions", "ood": "held-out compositions"}  # unless the task has other titles
-
-ADVICE: dict[str, str] = {
-    "uncovered": "hold out fewer compositions, or check the split (recombine check) before diagnosing the network",
-    "not learned": "train longer, or try another learning rate or a larger network; then diagnose again",
-    "ambiguous": "the network is not the cause; for stronger evidence, generate only instances with one answer",
-    "solved": "hold out more compositions or reduce the training data, to find where it fails",
-    "inferred but unused": "let the inferred modules drive the computation: HYLA attention, or a hypernetwork bottleneck",
-    "not inferred": "show more compositions or more examples, so that modules must be inferred; or try more heads",
-}
+    def as_dict(self) -> Json:
+        """The contents of `diagnosis.json`."""
+        return {**asdict(self), "alternatives": list(self.alternatives), "thresholds": THRESHOLDS}
 
 
 class UndecidedError(InputError):
@@ -179,59 +129,38 @@ class UndecidedError(InputError):
         self.comparison = comparison
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Scale:
-    """The range of one score: chance, ceiling, and which way is better."""
-
-    chance: float
-    ceiling: float
-    higher_is_better: bool
-
-    def place(self, value: float) -> float:
-        """The position of a value between chance (0) and ceiling (1)."""
-        sign = 1 if self.higher_is_better else -1
-        room = sign * (self.ceiling - self.chance)
-        if room > 1e-9:
-            return sign * (value - self.chance) / room
-        return float(sign * (value - self.ceiling) >= -1e-9)
-
-    @property
-    def ambiguity(self) -> float:
-        """The distance of the ceiling from a perfect score."""
-        if self.higher_is_better:
-            return 1 - self.ceiling
-        return self.ceiling / self.chance if self.chance > 0 else 0.0
-
-
 def diagnose(
     scores: Mapping[str, Mapping[str, Mapping[str, float | None]]],
     certificate: Mapping[str, Any],
     decodability: Decodability | None,
     *,
-    metric: str | None = None,
     title: str | None = None,
     higher_is_better: bool = True,
     splits: Mapping[str, str] = SPLIT_NAMES,
 ) -> Diagnosis:
-    """The verdict on `scores` (split -> metric -> value, low, high, chance, ceiling), by default on the headline metric.
+    """The verdict on the first metric of `scores` (split -> metric -> value, low, high, chance, ceiling).
 
     `splits` has the titles that the task gives to `test` and `ood`.
     """
     for split in ("test", "ood"):
         if not scores.get(split):
             raise InputError(f"there is no score on {split!r}: expected scores on test and ood")
-    metric = next(iter(scores["test"])) if metric is None else metric
-    for split in ("test", "ood"):
-        check_choice(f"metric on {split}", metric, scores[split])
+    metric = check_choice("metric on ood", next(iter(scores["test"])), scores["ood"])
     for key in ("covered", "connected"):
         if not isinstance(certificate.get(key), bool):
             raise InputError(f"{key} in the certificate is {certificate.get(key)!r}: expected true or false")
-    trained, scale = _place(scores["test"][metric], "test", higher_is_better)
-    held_out, held_out_scale = _place(scores["ood"][metric], "ood", higher_is_better)
+    trained = _place(scores["test"][metric], "test", higher_is_better)
+    held_out = _place(scores["ood"][metric], "ood", higher_is_better)
+    ambiguity = 1 - held_out["ceiling"]
+    if not higher_is_better:
+        ambiguity = held_out["ceiling"] / held_out["chance"] if held_out["chance"] > 0 else 0.0
 
     def decide(trained_value: float, held_out_value: float) -> Verdict | None:
-        placed = scale.place(trained_value), held_out_scale.place(held_out_value)
-        return _decide(*placed, held_out_scale.ambiguity, certificate, decodability)
+        normalised = (
+            normalise(value, score["chance"], score["ceiling"], higher_is_better=higher_is_better)
+            for value, score in ((trained_value, trained), (held_out_value, held_out))
+        )
+        return _decide(*normalised, ambiguity, certificate, decodability)
 
     verdict = decide(trained["value"], held_out["value"])
     if verdict is None:
@@ -247,7 +176,7 @@ def diagnose(
         "covered": certificate["covered"],
         "connected": certificate["connected"],
         "uncovered_modules": [module for module, count in certificate.get("coverage", {}).items() if count == 0],
-        "decodability": None if decodability is None else decodability.as_dict(),
+        "decodability": decodability and {**asdict(decodability), "informed": decodability.informed},
     }
     return Diagnosis(
         verdict=verdict,
@@ -265,7 +194,7 @@ def _decide(
     certificate: Mapping[str, Any],
     decodability: Decodability | None,
 ) -> Verdict | None:
-    """The first verdict that holds, from the placed scores; None if it needs a decoder and there is none."""
+    """The first verdict that holds, from normalised scores; None if it needs a decoder and there is none."""
     if not certificate["covered"]:
         return "uncovered"
     if trained < LEARNED:
@@ -282,31 +211,37 @@ def _decide(
     return "inferred but unused" if readable else "not inferred"
 
 
-def _place(score: Mapping[str, float | None], split: str, higher_is_better: bool) -> tuple[PlacedScore, _Scale]:
-    """A score and its position. Value, chance and ceiling are required; without an interval, it is a point."""
-    known = {key: _read_number(score, key) for key in ("value", "low", "high", "chance", "ceiling", "agnostic")}
+def normalise(value: float, chance: float, ceiling: float, *, higher_is_better: bool) -> float:
+    """The position of a value between chance (0) and ceiling (1)."""
+    sign = 1 if higher_is_better else -1
+    span = sign * (ceiling - chance)
+    if span > 1e-9:
+        return sign * (value - chance) / span
+    return float(sign * (value - ceiling) >= -1e-9)
+
+
+def _place(score: Mapping[str, float | None], split: str, higher_is_better: bool) -> PlacedScore:
+    """A score with its normalised value. Value, chance and ceiling are required; without an interval, it is a point."""
+    known = {
+        key: float(number)
+        for key in ("value", "low", "high", "chance", "ceiling", "agnostic")
+        if isinstance(number := score.get(key), int | float) and math.isfinite(number)
+    }
+    missing = [f"{key} is {score.get(key)}" for key in ("value", "chance", "ceiling") if key not in known]
+    if missing:
+        raise InputError(
+            f"the score on {split!r} cannot be placed because its {', '.join(missing)}: expected finite numbers"
+        )
     value, chance, ceiling = known["value"], known["chance"], known["ceiling"]
-    if value is None or chance is None or ceiling is None:
-        bad = ", ".join(f"{key} is {score.get(key)}" for key in ("value", "chance", "ceiling") if known[key] is None)
-        raise InputError(f"the score on {split!r} cannot be placed because its {bad}: expected finite numbers")
-    scale = _Scale(chance=chance, ceiling=ceiling, higher_is_better=higher_is_better)
-    low, high = known["low"], known["high"]
-    placed: PlacedScore = {
+    return {
         "value": value,
-        "low": value if low is None else low,
-        "high": value if high is None else high,
+        "low": known.get("low", value),
+        "high": known.get("high", value),
         "chance": chance,
         "ceiling": ceiling,
-        "agnostic": known["agnostic"],
-        "placed": scale.place(value),
+        "agnostic": known.get("agnostic"),
+        "placed": normalise(value, chance, ceiling, higher_is_better=higher_is_better),
     }
-    return placed, scale
-
-
-def _read_number(score: Mapping[str, Any], key: str) -> float | None:
-    """A finite number, or None if it is missing, NaN or infinite."""
-    number = score.get(key)
-    return float(number) if isinstance(number, (int, float)) and math.isfinite(number) else None
 
 
 def _compare(trained: PlacedScore, held_out: PlacedScore, splits: Mapping[str, str]) -> str:
@@ -314,8 +249,8 @@ def _compare(trained: PlacedScore, held_out: PlacedScore, splits: Mapping[str, s
     return f"{_show(held_out['value'])} on {splits['ood']} against {_show(trained['value'])} on {seen}"
 
 
-def _show(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}".replace("-", "−")
+def _show(value: float) -> str:
+    return f"{value:.2f}".replace("-", "−")
 
 
 def _explain(verdict: Verdict, evidence: Evidence) -> str:
@@ -324,12 +259,11 @@ def _explain(verdict: Verdict, evidence: Evidence) -> str:
     both = _compare(trained, held_out, splits)
     if verdict == "uncovered":
         named = evidence["uncovered_modules"]
-        never = "training has groups of modules that never occur together"
+        reason = "training has groups of modules that never occur together"
         if named:
-            never = (
-                f"module{'s' * (len(named) > 1)} {', '.join(named)} {'were' if len(named) > 1 else 'was'} never trained"
-            )
-        return f"The split cannot show recombination: {never}."
+            subject, verb = ("module", "was") if len(named) == 1 else ("modules", "were")
+            reason = f"{subject} {', '.join(named)} {verb} never trained"
+        return f"The split cannot show recombination: {reason}."
     if verdict == "not learned":
         return (
             f"The task itself is not learned yet: {_show(trained['value'])} on {splits['test']}, where "
@@ -398,27 +332,14 @@ def diagnose_run(path: Path | str) -> Diagnosis:
         higher_is_better=info.get("higher_is_better", True),
         splits=name_splits(result),
     )
-    run.write_json("diagnosis.json", dict(diagnosis.as_dict()))
+    run.write_json("diagnosis.json", diagnosis.as_dict())
     return diagnosis
 
 
 def name_splits(result: Json) -> dict[str, str]:
     """What the task of a run calls `test` and `ood`."""
-    found = result.get("splits")
-    described = found if isinstance(found, dict) else {}
-    titles = {split: described[split].get("title") for split in SPLIT_NAMES if isinstance(described.get(split), dict)}
-    return SPLIT_NAMES | {split: title for split, title in titles.items() if isinstance(title, str)}
-
-
-NEEDS_PROBE: tuple[Verdict, ...] = ("inferred but unused", "not inferred")
-
-
-class ScoreVerdictDict(TypedDict):
-    """What `recombine score --json` prints as `verdict`."""
-
-    verdict: str
-    possible: list[Verdict]
-    sentence: str
+    described = result.get("splits", {})
+    return {split: described.get(split, {}).get("title", title) for split, title in SPLIT_NAMES.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -429,21 +350,18 @@ class ScoreVerdict:
     possible: tuple[Verdict, ...]
     sentence: str
 
-    def as_dict(self) -> ScoreVerdictDict:
+    def as_dict(self) -> Json:
         return {"verdict": self.verdict, "possible": list(self.possible), "sentence": self.sentence}
 
 
 def judge_scores(
     scores: Mapping[str, Mapping[str, Mapping[str, Any]]],
     certificate: Mapping[str, Any],
-    *,
-    title: str | None = None,
-    higher_is_better: bool = True,
-    splits: Mapping[str, str] = SPLIT_NAMES,
+    **options: Any,
 ) -> ScoreVerdict:
-    """The verdict on the headline metric of `test` and `ood`."""
+    """The verdict as far as scores alone allow; `options` are those of `diagnose`."""
     try:
-        diagnosis = diagnose(scores, certificate, None, title=title, higher_is_better=higher_is_better, splits=splits)
+        diagnosis = diagnose(scores, certificate, None, **options)
     except UndecidedError as error:
         sentence = (
             f"It does not recombine: {error.comparison}. Scores alone cannot show whether it infers the modules; "
