@@ -13,9 +13,8 @@ import pytest
 
 from recombine.foundation.errors import InputError
 from recombine.inside import probe as probe_runs
-from recombine.inside.result import Measurement, describe_checkpoint
 from recombine.inside.probe import is_probed, probe_run
-from recombine.inside.result import ProbeResult
+from recombine.inside.result import Measurement, ProbeResult, describe_checkpoint
 from recombine.inside.verdict import diagnose_run
 from recombine.models.hypernetwork import HypernetworkTransformerConfig
 from recombine.models.sequence import DeepSetConfig

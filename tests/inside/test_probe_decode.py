@@ -14,7 +14,6 @@ from recombine.inside.decode import (
     balance_classes,
     decide,
     decode_components,
-    fit_logistic,
     fit_logistic_path,
     fit_ridge,
     permute_labels,
@@ -120,7 +119,7 @@ def test_logistic_regression_is_that_of_scikit_learn():
     x = (generator.normal(size=(400, 12)) @ generator.normal(size=(12, 12))).astype(np.float32)
     y = (x[:, :3] + generator.normal(size=(400, 3)) > 1).astype(np.float32)
     for strength in (1e-3, 0.1, 10.0):
-        z = decide(x, fit_logistic(x, y, strength=strength))
+        z = decide(x, next(fit_logistic_path(x, y, [strength])))
         for module in range(3):
             expected = LogisticRegression(C=strength, class_weight="balanced", tol=1e-8, max_iter=5_000)
             expected.fit(x, y[:, module])
@@ -132,7 +131,7 @@ def test_a_path_of_strengths_ends_where_each_search_alone_does():
     rows = planted.rows("fit")
     x, y = planted.by_site["codes.0"][rows], planted.labels[rows]
     for strength, weights in zip((1e-3, 0.1), fit_logistic_path(x, y, (1e-3, 0.1)), strict=True):
-        alone = decide(x, fit_logistic(x, y, strength=strength))
+        alone = decide(x, next(fit_logistic_path(x, y, [strength])))
         np.testing.assert_allclose(decide(x, weights), alone, atol=0.03 * np.abs(alone).max())
 
 
@@ -141,7 +140,7 @@ def test_a_rare_module_is_not_left_unsaid():
     generator = np.random.default_rng(0)
     y = (np.arange(3_000) % 6 == 0).astype(np.float32)[:, None]
     x = (y + 2 * generator.normal(size=y.shape)).astype(np.float32)
-    said = decide(x, fit_logistic(x, y, strength=1.0)) > 0
+    said = decide(x, next(fit_logistic_path(x, y, [1.0]))) > 0
     assert said[y > 0.5].mean() > 0.5
     np.testing.assert_allclose(balance_classes(y).mean(), 1, rtol=1e-5)
     np.testing.assert_allclose(balance_classes(y)[y > 0.5].sum(), balance_classes(y)[y < 0.5].sum(), rtol=1e-5)

@@ -1,4 +1,24 @@
-"""Linear decoders of many modules at once: logistic and ridge regression, each a matrix of weights with a last row of biases.
+"""What a linear decoder reads from activations, compared with what it would read from nothing.
+
+A decoder is fitted on the rows `fit` alone and scored on `id` (other instances of the same compositions) and on `ood`
+(compositions that neither the network nor the decoder was trained on). Features are standardised. The strength of
+regularisation is chosen on the fitting side, by cross-validation over *compositions*, so that a strength that only memorises
+compositions is not chosen. Presence of modules is decoded by one logistic decoder per module, whose two classes have the same
+total weight. Its scores are means over modules:
+
+- `f1`;
+- `accuracy`, the mean of the accuracy on rows with the module and on rows without it;
+- `auc`, the area under the ROC curve: how often a row with the module is ranked above one without it, at no threshold;
+- `exact`, how often the modules with the highest scores (as many as the row has) are exactly those of the row.
+
+Labels are also decoded by ridge regression, the only decoder of real-valued labels. Its score `r2` is pooled over modules.
+Each score is compared with three others:
+
+- majority: the best score without activations: always yes for F1, the more frequent answer for the rest;
+- control: a decoder of the same kind and strength for labels that are permuted between the kinds of rows (a kind: composition
+  and labels), so that they can be memorised but not inferred (Hewitt & Liang 2019);
+- selectivity: the score minus the control's. It separates a code that represents modules from one that only tells
+  compositions apart.
 
 Logistic regression minimises, for every module m,
 
@@ -8,34 +28,8 @@ where c gives the rows with the module the same total weight as those without it
 `LogisticRegression(C=strength, class_weight="balanced")` does: otherwise a module that is in one row of six would hardly
 ever be predicted. All modules are fitted at once, so that each pass over the rows serves all of them, in coordinates in
 which the problem is well conditioned: along the principal axes of x, each scaled by its expected curvature. The result is
-the same, an order of magnitude faster. Ridge regression is scikit-learn's.
-
-Scores of decoders.
-
-For the presence of modules, each a mean over modules with one logistic decoder per module, whose two classes have the same
-total weight:
-
-- `f1`;
-- `accuracy`, the mean of the accuracy on rows with the module and on rows without it;
-- `auc`, the area under the ROC curve: how often a row with the module is ranked above one without it, at no threshold;
-- `exact`, how often the modules with the highest scores (as many as the row has) are exactly those of the row.
-
-For real-valued labels, `r2` of ridge regression, pooled over modules.
-
-What a linear decoder reads from activations, compared with what it would read from nothing.
-
-A decoder is fitted on the rows `fit` alone and scored on `id` (other instances of the same compositions) and on `ood`
-(compositions that neither the network nor the decoder was trained on). Features are standardised. The strength of
-regularisation is chosen on the fitting side, by cross-validation over *compositions*, so that a strength that only memorises
-compositions is not chosen. Each score is compared with three others:
-
-- majority: the best score without activations: always yes for F1, the more frequent answer for the rest;
-- control: a decoder of the same kind and strength for labels that are permuted between the kinds of rows (a kind: composition
-  and labels), so that they can be memorised but not inferred (Hewitt & Liang 2019);
-- selectivity: the score minus the control's. It separates a code that represents modules from one that only tells
-  compositions apart.
-
-The scores are those of `scores`.
+the same, an order of magnitude faster. Ridge regression is scikit-learn's. The weights of a decoder are a matrix (features + 1,
+modules) whose last row holds the biases.
 """
 
 from __future__ import annotations
@@ -44,35 +38,38 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 from recombine.foundation.errors import InputError
 from recombine.foundation.progress import track
 from recombine.inside.collect import Activations
-from recombine.inside.result import SPLITS, DecoderScores, SiteDecoder, SplitDecoderScores
+from recombine.inside.result import SPLITS, Number, SiteDecoder, SplitDecoderScores
 
 MAX_ITERATIONS = 100
 TOLERANCE = 1e-3  # of the gradient of the mean loss: scores do not change in the third digit
 TYPICAL_CURVATURE = 0.1  # of the logistic loss, p (1 - p)
 
+LOGISTIC_STRENGTHS = (1e-3, 1e-1, 10.0)  # from strong regularisation to weak
+RIDGE_STRENGTHS = (1e-4, 1e-2, 1.0)
+NUM_FOLDS = 3
+MAX_DEVIATIONS = 10.0  # of a standardised feature
+MAX_FITTING_ROWS = 4_000  # more would hardly move a linear decoder
+MAX_SELECTION_ROWS = 2_000  # of these, to choose the strength on
+
+Scores = dict[str, float]
 Weights = Float[np.ndarray, "_ modules"]
-
-
-def fit_logistic(
-    x: Float[np.ndarray, "rows features"], y: Float[np.ndarray, "rows modules"], *, strength: float
-) -> Weights:
-    """Weights and biases (features + 1, modules)."""
-    return next(fit_logistic_path(x, y, [strength]))
+DecoderKind = Literal["logistic", "ridge"]
+FitPath = Callable[[np.ndarray, np.ndarray, Sequence[float]], Iterator[Weights]]
 
 
 def fit_logistic_path(
     x: Float[np.ndarray, "rows features"], y: Float[np.ndarray, "rows modules"], strengths: Sequence[float]
 ) -> Iterator[Weights]:
-    """Weights and biases for one strength after another, each search starting where the last one ended."""
+    """Logistic regression for one strength after another, each search starting where the last one ended."""
     from scipy.optimize import minimize
 
     num_rows, num_features = x.shape
@@ -122,19 +119,18 @@ def _objective(
 def fit_ridge(
     x: Float[np.ndarray, "rows features"], y: Float[np.ndarray, "rows modules"], *, strength: float
 ) -> Weights:
-    """The same for the squared error, with penalty 1 / strength."""
-    return next(fit_ridge_path(x, y, [strength]))
+    """Ridge regression with penalty 1 / strength."""
+    from sklearn.linear_model import Ridge
+
+    model = Ridge(alpha=1 / strength).fit(x, y)
+    return np.vstack([model.coef_.reshape(y.shape[1], -1).T, np.atleast_1d(model.intercept_)])
 
 
 def fit_ridge_path(
     x: Float[np.ndarray, "rows features"], y: Float[np.ndarray, "rows modules"], strengths: Sequence[float]
 ) -> Iterator[Weights]:
     """Ridge regression for one strength after another."""
-    from sklearn.linear_model import Ridge
-
-    for strength in strengths:
-        model = Ridge(alpha=1 / strength).fit(x, y)
-        yield np.vstack([model.coef_.reshape(y.shape[1], -1).T, np.atleast_1d(model.intercept_)])
+    return (fit_ridge(x, y, strength=strength) for strength in strengths)
 
 
 def decide(x: Float[np.ndarray, "rows features"], weights: Weights) -> Float[np.ndarray, "rows modules"]:
@@ -143,36 +139,24 @@ def decide(x: Float[np.ndarray, "rows features"], weights: Weights) -> Float[np.
     return x @ weights[:-1] + weights[-1]
 
 
-Scores = dict[str, float]
-
-
 def score_presence(z: Float[np.ndarray, "rows modules"], labels: Float[np.ndarray, "rows modules"]) -> Scores:
     """F1, accuracy and AUC, means over the modules that are both present and absent in these rows; and `exact`."""
     from scipy.stats import rankdata
 
     truth, said = labels > 0.5, z > 0
-    varying = truth.any(axis=0) & ~truth.all(axis=0)
-    hits = (truth & said).sum(axis=0)
-    f1 = 2 * hits / np.maximum(truth.sum(axis=0) + said.sum(axis=0), 1)
     num_present, num_absent = truth.sum(axis=0), (~truth).sum(axis=0)
-    rejections = (~truth & ~said).sum(axis=0)
-    accuracy = (hits / np.maximum(num_present, 1) + rejections / np.maximum(num_absent, 1)) / 2
+    varying = (num_present > 0) & (num_absent > 0)
+    hits, rejections = (truth & said).sum(axis=0), (~truth & ~said).sum(axis=0)
     rank_sums = (rankdata(z, axis=0) * truth).sum(axis=0) - num_present * (num_present + 1) / 2
-    auc = rank_sums / np.maximum(num_present * num_absent, 1)
-    means = {name: _mean(values[varying]) for name, values in (("f1", f1), ("accuracy", accuracy), ("auc", auc))}
-    return {**means, "exact": float((_take_highest(z, truth.sum(axis=1)) == truth).all(axis=1).mean())}
-
-
-def _mean(values: np.ndarray) -> float:
-    return float(values.mean()) if len(values) else 0.0
-
-
-def _take_highest(
-    z: Float[np.ndarray, "rows modules"], count: Int[np.ndarray, " rows"]
-) -> Bool[np.ndarray, "rows modules"]:
-    """The modules with the highest scores of each row, as many as `count` says."""
+    by_module = {
+        "f1": 2 * hits / np.maximum(num_present + said.sum(axis=0), 1),
+        "accuracy": (hits / np.maximum(num_present, 1) + rejections / np.maximum(num_absent, 1)) / 2,
+        "auc": rank_sums / np.maximum(num_present * num_absent, 1),
+    }
+    means = {name: float(values[varying].mean()) if varying.any() else 0.0 for name, values in by_module.items()}
     rank = np.argsort(np.argsort(-z, axis=1, kind="stable"), axis=1, kind="stable")
-    return rank < count[:, None]
+    highest = rank < truth.sum(axis=1)[:, None]  # as many modules as the row has
+    return {**means, "exact": float((highest == truth).all(axis=1).mean())}
 
 
 def score_values(z: Float[np.ndarray, "rows modules"], labels: Float[np.ndarray, "rows modules"]) -> Scores:
@@ -180,17 +164,6 @@ def score_values(z: Float[np.ndarray, "rows modules"], labels: Float[np.ndarray,
     error = np.square(labels - z).sum(dtype=np.float64)
     total = np.square(labels - labels.mean(axis=0)).sum(dtype=np.float64)
     return {"r2": float(1 - error / total) if total > 0 else 0.0}
-
-
-LOGISTIC_STRENGTHS = (1e-3, 1e-1, 10.0)  # from strong regularisation to weak
-RIDGE_STRENGTHS = (1e-4, 1e-2, 1.0)
-NUM_FOLDS = 3
-MAX_DEVIATIONS = 10.0  # of a standardised feature
-MAX_FITTING_ROWS = 4_000  # more would hardly move a linear decoder
-MAX_SELECTION_ROWS = 2_000  # of these, to choose the strength on
-
-DecoderKind = Literal["logistic", "ridge"]
-FitPath = Callable[[np.ndarray, np.ndarray, Sequence[float]], Iterator[Weights]]
 
 
 def decode_components(activations: Activations, *, seed: int = 0, controlled: bool = True) -> dict[str, SiteDecoder]:
@@ -249,10 +222,11 @@ def _decode_site(
     permuted = None if control is None else control[:, modules]
     kinds: tuple[DecoderKind, ...] = ("logistic", "ridge") if activations.binary else ("ridge",)
     fits = [_fit(kind, x, labels, permuted, activations.composition, fitted) for kind in kinds]
+    cross_validated = {name: value for fit in fits for name, value in fit.cross_validated.items()}
     decoder: SiteDecoder = {
         "num_features": values.shape[1],
         "strength": {fit.kind: fit.strength for fit in fits},
-        "cross_validated": drop_baselines({name: value for fit in fits for name, value in fit.cross_validated.items()}),
+        "cross_validated": cast(dict[str, Number], cross_validated),
         "modules": {},
     }
     names = [activations.modules[module] for module in modules]
@@ -297,17 +271,13 @@ def _score_split(
         majority |= _score_constant(fitted_labels, labels, fit.kind)
         if permuted is not None and fit.control is not None:
             control |= score(decide(x, fit.control), permuted)
-    return {
-        **drop_baselines(scores),  # type: ignore[typeddict-item]
-        "majority": drop_baselines(majority),
-        "control": drop_baselines(control),
-        "selectivity": drop_baselines({name: scores[name] - control[name] for name in control}),
-    }
+    selectivity = {name: scores[name] - control[name] for name in control}
+    return cast(SplitDecoderScores, {**scores, "majority": majority, "control": control, "selectivity": selectivity})
 
 
-def drop_baselines(scores: Mapping[str, Any]) -> DecoderScores:
+def drop_baselines(scores: SplitDecoderScores) -> dict[str, Number]:
     """The scores alone, without the baselines that they are compared to."""
-    return cast(DecoderScores, {name: value for name, value in scores.items() if not isinstance(value, dict)})
+    return cast(dict[str, Number], {name: value for name, value in scores.items() if not isinstance(value, dict)})
 
 
 def find_best_site(
@@ -330,12 +300,12 @@ def _score_constant(fitted: np.ndarray, labels: np.ndarray, kind: DecoderKind) -
     return score_presence(frequency - 0.5, labels) | {"f1": score_presence(np.ones_like(labels), labels)["f1"]}
 
 
-def _score_modules(fit: _Fit, x: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> dict[str, DecoderScores]:
-    """Scores of each module that varies in these rows."""
+def _score_modules(fit: _Fit, x: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> dict[str, dict[str, Number]]:
+    """Scores of each module that varies in these rows; `exact` means nothing for a single one."""
     z, score = decide(x, fit.weights), KINDS[fit.kind][2]
     scores = {name: score(z[:, [i]], labels[:, [i]]) for i, name in enumerate(names) if np.ptp(labels[:, i]) > 0}
     return {
-        name: drop_baselines({metric: value for metric, value in values.items() if metric != "exact"})
+        name: {metric: value for metric, value in values.items() if metric != "exact"}
         for name, values in scores.items()
     }
 
@@ -378,14 +348,10 @@ def choose_strength(
     for strength, fits in zip(strengths, zip(*paths, strict=True), strict=True):
         decisions = [decide(x[left_out], weights) for (_, left_out), weights in zip(folds, fits, strict=True)]
         scores = score(np.concatenate(decisions), labels[outside])
-        if best[1] and _headline(scores) <= _headline(best[1]):
+        if best[1] and next(iter(scores.values())) <= next(iter(best[1].values())):
             break
         best = strength, scores
     return best
-
-
-def _headline(scores: Scores) -> float:
-    return next(iter(scores.values()))
 
 
 KINDS: dict[DecoderKind, tuple[FitPath, Sequence[float], Callable[..., Scores]]] = {

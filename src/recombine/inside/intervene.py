@@ -1,40 +1,36 @@
-"""Do the codes drive the answer? Change the latent codes while the model runs, and measure its score.
+"""Do the latent codes drive the answer? Change them while the model runs, and measure its score and its answers.
 
-Three ablations of the codes of a whole layer, each at all key-query pairs:
+**Ablations** change the codes of a whole layer, at all key-query pairs:
 
 - zero: the codes are 0, so attention adds nothing but a bias;
 - mean: the codes are their mean over instances, so what is left does not depend on the instance;
 - swap: each instance uses the codes of another instance, of another composition.
 
 The first two are also applied to one head at a time. The effect of an ablation is the score with it minus the score without
-it, on the same instances. Its 95 % interval comes from a bootstrap over compositions, as for every score.
+it, on the same instances.
 
-Give the last token the latent codes of another instance: does its answer follow the codes?
-
-The task's reading (`Reading.swap`) says which instances take part, between which groups codes are swapped, and what the
-answer would be if the codes decide it (`Reading.counterfactual`). Everything else in the instance stays as it is.
+**Swaps** replace the codes of the last token alone by those of another instance, and everything else in the instance stays as
+it is. The task's reading (`Reading.swap`) defines the instances, the groups between which codes are swapped, and the answer to
+expect if the codes decide it (`Reading.counterfactual`). Every layer is swapped alone and all layers together, for the pairs
+that are probed and for the codes with all keys.
 
 Discrete answers are counted: how many follow the swapped-in codes (`other`), the instance's own task (`own`) or neither,
 on the rows where the two differ. They are compared with the answers without a swap and with a control, the codes of another
-instance of the *same* group.
-
-For real-valued answers the slope is measured. With y the answer without a swap, d the answer to expect and s the answer
-after the swap,
+instance of the *same* group. For real-valued answers the slope is measured. With y the answer without a swap, d the answer to
+expect and s the answer after the swap,
 
     follows = Σ (s - y)(d - y) / Σ (d - y)²
 
 It is 0 if the code does not matter and 1 if the answer follows it. In the first layer a query that attends to itself has
 not met its examples yet, unless a softmax over keys weighs it against them: there it is exactly 0.
 
-Each is done for every layer alone and for all layers together, for the pairs that are probed and for the codes with all
-keys. The 95 % interval of `other` and of `follows` comes from a bootstrap over compositions.
+Every 95 % interval comes from a bootstrap over compositions, as for scores.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -62,21 +58,13 @@ from recombine.inside.result import (
 from recombine.tasks.base import Task
 from recombine.tasks.batch import Batch, Ratio
 from recombine.tasks.reading import Counterfactual, Reading
-from recombine.training.intervals import compare
+from recombine.training.intervals import compare_rows
 from recombine.training.score import CompositionSums
 
 MAX_INSTANCES = 500  # per split: there are many ablations to measure
+MAX_INSTANCES_SWAP = 1_000  # per split
 
 Kind = Literal["zero", "mean", "swap"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Instances:
-    """The instances of one split, how the model scores on them, and which rows swap their codes."""
-
-    batch: Batch
-    base: Ratio
-    partner: Int[Tensor, " rows"]
 
 
 def measure_ablations(
@@ -84,24 +72,20 @@ def measure_ablations(
 ) -> Ablations:
     """The effect of each ablation of each layer and head, on `test` and `ood`."""
     num_instances = min(num_instances, MAX_INSTANCES)
-    instances: dict[Side, _Instances] = {}
+    splits = [split for split in SIDES if task.split.compositions(split)]
     with evaluating(model):
-        for split in SIDES:
-            if task.split.compositions(split):
-                batch = task.sample(split, 0, batch_size=num_instances, device=device)
-                base = score_rows(model, task, batch, metric)
-                instances[split] = _Instances(batch=batch, base=base, partner=find_partners(batch.composition))
-        means = mean_codes(model, instances["test"].batch.inputs, rows_at_once(task))
+        batches = {split: task.sample(split, 0, batch_size=num_instances, device=device) for split in splits}
+        base = {split: score_rows(model, task, batch, metric) for split, batch in batches.items()}
+        means = mean_codes(model, batches["test"].inputs, rows_at_once(task))
 
         def measure(layer: int, kind: Kind, head: int | None = None) -> Ablation:
-            changes: dict[Side, Change] = {}
-            for split, rows in instances.items():
-                maps = [make_edit(kind, means[layer], head) if i == layer else None for i in range(len(means))]
-                partner = rows.partner if kind == "swap" else None
-                changed = score_rows(model, task, rows.batch, metric, maps, partner)
-                changes[split] = measure_change(rows.base, changed, rows.batch)
-            ablation: Ablation = {"layer": layer, "kind": kind, "test": changes["test"]}
-            return _add_optional(ablation, head, changes)
+            maps = [make_edit(kind, mean, head) if i == layer else None for i, mean in enumerate(means)]
+            ablation: dict[str, object] = {"layer": layer, "kind": kind} | ({} if head is None else {"head": head})
+            for split, batch in batches.items():
+                partner = find_partners(batch.composition) if kind == "swap" else None
+                changed = score_rows(model, task, batch, metric, maps, partner)
+                ablation[split] = measure_change(base[split], changed, batch)
+            return cast(Ablation, ablation)
 
         kinds: tuple[Kind, ...] = ("zero", "mean", "swap")
         whole = [(layer, kind) for layer in range(len(means)) for kind in kinds]
@@ -113,22 +97,14 @@ def measure_ablations(
     return {
         "metric": metric,
         "num_instances": num_instances,
-        "base": {split: _value(rows.base) for split, rows in instances.items()},
+        "base": {split: float(ratio.numerator.sum() / ratio.denominator.sum()) for split, ratio in base.items()},
         "layers": layers,
         "heads": heads,
     }
 
 
-def _add_optional(ablation: Ablation, head: int | None, changes: Mapping[Side, Change]) -> Ablation:
-    if head is not None:
-        ablation["head"] = head
-    if "ood" in changes:
-        ablation["ood"] = changes["ood"]
-    return ablation
-
-
 def make_edit(kind: Kind, mean: Tensor, head: int | None) -> CodeMap:
-    """A change of codes (b, h, q, k), of one head or of all. For a swap, the second half of the rows are the donors."""
+    """A map of codes (b, h, q, k), of one head or of all. For a swap, the second half of the rows are the donors."""
     heads = slice(None) if head is None else slice(head, head + 1)
 
     def edit(codes: Tensor) -> Tensor:
@@ -151,11 +127,8 @@ def score_rows(
     partner: Int[Tensor, " rows"] | None = None,
 ) -> Ratio:
     """A metric with the codes of some layers changed; only the predictions of some rows are held at once."""
-    num_rows = rows_at_once(task)
-    parts = batch.divide(num_rows)
-    donors: Sequence[Tensor | None] = [None] * len(parts)
-    if partner is not None:
-        donors = batch.inputs[partner].split(num_rows)
+    parts = batch.divide(rows_at_once(task))
+    donors = [None] * len(parts) if partner is None else batch.inputs[partner].split(rows_at_once(task))
     scored = [
         task.metrics(predict(model, part.inputs, maps, donor), part)[metric]
         for part, donor in zip(parts, donors, strict=True)
@@ -200,17 +173,8 @@ def find_partners(group: Int[Tensor, " rows"], *, same: bool = False) -> Int[Ten
 
 def measure_change(base: Ratio, changed: Ratio, batch: Batch) -> Change:
     """The change of a metric on the same instances, with its 95 % interval."""
-    sums = CompositionSums(int(batch.composition.max()) + 1)
-    sums.add({"base": base, "changed": changed}, batch)
-    difference = compare(sums.totals["changed"].tolist(), sums.totals["base"].tolist())
+    difference = compare_rows(changed, base, batch)
     return {"change": difference.value, "low": difference.low, "high": difference.high}
-
-
-def _value(ratio: Ratio) -> float:
-    return float(ratio.numerator.sum() / ratio.denominator.sum())
-
-
-MAX_INSTANCES_SWAP = 1_000  # per split
 
 
 class Swap(NamedTuple):
@@ -245,7 +209,8 @@ def measure_swaps(
     counted: dict[Side, CountedSplit] = {}
     slopes: dict[Side, SlopeSplit] = {}
     with evaluating(model):
-        arms = list_arms(count_layers(model, swapped), swapped)
+        example = next(iter(swapped.batches("test", 1, next(model.parameters()).device)))
+        arms = list_arms(len(model(example.inputs, return_codes=True)[1]), swapped)
         for split in SIDES:
             if not swapped.task.split.compositions(split):
                 continue
@@ -363,9 +328,3 @@ def _bound(values: Float[Tensor, " rows"], weight: Float[Tensor, " rows"], batch
     sums = CompositionSums(int(batch.composition.max()) + 1)
     sums.add({"values": Ratio(values * weight, weight)}, batch)
     return list(sums.interval("values"))
-
-
-def count_layers(model: nn.Module, reading: Reading) -> int:
-    """How many layers of codes a model has."""
-    batch = next(iter(reading.batches("test", 1, next(model.parameters()).device)))
-    return len(model(batch.inputs, return_codes=True)[1])

@@ -167,23 +167,21 @@ class SiteInfo(TypedDict):
     layer: int | None
 
 
-class DecoderScores(TypedDict, total=False):
-    """Scores of a decoder. Only `r2` where labels are not 0 and 1; see `recombine.inside.decode`."""
+class SplitDecoderScores(TypedDict):
+    """Scores of a decoder on one split (see `recombine.inside.decode`), with the baselines that they are compared to.
 
-    f1: Number
-    accuracy: Number
-    auc: Number
-    exact: Number
-    r2: Number
+    Real-valued labels have `r2` only.
+    """
 
-
-class SplitDecoderScores(DecoderScores):
-    """Scores on one split, with the baselines they are compared to."""
-
-    majority: DecoderScores
-    control: DecoderScores
-    selectivity: DecoderScores
-    untrained: NotRequired[DecoderScores]  # of the same network before training
+    f1: NotRequired[Number]
+    accuracy: NotRequired[Number]
+    auc: NotRequired[Number]
+    exact: NotRequired[Number]
+    r2: NotRequired[Number]
+    majority: dict[str, Number]
+    control: dict[str, Number]
+    selectivity: dict[str, Number]
+    untrained: NotRequired[dict[str, Number]]  # of the same network before training
 
 
 class SiteDecoder(TypedDict):
@@ -191,8 +189,8 @@ class SiteDecoder(TypedDict):
 
     num_features: int
     strength: dict[Literal["logistic", "ridge"], float]  # inverse of the regularisation, chosen on the fitting side
-    cross_validated: DecoderScores  # on training compositions left out of the fit
-    modules: dict[Split, dict[str, DecoderScores]]  # by module
+    cross_validated: dict[str, Number]  # on training compositions left out of the fit
+    modules: dict[Split, dict[str, dict[str, Number]]]  # by module
     id: NotRequired[SplitDecoderScores]
     ood: NotRequired[SplitDecoderScores]
 

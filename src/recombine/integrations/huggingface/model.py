@@ -38,7 +38,7 @@ from recombine.attention.definition import CodeMap
 from recombine.foundation.errors import InputError
 from recombine.foundation.files import read_file, write_whole
 from recombine.inside.collect import evaluating
-from recombine.inside.decode import fit_logistic, standardise
+from recombine.inside.decode import fit_logistic_path, standardise
 from recombine.integrations.huggingface.codes import CodeRecorder, take_tokens, watching
 from recombine.integrations.huggingface.prompts import Prompts
 from recombine.models.base import Site
@@ -103,7 +103,7 @@ class PretrainedModel(nn.Module):
             states = torch.cat([self(chunk) for chunk in batch.inputs.split(CHUNK_SIZE)]).float().cpu().numpy()
         labels = task.reading().label(batch).cpu().numpy()
         x = standardise(states, np.arange(len(states)))
-        weights = fit_logistic(x, labels, strength=STRENGTH)
+        weights = next(fit_logistic_path(x, labels, [STRENGTH]))
         deviation = states.std(axis=0)
         scale = np.where(deviation > 0, 1 / np.where(deviation > 0, deviation, 1), 0)
         slope = weights[:-1] * scale[:, None]
