@@ -67,7 +67,7 @@ def read_codes(run):
 
 
 def test_the_numbers_of_the_row_are_those_of_the_probe(trained):
-    probe = probe_run(trained.run.path, num_instances=NUM_INSTANCES, tsne=False, device="cpu")
+    probe = probe_run(trained.run.path, num_instances=NUM_INSTANCES, tsne=False, device="cpu").numbers
     measured = trained.measured
     for layer in (0, 1):
         site = f"codes.{layer}"
