@@ -23,6 +23,7 @@ from recombine.foundation.tables import format_number
 from recombine.models.transformer import count_parameters
 from recombine.tasks import TASKS
 from recombine.tasks.base import SCALES, Task
+from recombine.tasks.view import write_picture
 from recombine.training.config import RunConfig, default_run
 from recombine.training.score import describe_metrics, score_references
 
@@ -141,9 +142,9 @@ def list_modules(task: Task) -> str:
 def draw_instance(name: str, task: Task) -> str:
     """A picture of the first held-out instance, or its text."""
     batch = task.sample("ood", 0, batch_size=1)
-    path = FOLDER / f"{name}.png"
+    path = FOLDER / f"{name}.svg"
     try:
-        task.draw(batch, 0, path)
+        write_picture(path, task.picture(batch, 0))
     except InputError:
         return "```text\n" + "\n".join(line[:110] for line in task.render(batch, 0).splitlines()[:24]) + "\n```"
     return f"![An instance of {name}]({path.name})" + '{ width="520" }'

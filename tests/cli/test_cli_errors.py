@@ -109,9 +109,9 @@ def test_a_full_disk_during_training(tmp_path, capsys, monkeypatch):
 
 def test_a_picture_that_cannot_be_written(tmp_path, capsys):
     (tmp_path / "file").write_text("")
-    assert run_verb(["show", "sraven", "--image", str(tmp_path / "file" / "x.png")]) == 2
+    assert run_verb(["show", "sraven", "--image", str(tmp_path / "file" / "x.svg")]) == 2
     error = capsys.readouterr().err
-    assert "x.png" in error
+    assert "x.svg" in error
     assert len(error.splitlines()) == 1
 
 

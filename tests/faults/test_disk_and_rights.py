@@ -41,7 +41,7 @@ def verbs(run: Path, out: Path) -> dict[str, list[str]]:
         "diagnose": ["diagnose", str(run), "-q", *few],
         "report": ["report", str(run), "-o", str(out / "report.html"), "--no-gallery"],
         "export": ["export", "fuzzy-logic", "-o", str(out / "rows.parquet"), "--num-instances", "50"],
-        "show": ["show", "sraven", "--image", str(out / "puzzle.png")],
+        "show": ["show", "sraven", "--image", str(out / "puzzle.svg")],
     }
 
 
@@ -64,7 +64,7 @@ def results(run: Path, out: Path) -> dict[str, Path]:
         "diagnose": run / "diagnosis.json",
         "report": out / "report.html",
         "export": out / "rows.parquet",
-        "show": out / "puzzle.png",
+        "show": out / "puzzle.svg",
     }
 
 
@@ -97,7 +97,7 @@ def test_a_full_disk(verb, copied, tmp_path):
     assert len(error.strip().splitlines()) == 1, error
     assert "File too large" in error
     assert {name: (copied / name).read_bytes() for name in before} == before
-    assert not [path for path in tmp_path.rglob("*") if path.suffix in (".tmp", ".html", ".png", ".parquet")]
+    assert not [path for path in tmp_path.rglob("*") if path.suffix in (".tmp", ".html", ".svg", ".parquet")]
     call_again("full disk", verb, copied, out, before)
 
 

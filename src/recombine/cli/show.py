@@ -11,10 +11,10 @@ import tyro
 from recombine.cli.flags import TaskOptions, parse_task
 from recombine.foundation.errors import require
 from recombine.tasks.sampling import SplitName
-from recombine.tasks.view import use_minus_signs
+from recombine.tasks.view import use_minus_signs, write_picture
 
 EXAMPLES = (
-    "recombine show sraven --image puzzle.png",
+    "recombine show sraven --image puzzle.svg",
     "recombine show fuzzy-logic --scale tiny --split test --index 3",
 )
 
@@ -28,7 +28,7 @@ class ShowOptions(TaskOptions):
     index: int = 0
     """Number of the instance in the split."""
     image: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """Also draw the instance to this PNG or SVG file, if the task has pictures."""
+    """Also draw the instance to this SVG file, if the task has pictures."""
 
 
 def run(argv: list[str]) -> None:
@@ -36,7 +36,7 @@ def run(argv: list[str]) -> None:
     require(options.index >= 0, "index", options.index, "0 or a positive whole number")
     batch = task.sample(options.split, options.index, batch_size=1)
     if options.image is not None:
-        task.draw(batch, 0, options.image)
+        write_picture(options.image, task.picture(batch, 0))
     composition = task.split.compositions(options.split)[batch.composition[0]]
     value = {
         "task": task.name,

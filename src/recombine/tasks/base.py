@@ -10,7 +10,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import torch
@@ -227,12 +226,6 @@ class Task(Sampler):
     def picture(self, batch: Batch, row: int) -> Markup:
         """One row as an SVG picture; see `recombine.tasks.view`."""
         raise InputError(f"task {self.name!r} has no picture: expected a task with pictures, such as 'sraven'")
-
-    def draw(self, batch: Batch, row: int, path: Path | str) -> None:
-        """Write the picture of one row to a file."""
-        from recombine.tasks.view import write_picture
-
-        write_picture(Path(path), self.picture(batch, row))
 
     @property
     def right_means(self) -> str:

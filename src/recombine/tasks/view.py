@@ -29,11 +29,9 @@ from recombine.foundation.files import write_whole
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# puzzles and maps
-INK, FAINT, ACCENT = "#1c2430", "#9aa3ae", "#c2410c"
-FLOOR, WALL, SHADE = "#f6f4ef", "#39424e", "#fde8d7"
-GOOD, BAD, PLAIN = "#0f766e", "#be4b3b", "#8d97a3"
-EARLY, LATE = np.array([0.98, 0.73, 0.45]), np.array([0.60, 0.20, 0.03])  # first and last step of a walk
+# objects of maps; values of 0
+ACCENT, GOOD, BAD, PLAIN = "#c2410c", "#0f766e", "#be4b3b", "#8d97a3"
+FLOOR = "#f6f4ef"
 
 # charts: grid lines, the track from chance to ceiling, secondary text, text
 GRID, TRACK, QUIET, DARK = "#e3e5e4", "#c9cecd", "#767f88", "#333f48"
@@ -92,15 +90,6 @@ def canvas(path: Path, width: float | int, height: float | int) -> Iterator[Figu
         write_whole(path, render_figure(figure, ".png", dpi=160))
 
 
-def save_figure(figure: Figure, path: Path) -> None:
-    """Write a figure in the format of the path's suffix."""
-    from matplotlib import rc_context
-
-    with rc_context({"svg.hashsalt": "recombine"}):
-        content = render_figure(figure, path.suffix)
-    write_whole(path, content)
-
-
 def render_figure(figure: Figure, suffix: str, dpi: int = 150) -> bytes:
     """The bytes of a PNG or SVG file."""
     content = io.BytesIO()
@@ -140,6 +129,9 @@ def _normalise(points: Points) -> Points:
     return points / math.sqrt(np.linalg.norm(points, axis=1).max() * math.sqrt(area / math.pi))
 
 
+NUM_SHAPES = 16
+
+
 @cache
 def list_shapes() -> tuple[Points, ...]:
     """The shapes, most different ones first."""
@@ -172,12 +164,6 @@ def list_shapes() -> tuple[Points, ...]:
     return tuple(_normalise(points) for points in shapes)
 
 
-def __getattr__(name: str) -> Any:
-    if name == "SHAPES":
-        return list_shapes()
-    raise AttributeError(name)
-
-
 # styles of pictures, on variables that the report and `write_picture` define
 RULES = """
 :is(.puzzle, .answers, .values, .tokens) { fill: var(--ink); stroke: none; font: 13px var(--font); text-anchor: middle; }
@@ -199,6 +185,16 @@ RULES = """
 .tokens .left { text-anchor: start; }
 .tokens .right { text-anchor: end; }
 .tokens :is(.parts, .range) { fill: var(--ink-faint); font-size: 11px; }
+.map { fill: var(--ink); font: 13px var(--font); }
+.map .floor { fill: var(--paper); stroke: var(--ink-soft); stroke-width: .06; }
+.map .wall { fill: var(--ink-soft); }
+.map .shade { fill: var(--bad); fill-opacity: .12; }
+.map .lines { fill: none; stroke: var(--track); stroke-width: .02; }
+.map .axis { stroke: var(--track); }
+.map .dot { fill: var(--paper); }
+.map .step { fill: none; stroke-width: .05; stroke-linecap: round; stroke-linejoin: round; }
+.map .end { fill: none; stroke: var(--ink); }
+.map .end:not([stroke-width]) { stroke-width: .04; }
 .tokens .divider { stroke: var(--ink); stroke-width: 1.5; }
 .tokens .frame { fill: none; stroke: var(--bad); stroke-width: 2.5; }
 """

@@ -25,11 +25,11 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import ClassVar, Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
+from markupsafe import Markup
 from torch import Tensor
 from torch.nn.functional import one_hot
 
@@ -381,15 +381,14 @@ class GoalGrid(ImitationTask):
         ]
         return "\n".join([*lines, "", f"the expert  {walk}"])
 
-    def draw(self, batch: Batch, row: int, path: Path | str) -> None:
-        """Write a picture of one episode as PNG or SVG (by the suffix of the path)."""
+    def picture(self, batch: Batch, row: int) -> Markup:
+        """The map with the expert's path, and what its objects are."""
         quadrant, interaction, maze, _ = (batch.latents[row] - torch.tensor(self.offsets)).tolist()
         cells, kinds = (batch.info[name][row].tolist() for name in ("objects", "kinds"))
         labels = [f"a {OBJECTS[kind]}" + (" elsewhere" if kind == kinds[0] else "") for kind in kinds]
         labels[0] = f"the {OBJECTS[kinds[0]]}: the goal"
         num_steps = int((batch.targets[row] != ENDED).sum())
-        draw_map(
-            path,
+        return draw_map(
             walls=self.mazes[maze],
             walk=batch.info["cells"][row, :num_steps].tolist(),
             marks=[

@@ -1,6 +1,6 @@
-"""Episodes of the grid worlds: the map as text, and as a drawing with the expert's path.
+"""Episodes of the grid worlds: the map as text, and as a picture with the expert's path.
 
-In a drawing the shape of an object shows its kind (with a dot beyond the sixteenth kind). Arrows are the expert's steps.
+In a picture the shape of an object shows its kind (with a dot beyond the sixteenth kind). Arrows are the expert's steps.
 They are shifted to the right of their direction, so that a path and its return stay visible, and get darker over time.
 """
 
@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
+from markupsafe import Markup, escape
 from torch import Tensor
 
-from recombine.foundation.errors import check_choice
-from recombine.tasks.view import EARLY, FAINT, FLOOR, INK, LATE, METADATA, SHADE, SHAPES, WALL, save_figure
+from recombine.tasks.view import NUM_SHAPES, assemble, mix_colours, move
 
-SIDE, LARGEST = 5.4, 0.62  # size of a map, and maximum size of a cell, in inches
-ROOMY = 0.49  # cell size for full-size disc and ring, in inches; they shrink in smaller cells
-ASIDE = 0.16  # offset of a step from the middle of the cell
-ROW, MARGIN = 0.85, 0.3  # row height of the key and outer margin, in cells
+SIDE, LARGEST = 400, 48  # size of a map, and maximum size of a cell
+ASIDE = 0.16  # offset of a step from the middle of the cell, in cells
+TOP, ROW = 26, 40  # height of the title, and of a row of the key
+EARLY_TO_LATE = ("#faba73", "#993308")  # first and last step of a walk
 
 
 class Mark(NamedTuple):
@@ -44,7 +43,6 @@ def write_map(walls: Bool[Tensor, "height width"], agent: int, objects: dict[int
 
 
 def draw_map(
-    path: Path | str,
     *,
     walls: Bool[Tensor, "height width"],
     walk: Sequence[int],
@@ -52,118 +50,92 @@ def draw_map(
     title: str,
     ending: str,
     shaded: Sequence[int] = (),
-) -> None:
-    """Write an episode as PNG or SVG: the map with the expert's path, and a key of the objects."""
-    from matplotlib.figure import Figure
-
-    path = Path(path)
-    check_choice("picture format", path.suffix, METADATA)
+) -> Markup:
+    """An episode: the map with the expert's path, and a key of the objects."""
     height, width = walls.shape
-    inches = min(LARGEST, SIDE / height)
-    key = 3.5 if any(mark.value is not None for mark in marks) else 2.4
-    rows = _list_rows(marks)
-    signs = _place_signs(len(rows), height)
-    right, top, bottom = width + key / inches, height + 0.6 / inches, min(0, signs[-1] - 0.25) - MARGIN
-    figure = Figure(figsize=(inches * (right + MARGIN), inches * (top - bottom)), facecolor="white")
-    axes = figure.add_axes((0, 0, 1, 1))
-    axes.set(xlim=(-MARGIN, right), ylim=(bottom, top), aspect="equal")
-    axes.axis("off")
-    axes.text(0, height + 0.3, title, ha="left", va="bottom", fontsize=10.5, color=INK)
-    for cell, wall in enumerate(walls.flatten().tolist()):
-        colour = WALL if wall else SHADE if cell in shaded else FLOOR
-        _draw_square(axes, _centre(cell, walls), colour, edge=colour if wall else "#e3dfd6")
-    axes.plot([0, width, width, 0, 0], [0, 0, height, height, 0], color=WALL, linewidth=1.5, solid_joinstyle="miter")
-    for mark in marks:
-        _draw_object(axes, _centre(mark.cell, walls), 0.3, mark)
-    scale = min(1.0, inches / ROOMY)
-    _draw_walk(axes, [_centre(cell, walls) for cell in walk], scale)
-    _draw_key(axes, rows, width + 0.75, height)
-    _draw_signs(axes, signs, width + 0.75, ending, scale)
-    save_figure(figure, path)
+    cell = min(LARGEST, SIDE / height)
+
+    def centre(number: int) -> Float[np.ndarray, " 2"]:
+        return np.array([number % width + 0.5, number // width + 0.5])
+
+    squares = {"shade": shaded, "wall": walls.flatten().nonzero()[:, 0].tolist()}
+    drawn = [f'<rect class="floor" width="{width}" height="{height}"/>']
+    for name, cells in squares.items():
+        path = "".join(f"M{number % width} {number // width}h1v1h-1z" for number in cells)
+        drawn.append(f'<path class="{name}" d="{path}"/>')
+    lines = "".join([f"M{x} 0v{height}" for x in range(1, width)] + [f"M0 {y}h{width}" for y in range(1, height)])
+    drawn.append(f'<path class="lines" d="{lines}"/>')
+    drawn += [_draw_object(mark, *centre(mark.cell).tolist(), 0.3) for mark in marks]
+    drawn += _draw_walk([centre(number) for number in walk])
+    key, bottom = _draw_key(marks, ending)
+    parts = [
+        f'<text x="0" y="14">{escape(title)}</text>',
+        move(f'<g transform="scale({cell:g})">{"".join(drawn)}</g>', 0, TOP),
+        move(key, width * cell + 24, TOP),
+    ]
+    return assemble(max(width * cell + 270, 7 * len(title)), TOP + max(height * cell, bottom), parts, "map", title)
 
 
-def _centre(cell: int, walls: Tensor) -> Any:
-    height, width = walls.shape
-    return np.array([cell % width + 0.5, height - 0.5 - cell // width])
+def _draw_object(mark: Mark, x: float, y: float, radius: float) -> str:
+    shape = f'<use href="#shape-{mark.kind % NUM_SHAPES}" transform="scale({radius:g})" fill="{mark.colour}"/>'
+    dots = (
+        f'<circle class="dot" cx="{0.4 * radius * dot:g}" r="{0.13 * radius:g}"/>'
+        for dot in range(mark.kind // NUM_SHAPES)
+    )
+    return f'<g transform="translate({x:g} {y:g})">{shape}{"".join(dots)}</g>'
 
 
-def _draw_square(axes: Any, centre: Any, colour: str, edge: str) -> None:
-    corners = centre + 0.5 * np.array([(-1, -1), (1, -1), (1, 1), (-1, 1)])
-    axes.fill(*corners.T, facecolor=colour, edgecolor=edge, linewidth=0.8)
-
-
-def _draw_object(axes: Any, centre: Any, radius: float, mark: Mark) -> None:
-    outline = centre + radius * SHAPES[mark.kind % len(SHAPES)]
-    axes.fill(*outline.T, facecolor=mark.colour, edgecolor="white", linewidth=0.8, joinstyle="round", zorder=3)
-    for dot in range(mark.kind // len(SHAPES)):
-        axes.plot(*centre + np.array([0.12 * dot, 0]), "o", color="white", markersize=3, zorder=4)
-
-
-def _draw_walk(axes: Any, points: Sequence[Any], scale: float) -> None:
+def _draw_walk(points: Sequence[Float[np.ndarray, " 2"]]) -> list[str]:
     """The start as a disc, each step as a line with a head, the end as a ring."""
     steps = [(start, end) for start, end in itertools.pairwise(points) if (end != start).any()]  # none into a wall
-    asides = [ASIDE * np.array([(end - start)[1], -(end - start)[0]]) for start, end in steps]
-    line = [points[0]]
+    asides = [ASIDE * np.array([-(end - start)[1], (end - start)[0]]) for start, end in steps]
+    drawn, last = [], points[0]
     for number, (start, end) in enumerate(steps):
-        late = number / max(1, len(steps) - 1)
-        colour = tuple(EARLY + late * (LATE - EARLY))
+        colour = mix_colours(EARLY_TO_LATE, number / max(1, len(steps) - 1))
         begin = start + asides[number] + (_turn(asides[number - 1], asides[number]) if number else 0)
         tip = end + asides[number]
         if number + 1 < len(steps):
             tip = tip + _turn(asides[number + 1], asides[number])
-        line = [
-            *line[-1:],
-            begin,
-            tip,
-        ]  # continue from the tip of the last step, which is elsewhere if the path turns back
-        axes.plot(*np.array(line).T, color=colour, linewidth=2.4, solid_capstyle="round", zorder=5)
-        ahead, middle = 0.13 * (end - start), (start + end) / 2 + asides[number]
-        across = 0.62 * np.array([ahead[1], -ahead[0]])
-        head = np.array([middle + ahead, middle - ahead + across, middle - ahead - across])
-        axes.fill(*head.T, facecolor=colour, edgecolor=colour, linewidth=1.2, joinstyle="round", zorder=5)
-    axes.plot(*points[0], "o", color=INK, markersize=13 * scale, markeredgecolor="white", zorder=6)
-    axes.plot(*points[-1], "o", color="none", markersize=23 * scale, markeredgecolor=INK, markeredgewidth=1.6, zorder=6)
+        # from the tip of the last step, which is elsewhere if the path turns back
+        drawn.append(f'<path class="step" stroke="{colour}" d="M{_write(last)}L{_write(begin)}L{_write(tip)}"/>')
+        ahead, middle, last = 0.13 * (end - start), (start + end) / 2 + asides[number], tip
+        across = 0.62 * np.array([-ahead[1], ahead[0]])
+        head = f"M{_write(middle + ahead)}L{_write(middle - ahead + across)}L{_write(middle - ahead - across)}z"
+        drawn.append(f'<path fill="{colour}" d="{head}"/>')
+    (x, y), (end_x, end_y) = points[0].tolist(), points[-1].tolist()
+    disc, ring = (
+        f'<circle class="start" cx="{x}" cy="{y}" r="0.14"/>',
+        f'<circle class="end" cx="{end_x}" cy="{end_y}" r="0.3"/>',
+    )
+    return [*drawn, disc, ring]
 
 
-def _turn(other: Any, own: Any) -> Any:
+def _write(point: Float[np.ndarray, " 2"]) -> str:
+    return f"{point[0]:.3f} {point[1]:.3f}"
+
+
+def _turn(other: Float[np.ndarray, " 2"], own: Float[np.ndarray, " 2"]) -> Float[np.ndarray, " 2"]:
     """How far a step's line is shortened or extended where it meets another step at a right angle."""
     return other if abs(other @ own) < 1e-9 else 0 * own
 
 
-def _list_rows(marks: Sequence[Mark]) -> list[Mark]:
-    """Entries of the key: objects from best to worst; objects without a value once per kind."""
+def _draw_key(marks: Sequence[Mark], ending: str) -> tuple[str, int]:
+    """The name of each object, with a bar for its value; then the meaning of disc and ring. Also the height."""
     rows = sorted(marks, key=lambda mark: -(mark.value or 0))
-    return rows if any(mark.value for mark in rows) else list({mark.label: mark for mark in rows}.values())
-
-
-def _place_signs(num_rows: int, height: int) -> tuple[float, float]:
-    """Heights of the start and end entries of the key: at the bottom of the map, or below the last row."""
-    start = min(1.15, height - 0.6 - ROW * num_rows)
-    return start, start - 0.8
-
-
-def _draw_key(axes: Any, rows: Sequence[Mark], left: float, height: int) -> None:
-    """The name of each object, with a bar for its value."""
-    longest = max([abs(mark.value) for mark in rows if mark.value is not None] or [1.0])
-    valued = any(mark.value is not None for mark in rows)
-    zero = left + 2.9
+    if not any(mark.value for mark in rows):  # once per kind
+        rows = list({mark.label: mark for mark in rows}.values())
+    longest = max((abs(mark.value) for mark in rows if mark.value is not None), default=0.0) or 1.0
+    drawn = []
     for row, mark in enumerate(rows):
-        y = height - 0.5 - ROW * row
-        _draw_object(axes, np.array([left, y]), 0.26, mark)
-        axes.text(left + 0.5, y, mark.label, ha="left", va="center", fontsize=9, color=INK)
+        y = ROW * (row + 0.5)
+        drawn += [_draw_object(mark, 10.0, y, 12.0), f'<text x="32" y="{y + 5}">{escape(mark.label)}</text>']
         if mark.value is not None:
-            length = 0.95 * mark.value / longest
-            axes.fill([zero, zero + length, zero + length, zero], [y - 0.16, y - 0.16, y + 0.16, y + 0.16], mark.colour)
-            text = f"{mark.value:+.2f}".replace("-", "−")
-            axes.text(left + 4.05, y, text, ha="left", va="center", fontsize=8, color=INK)
-    if valued:
-        axes.plot([zero, zero], [height - 0.1, height - 0.9 - ROW * (len(rows) - 1)], color=FAINT, linewidth=0.8)
-
-
-def _draw_signs(axes: Any, signs: tuple[float, float], left: float, ending: str, scale: float) -> None:
-    """The meaning of disc and ring."""
-    start, end = signs
-    axes.plot(left, start, "o", color=INK, markersize=13 * scale, markeredgecolor="white")
-    axes.text(left + 0.5, start, "the agent starts", ha="left", va="center", fontsize=9, color=INK)
-    axes.plot(left, end, "o", color="none", markersize=20 * scale, markeredgecolor=INK, markeredgewidth=1.6)
-    axes.text(left + 0.5, end, ending, ha="left", va="center", fontsize=9, color=INK)
+            length = 45 * mark.value / longest
+            drawn.append(
+                f'<rect x="{140 + min(0.0, length):.1f}" y="{y - 7}" width="{abs(length):.1f}" height="14" fill="{mark.colour}"/>'
+                f'<path class="axis" d="M140 {y - 14}v28"/><text x="195" y="{y + 5}">{f"{mark.value:+.2f}".replace("-", "−")}</text>'
+            )
+    for shape, text in (('class="start" r="7"', "the agent starts"), ('class="end" r="12" stroke-width="1.6"', ending)):
+        y = ROW * (len(rows) + 0.5 + (text == ending))
+        drawn.append(f'<circle {shape} cx="10" cy="{y}"/><text x="32" y="{y + 5}">{escape(text)}</text>')
+    return "".join(drawn), ROW * (len(rows) + 2)

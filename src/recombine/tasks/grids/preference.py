@@ -33,11 +33,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import ClassVar, Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
+from markupsafe import Markup
 from torch import Tensor
 
 from recombine.compositions import Composition, CompositionSplit
@@ -364,15 +364,14 @@ class PreferenceGrid(ImitationTask):
         active = [module for module in batch.latents[row].tolist() if module >= 0]
         return " + ".join(f"{batch.info['strengths'][row, module]:.3g} · preference {module}" for module in active)
 
-    def draw(self, batch: Batch, row: int, path: Path | str) -> None:
-        """Write a picture of one episode as PNG or SVG (by the suffix of the path)."""
+    def picture(self, batch: Batch, row: int) -> Markup:
+        """The map with the expert's path, and what its objects are."""
         info = {name: column[row].tolist() for name, column in batch.info.items()}
         actions = [action for action in batch.targets[row].tolist() if action != ENDED]
         walk = info["cells"][: len(actions)]
         if actions[-1] != NOTHING:
             walk.append(tabulate_moves(self.walls)[walk[-1], actions[-1] - 1].item())
-        draw_map(
-            path,
+        return draw_map(
             walls=self.walls,
             walk=walk,
             marks=[

@@ -1,50 +1,31 @@
-"""SRAVEN puzzles as text and as drawings of Raven matrices.
+"""SRAVEN puzzles as text and as pictures of Raven matrices, alone or with a model's answer for the report.
 
-In a drawing the positions of a panel are, in order, the shape, size, shade and number of its objects; each position
-beyond the fourth is a strip of boxes at the bottom of the panel, one of them filled. A key shows every level. With
-permuted features, a rule that starts in the shapes of the first column may continue in the sizes of the second. This is
-the puzzle that a model sees.
-
-A puzzle and a model's answer for the report, drawn as in `picture`: shape, size, shade, number, then strips of boxes.
+In a picture the positions of a panel are, in order, the shape, size, shade and number of its objects; each position
+beyond the fourth is a strip of boxes at the bottom of the panel, one of them filled. With permuted features, a rule that
+starts in the shapes of the first column may continue in the sizes of the second. This is the puzzle that a model sees.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
 from jaxtyping import Int
 from markupsafe import Markup
 from torch import Tensor
 
-from recombine.foundation.errors import InputError, check_choice
+from recombine.foundation.errors import InputError
 from recombine.tasks.batch import Batch
 from recombine.tasks.sraven.generator import RULES
 from recombine.tasks.sraven.solver import Solution
-from recombine.tasks.view import (
-    ACCENT,
-    FAINT,
-    INK,
-    METADATA,
-    SHAPES,
-    Card,
-    Point,
-    arrange,
-    assemble,
-    move,
-    relative_size,
-    save_figure,
-)
+from recombine.tasks.view import NUM_SHAPES, Card, arrange, assemble, move, relative_size
 
 if TYPE_CHECKING:
     from recombine.tasks.sraven.task import SRaven
 
 CHANNELS = ("shape", "size", "shade", "number")
-MAX_SHOWN = 3  # answers next to a drawing
-INCHES = 1.5  # per panel
 
 
 def write_puzzle(
@@ -78,136 +59,71 @@ def write_puzzle(
     return "\n".join(lines)
 
 
-def draw_puzzle(
-    grid: Int[Tensor, "row column position"],
-    num_values: int,
-    path: Path | str,
-    *,
-    solution: Solution | None = None,
-    caption: str = "",
-) -> None:
-    """Write a drawing as PNG or SVG. With a solution, it also shows the answers that fit, the likeliest first."""
-    from matplotlib.figure import Figure
-
-    path = Path(path)
-    check_choice("picture format", path.suffix, METADATA)
-    if num_values > len(SHAPES):
-        raise InputError(f"num_values is {num_values}: expected at most {len(SHAPES)}, the number of shapes")
-    grid_size, num_features = grid.shape[1:]
-    width, bottom = grid_size + (1.5 if solution else 0.1), -0.45 - 0.36 * num_features
-    figure = Figure(figsize=(INCHES * (width + 0.1), INCHES * (grid_size + 0.1 - bottom)))
-    axes = figure.add_axes((0, 0, 1, 1))
-    axes.set(xlim=(-0.1, width), ylim=(bottom, grid_size + 0.1), aspect="equal")
-    axes.axis("off")
-    for row, column in np.ndindex(grid_size, grid_size):
-        last = row == column == grid_size - 1
-        corner = np.array([column, grid_size - 1.0 - row])
-        _draw_panel(axes, corner, None if last else grid[row, column].tolist(), num_values)
-    if solution:
-        _draw_answers(axes, solution, grid[-1, -1].tolist(), grid_size, num_values)
-    _draw_key(axes, num_features, num_values, grid_size)
-    axes.text(grid_size + 0.44, -0.17, caption, ha="left", va="top", fontsize=9, color=INK, linespacing=1.7)
-    save_figure(figure, path)
-
-
-def _draw_answers(axes: Any, solution: Solution, truth: list[int], grid_size: int, num_values: int) -> None:
-    """The likeliest answers, one above the other."""
-    answers = list(zip(solution.answers.tolist(), solution.answer_probabilities.tolist(), strict=True))
-    shown = answers[: min(MAX_SHOWN, grid_size)]
-    scale, step = (1.0, 1.3) if len(shown) < grid_size else (0.8, 1.02)
-    for number, (answer, probability) in enumerate(shown):
-        x, y = grid_size + 0.4, grid_size / 2 - 0.6 + step * ((len(shown) - 1) / 2 - number)
-        colour = ACCENT if answer == truth else FAINT
-        _draw_panel(axes, np.array([x, y]), answer, num_values, edge=colour, scale=scale)
-        label = ("answer" if answer == truth else "also fits") + (f", {probability:.1%}" if len(answers) > 1 else "")
-        axes.text(x + 0.5, y + 0.51 + scale / 2, label, ha="center", va="bottom", fontsize=9, color=colour)
-    if len(answers) > len(shown):
-        rest = f"and {len(answers) - len(shown)} more"
-        axes.text(x + 0.5, y + 0.49 - scale / 2, rest, ha="center", va="top", fontsize=9, color=FAINT)
-
-
-def _draw_panel(
-    axes: Any,
-    corner: Point,
-    values: list[int] | None,
-    num_values: int,
-    *,
-    edge: str = INK,
-    scale: float = 1.0,
-) -> None:
-    """A panel in the unit square with this lower left corner; without values, the missing panel."""
-    side = 0.92 * scale
-    corner = corner + (1 - side) / 2
-    frame = corner + side * np.array([(0, 0), (1, 0), (1, 1), (0, 1)])
-    axes.fill(*frame.T, facecolor="white", edgecolor=edge, linewidth=1.3)
-    if values is None:
-        axes.text(*corner + side * np.array([0.5, 0.47]), "?", ha="center", va="center", fontsize=44, color=ACCENT)
-        return
-    shape, size, shade, number = [*values, *[None] * 4][:4]
-    foot = 0.1 * max(0, len(values) - 4)
-    num_across = math.ceil(math.sqrt(num_values)) if number is not None else 1
-    pitch = (0.95 - foot) / num_across
-    centre = corner + side * np.array([0.5, 0.5 + foot / 2])
-    for offset in arrange(1 if number is None else number + 1) * pitch:
-        radius = 0.39 * pitch * relative_size(size, num_values)
-        _draw_object(axes, centre + side * offset, side * radius, shape or 0, shade, num_values)
-    for strip, value in enumerate(reversed(values[4:])):
-        _draw_strip(axes, corner + side * np.array([0.1, 0.05 + 0.1 * strip]), 0.8 * side, value, num_values)
-
-
-def _draw_object(axes: Any, centre: Point, radius: float, shape: int, shade: int | None, num_values: int) -> None:
-    level = 0.35 if shade is None else shade / (num_values - 1)
-    outline = centre + radius * SHAPES[shape]
-    axes.fill(*outline.T, facecolor=str(1 - 0.95 * level), edgecolor=INK, linewidth=0.9, joinstyle="miter")
-
-
-def _draw_strip(axes: Any, corner: Point, width: float, value: int, num_values: int) -> None:
-    box = width / num_values
-    for level in range(num_values):
-        frame = corner + np.array([level * box, 0]) + np.array([(0, 0), (box, 0), (box, 0.06), (0, 0.06)])
-        axes.fill(*frame.T, facecolor=INK if level == value else "white", edgecolor=FAINT, linewidth=0.7)
-
-
-def _draw_key(axes: Any, num_features: int, num_values: int, grid_size: int) -> None:
-    """Below the puzzle, how each position shows each value."""
-    left = 0.62
-    pitch = (grid_size - left) / num_values
-    side = min(0.34, 0.95 * pitch)
-    dot = side / math.ceil(math.sqrt(num_values))
-    for value in range(num_values):
-        axes.text(left + (value + 0.5) * pitch, -0.17, str(value), ha="center", va="center", fontsize=8, color=FAINT)
-    for position in range(num_features):
-        y = -0.45 - 0.36 * position
-        name = CHANNELS[position] if position < len(CHANNELS) else f"strip {position - len(CHANNELS) + 1}"
-        axes.text(0.04, y, name, ha="left", va="center", fontsize=9, color=INK)
-        for value in range(num_values):
-            centre = np.array([left + (value + 0.5) * pitch, y])
-            if position == 3:
-                for offset in arrange(value + 1) * dot:
-                    _draw_object(axes, centre + offset, 0.3 * dot, 0, num_values - 1, num_values)
-            elif position > 3:
-                _draw_strip(axes, centre - np.array([0.4 * pitch, 0.03]), 0.8 * pitch, value, num_values)
-            else:
-                shape, size, shade = (value if position == channel else None for channel in range(3))
-                radius = 0.4 * side * relative_size(size, num_values)
-                _draw_object(axes, centre, radius, shape or 0, shade, num_values)
-
-
 SIDE, GAP = 100, 8  # size of a panel, and distance between panels
+MAX_SHOWN = 3  # answers next to a puzzle
+KEY, PITCH = 90, 26  # left end of the key of levels, and distance between its rows
+
+
+def draw_puzzle(
+    grid: Int[Tensor, "row column position"], num_values: int, *, solution: Solution, rules: Sequence[str]
+) -> Markup:
+    """The puzzle, the likeliest answers that fit, the rules, and how each position of a panel shows each value."""
+    size, _, num_features = grid.shape
+    columns = max(size, MAX_SHOWN)  # room for the key and the answers
+    side, truth = columns * SIDE + (columns - 1) * GAP, grid[-1, -1].tolist()
+    parts = _draw_panels(grid.tolist(), num_values)
+    answers = list(zip(solution.answers.tolist(), solution.answer_probabilities.tolist(), strict=True))
+    step = side / columns
+    for number, (answer, probability) in enumerate(answers[:MAX_SHOWN]):
+        title = ("answer" if answer == truth else "also fits") + (f", {probability:.1%}" if len(answers) > 1 else "")
+        quality = "good" if answer == truth else ""
+        panel = f'<g transform="scale({(step - 26) / SIDE:.3f})">{_panel(answer, num_values, quality)}</g>'
+        parts.append(
+            move(f'<text x="{(step - 26) / 2:.1f}" y="14">{title}</text>{move(panel, 0, 20)}', side + 40, step * number)
+        )
+    rest = [f"and {len(answers) - MAX_SHOWN} more"] if len(answers) > MAX_SHOWN else []
+    for number, line in enumerate([*rest, *rules]):
+        parts.append(f'<text x="{side + 85}" y="{side + 20 * number + 24}">{line}</text>')
+    pitch = (side - KEY) / num_values
+    for position in range(num_features):
+        y = side + 20 + PITCH * position
+        parts.append(f'<text x="{KEY / 2}" y="{y + 16}">{name_position(position)}</text>')
+        for value in range(num_values):
+            shown = _panel([*[None] * position, value], num_values)
+            small = f'<g transform="scale({min(0.22, 0.9 * pitch / SIDE):.3f})">{shown}</g>'
+            parts.append(move(small, KEY + round(value * pitch, 1), y))
+    height = side + 20 + max(PITCH * num_features, 20 * len(rules) + 24)
+    return assemble(
+        side + 170, height, parts, "puzzle", f"A puzzle of {size} by {size} panels with the answers that fit."
+    )
+
+
+def name_position(position: int) -> str:
+    """What shows a position of a panel."""
+    return CHANNELS[position] if position < len(CHANNELS) else f"strip {position - len(CHANNELS) + 1}"
+
+
+def _draw_panels(grid: Sequence[Sequence[Sequence[int]]], num_values: int) -> list[str]:
+    """All panels, the last one a question mark."""
+    if num_values > NUM_SHAPES:
+        raise InputError(f"num_values is {num_values}: expected at most {NUM_SHAPES}, the number of shapes")
+    panels = [_panel(values, num_values) for row in grid for values in row]
+    panels[-1] = _question()
+    corners = itertools.product(range(0, len(grid) * (SIDE + GAP), SIDE + GAP), repeat=2)
+    return [move(panel, x, y) for panel, (y, x) in zip(panels, corners, strict=True)]
+
+
 ANSWER_TITLE = 22
 
 
 def make_card(task: SRaven, batch: Batch, row: int, answer: Int[Tensor, " feature"]) -> Card:
     """The puzzle, the answer, which features are wrong, and whether several answers fit."""
-    if task.num_values > len(SHAPES):
-        raise InputError(f"num_values is {task.num_values}: expected at most {len(SHAPES)}, the number of shapes")
     grid, truth, given = batch.info["grids"][row], batch.targets[row].tolist(), answer.tolist()
     solution = task.solve(grid[None])
     num_answers = int(solution.num_answers[0])
     remarks = []
     if given != truth:
-        names = [*CHANNELS, *(f"strip {number}" for number in range(1, task.num_features))]
-        wrong = [names[position] for position in range(len(truth)) if given[position] != truth[position]]
+        wrong = [name_position(position) for position in range(len(truth)) if given[position] != truth[position]]
         remarks.append(f"wrong in {' and '.join(wrong) if len(wrong) < 3 else ', '.join(wrong)}")
     if num_answers > 1:
         fits = given in solution.answers.tolist()
@@ -224,15 +140,11 @@ def make_card(task: SRaven, batch: Batch, row: int, answer: Int[Tensor, " featur
 
 
 def draw_grid(grid: Sequence[Sequence[Sequence[int]]], num_values: int) -> Markup:
-    """All panels, the last one a question mark."""
+    """The panels of a puzzle, without an answer."""
     size = len(grid)
     side = size * SIDE + (size - 1) * GAP
-    panels = []
-    for row, column in ((row, column) for row in range(size) for column in range(size)):
-        corner = column * (SIDE + GAP), row * (SIDE + GAP)
-        last = row == column == size - 1
-        panels.append(move(_question() if last else _panel(grid[row][column], num_values), *corner))
-    return assemble(side, side, panels, "puzzle", f"A puzzle of {size} by {size} panels, the last one missing.")
+    label = f"A puzzle of {size} by {size} panels, the last one missing."
+    return assemble(side, side, _draw_panels(grid, num_values), "puzzle", label)
 
 
 def draw_answer(panels: Sequence[tuple[str, Sequence[int], str]], num_values: int, grid_size: int) -> Markup:
@@ -247,7 +159,7 @@ def draw_answer(panels: Sequence[tuple[str, Sequence[int], str]], num_values: in
     return assemble(width, SIDE + ANSWER_TITLE, drawn, "answers", f"Last panel. {spoken}.")
 
 
-def _panel(values: Sequence[int], num_values: int, quality: str = "") -> str:
+def _panel(values: Sequence[int | None], num_values: int, quality: str = "") -> str:
     shape, size, shade, number = [*values, *[None] * 4][:4]
     foot = 10 * max(0, len(values) - 4)
     num_across = math.ceil(math.sqrt(num_values)) if number is not None else 1
@@ -256,7 +168,7 @@ def _panel(values: Sequence[int], num_values: int, quality: str = "") -> str:
     level = 0.35 if shade is None else shade / (num_values - 1)
     style = f'fill-opacity="{0.95 * level:.2f}" stroke-width="{1.4 / radius:.3f}"'
     objects = [
-        f'<use href="#shape-{shape}" transform="translate({SIDE / 2 + x * pitch:.1f} '
+        f'<use href="#shape-{shape or 0}" transform="translate({SIDE / 2 + x * pitch:.1f} '
         f'{(SIDE - foot) / 2 - y * pitch:.1f}) scale({radius:.2f})" {style}/>'
         for x, y in arrange(1 if number is None else number + 1)
     ]
@@ -264,7 +176,7 @@ def _panel(values: Sequence[int], num_values: int, quality: str = "") -> str:
     return f'<rect class="panel {quality}" width="{SIDE}" height="{SIDE}" rx="6"/>' + "".join(objects + strips)
 
 
-def _strip(value: int, num_values: int, y: int) -> str:
+def _strip(value: int | None, num_values: int, y: int) -> str:
     box = 0.8 * SIDE / num_values
     return "".join(
         f'<rect class="box" x="{10 + level * box:.1f}" y="{y}" width="{box:.1f}" height="6" '

@@ -23,11 +23,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
+from markupsafe import Markup
 from torch import Tensor
 from torch.nn.functional import cross_entropy, one_hot
 
@@ -287,11 +287,11 @@ class SRaven(Task):
         grid, rules, permutations = (batch.info[name][row] for name in ("grids", "rules", "permutations"))
         return write_puzzle(grid, rules, permutations, self.solve(grid[None]))
 
-    def draw(self, batch: Batch, row: int, path: Path | str) -> None:
-        """Write a picture of one puzzle, with its rules and answers, as PNG or SVG (by the suffix of the path)."""
+    def picture(self, batch: Batch, row: int) -> Markup:
+        """One puzzle, with its rules and answers."""
         grid = batch.info["grids"][row]
-        rules = "\n".join(["rules", *(f"· {RULES[rule]}" for rule in batch.latents[row].tolist())])
-        draw_puzzle(grid, self.num_values, path, solution=self.solve(grid[None]), caption=rules)
+        rules = [RULES[rule] for rule in batch.latents[row].tolist()]
+        return draw_puzzle(grid, self.num_values, solution=self.solve(grid[None]), rules=rules)
 
     def columns(self, batch: Batch) -> dict[str, Tensor]:
         solution = self.solve(batch.info["grids"])
