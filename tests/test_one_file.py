@@ -18,7 +18,7 @@ TASK = '''"""A task in one file of the package."""
 from dataclasses import dataclass
 from typing import ClassVar
 
-from recombine.tasks.fuzzy_logic.task import FuzzyLogic
+from recombine.tasks.fuzzy_logic import FuzzyLogic
 
 
 @dataclass(frozen=True, kw_only=True)

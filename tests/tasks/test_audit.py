@@ -13,7 +13,7 @@ from recombine.tasks.evaluation import find_leaks, list_compositions
 CANARY = """
 from dataclasses import dataclass, replace
 from typing import ClassVar
-from recombine.tasks.fuzzy_logic.task import FuzzyLogic
+from recombine.tasks.fuzzy_logic import FuzzyLogic
 
 
 @dataclass(frozen=True, kw_only=True)

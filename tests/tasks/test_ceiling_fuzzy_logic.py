@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from recombine.compositions import Composition
 from recombine.foundation.errors import InputError
-from recombine.tasks.fuzzy_logic import FuzzyLogic
+from recombine.tasks.fuzzy_logic import FuzzyLogic, best_answers
 from recombine.training.score import Score, score
 
 ALL_PAIRS = tuple(itertools.combinations(range(16), 2))
@@ -150,6 +151,26 @@ def test_many_functions_are_enumerated_in_parts():
     for metric, (prior, split) in itertools.product(METRICS, ((task.split.train, "test"), (every_triple, None))):
         expected = bayes(prior, metric)(batch.inputs)
         torch.testing.assert_close(task.best_predictions(batch, split=split, metric=metric), expected)
+
+
+@pytest.mark.parametrize("decimals", [0, 2])
+def test_best_answers_are_on_the_device_of_the_batch(decimals):
+    task = FuzzyLogic(decimals=decimals, num_examples=8)
+    inputs = task.sample("test", 0, batch_size=4).inputs.to("meta")
+    possible = torch.ones(1, len(task.all_compositions), dtype=torch.bool)
+    best = best_answers(inputs, task.all_compositions, possible, decimals)
+    assert {answer.device.type for answer in best.values()} == {"meta"}
+
+
+def test_rounded_answers_are_those_of_most_functions():
+    """With one decimal and few examples, against counting the answers of all functions of the split."""
+    task = FuzzyLogic(decimals=1, num_examples=3)
+    batch = task.sample("test", 0, batch_size=100)
+    rows = batch.inputs.double().numpy()
+    best = task.best_predictions(batch, split="test", metric="accuracy").tolist()
+    for prediction, answers in zip(best, list_answers(rows, task.split.train), strict=True):
+        counts = Counter(round(answer, 1) for answer in answers)
+        assert counts[round(prediction, 1)] == max(counts.values())
 
 
 def test_bad_requests():

@@ -216,7 +216,7 @@ def test_unknown_choices(unchecked):
 def test_the_command_line_shows_and_checks_it(capsys):
     assert run_verb(["show", "in-context", "--input-size", "2", "--num-examples", "3", "--num-queries", "1"]) == 0
     shown = capsys.readouterr().out
-    assert "· module" in shown
+    assert "× module" in shown
     assert "more" not in shown  # all of it is shown
     assert run_verb(["show", "in-context"]) == 0
     shown = capsys.readouterr().out

@@ -7,32 +7,23 @@ negated, and a task is a disjunction of K distinct terms:
 
 A sequence contains (x, f(x)) pairs and ends with a query whose f(x) is replaced by 0. There are 2^L terms. The last quarter
 never occurs in training (pairs of two such terms are the `unknown` split), and a fraction of the sets of the other terms is
-held out (the `ood` split).
-
-Bit i of a term's number, counted from the most significant, is 1 where variable i is negated: term 0 is x1 & x2 & x3 & x4.
-
-A fuzzy logic function and a model's answer for the report: example values, the true value and the model's, on one line.
-
-An instance of fuzzy logic as a picture: the variables and the value of the function, token by token.
-
-The posterior over fuzzy logic functions given the examples, and the best predictions at the query.
+held out (the `ood` split). Bit i of a term's number, counted from the most significant, is 1 where variable i is negated:
+term 0 is x1 & x2 & x3 & x4.
 
 There is no noise and the prior is uniform, so the posterior is uniform over the functions that agree with every example.
-The best prediction then depends on the metric:
+The best prediction at the query then depends on the metric:
 
 - `r2_pooled` is 1 - sum of squared errors / sum of variances. Predictions do not change the variances, so the smallest
   squared error is best: the posterior mean.
 - `r2` is the mean over sequences of 1 - (error² / v), where v is the variance of the sequence's targets, the query's
   among them. The answer y is not known, and v depends on it, so the expected loss is the mean of (prediction - y)² / v(y)
   over the functions that agree. Its minimum is their mean with weights 1 / v(y).
+- `accuracy`, for rounded answers, needs the value on which most functions agree.
 
-Both are optimal among all predictors; the first in the limit of many sequences, as a ratio of sums.
+All are optimal among all predictors; `r2_pooled` in the limit of many sequences, as a ratio of sums.
 
-What a probe reads of fuzzy logic: instances as in training, and instances that share their examples or their query.
-
-Fuzzy logic as text: variables with two decimals, one example per line, and the value at the query as the answer.
-
-Rounding commutes with min, max and 1 - x, so the answer is exact: it is one of the numbers in the question, or 1 minus one.
+As text, variables have a few decimals. Rounding commutes with min, max and 1 - x, so answers are exact: one of the numbers
+in the question, or 1 minus one.
 """
 
 from __future__ import annotations
@@ -56,116 +47,44 @@ from recombine.tasks.batch import MIN_VARIANCE, Batch, Ratio, measure_r2
 from recombine.tasks.reading import Reading, Variant
 from recombine.tasks.sampling import SplitName
 from recombine.tasks.text import TextForm, snap
-from recombine.tasks.view import Card, Panel, assemble, draw_tokens
-
-WIDTH, HEIGHT = 220, 74
-TOLERANCE = 0.05  # an answer this close to the true value counts as right
-
-
-def make_card(task: FuzzyLogic, batch: Batch, row: int, answer: float) -> Card:
-    truth = float(batch.targets[row])
-    terms = [task.describe((term,))[1:-1] for term in batch.latents[row].tolist()]
-    query = ", ".join(f"{value:.2f}" for value in batch.inputs[row, -1, :-1].tolist())
-    return Card(
-        picture=draw_values(batch.inputs[row, :-1, -1].tolist(), truth, answer),
-        composition=tuple(f"({term})" for term in terms),
-        joined_by=" ∨ ",
-        remarks=(
-            f"at x = ({query})",
-            f"network {answer:.3f}, truth {truth:.3f}, error {abs(answer - truth):.3f}".replace("-", "−"),
-        ),
-    )
-
-
-def draw_values(examples: Sequence[float], truth: float, given: float) -> Markup:
-    """The example values as ticks on a line from 0 to 1, with the true value below it and the network's above it."""
-    left, line, span = 14, 37, WIDTH - 28
-
-    def position(value: float) -> float:
-        return left + span * min(1.0, max(0.0, value))
-
-    quality = "good" if abs(given - truth) < TOLERANCE else "bad"
-    ticks = "".join(f"M{position(value):.1f} {line - 6}v12" for value in examples)
-    a, b = position(given), position(truth)
-    return assemble(
-        WIDTH,
-        HEIGHT,
-        [
-            f'<path class="axis" d="M{left} {line}h{span}"/><path class="tick" d="{ticks}"/>',
-            f'<path class="off {quality}" d="M{a:.1f} {line}H{b:.1f}"/>',
-            f'<path class="{quality}" d="M{a:.1f} {line - 3}l-7 -12h14z"/>',
-            f'<path class="plain" d="M{b:.1f} {line + 3}l-7 12h14z"/>',
-            f'<text class="{quality}" x="{min(max(a, 32), WIDTH - 32):.1f}" y="13">network</text>',
-            f'<text class="plain" x="{min(max(b, 24), WIDTH - 24):.1f}" y="{line + 31}">truth</text>',
-        ],
-        "values",
-        f"The network says {given:.3f}, the truth is {truth:.3f}.",
-    )
-
-
-def draw_function(task: FuzzyLogic, batch: Batch, row: int) -> Markup:
-    """Examples, then the query, whose value is framed."""
-    values = batch.inputs[row].detach().cpu().clone()
-    values[-1, -1] = batch.targets[row].item()
-    names = tuple(f"x{number + 1}" for number in range(task.num_variables))
-    tokens = len(values)
-    return draw_tokens(
-        title=f"f = {task.describe(tuple(batch.latents[row].tolist()))}",
-        panels=[
-            Panel("variables", values[:, :-1].T.numpy(), names),
-            Panel("value of the function", values[:, -1:].T.numpy(), ("f",), range(tokens - 1, tokens)),
-        ],
-        parts=[(f"{tokens - 1} examples", tokens - 1), ("query", 1)],
-        framed="what the network is asked for",
-    )
-
+from recombine.tasks.view import Card, Panel, assemble, draw_tokens, use_minus_signs
 
 WEIGHTINGS = ("r2", "r2_pooled")
 CHUNK_SIZE = 256  # compositions at a time
+MAX_DECIMALS = 4
+MAX_VARIABLES = 30  # 2**30 terms; the number of compositions is the stricter limit
+WIDTH, HEIGHT = 220, 74  # of the picture in a report
+TOLERANCE = 0.05  # an answer this close to the true value counts as right
+Key = TypeVar("Key", bound=str)
 
 
-def average_consistent(
+def best_answers(
     inputs: Float[Tensor, "batch tokens features"],
     compositions: Int[Tensor, "compositions terms"],
     possible: Bool[Tensor, "priors compositions"],
     decimals: int = 0,
 ) -> dict[str, Float[Tensor, "priors batch"]]:
-    """For each metric and prior, the weighted mean at the query of the possible functions that agree with the examples."""
+    """For each metric and prior, the best answer at the query, given the possible functions that agree with the examples."""
+    device = inputs.device
     at_query = snap(evaluate_terms(inputs[:, -1, :-1]), decimals)
     at_examples = snap(evaluate_terms(inputs[:, :-1, :-1]), decimals)
     shape = (2, len(WEIGHTINGS), len(possible), len(inputs))
-    sums = torch.zeros(shape, dtype=torch.float64, device=inputs.device)  # of the weights, and of weighted values
-    parts = zip(compositions.split(CHUNK_SIZE), possible.split(CHUNK_SIZE, dim=1), strict=True)
-    for chunk, chosen in parts:
-        chunk, chosen = chunk.to(inputs.device), chosen.to(inputs.device, torch.float64)
+    sums = torch.zeros(shape, dtype=torch.float64, device=device)  # of the weights, and of weighted values
+    levels = 10**decimals
+    votes = torch.zeros(*shape[2:], levels + 1, dtype=torch.float64, device=device)  # for each rounded value
+    for chunk, chosen in zip(compositions.split(CHUNK_SIZE), possible.split(CHUNK_SIZE, dim=1), strict=True):
+        chunk, chosen = chunk.to(device), chosen.to(device, torch.float64)
         fits = find_consistent(at_examples, inputs[:, :-1, -1], chunk).double()
         values = at_query[:, chunk].amax(dim=-1).double()
         variance = measure_variance(inputs[:, :-1, -1].double(), values).clamp_min(MIN_VARIANCE)
         for number, weights in enumerate((fits / variance, fits)):
             sums[0, number] += chosen @ weights.T
             sums[1, number] += chosen @ (weights * values).T
-    missing = int((sums[0, -1] == 0).sum())
-    if missing:
-        raise InputError(f"{missing} sequences agree with no possible function: expected a batch of the split itself")
-    return dict(zip(WEIGHTINGS, sums[1] / sums[0], strict=True))
-
-
-def find_most_probable(
-    inputs: Float[Tensor, "batch tokens features"],
-    compositions: Int[Tensor, "compositions terms"],
-    possible: Bool[Tensor, "priors compositions"],
-    decimals: int,
-) -> Float[Tensor, "priors batch"]:
-    """For each prior, the value at the query on which most of the possible functions agree: the best for `accuracy`."""
-    at_query = snap(evaluate_terms(inputs[:, -1, :-1]), decimals)
-    at_examples = snap(evaluate_terms(inputs[:, :-1, :-1]), decimals)
-    votes = torch.zeros(len(possible), len(inputs), 10**decimals + 1, dtype=torch.float64)
-    for chunk, chosen in zip(compositions.split(CHUNK_SIZE), possible.split(CHUNK_SIZE, dim=1), strict=True):
-        fits = find_consistent(at_examples, inputs[:, :-1, -1], chunk)
-        level = (at_query[:, chunk].amax(dim=-1) * 10**decimals).round().long()
-        for number, prior in enumerate(chosen):
-            votes[number].scatter_add_(1, level, (fits & prior).double())
-    return snap(votes.argmax(dim=-1).double() / 10**decimals, decimals)
+        if decimals:
+            level = (values * levels).round().long()
+            votes.scatter_add_(2, level.expand(len(possible), -1, -1), fits * chosen[:, None])
+    best = dict(zip(WEIGHTINGS, sums[1] / sums[0], strict=True))
+    return best | ({"accuracy": snap(votes.argmax(dim=-1).double() / levels, decimals)} if decimals else {})
 
 
 def find_consistent(
@@ -201,9 +120,14 @@ def evaluate_terms(x: Float[Tensor, "*batch variables"]) -> Float[Tensor, "*batc
     return terms
 
 
-MAX_DECIMALS = 4
-MAX_VARIABLES = 30  # 2**30 terms; the number of compositions is the stricter limit
-Key = TypeVar("Key", bound=str)
+def evaluate_function(
+    x: Float[Tensor, "batch tokens variables"], modules: Int[Tensor, "batch terms"]
+) -> Float[Tensor, "batch tokens"]:
+    """f(x) for the terms of each row; |bit - x| is exactly x or 1 - x."""
+    num_variables = x.shape[-1]
+    places = torch.arange(num_variables - 1, -1, -1, device=x.device)
+    negated = ((modules[:, None, :, None] >> places) & 1).to(x.dtype)
+    return (negated - x.unsqueeze(2)).abs().amin(dim=-1).amax(dim=-1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -357,12 +281,9 @@ class FuzzyLogic(Task):
         return snap(evaluate_function(x, modules), self.decimals)
 
     def best_predictions(self, batch: Batch, *, split: SplitName | None, metric: str) -> Float[Tensor, " batch"]:
-        """The mean at the query over all functions that agree with the examples, weighted as the metric requires.
-
-        Exact; see `posterior` for the weights.
-        """
+        """The mean at the query over all functions that agree with the examples, weighted as the metric requires; exact."""
         check_choice("metric", metric, (*WEIGHTINGS, *(("accuracy",) if self.decimals else ())))
-        return self._average(batch, {"best": split})["best"][metric]
+        return self._answer(batch, {"best": split})["best"][metric]
 
     def reference_predictions(
         self, batch: Batch, *, split: SplitName, metrics: Sequence[str]
@@ -371,14 +292,18 @@ class FuzzyLogic(Task):
         chance: dict[Reference, dict[str, Tensor]] = {"chance": dict.fromkeys(metrics, self.chance(batch))}
         if self.decimals:
             chance["chance"]["accuracy"] = torch.full_like(batch.targets, self.most_frequent_target)
-        return chance | self._average(batch, {"ceiling": split, "agnostic": None})
+        return chance | self._answer(batch, {"ceiling": split, "agnostic": None})
 
-    def _average(self, batch: Batch, priors: Mapping[Key, SplitName | None]) -> dict[Key, dict[str, Tensor]]:
+    def _answer(self, batch: Batch, priors: Mapping[Key, SplitName | None]) -> dict[Key, dict[str, Tensor]]:
+        """The best predictions for each metric, under the prior of each split."""
         possible = torch.stack([self._possible[prior] for prior in priors.values()])
-        means = average_consistent(batch.inputs, self.all_compositions, possible, self.decimals)
-        if self.decimals:
-            means["accuracy"] = find_most_probable(batch.inputs, self.all_compositions, possible, self.decimals)
-        return {name: {metric: mean[row] for metric, mean in means.items()} for row, name in enumerate(priors)}
+        best = best_answers(batch.inputs, self.all_compositions, possible, self.decimals)
+        missing = int(best["r2_pooled"].isnan().sum())
+        if missing:
+            raise InputError(
+                f"{missing} sequences agree with no possible function: expected a batch of the split itself"
+            )
+        return {name: {metric: means[row] for metric, means in best.items()} for row, name in enumerate(priors)}
 
     @cached_property
     def _possible(self) -> dict[SplitName | None, Bool[Tensor, " compositions"]]:
@@ -399,12 +324,10 @@ class FuzzyLogic(Task):
         return torch.tensor(all_sets(2**self.num_variables, self.num_terms))
 
     def reading(self) -> Reading:
-
         return FuzzyLogicReading(self)
 
     def text_form(self) -> TextForm:
         """Two decimals, unless the task has other ones already."""
-
         return FuzzyLogicText(self if self.decimals else replace(self, decimals=2))
 
     @property
@@ -416,10 +339,32 @@ class FuzzyLogic(Task):
         return answers, (answers - batch.targets).abs() < TOLERANCE
 
     def card(self, batch: Batch, row: int, answer: Tensor) -> Card:
-        return make_card(self, batch, row, float(answer))
+        truth, given = float(batch.targets[row]), float(answer)
+        query = ", ".join(f"{value:.2f}" for value in batch.inputs[row, -1, :-1].tolist())
+        return Card(
+            picture=draw_values(batch.inputs[row, :-1, -1].tolist(), truth, given),
+            composition=tuple(self.describe((term,)) for term in batch.latents[row].tolist()),
+            joined_by=" ∨ ",
+            remarks=(
+                f"at x = ({query})",
+                use_minus_signs(f"network {given:.3f}, truth {truth:.3f}, error {abs(given - truth):.3f}"),
+            ),
+        )
 
     def picture(self, batch: Batch, row: int) -> Markup:
-        return draw_function(self, batch, row)
+        """Examples, then the query, whose value is framed."""
+        values = batch.inputs[row].cpu().clone()
+        values[-1, -1] = batch.targets[row].item()
+        names, last = tuple(f"x{number + 1}" for number in range(self.num_variables)), len(values) - 1
+        return draw_tokens(
+            title=f"f = {self.describe(tuple(batch.latents[row].tolist()))}",
+            panels=[
+                Panel("variables", values[:, :-1].T.numpy(), names),
+                Panel("value of the function", values[:, -1:].T.numpy(), ("f",), range(last, last + 1)),
+            ],
+            parts=[(f"{last} examples", last), ("query", 1)],
+            framed="what the network is asked for",
+        )
 
     def describe(self, composition: Composition) -> str:
         def term(number: int) -> str:
@@ -437,23 +382,36 @@ class FuzzyLogic(Task):
         return "\n".join(lines)
 
 
-def evaluate_function(
-    x: Float[Tensor, "batch tokens variables"], modules: Int[Tensor, "batch terms"]
-) -> Float[Tensor, "batch tokens"]:
-    """f(x) for the terms of each row; |bit - x| is exactly x or 1 - x."""
-    num_variables = x.shape[-1]
-    places = torch.arange(num_variables - 1, -1, -1, device=x.device)
-    negated = ((modules[:, None, :, None] >> places) & 1).to(x.dtype)
-    return (negated - x.unsqueeze(2)).abs().amin(dim=-1).amax(dim=-1)
+def draw_values(examples: Sequence[float], truth: float, given: float) -> Markup:
+    """The example values as ticks on a line from 0 to 1, with the true value below it and the network's above it."""
+    left, line, span = 14, 37, WIDTH - 28
+
+    def position(value: float) -> float:
+        return left + span * min(1.0, max(0.0, value))
+
+    quality = "good" if abs(given - truth) < TOLERANCE else "bad"
+    ticks = "".join(f"M{position(value):.1f} {line - 6}v12" for value in examples)
+    a, b = position(given), position(truth)
+    return assemble(
+        WIDTH,
+        HEIGHT,
+        [
+            f'<path class="axis" d="M{left} {line}h{span}"/><path class="tick" d="{ticks}"/>',
+            f'<path class="off {quality}" d="M{a:.1f} {line}H{b:.1f}"/>',
+            f'<path class="{quality}" d="M{a:.1f} {line - 3}l-7 -12h14z"/>',
+            f'<path class="plain" d="M{b:.1f} {line + 3}l-7 12h14z"/>',
+            f'<text class="{quality}" x="{min(max(a, 32), WIDTH - 32):.1f}" y="13">network</text>',
+            f'<text class="plain" x="{min(max(b, 24), WIDTH - 24):.1f}" y="{line + 31}">truth</text>',
+        ],
+        "values",
+        f"The network says {given:.3f}, the truth is {truth:.3f}.",
+    )
 
 
 class FuzzyLogicReading(Reading):
     """Instances as in training, one logistic decoder per term; and two variants with a shared part."""
 
     task: FuzzyLogic
-
-    def __init__(self, task: FuzzyLogic) -> None:
-        super().__init__(task)
 
     @property
     def variants(self) -> Mapping[Variant, Reading]:

@@ -31,7 +31,7 @@ the last step backwards. Ties are therefore found by comparing for equality.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Literal, get_args
 
@@ -42,7 +42,6 @@ from torch import Tensor
 
 from recombine.compositions import Composition, CompositionSplit
 from recombine.foundation.errors import InputError, check_choice, check_positive
-from recombine.foundation.tables import Table
 from recombine.random import Stream
 from recombine.tasks.base import Scale
 from recombine.tasks.batch import Batch
@@ -311,31 +310,6 @@ class PreferenceGrid(ImitationTask):
         weights = strengths.gather(1, chosen) * (modules >= 0)
         basis = self.basis.to(kinds.device)[chosen[..., None], kinds[:, None]]
         return (weights[..., None] * basis).sum(dim=1)
-
-    def tables(self, num_instances: int) -> list[Table]:
-        """How often the two experts have several optimal actions, and how often the published one earns less."""
-        episodes = {
-            expert: replace(self, expert=expert).sample("test", 0, batch_size=num_instances)
-            for expert in get_args(Expert)
-        }
-        best = self.add_up(episodes["remaining_steps"])
-        rows: list[tuple[str | float, ...]] = []
-        for expert, batch in episodes.items():
-            active = batch.targets != ENDED
-            tied = (batch.info["optimal"].sum(dim=2) > 1)[active].double().mean().item()
-            short = (self.add_up(batch) < best - 1e-6).double().mean().item()
-            rows.append((expert, active.sum(dim=1).double().mean().item(), tied, short))
-        columns = ("expert", "steps per episode", "steps with several optimal actions", "episodes with a lower return")
-        return [Table(title="the experts", columns=columns, rows=tuple(rows))]
-
-    def add_up(self, batch: Batch) -> Float[Tensor, " batch"]:
-        """The discounted return of the expert's episodes."""
-        cells, objects, present = (batch.info[name] for name in ("cells", "objects", "present"))
-        stay = torch.arange(self.walls.numel())[:, None]
-        leads = torch.cat([stay, tabulate_moves(self.walls)], dim=1).to(cells.device)
-        after = leads[cells, batch.targets.clamp_min(NOTHING)]
-        gains = (present & (objects[:, None] == after[..., None])) * batch.info["worth"][:, None].double()
-        return gains.sum(dim=2) @ self.discount ** torch.arange(self.horizon, device=cells.device).double()
 
     def reading(self) -> PreferenceReading:
         return PreferenceReading(self)

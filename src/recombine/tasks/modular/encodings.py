@@ -15,17 +15,15 @@ tenths: the interval of a number is therefore found in float64, with a number so
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from recombine.foundation.errors import InputError, check_positive
+from recombine.foundation.errors import InputError
 from recombine.random import Stream
 from recombine.tasks.modular.teacher import Latents, draw_weights
 
@@ -84,8 +82,7 @@ def shuffle_intervals(z: Float[Tensor, "*shape"], order: Int[Tensor, " intervals
     return torch.where(interval < NUM_INTERVALS, moved, z.double()).to(z.dtype)
 
 
-@dataclass(frozen=True)
-class InvertibleNetwork:
+class InvertibleNetwork(NamedTuple):
     """Affine couplings. The halves swap roles between couplings, so that each half is transformed by the other."""
 
     order: Int[Tensor, " size"]
@@ -95,8 +92,7 @@ class InvertibleNetwork:
     shift: Float[Tensor, "couplings hidden half"]
 
     def to(self, device: torch.device | str) -> InvertibleNetwork:
-        parts = (self.order, self.hidden, self.biases, self.scale, self.shift)
-        return InvertibleNetwork(*(part.to(device) for part in parts))
+        return InvertibleNetwork(*(part.to(device) for part in self))
 
     def forward(self, z: Float[Tensor, "rows size"]) -> Float[Tensor, "rows size"]:
         first, second = z[:, self.order].chunk(2, dim=1)
@@ -105,13 +101,6 @@ class InvertibleNetwork:
             first, second = second * scale + shift, first
         return torch.cat([first, second], dim=1)
 
-    def inverse(self, code: Float[Tensor, "rows size"]) -> Float[Tensor, "rows size"]:
-        first, second = code.chunk(2, dim=1)
-        for number in reversed(range(NUM_COUPLINGS)):
-            scale, shift = self._couple(second, number)
-            first, second = second, (first - shift) / scale
-        return torch.cat([first, second], dim=1)[:, self.order.argsort()]
-
     def _couple(self, half: Tensor, number: int) -> tuple[Tensor, Tensor]:
         hidden = torch.tanh(half @ self.hidden[number] + self.biases[number])
         return torch.tanh(hidden @ self.scale[number]).exp(), hidden @ self.shift[number]
@@ -119,7 +108,7 @@ class InvertibleNetwork:
 
 def draw_invertible(*key: object, size: int) -> InvertibleNetwork:
     """A random invertible network of an even number of features."""
-    _check_halves(size)
+    assert size % 2 == 0
     stream = Stream(*key, "couplings", rows=range(NUM_COUPLINGS))
     half, gain = size // 2, COUPLING_GAIN**2
     return InvertibleNetwork(
@@ -131,22 +120,16 @@ def draw_invertible(*key: object, size: int) -> InvertibleNetwork:
     )
 
 
-def _check_halves(size: int) -> None:
-    check_positive(size=size)
-    if size % 2:
-        raise InputError(
-            f"encoding invertible of {size} modules: expected an even number, because couplings use halves"
-        )
-
-
 def check_encoding(encoding: Encoding, *, latents: Latents, num_modules: int) -> None:
     """Refuse an encoding that these latents or this number of modules do not have."""
     if encoding in ("tokens", "active_tokens") and latents == "continuous":
         raise InputError(
-            f"encoding {encoding} of continuous latents: expected discrete or k_hot, as it tells tenths only"
+            f"encoding {encoding} of continuous latents: expected discrete or k_hot, as it resolves tenths only"
         )
-    if encoding == "invertible":
-        _check_halves(num_modules)
+    if encoding == "invertible" and num_modules % 2:
+        raise InputError(
+            f"encoding invertible of {num_modules} modules: expected an even number, because couplings use halves"
+        )
 
 
 def count_features(encoding: Encoding, *, num_modules: int, num_slots: int) -> int:
@@ -184,21 +167,3 @@ def build_encoder(encoding: Encoding, *key: object, size: int, num_slots: int, d
     if encoding == "active_tokens":
         return lambda z, modules: encode_active_tokens(z, modules, num_slots)
     return lambda z, _: z
-
-
-def measure_linearity(
-    codes: Float[Tensor, "rows features"], z: Float[Tensor, "rows modules"], fitted: int
-) -> tuple[float, float]:
-    """R² of z decoded linearly from its encoding, fitted on the first rows; on as many others, and on the rest."""
-    codes, z = codes.double(), z.double()
-    mean, deviation = codes[:fitted].mean(dim=0), codes[:fitted].std(dim=0).clamp_min(1e-9)
-    x = torch.cat([(codes - mean) / deviation, torch.ones(len(codes), 1, dtype=codes.dtype)], dim=1)
-    gram = x[:fitted].T @ x[:fitted] + x.shape[1] * torch.eye(x.shape[1], dtype=x.dtype)
-    read = x @ torch.linalg.solve(gram, x[:fitted].T @ z[:fitted])
-    return _explained(read, z, slice(fitted, 2 * fitted)), _explained(read, z, slice(2 * fitted, None))
-
-
-def _explained(read: Tensor, z: Tensor, rows: slice) -> float:
-    error = (read[rows] - z[rows]).square().sum()
-    total = (z[rows] - z[rows].mean(dim=0)).square().sum()
-    return float(1 - error / total) if total > 0 else math.nan

@@ -1,20 +1,19 @@
 """Hyperteacher: learn a family of networks from the encoding of a task and an input (SC, arXiv 2507.07207).
 
-A task mixes at most K of M modules, with strengths z; a frozen linear hypernetwork (see `teacher.py`) makes of it
+A task mixes at most K of M modules, with strengths z; a frozen linear hypernetwork (see `teacher`) makes of it
 
     y = relu(x . sum_m z_m Theta_m / sqrt(K) + sum_m z_m b_m / sqrt(K)) . Omega,   x uniform in [-1, 1]
 
 A row is one task with a few inputs; each token is the encoding of the task (see `encodings`), then x. All sets of 1 to K
 modules are trained or held out (`ood`), depending on the support (see `supports`). The split `unknown` has more active
 modules than any training task.
-
-One task of the hyperteacher as text or picture: its modules, its code, and inputs with their outputs.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, get_args
 
@@ -25,19 +24,19 @@ from torch import Tensor
 
 from recombine.compositions import Composition, CompositionSplit
 from recombine.foundation.errors import InputError, check_choice, check_positive
-from recombine.foundation.tables import Table
 from recombine.random import Stream
 from recombine.tasks.base import Preset, Scale, Task
 from recombine.tasks.batch import Batch, Ratio, measure_r2
-from recombine.tasks.modular.encodings import (
-    Encoding,
-    check_encoding,
-    count_features,
-    encode_strengths,
-    measure_linearity,
-)
+from recombine.tasks.modular.encodings import Encoding, check_encoding, count_features, encode_strengths
 from recombine.tasks.modular.supports import Support, split_support
-from recombine.tasks.modular.teacher import Latents, ModularTeacher, apply_teacher, draw_strengths, draw_teacher
+from recombine.tasks.modular.teacher import (
+    Latents,
+    ModularTeacher,
+    apply_teacher,
+    describe_mixture,
+    draw_strengths,
+    draw_teacher,
+)
 from recombine.tasks.reading import StrengthReading
 from recombine.tasks.sampling import SplitName, once_per_device
 from recombine.tasks.view import Panel, draw_tokens
@@ -45,62 +44,7 @@ from recombine.tasks.view import Panel, draw_tokens
 NUM_SHOWN_FEATURES, NUM_SHOWN_LINES, NUM_SHOWN_SAMPLES = 8, 4, 2
 
 
-def write_task(
-    encoding: str,
-    code: Float[Tensor, " features"],
-    strengths: Float[Tensor, " modules"],
-    x: Float[Tensor, "samples x"],
-    y: Float[Tensor, "samples y"],
-) -> str:
-    """The text that `recombine show hyperteacher` prints."""
-    lines = [describe_mixture(strengths), f"encoded as {encoding}:"]
-    shown = NUM_SHOWN_FEATURES * NUM_SHOWN_LINES
-    for start in range(0, min(len(code), shown), NUM_SHOWN_FEATURES):
-        lines.append("  " + _write_numbers(code[start : start + NUM_SHOWN_FEATURES].tolist()))
-    if len(code) > shown:
-        lines.append(f"   … {len(code)} numbers in all")
-    for number, (one_x, one_y) in enumerate(zip(x.tolist(), y.tolist(), strict=True), start=1):
-        if number > NUM_SHOWN_SAMPLES:
-            lines.append(f"… {len(x) - NUM_SHOWN_SAMPLES} more")
-            break
-        lines += [f"x{number}{_write_numbers(one_x)}", f" →{_write_numbers(one_y)}"]
-    return "\n".join(lines)
-
-
-def draw_task(
-    encoding: str,
-    inputs: Float[Tensor, "samples features"],
-    targets: Float[Tensor, "samples y"],
-    strengths: Float[Tensor, " modules"],
-    code_size: int,
-) -> Markup:
-    """The picture of a task: a column per sample, with the code above the inputs and the outputs below them."""
-    tokens = inputs.detach().cpu()
-    return draw_tokens(
-        title=describe_mixture(strengths),
-        panels=[
-            Panel(f"the task, encoded as {encoding}", tokens[:, :code_size].T.numpy()),
-            Panel("input x", tokens[:, code_size:].T.numpy()),
-            Panel("output y", targets.detach().cpu().T.numpy(), asked=range(len(tokens))),
-        ],
-        parts=[(f"{len(tokens)} samples of the task, each answered independently", len(tokens))],
-        framed="what the network is asked for",
-    )
-
-
-def describe_mixture(strengths: Float[Tensor, " modules"]) -> str:
-    """The modules of a task with their strengths."""
-    mixed = " + ".join(f"{strength:.2f} × module {m}" for m, strength in enumerate(strengths.tolist()) if strength)
-    return f"task = {mixed}"
-
-
-def _write_numbers(values: list[float]) -> str:
-    """The first few, and a sign where there are more."""
-    cut = " …" if len(values) > NUM_SHOWN_FEATURES else ""
-    return "".join(f"{value:7.2f}" for value in values[:NUM_SHOWN_FEATURES]) + cut
-
-
-BATCHES_PER_KEY = 16  # consecutive batches that share a key of the stream
+BATCHES_PER_KEY = 16  # number of consecutive batches that share a key of the stream
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -323,27 +267,6 @@ class Hyperteacher(Task):
         """
         return batch.targets
 
-    def tables(self, num_instances: int) -> list[Table]:
-        """How linearly the strengths can be decoded from each encoding that these settings allow."""
-        rows = []
-        for encoding in get_args(Encoding):
-            try:
-                task = replace(self, encoding=encoding, num_samples=2)
-            except InputError:
-                continue
-            batches = [task.sample(split, 0, batch_size=num_instances) for split in ("test", "ood")]
-            codes = torch.cat([batch.inputs[:, 0, : task.encoding_dim] for batch in batches])
-            strengths = torch.cat([batch.info["strengths"] for batch in batches])
-            rows.append((encoding, task.encoding_dim, *measure_linearity(codes, strengths, num_instances // 2)))
-        return [
-            Table(
-                title="how linearly the strengths of modules can be decoded from an encoding",
-                columns=("encoding", "features", "R² on test", "R² on ood"),
-                rows=tuple(rows),
-                note="ridge regression, fitted on other tasks of the training compositions",
-            )
-        ]
-
     def reading(self) -> StrengthReading:
         return StrengthReading(self)
 
@@ -351,10 +274,37 @@ class Hyperteacher(Task):
         return " + ".join(f"module {module}" for module in composition if module >= 0)
 
     def picture(self, batch: Batch, row: int) -> Markup:
-        task, strengths = batch.inputs[row], batch.info["strengths"][row]
-        return draw_task(self.encoding, task, batch.targets[row], strengths, self.encoding_dim)
+        """A column per sample, with the code above the inputs and the outputs below them."""
+        tokens, size = batch.inputs[row].cpu(), self.encoding_dim
+        return draw_tokens(
+            title=describe_mixture(batch.info["strengths"][row]),
+            panels=[
+                Panel(f"the task, encoded as {self.encoding}", tokens[:, :size].T.numpy()),
+                Panel("input x", tokens[:, size:].T.numpy()),
+                Panel("output y", batch.targets[row].cpu().T.numpy(), asked=range(len(tokens))),
+            ],
+            parts=[(f"{len(tokens)} samples of the task, each answered independently", len(tokens))],
+            framed="what the network is asked for",
+        )
 
     def render(self, batch: Batch, row: int) -> str:
-        x = batch.inputs[row, :, self.encoding_dim :]
-        code = batch.inputs[row, 0, : self.encoding_dim]
-        return write_task(self.encoding, code, batch.info["strengths"][row], x, batch.targets[row])
+        """The modules, the code, and the first inputs with their outputs."""
+        code, x = batch.inputs[row, 0, : self.encoding_dim].tolist(), batch.inputs[row, :, self.encoding_dim :]
+        lines = [describe_mixture(batch.info["strengths"][row]), f"encoded as {self.encoding}:"]
+        shown = NUM_SHOWN_FEATURES * NUM_SHOWN_LINES
+        for start in range(0, min(len(code), shown), NUM_SHOWN_FEATURES):
+            lines.append("  " + write_numbers(code[start : start + NUM_SHOWN_FEATURES]))
+        if len(code) > shown:
+            lines.append(f"   … {len(code)} numbers in all")
+        for number in range(min(len(x), NUM_SHOWN_SAMPLES)):
+            y = batch.targets[row, number]
+            lines += [f"x{number + 1}{write_numbers(x[number].tolist())}", f" →{write_numbers(y.tolist())}"]
+        if len(x) > NUM_SHOWN_SAMPLES:
+            lines.append(f"… {len(x) - NUM_SHOWN_SAMPLES} more")
+        return "\n".join(lines)
+
+
+def write_numbers(values: Sequence[float]) -> str:
+    """The first few numbers, with an ellipsis if there are more."""
+    cut = " …" if len(values) > NUM_SHOWN_FEATURES else ""
+    return "".join(f"{value:7.2f}" for value in values[:NUM_SHOWN_FEATURES]) + cut

@@ -7,30 +7,19 @@ frozen modules of `teacher`,
     y = relu(x . sum_m z_m Theta_m) . Omega,   x uniform in [-sqrt(3), sqrt(3)] (variance 1), no noise
 
 A sequence contains examples (x, y) of one task, then queries (x, 0), each to be answered from the examples alone: queries
-do not see one another. The *support* is the set of trained compositions; every other composition of K modules is held out:
-
-    connected      on a ring, neighbours sharing one module: 01 12 23 34 45 50 for pairs of 6, 012 234 450 for triples
-    disconnected   the same on each half of the modules: 01 12 20 and 34 45 53, or 012 and 345: halves that never meet
-    custom         any other, as given
+do not see one another. The *support* is the set of trained compositions (see `supports`); every other composition of K
+modules is held out.
 
 The *unstructured* control has the same number of tasks, but no two compositions share a module: each has K independent
 modules of its own. What is learned about one does not help with another, and held-out compositions consist of weights that
 were never trained. Modules are numbered consecutively, so the split's certificate shows this.
 The range of strengths and the control's own modules are our choice; the paper does not specify them.
 
-The agnostic optimum: infer the composition and its strengths from examples, with known modules.
-
-For every composition, the strengths z are fitted to the examples by Gauss-Newton, and the best fit is kept. As long as no
-hidden unit turns on or off, y = relu(x . sum_m z_m Theta_m) . Omega is linear in z and passes through 0, so each step is an
-ordinary least-squares problem:
+The agnostic optimum fits the strengths z of every composition to the examples by Gauss-Newton and uses the best fit. As
+long as no hidden unit turns on or off, y is linear in z and passes through 0, so each step is an ordinary least-squares
+problem:
 
     z <- argmin_z |y - S z|²,   S[t, m] = (x_t . Theta_m, where the unit is on) . Omega
-
-One sequence of the in-context task as text or picture: the mixture, then examples and queries.
-
-What a probe reads of functions learned in context: the strength of each module; codes are swapped at the same query.
-
-The in-context task as text: examples of a function as numbers with a few decimals, and one query.
 """
 
 from __future__ import annotations
@@ -51,12 +40,12 @@ from recombine.foundation.errors import InputError, check_choice, check_positive
 from recombine.random import Stream
 from recombine.tasks.base import Preset, Reference, Scale, Task
 from recombine.tasks.batch import Batch, Ratio, measure_r2
-from recombine.tasks.modular.supports import SupportInContextSupport, choose_support
+from recombine.tasks.modular.supports import InContextSupport, choose_support
 from recombine.tasks.modular.teacher import (
-    HIGHEST_LEVEL,
-    LOWEST_LEVEL,
+    LOWEST_STRENGTH,
     ModularTeacher,
     apply_teacher,
+    describe_mixture,
     draw_levels,
     draw_teacher,
 )
@@ -110,68 +99,10 @@ def fit_strengths(
     return strengths
 
 
-NUM_SHOWN_FEATURES, NUM_SHOWN_EXAMPLES, NUM_SHOWN_QUERIES = 6, 8, 3
-
-
-def describe_mixture(modules: Int[Tensor, " active"], strengths: Float[Tensor, " modules"]) -> str:
-    """The modules of a task with their strengths."""
-    mixed = " + ".join(f"{strengths[module]:.3f} · module {module}" for module in modules.tolist())
-    return f"task = {mixed}"
-
-
-def write_sequence(
-    mixture: str,
-    inputs: Float[Tensor, "tokens features"],
-    targets: Float[Tensor, "queries outputs"],
-    *,
-    input_size: int,
-) -> str:
-    """The first features of x, and all of y."""
-    num_queries, output_size = targets.shape
-    cut = " …" if input_size > NUM_SHOWN_FEATURES else ""
-    examples, queries = inputs[:-num_queries], inputs[-num_queries:]
-    lines = [mixture, "examples"]
-    for token in examples[:NUM_SHOWN_EXAMPLES]:
-        x, y = token.split((input_size, output_size))
-        lines.append(f"  x {_show(x[:NUM_SHOWN_FEATURES])}{cut}   y {_show(y)}")
-    lines.append(f"  … {len(examples) - NUM_SHOWN_EXAMPLES} more" if len(examples) > NUM_SHOWN_EXAMPLES else "")
-    lines.append("queries, each answered independently")
-    for token, answer in zip(queries[:NUM_SHOWN_QUERIES], targets, strict=False):
-        lines.append(f"  x {_show(token[: min(NUM_SHOWN_FEATURES, input_size)])}{cut}   y {_show(answer)}")
-    lines.append(f"  … {num_queries - NUM_SHOWN_QUERIES} more" if num_queries > NUM_SHOWN_QUERIES else "")
-    return "\n".join(line for line in lines if line)
-
-
-def draw_sequence(
-    mixture: str,
-    inputs: Float[Tensor, "tokens features"],
-    targets: Float[Tensor, "queries outputs"],
-    *,
-    input_size: int,
-) -> Markup:
-    """The picture of a sequence, with the answers to the queries framed."""
-    tokens, num_queries = inputs.detach().cpu().clone(), len(targets)
-    tokens[-num_queries:, input_size:] = targets.detach().cpu()
-    num_examples = len(tokens) - num_queries
-    return draw_tokens(
-        title=mixture,
-        panels=[
-            Panel("input x", tokens[:, :input_size].T.numpy()),
-            Panel("output y", tokens[:, input_size:].T.numpy(), asked=range(num_examples, len(tokens))),
-        ],
-        parts=[(f"{num_examples} examples", num_examples), (f"{num_queries} queries", num_queries)],
-        framed="what the network is asked for",
-    )
-
-
-def _show(values: Float[Tensor, " features"]) -> str:
-    return " ".join(f"{value:5.2f}" for value in values.tolist())
-
-
 Modules = Literal["shared", "own"]
 MAX_FITTED = 1_000
 MAX_DECIMALS = 4
-LOWEST_STRENGTH = LOWEST_LEVEL / HIGHEST_LEVEL
+NUM_SHOWN_FEATURES, NUM_SHOWN_EXAMPLES, NUM_SHOWN_QUERIES = 6, 8, 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +119,7 @@ class InContext(Task):
     """Number of modules of the teacher."""
     num_active: int = 2
     """Number of modules per task."""
-    support: SupportInContextSupport = "connected"
+    support: InContextSupport = "connected"
     """Which compositions are trained: a ring, two separate halves, or those given by --combinations."""
     combinations: str = ""
     """The trained compositions of a custom support, such as "0-1 1-2 2-3"."""
@@ -396,33 +327,55 @@ class InContext(Task):
 
     def text_form(self) -> TextForm:
         """One query and two decimals, unless the task has other ones already."""
-
         return InContextText(replace(self, num_queries=1, decimals=self.decimals or 2))
 
     def reading(self) -> Reading:
-
         return InContextReading(self)
 
     def describe(self, composition: Composition) -> str:
         return " + ".join(f"module {module}" for module in composition)
 
     def render(self, batch: Batch, row: int) -> str:
-        """The mixture, then the first examples and queries, with the first features of x."""
-        mixture = describe_mixture(batch.latents[row], batch.info["strengths"][row])
-        return write_sequence(mixture, batch.inputs[row], batch.targets[row], input_size=self.input_size)
+        """The mixture, then the first examples and queries, with the first features of x and all of y."""
+        inputs, targets = batch.inputs[row], batch.targets[row]
+        cut = " …" if self.input_size > NUM_SHOWN_FEATURES else ""
+
+        def write(title: str, x: Tensor, y: Tensor, most: int) -> list[str]:
+            lines = [
+                f"  x {_show(some_x)}{cut}   y {_show(some_y)}"
+                for some_x, some_y in zip(x[:most, :NUM_SHOWN_FEATURES], y[:most], strict=True)
+            ]
+            return [title, *lines, *([f"  … {len(x) - most} more"] if len(x) > most else [])]
+
+        x, y = inputs.split((self.input_size, self.output_size), dim=1)
+        examples = write("examples", x[: self.num_examples], y[: self.num_examples], NUM_SHOWN_EXAMPLES)
+        queries = write("queries, each answered independently", x[self.num_examples :], targets, NUM_SHOWN_QUERIES)
+        return "\n".join([describe_mixture(batch.info["strengths"][row]), *examples, *queries])
 
     def picture(self, batch: Batch, row: int) -> Markup:
-        mixture = describe_mixture(batch.latents[row], batch.info["strengths"][row])
-        return draw_sequence(mixture, batch.inputs[row], batch.targets[row], input_size=self.input_size)
+        """The examples and queries, with the answers to the queries framed."""
+        tokens = batch.inputs[row].cpu().clone()
+        tokens[self.num_examples :, self.input_size :] = batch.targets[row].cpu()
+        asked = range(self.num_examples, len(tokens))
+        return draw_tokens(
+            title=describe_mixture(batch.info["strengths"][row]),
+            panels=[
+                Panel("input x", tokens[:, : self.input_size].T.numpy()),
+                Panel("output y", tokens[:, self.input_size :].T.numpy(), asked=asked),
+            ],
+            parts=[(f"{self.num_examples} examples", self.num_examples), (f"{len(asked)} queries", len(asked))],
+            framed="what the network is asked for",
+        )
+
+
+def _show(values: Float[Tensor, " features"]) -> str:
+    return " ".join(f"{value:5.2f}" for value in values.tolist())
 
 
 class InContextReading(StrengthReading):
     """Functions learned in context; codes are swapped between sequences with the same last query."""
 
     task: InContext
-
-    def __init__(self, task: InContext) -> None:
-        super().__init__(task)
 
     @property
     def swap(self) -> Reading:

@@ -1,4 +1,6 @@
-"""Which compositions of at most K modules are trained: six supports of a task distribution (SC, arXiv 2507.07207).
+"""Which compositions of modules are trained: the support of a task distribution.
+
+Of at most K modules (Scaling can lead to compositional generalization, arXiv 2507.07207), `split_support`:
 
     random             a random subset, drawn until every module occurs and the graph of co-occurring modules is connected
     equal              the same, with each module in equally many training compositions, up to one
@@ -9,12 +11,15 @@
 
 `disconnected` and `non_compositional` ignore the held-out fraction. The last two are filled up to it; `unpopular_modules`
 holds out more if its last module, trained once, has more compositions than the fraction.
-The properties of a support are verified by the certificate of the split.
 
-Which compositions of modules are trained: rings, two separate halves, or as given.
+Of exactly K modules (When can transformers compositionally generalize in-context?, arXiv 2407.12275), `choose_support`:
 
-A ring of M modules in compositions of K advances by K - 1, so that neighbours share exactly one module. It exists if
-K >= 2 and K - 1 divides M, and it holds something out only if there are other compositions.
+    connected      on a ring that advances by K - 1, so that neighbours share one module: 01 12 23 34 45 50 for pairs of 6,
+                   012 234 450 for triples; it exists if K >= 2 and K - 1 divides M
+    disconnected   the same on each half of the modules, or the whole half: 01 12 20 and 34 45 53, or 012 and 345
+    custom         as given
+
+The certificate of the split shows coverage and connectedness.
 """
 
 from __future__ import annotations
@@ -183,14 +188,14 @@ SUPPORTS: dict[str, Callable[[tuple[Composition, ...], int, float, int], set[Com
     "unpopular_modules": _unpopular_modules,
 }
 
-SupportInContextSupport = Literal["connected", "disconnected", "custom"]
+InContextSupport = Literal["connected", "disconnected", "custom"]
 
 
 def choose_support(
-    support: SupportInContextSupport, combinations: str, *, num_modules: int, num_active: int
+    support: InContextSupport, combinations: str, *, num_modules: int, num_active: int
 ) -> tuple[Composition, ...]:
     """The trained compositions, sorted. A support that cannot exist or holds nothing out is an error."""
-    check_choice("support", support, get_args(SupportInContextSupport))
+    check_choice("support", support, get_args(InContextSupport))
     if (support == "custom") != bool(combinations.strip()):
         raise InputError(
             f"support is {support!r} and combinations are {combinations!r}: expected combinations for 'custom' "

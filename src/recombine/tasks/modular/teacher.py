@@ -5,9 +5,8 @@ Each module m holds a weight matrix Theta_m and a bias b_m for every hidden laye
     h = relu(x . sum_m z_m Theta_m + sum_m z_m b_m)   (once for each hidden layer),   y = h . Omega
 
 with one readout Omega for all tasks (Scaling can lead to compositional generalization, arXiv 2507.07207; When can
-transformers compositionally generalize in-context?, arXiv 2407.12275). Weights have variance `weight_scale / fan_in`.
-
-Strengths of the modules in a task: the vector z of every family that mixes modules (SC, arXiv 2507.07207).
+transformers compositionally generalize in-context?, arXiv 2407.12275). Weights have variance `weight_scale / fan_in`. The
+strengths z are drawn alike in every family that mixes modules.
 """
 
 from __future__ import annotations
@@ -24,7 +23,10 @@ from recombine.foundation.errors import InputError, check_choice, check_positive
 from recombine.random import Stream
 
 Distribution = Literal["truncated_normal", "normal", "uniform"]
+Latents = Literal["discrete", "k_hot", "continuous"]
 TRUNCATION = 2.0  # of the normal distribution, in standard deviations
+LOWEST_LEVEL, HIGHEST_LEVEL = 5, 10  # strengths of active modules, in tenths
+LOWEST_STRENGTH = LOWEST_LEVEL / HIGHEST_LEVEL
 
 
 @dataclass(frozen=True)
@@ -102,15 +104,10 @@ def apply_teacher(
     return x @ teacher.readout
 
 
-Latents = Literal["discrete", "k_hot", "continuous"]
-LOWEST_LEVEL, HIGHEST_LEVEL = 5, 10  # strengths of active modules, in tenths
-
-
 def draw_levels(stream: Stream, num_slots: int, latents: Latents) -> Float[Tensor, "rows slots"]:
     """The strengths of active modules."""
     if latents == "continuous":
-        lowest = LOWEST_LEVEL / HIGHEST_LEVEL
-        return lowest + (1 - lowest) * stream.uniform(num_slots)
+        return LOWEST_STRENGTH + (1 - LOWEST_STRENGTH) * stream.uniform(num_slots)
     if latents == "discrete":
         levels = stream.integers(HIGHEST_LEVEL - LOWEST_LEVEL + 1, num_slots) + LOWEST_LEVEL
         return levels.float() / HIGHEST_LEVEL
@@ -125,3 +122,9 @@ def draw_strengths(
     everywhere = torch.zeros(len(modules), num_modules + 1, dtype=torch.float32, device=modules.device)
     # the last column receives the padding of short compositions, -1, and is dropped
     return everywhere.scatter_(1, modules % (num_modules + 1), levels)[:, :-1]
+
+
+def describe_mixture(strengths: Float[Tensor, " modules"], name: str = "module") -> str:
+    """The modules of a task with their strengths."""
+    mixed = (f"{strength:.3g} × {name} {number}" for number, strength in enumerate(strengths.tolist()) if strength)
+    return f"task = {' + '.join(mixed)}"
