@@ -60,13 +60,6 @@ def test_what_a_model_writes_cannot_command_a_terminal():
     assert show_text("a\n\tb\x1b[2J\x9b\u202ec\r\n") == "a\n\tb\\x1b[2J\\x9b\\u202ec\\r\n"
 
 
-@pytest.mark.parametrize("text", ['"\\ud800 a"', "[" * 10**5, '{"a": "\\udfff"}'])
-def test_prompts_that_are_no_text(text, tmp_path):
-    (tmp_path / "prompts.jsonl").write_text(f'{{"text": {text}, "label": "a"}}\n' * 4)
-    with pytest.raises(InputError, match="line 1"):
-        read_prompts(tmp_path / "prompts.jsonl")
-
-
 CODE = "from pathlib import Path\nPath(__file__ + '.ran').touch()\nPath({trace!r}).touch()\n"
 CONFIG = {"model_type": "stranger", "auto_map": {"AutoConfig": "code.Config", "AutoModel": "code.Model"}}
 

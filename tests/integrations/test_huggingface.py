@@ -14,8 +14,7 @@ from huggingface_models import CONFIGS, HEADS, LAYERS, WIDTH, WINDOW, build_mode
 from recombine.attention.layer import ATTENTIONS, Attention
 from recombine.attention.position import Rotary
 from recombine.foundation.errors import InputError
-from recombine.integrations.huggingface import register
-from recombine.integrations.huggingface.codes import add_deep_weights
+from recombine.integrations.huggingface import add_deep_weights, register
 
 register()
 PLAIN = [name for name in ATTENTIONS if name != "hyla_deep"]

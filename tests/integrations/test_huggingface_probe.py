@@ -13,8 +13,7 @@ from transformers import AutoModel
 from huggingface_models import WORDS, build_model, make_tokenizer
 from recombine.cli import main as cli
 from recombine.foundation.errors import InputError
-from recombine.integrations.huggingface.model import PretrainedModel
-from recombine.integrations.huggingface.probe import probe_pretrained
+from recombine.integrations.huggingface.probe import PretrainedModel, probe_pretrained
 from recombine.integrations.huggingface.prompts import Prompts, read_prompts
 
 LETTERS, ENDS = ("a", "b", "c"), ("x", "y", "z")
@@ -141,15 +140,15 @@ GOOD = {"text": "the a", "label": "a"}
     ("rows", "message"),
     [
         (["{"], r"line 1 is not JSON"),
-        ([json.dumps({"label": "a"})], r"line 1 has no text: expected an object with text, labels"),
+        ([json.dumps({"label": "a"})], r"line 1: text is missing"),
         ([json.dumps({**GOOD, "colour": 1})], r"line 1 has 'colour': expected only text, labels"),
-        ([json.dumps({"text": "the", "labels": "a"})], r"line 1 has labels 'a': expected a list of words"),
+        ([json.dumps({"text": "the", "labels": "a"})], r"line 1: labels is 'a': expected a list"),
         (
             [json.dumps({"text": "the", "labels": ["a", "a"]})],
             r"line 1 has labels \['a', 'a'\]: expected different words",
         ),
         ([json.dumps({**GOOD, "pair": [1]})], r"line 1 has pair \[1\]: expected \[query, key\]"),
-        ([json.dumps({**GOOD, "split": "test"})], r"line 1 has split 'test': expected train or ood"),
+        ([json.dumps({**GOOD, "split": "test"})], r"line 1: split is 'test': expected one of 'train', 'ood'"),
         ([json.dumps({**GOOD, "answer": ""})], r"line 1 has answer '': expected text"),
         ([json.dumps(GOOD)], r"has 1 prompts: expected at least 4"),
         (

@@ -33,7 +33,6 @@ def write_lines(path, rows):
 def test_the_exported_task_names_local_files_and_both_parsers(folder):
     assert {path.name for path in folder.iterdir()} == {
         "prompts.jsonl",
-        "README.md",
         "recombine_sraven.yaml",
         *(f"recombine_sraven_{split}.{kind}" for split in ("test", "ood") for kind in ("jsonl", "yaml")),
     }

@@ -1,17 +1,14 @@
-"""Rows that leave the package and predictions that come back: exports, and scores of predictions made anywhere.
+"""Instances of a task as a table in a file: Parquet, CSV, JSON lines or a NumPy archive, by the suffix of its name.
 
-Tables in files: Parquet, CSV, JSON lines and NumPy archives, by the suffix of the name. Nothing here runs code.
+Every task has the columns below (`COLUMNS`); a task adds its own with `Task.columns`. Lists are JSON in a CSV file. A NumPy
+archive has one array per column; columns of lists of different lengths are left out.
 
-Lists are JSON in a CSV file. A NumPy archive has one array per column; columns of lists of different lengths are left out.
-
-The identity of an exported row, which predictions carry back.
+Each row has an identity, which predictions for it must carry:
 
     ood-17-of-1000-960fe3a3c41f      row 17 of the 1,000 rows of split `ood`, of the export with this hash
 
 The hash covers everything that determines the rows: the task with its version and settings, and the SHA-256 of its split.
 The number of rows is part of the identity, so that missing rows are noticed wherever they are.
-
-Instances of a task as a table. Every task has the columns below; a task adds its own with `Task.columns`.
 """
 
 from __future__ import annotations
@@ -19,6 +16,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
@@ -28,7 +26,6 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import torch
 from numpy.typing import NDArray
 from pyarrow import parquet
 from torch import Tensor
@@ -60,12 +57,8 @@ def write_table(table: pa.Table, path: Path) -> None:
 
 
 def encode_parquet(table: pa.Table) -> bytes:
-
     content = io.BytesIO()
-    # Inputs rarely repeat, so dictionaries of them cost time and space; those of names and identities pay.
-    repeated = [name for name in table.column_names if name in ("split", "module_names", "composition", "modules")]
-    names = {"module_names": "module_names.list.element", "modules": "modules.list.element"}
-    parquet.write_table(table, content, use_dictionary=[names.get(name, name) for name in repeated], compression="zstd")
+    parquet.write_table(table, content, compression="zstd")
     return content.getvalue()
 
 
@@ -129,48 +122,41 @@ def read_columns(path: Path) -> Mapping[str, Sequence[Any] | NDArray[Any]]:
         return readers[suffix](path)
     except FileNotFoundError:
         raise InputError(f"{str(path)!r} does not exist: expected a file of predictions") from None
-    except (OSError, ValueError, KeyError, RecursionError, NotImplementedError, MemoryError, csv.Error) as error:
-        if isinstance(error, InputError):
-            raise
+    except InputError:
+        raise
+    except (OSError, ValueError, KeyError, NotImplementedError, csv.Error) as error:
         reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
         raise InputError(f"{str(path)!r} cannot be read ({reason}): expected a {suffix} file") from None
 
 
 def _read_parquet(path: Path) -> dict[str, Any]:
-
     table = parquet.read_table(path)
-    columns = {}
-    for name in table.column_names:
-        array = as_numpy(table.column(name))
-        columns[name] = table.column(name).to_pylist() if array is None else array
-    return columns
+    arrays = {name: as_numpy(table.column(name)) for name in table.column_names}
+    return {name: table.column(name).to_pylist() if array is None else array for name, array in arrays.items()}
 
 
 def _read_json_lines(path: Path) -> dict[str, Any]:
-    columns: dict[str, list[Any]] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines()):
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
         except ValueError:
-            raise InputError(f"{path} line {number + 1} is not JSON: expected one object per line") from None
-        if not isinstance(row, dict) or (columns and row.keys() != columns.keys()):
-            known = ", ".join(columns) if columns else "an object"
-            raise InputError(f"{path} line {number + 1} differs from the lines before it: expected the keys {known}")
-        for name, value in row.items():
-            columns.setdefault(name, []).append(value)
-    return columns
+            raise InputError(f"{path} line {number} is not JSON: expected one object per line") from None
+        if not isinstance(row, dict) or (rows and row.keys() != rows[0].keys()):
+            known = ", ".join(rows[0]) if rows else "an object"
+            raise InputError(f"{path} line {number} differs from the lines before it: expected the keys {known}")
+        rows.append(row)
+    return {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
 
 
 def _read_csv(path: Path) -> dict[str, Any]:
     with open(path, newline="", encoding="utf-8") as file:
-        reader = csv.reader(file)
-        header = next(reader, [])
-        rows = list(reader)
-    for number, row in enumerate(rows):
+        header, *rows = [*csv.reader(file)] or [[]]
+    for number, row in enumerate(rows, 1):
         if len(row) != len(header):
-            raise InputError(f"{path} row {number + 1} has {len(row)} cells: expected {len(header)}, as in the header")
+            raise InputError(f"{path} row {number} has {len(row)} cells: expected {len(header)}, as in the header")
     return {name: [_parse_cell(name, row[column]) for row in rows] for column, name in enumerate(header)}
 
 
@@ -254,23 +240,22 @@ def make_rows(task: Task, splits: Sequence[SplitName], num_instances: int, *, bl
             f"task {task.name!r} cannot be exported without targets, because its later inputs reveal earlier answers: "
             "expected a task that does not require a causal model"
         )
-    about = describe_columns(task)
-    export = hash_export(task)
     num_numbers = len(splits) * num_instances * task.sequence_length * task.input_dim
     require_memory(4 * num_numbers, f"an export of {num_instances:,} instances of {len(splits)} splits")
-    parts = []
+    about, export = describe_columns(task), hash_export(task)
+    tables = []
     for split in splits:
         first = 0
-        names = _name_modules(task, split)
         for batch in evaluation_batches(task, split, num_instances):
             rows = range(first, first + len(batch))
+            first += len(batch)
             columns = {
                 "row_id": pa.array([str(RowId(split, row, num_instances, export)) for row in rows]),
                 "split": pa.array([split] * len(batch)),
                 "row": pa.array(rows, pa.int32()),
             }
             if not blind:
-                columns |= _describe_rows(task, split, batch, names)
+                columns |= _describe_compositions(task, split, batch)
             columns["inputs"] = as_array(batch.inputs)
             if not blind:
                 columns["target"] = as_array(batch.targets)
@@ -278,61 +263,38 @@ def make_rows(task: Task, splits: Sequence[SplitName], num_instances: int, *, bl
             fields = [
                 pa.field(name, column.type, metadata={"description": about[name]}) for name, column in columns.items()
             ]
-            parts.append(pa.Table.from_arrays(list(columns.values()), schema=pa.schema(fields)))
-            first += len(batch)
-    return pa.concat_tables(parts).replace_schema_metadata(describe_export(task))
-
-
-def describe_export(task: Task) -> dict[str, str]:
-    """What the metadata of a file say about its rows."""
-    return {
+            tables.append(pa.Table.from_arrays(list(columns.values()), schema=pa.schema(fields)))
+    metadata = {
         "task": task.name,
         "settings": json.dumps(settings_as_dict(task)),
         "split_sha256": task.split.certificate.sha256,
-        "export": hash_export(task),
+        "export": export,
     }
+    return pa.concat_tables(tables).replace_schema_metadata(metadata)
 
 
 def as_array(column: Tensor) -> pa.Array:
     """A tensor as nested lists, without a copy of its numbers; the first dimension is that of the rows."""
     column = column.detach().cpu().contiguous()
     array = pa.array(column.flatten().numpy())
-    for size, count in _levels(column):
-        array = pa.ListArray.from_arrays(pa.array(range(0, size * count + 1, size), pa.int32()), array)
+    for level in range(column.dim() - 1, 0, -1):
+        num_lists = math.prod(column.shape[:level])
+        offsets = np.arange(num_lists + 1, dtype=np.int32) * column.shape[level]
+        array = pa.ListArray.from_arrays(pa.array(offsets), array)
     return array
 
 
-def _levels(column: Tensor) -> list[tuple[int, int]]:
-    """Length and number of the lists at each level, the innermost first."""
-    shape = column.shape
-    return [(shape[level], int(torch.Size(shape[:level]).numel())) for level in range(len(shape) - 1, 0, -1)]
-
-
-def _name_modules(task: Task, split: SplitName) -> tuple[pa.Array, pa.Array]:
-    """Numbers and names of the modules of each composition of a split."""
+def _describe_compositions(task: Task, split: SplitName, batch: Batch) -> dict[str, pa.Array]:
+    """Number, modules and names of modules of the composition of each row; `test` has the numbers of `train`."""
+    splits: list[SplitName] = [name for name in task.splits if name != "test"]
+    earlier = splits[: splits.index("train" if split == "test" else split)]
+    first = sum(len(task.split.compositions(name)) for name in earlier)
     compositions = task.split.compositions(split)
-    known = {
-        module: task.describe((module,))
-        for module in sorted({module for composition in compositions for module in composition})
-    }
-    names = [[known[module] for module in composition] for composition in compositions]
-    return pa.array([list(composition) for composition in compositions], pa.list_(pa.int32())), pa.array(
-        names, pa.list_(pa.string())
-    )
-
-
-def _first_number(task: Task, split: SplitName) -> int:
-    """The number of a split's first composition; `test` has those of `train`, all others come one after another."""
-    if split in ("train", "test"):
-        return 0
-    distinct: list[SplitName] = [name for name in task.splits if name != "test"]
-    return sum(len(task.split.compositions(name)) for name in distinct[: distinct.index(split)])
-
-
-def _describe_rows(task: Task, split: SplitName, batch: Batch, names: tuple[pa.Array, pa.Array]) -> dict[str, pa.Array]:
-    number = pa.array(batch.composition.cpu().numpy())
+    names = {module: task.describe((module,)) for module in sorted(set().union(*compositions))}
+    rows = batch.composition.tolist()
+    named = [[names[module] for module in composition] for composition in compositions]
     return {
-        "composition": pa.array((batch.composition.cpu() + _first_number(task, split)).int().numpy()),
-        "modules": names[0].take(number),
-        "module_names": names[1].take(number),
+        "composition": pa.array([first + row for row in rows], pa.int32()),
+        "modules": pa.array([list(compositions[row]) for row in rows], pa.list_(pa.int32())),
+        "module_names": pa.array([named[row] for row in rows], pa.list_(pa.string())),
     }

@@ -1,16 +1,13 @@
-"""Predictions for exported rows, read from a file and checked: every row once, all of one export, no NaN.
+"""Scores of predictions that were made anywhere: the same numbers, and the same verdict, as a module gets.
 
-A file has the column `row_id` and one of
+A file of predictions for exported rows has the column `row_id` and one of
 
     prediction    what a module returns for the row: numbers, or one score per class
     answer        an answer in the form of the column `target`: numbers, or class numbers
     response      the text that a language model (or a person) answered to a prompt; see `recombine.tasks.text`
 
-The samples that lm-evaluation-harness logs (`--log_samples`) are responses too.
-
-Scores of predictions that were made anywhere: the same numbers, and the same verdict, as a module gets.
-
-The rows are made again from the task, so nothing in a file but its predictions is trusted.
+The samples that lm-evaluation-harness logs (`--log_samples`) are responses too. Files are checked: every row once, all of one
+export, no NaN. The rows are generated again from the task, so nothing in a file but its predictions is trusted.
 """
 
 from __future__ import annotations
@@ -48,9 +45,6 @@ class Predictions:
     export: str  # the hash that all rows carry
     values: Mapping[str, Any]  # split -> an array of numbers, or a list of texts
 
-    def count_rows(self, split: str) -> int:
-        return len(self.values[split])
-
 
 def read_predictions(*paths: Path | str, parser: Parser = "lenient") -> Predictions:
     """Read and check one or more files of predictions. `parser` selects the lines of a log that has one per parser."""
@@ -60,17 +54,14 @@ def read_predictions(*paths: Path | str, parser: Parser = "lenient") -> Predicti
     if len(kinds) > 1:
         raise InputError(f"the files hold {' and '.join(sorted(kinds))} columns: expected one kind")
     kind = files[0][0]
-    responses = [response for _, _, column in files for response in column]
-    values: Any = responses if kind == "response" else _join(files, kind)
+    columns = [column for _, _, column in files]
+    values: Any = [text for column in columns for text in column] if kind == "response" else _join(columns, kind)
     identities = [identity for _, column, _ in files for identity in column]
     _check_one_export(identities)
-    order = {
-        split: _order_rows(identities, split) for split in dict.fromkeys(identity.split for identity in identities)
-    }
-    by_split = {
-        split: [values[index] for index in indices] if kind == "response" else values[indices]
-        for split, indices in order.items()
-    }
+    by_split: dict[str, Any] = {}
+    for split in dict.fromkeys(identity.split for identity in identities):
+        order = _order_rows(identities, split)
+        by_split[split] = [values[index] for index in order] if kind == "response" else values[order]
     return Predictions(kind=kind, export=identities[0].export, values=by_split)
 
 
@@ -91,18 +82,20 @@ def _read_file(path: Path, parser: Parser) -> tuple[Kind, list[RowId], Any]:
     identities = [RowId.parse(str(text)) for text in rows]
     if not identities:
         raise InputError(f"{str(path)!r} has no rows: expected one per exported row")
-    if kinds[0] == "response":
-        return "response", identities, [_as_text(*pair) for pair in zip(values, identities, strict=True)]
-    return kinds[0], identities, _as_numbers(values, kinds[0], identities)
+    if kinds[0] != "response":
+        return kinds[0], identities, _as_numbers(values, kinds[0], identities)
+    for identity, response in zip(identities, values, strict=True):
+        if not isinstance(response, str):
+            raise InputError(f"the response to row {identity} is {type(response).__name__}: expected text")
+    return "response", identities, [str(response) for response in values]
 
 
 def _shape(column: Any) -> tuple[int, ...]:
     return column.shape if isinstance(column, np.ndarray) else (len(column),)
 
 
-def _join(files: Sequence[tuple[Kind, list[RowId], Any]], kind: str) -> NDArray[Any]:
+def _join(arrays: Sequence[NDArray[Any]], kind: str) -> NDArray[Any]:
     """The numbers of all files."""
-    arrays = [values for _, _, values in files]
     shapes = sorted({array.shape[1:] for array in arrays})
     if len(shapes) > 1:
         raise InputError(
@@ -158,16 +151,10 @@ def _order_rows(identities: Sequence[RowId], split: str) -> list[int]:
     return [indices[row] for row in range(example.num_rows)]
 
 
-def _as_text(value: Any, identity: RowId) -> str:
-    if not isinstance(value, str):
-        raise InputError(f"the response to row {identity} is {type(value).__name__}: expected text")
-    return str(value)
-
-
 def _as_numbers(values: Any, kind: str, identities: Sequence[RowId]) -> NDArray[Any]:
     try:
         numbers = np.asarray(values)
-        if numbers.dtype.kind in "OSU":  # null in JSON is NaN; text may say a number
+        if numbers.dtype.kind in "OSU":  # null in JSON is NaN; text may be a number
             numbers = np.asarray([np.asarray(value, dtype=np.float64) for value in values])
         if numbers.dtype.kind not in "biuf":
             raise TypeError
@@ -234,7 +221,7 @@ def score_predictions(task: Task, predictions: Predictions, *, parser: Parser = 
     return ScoredPredictions(
         task=task,
         export=export,
-        num_instances={split: predictions.count_rows(split) for split in scores},
+        num_instances={split: len(predictions.values[split]) for split in scores},
         scores=scores,
         verdict=_judge(task, scores),
         unparsed=None if form is None else unparsed,
@@ -243,19 +230,16 @@ def score_predictions(task: Task, predictions: Predictions, *, parser: Parser = 
 
 def as_predictions(task: Task, split: SplitName, predictions: Predictions) -> Tensor:
     """The predictions of a split as a module returns them."""
-    values = predictions.values[split]
-    if predictions.kind == "answer":
-        example = next(evaluation_batches(task, split, 1)).targets
-        return _encode_answers(task, values, example)
-    numbers = torch.from_numpy(np.ascontiguousarray(values))
-    return numbers if numbers.is_floating_point() else numbers.double()
-
-
-def _encode_answers(task: Task, values: NDArray[Any], example: Tensor) -> Tensor:
+    values = torch.from_numpy(np.ascontiguousarray(predictions.values[split]))
+    if predictions.kind == "prediction":
+        return values if values.is_floating_point() else values.double()
+    example = next(evaluation_batches(task, split, 1)).targets
     wanted = tuple(example.shape[1:])
-    if values.shape[1:] != wanted and values[0].size != example.numel():
-        raise InputError(f"answers have shape {values.shape[1:]} per row: expected {wanted}, as the column target has")
-    answers = torch.from_numpy(np.ascontiguousarray(values)).reshape(len(values), *wanted)
+    if values.shape[1:] != wanted and values[0].numel() != example.numel():
+        raise InputError(
+            f"answers have shape {tuple(values.shape[1:])} per row: expected {wanted}, as the column target has"
+        )
+    answers = values.reshape(len(values), *wanted)
     if example.is_floating_point():
         return answers.double()
     if not torch.equal(answers.double(), answers.double().round()):

@@ -4,7 +4,6 @@ FOLDER/prompts.jsonl                    every row: row_id, split, prompt, target
 FOLDER/recombine_<task>_<split>.jsonl   the same, per split, for the harness
 FOLDER/recombine_<task>_<split>.yaml    a task of the harness; its filters are the two parsers
 FOLDER/recombine_<task>.yaml            the group of them
-FOLDER/README.md                        how to run and score them
 """
 
 from __future__ import annotations
@@ -57,7 +56,6 @@ def write_text(
         files[data.with_suffix(".yaml")] = write_task(form, f"{name}_{split}", data, reasoning=reasoning).encode()
     group = {"group": name, "task": [f"{name}_{split}" for split in splits]}
     files[folder / f"{name}.yaml"] = _write_yaml(group).encode()
-    files[folder / "README.md"] = _describe(form, name, splits, num_examples).encode()
     return _write_all(files)
 
 
@@ -88,7 +86,8 @@ def write_task(form: TextForm, name: str, data: Path, *, reasoning: bool) -> str
         }
         for parser in PARSERS
     ]
-    tokens = REASONING_TOKENS if reasoning else ANSWER_TOKENS
+    match: dict[str, Any] = {"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}
+    match |= {"ignore_case": True, "regexes_to_ignore": [IGNORED]}
     return _write_yaml(
         {
             "task": name,
@@ -102,41 +101,13 @@ def write_task(form: TextForm, name: str, data: Path, *, reasoning: bool) -> str
             "generation_kwargs": {
                 "until": ["</s>"] if reasoning else ["\n"],
                 "do_sample": False,
-                "max_gen_toks": tokens,
+                "max_gen_toks": REASONING_TOKENS if reasoning else ANSWER_TOKENS,
             },
             "filter_list": filters,
-            "metric_list": [
-                {
-                    "metric": "exact_match",
-                    "aggregation": "mean",
-                    "higher_is_better": True,
-                    "ignore_case": True,
-                    "regexes_to_ignore": [IGNORED],
-                }
-            ],
+            "metric_list": [match],
             "metadata": {"version": 1, "export": hash_export(form.task)},
         }
     )
-
-
-def _describe(form: TextForm, name: str, splits: Sequence[str], num_examples: int) -> str:
-    task = form.task
-    return f"""# {name}
-
-Recombine task `{task.name}`, splits {", ".join(splits)}, {num_examples} worked examples per prompt.
-Split `{task.split.certificate.sha256}`, export `{hash_export(task)}`.
-
-With lm-evaluation-harness (the tasks name the files in this folder by their full path):
-
-    lm_eval --model hf --model_args pretrained=MODEL --include_path FOLDER --tasks {name} --log_samples --output_path answers
-
-With any other program: answer each prompt in `prompts.jsonl`, and write lines with `row_id` and `response`.
-
-Score the answers with `recombine score {task.name.replace("_", "-")} FILE` and the task flags of the export. Parsers:
-
-    strict   `{form.expression("strict")}`
-    lenient  `{form.expression("lenient")}` (the last match)
-"""
 
 
 def _write_yaml(value: dict[str, Any]) -> str:

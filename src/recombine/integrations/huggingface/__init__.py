@@ -1,26 +1,25 @@
 """Hugging Face `transformers`: HYLA by name in its models, and the latent codes of any pretrained one.
 
     register()                      attn_implementation="hyla", and every other attention of Table A1; our language model
-    huggingface_language.export_run a language model of ours as a model of `transformers`, and back
+    language_model.export_run       a language model of ours as a model of `transformers`, and back
     add_deep_weights(model)         the extra matrices of "hyla_deep"
     codes(model, inputs)            codes and residual stream of chosen query-key pairs
-    views(model, inputs)            the value matrices that the codes generate, which reproduce the model's own output
 
 Needs the extra `huggingface`. See docs/hugging_face.md.
 """
 
 from __future__ import annotations
 
-from recombine.integrations.huggingface.attention import register_attentions
-from recombine.integrations.huggingface.codes import Codes, LayerView, add_deep_weights, codes, views
+from recombine.integrations.huggingface.attention import add_deep_weights, register_attentions
+from recombine.integrations.huggingface.codes import Codes, codes
 
 
 def register() -> None:
     """Make our attentions and our language model known to `transformers`. Calling it again changes nothing."""
     register_attentions()  # first, because it says which package is missing
-    from recombine.integrations.huggingface.model import register_language_model
+    from recombine.integrations.huggingface.language_model import register_language_model
 
     register_language_model()
 
 
-__all__ = ["Codes", "LayerView", "add_deep_weights", "codes", "register", "views"]
+__all__ = ["Codes", "add_deep_weights", "codes", "register"]

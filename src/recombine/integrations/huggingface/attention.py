@@ -8,30 +8,39 @@ keys and values of fewer heads where they are grouped. The mask of a model comes
 without an entry there a model gets no mask at all and a causal one sees the future, so `register_attentions` fills both.
 Ours is boolean: without a softmax, -inf as a score means nothing.
 
-The output is scaled by `norm` unless the configuration of the model has `attention_output_scale` (see
-`layers/output_scale.py`), because these models were built for softmax attention, which averages over keys.
+The output is scaled by `norm` unless the configuration of the model has `attention_output_scale`, because these models were
+built for softmax attention, which averages over keys. "hyla_deep" needs one more matrix per head (eq. 10), which
+`add_deep_weights` adds.
+
+The attention of nearly every pretrained model is a softmax whose weights are the latent codes of "Attention as a
+Hypernetwork" (eq. 2-5). `watching` lets a handler compute the attention of a model, which can so read or change its codes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, cast
 
+import safetensors
 import torch
 from torch import Tensor, nn
 
+from recombine.attention.dense import lecun_normal_
 from recombine.attention.dispatch import attend
 from recombine.attention.dropout import Dropout
 from recombine.attention.hyla import merge_masks
 from recombine.attention.layer import ATTENTIONS, choose_output_scale, scale_output
 from recombine.foundation.errors import InputError
+from recombine.inside.collect import evaluating
 
 # arguments that change the scores in a way that the kernels do not have
 UNSUPPORTED = {"softcap": "a soft cap on scores", "s_aux": "attention sinks"}
 
 
 class Call(NamedTuple):
-    """One call of an attention layer, in the form that the kernels take: tokens before heads, every head of its own."""
+    """The arguments of the kernels for one call of an attention layer: tokens before heads, no grouped heads."""
 
     q: Tensor
     k: Tensor
@@ -60,17 +69,14 @@ def import_interfaces() -> tuple[Any, Any]:
 
 
 def make_mask(*, kv_length: int, **arguments: Any) -> Tensor | None:
-    """A boolean mask (b, 1, q, k), True where a query may attend; None where the causal flag of the layer says it all.
+    """A boolean mask (b, 1, q, k), True where a query may attend; None where the causal flag of the layer is enough.
 
     `transformers` names the queries by `q_length` (5.x) or by `cache_position` (before); both are passed on.
     """
     from transformers.masking_utils import sdpa_mask
 
-    if "q_length" in arguments:
-        num_queries = arguments["q_length"]
-    else:
-        num_queries = len(arguments["cache_position"])
-    # with a cache, None would have to be read as "sees every key", also those that a static cache does not have yet
+    num_queries = arguments["q_length"] if "q_length" in arguments else len(arguments["cache_position"])
+    # with a cache, None would mean that every key is visible, also those that a static cache does not have yet
     allowed = arguments.pop("allow_is_causal_skip", True) and num_queries == kv_length
     return sdpa_mask(kv_length=kv_length, allow_is_causal_skip=allowed, **arguments)
 
@@ -168,6 +174,94 @@ def _find_deep_weight(name: str, module: nn.Module) -> Tensor | None:
     if weight is None:
         raise InputError(
             f"{type(module).__name__} has no deep_weight, which {name!r} needs: expected a model after "
-            "recombine.integrations.huggingface.codes.add_deep_weights(model)"
+            "recombine.integrations.huggingface.add_deep_weights(model)"
         )
     return weight
+
+
+WATCHED = "recombine_watched"
+DEEP_WEIGHT = "deep_weight"
+
+Handler = Callable[[nn.Module, Call], Tensor]
+"""Computes what each head of each query receives, (b, q, h, e), for one call of an attention layer."""
+
+
+@contextmanager
+def watching(model: nn.Module, handler: Handler, attention: str | None = None) -> Iterator[None]:
+    """Let `handler` compute the attention of a model, by default with the options of the model's own attention."""
+    interface, masks = import_interfaces()
+    if not hasattr(model, "set_attn_implementation"):
+        raise InputError(f"the model is a {type(model).__name__}: expected a model of transformers")
+    config, set_implementation = cast(Any, model.config), cast(Callable[[str], None], model.set_attn_implementation)
+    before = config._attn_implementation
+    name = attention or (before if before in ATTENTIONS else "softmax")  # every implementation but ours is a softmax
+
+    def watched(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+    ) -> tuple[Tensor, None]:
+        call = arrange_call(name, module, query, key, value, attention_mask, **options)
+        return finish_call(name, module, call, handler(module, call)), None
+
+    interface.register(WATCHED, watched)
+    masks.register(WATCHED, make_mask)
+    set_implementation(WATCHED)
+    if config._attn_implementation != WATCHED:
+        raise InputError(
+            f"{type(model).__name__} does not call the attention interface of transformers: expected a model that does, "
+            "such as Llama, GPT-2, GPT-NeoX or BERT"
+        )
+    try:
+        yield
+    finally:
+        set_implementation("eager" if before is None else before)
+
+
+def add_deep_weights(model: nn.Module, folder: Path | str | None = None) -> None:
+    """Add the parameter `deep_weight`, (h, e, e), to every attention layer: new, or as `save_pretrained` wrote it.
+
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="hyla_deep")
+        add_deep_weights(model)
+        model.save_pretrained(folder)
+        model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="hyla_deep")  # warns of unexpected keys
+        add_deep_weights(model, folder)  # reads them
+
+    Call it before the optimiser is built. Existing weights are kept unless a folder is given.
+    """
+    saved = {} if folder is None else _read_deep_weights(Path(folder))
+    paths = {module: path for path, module in model.named_modules()}
+    for module, (num_heads, width) in find_attention_modules(model).items():
+        name = f"{paths[module]}.{DEEP_WEIGHT}"
+        if folder is not None and name not in saved:
+            raise InputError(f"{folder} has no {name}: expected a model that was saved with its deep weights")
+        if getattr(module, DEEP_WEIGHT, None) is None:
+            like = next(module.parameters(), next(model.parameters()))
+            weight = torch.empty(num_heads, width, width, device=like.device, dtype=like.dtype)
+            module.register_parameter(DEEP_WEIGHT, nn.Parameter(lecun_normal_(weight)))
+        if folder is not None:
+            with torch.no_grad():
+                getattr(module, DEEP_WEIGHT).copy_(saved[name])
+
+
+def find_attention_modules(model: nn.Module) -> dict[nn.Module, tuple[int, int]]:
+    """The number of heads and their width, for each module of a model that calls the attention interface."""
+    sizes: dict[nn.Module, tuple[int, int]] = {}
+
+    def handle(module: nn.Module, call: Call) -> Tensor:
+        sizes[module] = (call.q.shape[2], call.v.shape[3])
+        return call.v.new_zeros(*call.q.shape[:3], call.v.shape[3])
+
+    device = next(model.parameters()).device
+    with evaluating(model), watching(model, handle, "softmax"):
+        model(input_ids=torch.zeros(1, 2, dtype=torch.long, device=device))
+    return sizes
+
+
+def _read_deep_weights(folder: Path) -> dict[str, Tensor]:
+    saved: dict[str, Tensor] = {}
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise InputError(f"{folder} has no .safetensors file: expected a folder that save_pretrained wrote")
+    for path in files:
+        with safetensors.safe_open(path, framework="pt") as file:
+            saved |= {name: file.get_tensor(name) for name in file.keys() if name.endswith(DEEP_WEIGHT)}  # noqa: SIM118
+    return saved

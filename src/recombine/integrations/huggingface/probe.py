@@ -1,28 +1,47 @@
 """Probe a pretrained model on prompts: decodability, structure, similarity, ablation and swap, as for our own runs.
 
-The result is kept in a run directory, `probe.json` and `probe.npz`, so that `recombine report` shows it. It is used again
+The result is cached in a run directory, `probe.json` and `probe.npz`, so that `recombine report` shows it. It is used again
 only if the prompts, the weights and the arguments are the same.
+
+`PretrainedModel` is called as our own models are: predictions, latent codes, and changes of the codes. Each prompt names the
+pair of tokens that a probe reads. Codes (b, h, q, k) are rotated so that this query is the last query and this key the last
+key, whatever the length of the prompt; the other tokens keep their order around them. After a change, pairs that the model
+cannot see are 0 again.
+
+The prediction is the class of a prompt: from the logits of the first token of each answer, or, if prompts have no answers, from
+the last hidden state of the query by a linear decoder of the labels that is fitted on the `train` prompts. Ablations and swaps
+then show what the codes do to that state.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from torch import nn
+from jaxtyping import Float, Int
+from torch import Tensor, nn
 
+from recombine.attention.definition import CodeMap
+from recombine.attention.dispatch import attend
 from recombine.foundation.errors import InputError
+from recombine.inside.collect import CHUNK_SIZE, evaluating
+from recombine.inside.decode import fit_logistic_path, standardise
 from recombine.inside.probe import NUM_INSTANCES, Say, probe_model
 from recombine.inside.result import PROBE, ProbeResult
-from recombine.integrations.huggingface.attention import import_interfaces
-from recombine.integrations.huggingface.model import PretrainedModel
+from recombine.integrations.huggingface.attention import Call, import_interfaces, watching
+from recombine.integrations.huggingface.codes import take_tokens
 from recombine.integrations.huggingface.prompts import Prompts, read_prompts
+from recombine.models.base import Site
 from recombine.training.directory import RunDirectory
 from recombine.training.run import resolve_device
 from recombine.training.schema import Json
 
+STRENGTH = 0.1  # of the readout's regularisation; the middle one of those that the probe tries
 LOCALLY: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}  # code in a folder is never run
 VERSION = 1  # of what this file adds to the probe
 
@@ -57,7 +76,7 @@ def probe_pretrained(
     tokenizer, model, untrained = load_model(folder, with_head=file.has_answers)
     task = Prompts(file=file, tokenizer=tokenizer, max_tokens=max_tokens, held_out=held_out, seed=seed)
     pretrained = PretrainedModel(model, task).to(torch_device)
-    _ = task.token_rows  # what is wrong with the prompts is said before anything is written
+    _ = task.token_rows  # invalid prompts are refused before anything is written
     run = RunDirectory.create(Path(out), f"prompts-{folder.name}", config)
     cached = ProbeResult.load(run, key)
     if cached is not None:
@@ -120,3 +139,119 @@ def hash_folder(folder: Path) -> str:
         with open(path, "rb") as content:
             digest.update(hashlib.file_digest(content, "sha256").digest())
     return digest.hexdigest()[:16]
+
+
+class PretrainedModel(nn.Module):
+    """A `transformers` model on prompts."""
+
+    def __init__(self, model: nn.Module, task: Prompts) -> None:
+        super().__init__()
+        self.model = model
+        num_layers = int(model.config.num_hidden_layers)  # type: ignore[union-attr, arg-type]
+        # what probes record: the residual stream at the query, behind each block
+        self.residual = nn.ModuleList([nn.Identity() for _ in range(num_layers)])
+        self.probe_sites = tuple(Site(f"residual.{layer}", f"residual.{layer}") for layer in range(num_layers))
+        self.readout: nn.Linear | None = None
+        self.answers: Tensor | None = find_answers(task) if task.file.has_answers else None
+
+    def forward(
+        self,
+        inputs: Int[Tensor, "b columns"],
+        *,
+        return_codes: bool = False,
+        code_maps: Sequence[CodeMap | None] | None = None,
+    ) -> Tensor | tuple[Tensor, list[Float[Tensor, "b h q k"]]]:
+        """Scores of the classes (b, classes), and with `return_codes` the codes of each layer."""
+        pairs, tokens = inputs[:, :2], inputs[:, 2:]
+        rotation = _Rotation(pairs, tokens.shape[1])
+        codes: list[Tensor] = []
+
+        def handle(_: nn.Module, call: Call) -> Tensor:
+            code_map = None if code_maps is None else code_maps[len(codes)]
+            wrapped = None if code_map is None else rotation.wrap(code_map)
+            out, found = attend(call.q, call.k, call.v, code_map=wrapped, return_codes=True, **call.options)
+            assert found is not None
+            codes.append(found)
+            return out
+
+        with watching(self.model, handle) if return_codes or code_maps is not None else nullcontext():
+            outputs = self.model(
+                input_ids=tokens.clamp(min=0), attention_mask=(tokens >= 0).long(), output_hidden_states=True
+            )
+        predictions = self._predict(outputs, pairs)
+        return (predictions, [rotation.forward(found) for found in codes]) if return_codes else predictions
+
+    def _predict(self, outputs: Any, pairs: Int[Tensor, "b 2"]) -> Float[Tensor, "b classes"]:
+        query = pairs[:, :1]
+        states = [take_tokens(state, query)[:, 0] for state in outputs.hidden_states[1:]]
+        for site, state in zip(self.residual, states, strict=True):
+            site(state)
+        if self.answers is not None:
+            return take_tokens(outputs.logits, query)[:, 0, self.answers.to(query.device)]
+        return states[-1] if self.readout is None else self.readout(states[-1])
+
+    def fit_readout(self, task: Prompts, device: torch.device | str = "cpu") -> None:
+        """Fit the decoder of the labels, and add up its scores over the labels of each composition."""
+        if self.answers is not None:
+            return
+        batch = task.take("train", list(range(len(task.rows["train"]))), device)
+        with evaluating(self):
+            states = torch.cat([self(chunk) for chunk in batch.inputs.split(CHUNK_SIZE)]).float().cpu().numpy()
+        labels = task.reading().label(batch).cpu().numpy()
+        x = standardise(states, np.arange(len(states)))
+        weights = next(fit_logistic_path(x, labels, [STRENGTH]))
+        deviation = states.std(axis=0)
+        scale = np.where(deviation > 0, 1 / np.where(deviation > 0, deviation, 1), 0)
+        slope = weights[:-1] * scale[:, None]
+        bias = weights[-1] - states.mean(axis=0) @ slope
+        modules = task.reading().modules
+        compositions = task.split.train + task.split.ood
+        members = np.array([[module in composition for composition in compositions] for module in modules], float)
+        readout = nn.Linear(states.shape[1], task.output_dim)
+        with torch.no_grad():
+            readout.weight.copy_(torch.tensor((slope @ members).T))
+            readout.bias.copy_(torch.tensor(bias @ members))
+        self.readout = readout.to(device)
+
+
+class _Rotation:
+    """Rotates codes so that the pair of each row comes last, and back."""
+
+    def __init__(self, pairs: Int[Tensor, "b 2"], num_tokens: int) -> None:
+        places = torch.arange(num_tokens, device=pairs.device)
+        shift = pairs[:, :, None] + 1
+        self.to_end = (places + shift) % num_tokens  # (b, 2, tokens)
+        self.back = (places - shift) % num_tokens
+
+    def forward(self, codes: Float[Tensor, "b h q k"]) -> Float[Tensor, "b h q k"]:
+        return _reorder(codes, self.to_end)
+
+    def wrap(self, code_map: CodeMap) -> CodeMap:
+        """A map of rotated codes as one of the model's own codes."""
+
+        def change(codes: Tensor) -> Tensor:
+            changed = _reorder(code_map(_reorder(codes, self.to_end)), self.back)
+            # a pair that is masked has code 0, and no other has exactly that
+            return changed.masked_fill(codes == 0, 0)
+
+        return change
+
+
+def _reorder(codes: Float[Tensor, "b h q k"], order: Int[Tensor, "b 2 tokens"]) -> Float[Tensor, "b h q k"]:
+    codes = codes.gather(2, order[:, 0, None, :, None].expand_as(codes))
+    return codes.gather(3, order[:, 1, None, None, :].expand_as(codes))
+
+
+def find_answers(task: Prompts) -> Int[Tensor, " classes"]:
+    """The first token of each answer; raises if two answers begin alike."""
+    tokens = {answer: task.tokenizer(answer, add_special_tokens=False)["input_ids"][:1] for answer in task.classes}
+    for answer, first in tokens.items():
+        if not first:
+            raise InputError(f"answer {answer!r} has no tokens: expected answers that the tokenizer knows")
+        alike = [other for other in tokens if other != answer and tokens[other] == first]
+        if alike:
+            raise InputError(
+                f"answers {answer!r} and {alike[0]!r} begin with the same token: expected answers that "
+                "differ in their first token"
+            )
+    return torch.tensor([first[0] for first in tokens.values()])

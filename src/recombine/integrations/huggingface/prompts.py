@@ -1,9 +1,4 @@
-"""The task that prompts are: which class each prompt belongs to, and what a probe reads of it.
-
-The classes are the answers if the prompts have some, else their compositions. Inputs are one row of whole numbers per prompt:
-positions of query and key, then token numbers, then -1 up to the longest prompt.
-
-Prompts with labels as a task, so that a pretrained model is probed as our own runs are.
+"""Prompts with labels as a task, so that a pretrained model is probed as our own runs are.
 
 A prompts file has one JSON object per line:
 
@@ -13,8 +8,9 @@ A prompts file has one JSON object per line:
     split     optional, "train" or "ood"; without it, compositions are held out by their hash
     answer    optional: the text that should follow, for models that predict tokens
 
-Prompts are taken in an order that depends on their text alone. Half of those with training compositions are there to fit
-decoders on (`train`), the other half is `test`.
+The classes of the task are the answers if the prompts have some, else their compositions. Inputs are one row of whole numbers
+per prompt: positions of query and key, then token numbers, then -1 up to the longest prompt. The order of the prompts depends
+on their text alone. Half of those with training compositions are for fitting decoders (`train`), the other half is `test`.
 """
 
 from __future__ import annotations
@@ -25,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, NotRequired, TypedDict
 
 import torch
 from jaxtyping import Float, Int
@@ -33,7 +29,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from recombine.compositions import Composition, CompositionSplit, split_compositions
-from recombine.foundation.errors import InputError
+from recombine.foundation.errors import InputError, find_schema_error
 from recombine.foundation.files import read_file
 from recombine.integrations.huggingface.codes import resolve_pairs
 from recombine.random import Stream
@@ -43,12 +39,23 @@ from recombine.tasks.reading import Counterfactual, Reading
 from recombine.tasks.sampling import SplitName
 
 DEFAULT_PAIR = (-1, -1)
-KEYS = ("text", "labels", "label", "pair", "split", "answer")
+MAX_NAMED_GROUPS = 12  # classes whose swaps are also listed pair by pair
+
+
+class PromptRow(TypedDict):
+    """One line of the file."""
+
+    text: str
+    labels: NotRequired[list[str]]
+    label: NotRequired[str]
+    pair: NotRequired[list[int]]
+    split: NotRequired[Literal["train", "ood"] | None]
+    answer: NotRequired[str]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
-    """One line of the file; labels as numbers."""
+    """A prompt with numbers as labels."""
 
     text: str
     composition: Composition
@@ -99,75 +106,66 @@ def read_prompts(path: Path | str) -> PromptFile:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise InputError(f"{path} cannot be read ({reason}): expected JSON lines with text and labels") from None
-    rows = [(number, _read_line(path, number, line)) for number, line in enumerate(lines, 1) if line.strip()]
+    rows = {number: _read_line(f"{path} line {number}", line) for number, line in enumerate(lines, 1) if line.strip()}
     if len(rows) < 4:
         raise InputError(
             f"{path} has {len(rows)} prompts: expected at least 4, to fit decoders on some and score on others"
         )
+    example = next(iter(rows.values()))
     for name in ("split", "answer"):
-        missing = [number for number, row in rows if (row.get(name) is None) != (rows[0][1].get(name) is None)]
-        if missing:
-            raise InputError(f"{path} line {missing[0]}: expected {name!r} in every line or in none")
-    _check_different(path, rows)
-    labels = tuple(sorted({label for _, row in rows for label in row["labels"]}))
-    numbers = {label: number for number, label in enumerate(labels)}
-    prompts = [
-        Prompt(
+        for number, row in rows.items():
+            if (row.get(name) is None) != (example.get(name) is None):
+                raise InputError(f"{path} line {number}: expected {name!r} in every line or in none")
+    names = tuple(sorted({label for row in rows.values() for label in row["labels"]}))
+    prompts: dict[tuple[str, tuple[int, int]], tuple[int, Prompt]] = {}
+    for number, row in rows.items():
+        query, key = row.get("pair", DEFAULT_PAIR)
+        prompt = Prompt(
             text=row["text"],
-            composition=tuple(sorted(numbers[label] for label in row["labels"])),
-            pair=tuple(row.get("pair", DEFAULT_PAIR)),
+            composition=tuple(sorted(names.index(label) for label in row["labels"])),
+            pair=(query, key),
             split=row.get("split"),
             answer=row.get("answer"),
         )
-        for _, row in rows
-    ]
-    # an order that says nothing about labels: decoders are fitted on every other prompt
-    prompts.sort(key=lambda prompt: hashlib.sha256(prompt.text.encode()).digest())
-    return PromptFile(prompts=tuple(prompts), labels=labels, sha256=hashlib.sha256(content).hexdigest())
-
-
-def _check_different(path: Path | str, rows: list[tuple[int, dict[str, Any]]]) -> None:
-    """Refuse a prompt that occurs twice: a decoder could be fitted on one copy and scored on the other."""
-    lines: dict[tuple[str, tuple[int, ...]], int] = {}
-    for number, row in rows:
-        first = lines.setdefault((row["text"], tuple(row.get("pair", DEFAULT_PAIR))), number)
+        first, _ = prompts.setdefault((prompt.text, prompt.pair), (number, prompt))
         if first != number:
             raise InputError(
                 f"{path} line {number} repeats line {first}: expected prompts that differ in text or pair, since decoders "
                 "are fitted on some and scored on others"
             )
+    # an order that says nothing about labels: decoders are fitted on every other prompt
+    ordered = sorted((prompt for _, prompt in prompts.values()), key=lambda prompt: _hash(prompt.text.encode()))
+    return PromptFile(prompts=tuple(ordered), labels=names, sha256=_hash(content))
 
 
-def _read_line(path: Path | str, number: int, line: str) -> dict[str, Any]:
-    where = f"{path} line {number}"
+def _hash(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _read_line(place: str, line: str) -> PromptRow:
+    """A line with `labels` in the place of `label`."""
     try:
         row = json.loads(line)
-        json.dumps(row, ensure_ascii=False).encode()  # a lone surrogate is valid JSON, but not text
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{where} is not JSON ({error}): expected one object per line") from None
-    if not isinstance(row, dict) or not isinstance(row.get("text"), str) or not row["text"]:
-        raise InputError(f"{where} has no text: expected an object with {', '.join(KEYS)}")
-    unknown = [key for key in row if key not in KEYS]
+    except ValueError as error:
+        raise InputError(f"{place} is not JSON ({error}): expected one object per line") from None
+    fault = find_schema_error(row, PromptRow)
+    if fault is not None:
+        raise InputError(f"{place}: {fault}")
+    known = PromptRow.__annotations__
+    unknown = [key for key in row if key not in known]
     if unknown:
-        raise InputError(f"{where} has {unknown[0]!r}: expected only {', '.join(KEYS)}")
+        raise InputError(f"{place} has {unknown[0]!r}: expected only {', '.join(known)}")
     if "label" in row:
         row["labels"] = [row.pop("label")]
-    labels = row.get("labels")
-    if not isinstance(labels, list) or not labels or not all(isinstance(label, str) and label for label in labels):
-        raise InputError(f"{where} has labels {labels!r}: expected a list of words, or one word in 'label'")
-    if len(set(labels)) < len(labels):
-        raise InputError(f"{where} has labels {labels!r}: expected different words")
-    pair = row.get("pair", list(DEFAULT_PAIR))
-    if not isinstance(pair, list) or len(pair) != 2 or not all(type(position) is int for position in pair):
-        raise InputError(f"{where} has pair {pair!r}: expected [query, key], two positions of tokens")
-    if row.get("split") not in (None, "train", "ood"):
-        raise InputError(f"{where} has split {row['split']!r}: expected train or ood")
-    if "answer" in row and (not isinstance(row["answer"], str) or not row["answer"]):
-        raise InputError(f"{where} has answer {row['answer']!r}: expected text")
+    labels = row.get("labels", [])
+    if not labels or not all(labels) or len(set(labels)) < len(labels):
+        raise InputError(f"{place} has labels {labels!r}: expected different words, or one word in 'label'")
+    if len(row.get("pair", DEFAULT_PAIR)) != 2:
+        raise InputError(f"{place} has pair {row['pair']!r}: expected [query, key], two positions of tokens")
+    for name in ("text", "answer"):
+        if row.get(name) == "":
+            raise InputError(f"{place} has {name} '': expected text")
     return row
-
-
-MAX_NAMED_GROUPS = 12  # classes whose swaps are also listed pair by pair
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,20 +213,22 @@ class Prompts(Task):
         return {split: self._tokenise(prompts) for split, prompts in self.rows.items() if prompts}
 
     def _tokenise(self, prompts: list[Prompt]) -> Int[Tensor, "rows columns"]:
-        numbers = [self.tokenizer(prompt.text)["input_ids"] for prompt in prompts]
-        for prompt, row in zip(prompts, numbers, strict=True):
-            if not 0 < len(row) <= self.max_tokens:
-                raise InputError(
-                    f"prompt {prompt.text[:40]!r} has {len(row)} tokens: expected 1 to {self.max_tokens} (--max-tokens)"
-                )
-        width = self._longest
-        tokens = torch.tensor([row + [-1] * (width - len(row)) for row in numbers])
+        rows = [self.tokens[prompt.text] for prompt in prompts]
+        width = max(map(len, self.tokens.values()))
+        tokens = torch.tensor([row + [-1] * (width - len(row)) for row in rows])
         pairs = torch.tensor([prompt.pair for prompt in prompts])[:, None]
         return torch.cat([resolve_pairs(pairs, (tokens >= 0).long())[:, 0], tokens], dim=1)
 
     @cached_property
-    def _longest(self) -> int:
-        return max(len(self.tokenizer(prompt.text)["input_ids"]) for prompt in self.file.prompts)
+    def tokens(self) -> dict[str, list[int]]:
+        """The token numbers of each text."""
+        tokens = {prompt.text: self.tokenizer(prompt.text)["input_ids"] for prompt in self.file.prompts}
+        for text, row in tokens.items():
+            if not 0 < len(row) <= self.max_tokens:
+                raise InputError(
+                    f"prompt {text[:40]!r} has {len(row)} tokens: expected 1 to {self.max_tokens} (--max-tokens)"
+                )
+        return tokens
 
     @property
     def input_dim(self) -> int:
@@ -236,7 +236,7 @@ class Prompts(Task):
 
     @property
     def sequence_length(self) -> int:
-        return self._longest + 2
+        return max(map(len, self.tokens.values())) + 2
 
     @property
     def output_dim(self) -> int:
