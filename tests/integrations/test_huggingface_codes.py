@@ -64,7 +64,6 @@ def test_codes_are_what_the_model_computes(kind, attention):
     np.testing.assert_array_equal(found.pairs, [[[5, 5], [4, 2]], [[8, 8], [4, 2]]])
 
 
-
 def test_the_file_is_one_that_probe_reads(tmp_path):
     found = codes(build_model("gpt2"), draw_tokens(8), [(-1, -1), (-1, 0)])
     labels = np.arange(8) % 2
@@ -73,7 +72,6 @@ def test_the_file_is_one_that_probe_reads(tmp_path):
     assert activations.by_site["codes.1"].shape == (8, 2 * HEADS)
     assert activations.by_site["residual.0"].shape == (8, 2 * WIDTH)
     assert activations.labels.argmax(axis=1).tolist() == labels.tolist()
-
 
 
 def test_wrong_questions(unchecked):
