@@ -101,7 +101,6 @@ def test_public_names(room):
         _ = module.nothing
 
 
-@pytest.mark.xfail(reason="the papers are being moved", strict=False)
 def test_the_papers_use_public_names_only():
     private = []
     for path in sorted(Path(recombine_papers.__file__).parent.rglob("*.py")):

@@ -54,7 +54,7 @@ class Terminal(io.StringIO):
             ["check", "fuzzy-logic", "--scale", "big"],
             "--scale is 'big': expected one of tiny, small, paper; see recombine check",
         ),
-        (["reproduce", "list", "--scale", "tinny"], "expected one of paper, small, tiny; did you mean tiny?; see"),
+        (["reproduce", "demo", "--scale", "tinny"], "expected one of paper, small, tiny; did you mean tiny?; see"),
         (["train", "fuzzy-logic", "--steps", "ten"], "--steps is 'ten': expected a whole number; see"),
         (["train", "fuzzy-logic", "--learning-rate", "x"], "--learning-rate is 'x': expected a number; see"),
         (["train", "fuzzy-logic", "--steps"], "--steps has no value: expected one after it; see"),

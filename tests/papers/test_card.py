@@ -39,7 +39,7 @@ from recombine_papers.stored import (
     shorten_numbers,
     write_results,
 )
-from recombine_papers.verb import read_card, update_page
+from recombine_papers.verb import update_page
 from stored_runs import stored_run
 
 ROOT = Path(__file__).parents[2]
@@ -214,13 +214,13 @@ def test_the_command(tmp_path, capsys, monkeypatch):
 
 
 def test_pages_of_the_documentation_are_those_that_the_results_give():
-    rows = read_card(ROOT / "results")
+    rows = build_card(EXPERIMENTS.values(), ROOT / "results")
     assert (ROOT / "docs" / "claims.md").read_text() == format_page(rows)
     pages = [page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if page.name != "claims.md"]
     marked = [page for page in pages if BEGIN in page.read_text() or has_blocks(page.read_text())]
     assert ROOT / "README.md" in marked
     for page in marked:
-        assert update_page(page.read_text(), rows, ROOT / "results", page) == page.read_text(), page
+        assert update_page(page.read_text(), rows, ROOT / "results", page, EXPERIMENTS) == page.read_text(), page
 
 
 def test_tables_between_markers(tmp_path):

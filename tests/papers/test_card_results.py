@@ -14,7 +14,7 @@ from recombine.tasks import view as drawing
 from recombine_papers import EXPERIMENTS
 from recombine_papers.card import build_card, format_page
 from recombine_papers.stored import read_results, write_results
-from recombine_papers.verb import draw_figures, read_card
+from recombine_papers.verb import draw_figures
 from spies import record_calls
 from stored_runs import stored_line
 
@@ -66,7 +66,7 @@ def test_figures_are_drawn_from_stored_results_alone(tmp_path, monkeypatch, lead
     calls: list[Any] = []
     monkeypatch.setattr(drawing, "render_figure", record_calls(drawing.render_figure, calls))
     write_dropout(tmp_path, leads)
-    (path,) = draw_figures(tmp_path, tmp_path / "figures")
+    (path,) = draw_figures(tmp_path, tmp_path / "figures", EXPERIMENTS)
     assert path.name == "dropout_curves.png"
     panels = calls[0][0].axes
     assert [axes.get_title() for axes in panels] == titles
@@ -108,6 +108,10 @@ def test_a_row_of_the_card_is_repeated_from_scratch(tmp_path, capsys):
     command = ["reproduce", "scale-width", "--scale", "small", "--only", "width=16,512", "--out", str(tmp_path)]
     assert run_verb([*command, "--jobs", "1", "--json"]) == 0
     (first, _) = json.loads(capsys.readouterr().out)["tables"]["Claims"]
-    stored = next(row for row in read_card(ROOT / "results") if row.claim.text == first["claim"].partition(" (")[0])
+    stored = next(
+        row
+        for row in build_card(EXPERIMENTS.values(), ROOT / "results")
+        if row.claim.text == first["claim"].partition(" (")[0]
+    )
     assert first["verdict"] == stored.verdict
     assert first["number"]["value"] == pytest.approx(stored.number.value, abs=0.01)

@@ -1,6 +1,6 @@
 """recombine reproduce EXPERIMENT: train the runs of an experiment, and print them next to the published numbers.
 
-recombine reproduce list: every experiment, its question, and its measured cost at each scale.
+`recombine reproduce list` and `recombine reproduce claims` are verbs of the papers (`recombine_papers/verb.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from recombine.cli.main import parse
 from recombine.cli.output import Device, Output
 from recombine.cli.sweep import show_work
 from recombine.foundation.errors import InputError, check_choice, check_positive
-from recombine.foundation.tables import Column, Table, show_setting, tables_as_dict
+from recombine.foundation.tables import show_setting, tables_as_dict
 from recombine.inside.probe import is_probed, probe_run
 from recombine.inside.verdict import diagnose_run
 from recombine.report.page import write_report
@@ -30,35 +30,10 @@ from recombine.sweeps.plan import Plan, describe_plan, make_plan
 from recombine.sweeps.records import Record
 from recombine.sweeps.run import find_work, run_sweep
 from recombine.sweeps.status import SweepReader
-from recombine.tasks.base import SCALES, Scale
+from recombine.tasks.base import Scale
 from recombine.training.directory import RunDirectory
 from recombine.training.run import progress_bar, train_run
 from recombine.training.schema import Json
-from recombine_papers.verb import show_claims
-
-
-def list_experiments(options: Output) -> None:
-    """The name, the question and the measured cost of every experiment."""
-    experiments = installed_experiments()
-    columns = [Column(name=f"{scale} (core-hours)", optional=scale == "paper", digits=2) for scale in SCALES]
-    table = Table(
-        title="Experiments",
-        columns=("experiment", Column(name="question", wrap=True), *columns),
-        rows=tuple((name, each.question, *show_costs(each)) for name, each in experiments.items()),
-        note="measured on one core; –: not measured, or nothing is trained",
-    )
-    value = {
-        name: {"question": each.question, "core_hours": dict(zip(SCALES, each.core_hours, strict=False))}
-        for name, each in experiments.items()
-    }
-    options.show(value, table)
-
-
-def show_costs(experiment: Experiment) -> list[str]:
-    """The core-hours of an experiment at each scale."""
-    hours = experiment.core_hours or (None,) * len(SCALES)
-    return ["–" if cost is None else f"{cost:g}" for cost in hours]
-
 
 EXAMPLES = (
     "recombine reproduce demo --jobs 2 --report report.html",
@@ -74,7 +49,7 @@ class ReproduceOptions(EngineFlags, Output):
     """Run an experiment and print it next to the paper's figures. `recombine sweep status DIR` shows how far it is."""
 
     name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="EXPERIMENT")]
-    """Name of an experiment (`recombine reproduce list` prints them), FILE.py:NAME for one of your own, or `claims`."""
+    """Name of an experiment (`recombine reproduce list` prints them), or FILE.py:NAME for your own."""
     scale: Scale | None = None
     """Size of the experiment: tiny takes minutes, paper has the paper's sizes (default: depends on the experiment)."""
     only: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE ...")] = ()
@@ -94,29 +69,18 @@ class ReproduceOptions(EngineFlags, Output):
     probe: bool = True
     """For the report, probe and diagnose each run."""
     figures: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
-    """Write the figures of the experiment to this folder, if it has any; with `claims`, those that stored results give."""
+    """Write the figures of the experiment to this folder."""
     dry_run: tyro.conf.FlagCreatePairsOff[bool] = False
     """List the runs; train nothing."""
-    results: Annotated[Path, tyro.conf.arg(metavar="FOLDER")] = Path("results")
-    """For `claims`: folder of the small files with the results of finished runs."""
-    page: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="FILE ...")] = ()
-    """For `claims`: Markdown files to write the claims to. In a page with markers, only the text between them is replaced."""
 
 
 def run(argv: list[str]) -> None:
+    if argv[:1] in (["claims"], ["list"]):
+        from recombine_papers.verb import run as run_papers
+
+        run_papers(argv)
+        return
     options = parse(ReproduceOptions, argv, prog="reproduce")
-    if options.name == "list":
-        list_experiments(options)
-        return
-    if options.name == "claims":
-        show_claims(
-            options,
-            runs=options.out,
-            results=options.results,
-            pages=options.page,
-            figures=options.figures,
-        )
-        return
     experiment = find_experiment(options.name)
     if options.figures is not None and not experiment.has_figures:
         drawn = [name for name, known in installed_experiments().items() if known.has_figures]

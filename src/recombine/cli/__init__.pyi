@@ -1,0 +1,2 @@
+from .main import parse as parse
+from .output import Output as Output
