@@ -3,7 +3,7 @@
     python benchmarks/dense_products.py [--threads N] [--seconds S]
 
 For the layers of the benchmark's three workloads: GFLOP/s of the forward product with its bias, of the gradient of the input,
-and of the gradients of weight and bias. What `kernels/onednn.py` does on which CPU was decided from these numbers.
+and of the gradients of weight and bias. The rule of `attention/cpu/kernels.py` was decided from these numbers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import argparse
 
 import torch
 
-from recombine.attention.cpu import onednn, weight_gradient
+from recombine.attention.cpu import kernels as cpu
 from recombine.cli.bench import machine
 
 LAYERS = {
@@ -25,7 +25,7 @@ LAYERS = {
 def make_products(rows: int, inputs: int, outputs: int) -> dict[str, machine.Pass]:
     x, weight, bias = torch.randn(rows, inputs), torch.randn(outputs, inputs), torch.randn(outputs)
     grad_out = torch.randn(rows, outputs)
-    multiply = onednn.find_operator()
+    multiply = cpu.find_onednn()
     return {
         "forward, torch": lambda: torch.addmm(bias, x, weight.t()),
         "forward, oneDNN": lambda: multiply(x, weight, bias, "none", [], ""),
@@ -33,7 +33,7 @@ def make_products(rows: int, inputs: int, outputs: int) -> dict[str, machine.Pas
         "input, oneDNN": lambda: multiply(grad_out, weight.t(), None, "none", [], ""),
         "weight, torch": lambda: (grad_out.t() @ x, grad_out.sum(dim=0)),
         "weight, oneDNN": lambda: (multiply(grad_out.t(), x.t(), None, "none", [], ""), grad_out.sum(dim=0)),
-        "weight, kernel": lambda: weight_gradient.differentiate(x, grad_out, needs_bias=True),
+        "weight, kernel": lambda: cpu.dense_gradients(x, grad_out, needs_bias=True),
     }
 
 

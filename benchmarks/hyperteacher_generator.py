@@ -13,8 +13,8 @@ from dataclasses import replace
 
 import torch
 
+from recombine.models.base import build_model
 from recombine.models.mlp import MLPConfig
-from recombine.models.registry import build_model
 from recombine.training.config import RunConfig, default_run
 from recombine.training.loop import BatchGroups, Trainer
 

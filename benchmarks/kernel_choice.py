@@ -19,14 +19,18 @@ from itertools import product
 
 import torch
 
-from recombine.attention import linear, sdpa
-from recombine.attention.cpu import attention as cpu
+from recombine.attention import dispatch, linear
+from recombine.attention.cpu import kernels as cpu
+from recombine.attention.definition import AttentionOptions
 from recombine.cli.bench import machine
 
 LENGTHS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 HEADS = ((16, 4), (8, 16), (8, 32), (8, 64), (4, 128))
 TOKENS = 2048
-ALTERNATIVES = {"softmax": sdpa, "linear": linear}
+ALTERNATIVES = {
+    "softmax": (dispatch.attend_sdpa, dispatch.sdpa_is_faster),
+    "linear": (linear.attend, dispatch.linear_is_faster),
+}
 
 
 def make_pass(attend, length: int, heads: int, width: int):
@@ -56,17 +60,17 @@ def main() -> None:
     for attention, causal, (heads, width) in product(options.attentions, (True, False), HEADS):
         if width not in options.widths:
             continue
-        other = ALTERNATIVES[attention]
-        choices = {"normalisation": "softmax" if attention == "softmax" else "none", "value_network": "linear"}
+        other, is_faster = ALTERNATIVES[attention]
+        options = AttentionOptions("softmax" if attention == "softmax" else "none", "linear", causal=causal)
         for length in options.lengths:
             passes = {
-                "fused": partial(cpu.attend, causal=causal, **choices),
-                "other": partial(other.attend, causal=causal, **choices),
+                "fused": partial(cpu.attend, options=options),
+                "other": partial(other, options=options),
             }
             passes = {name: make_pass(attend, length, heads, width) for name, attend in passes.items()}
             times = machine.take_medians(machine.time_interleaved(passes, options.seconds))
             q = torch.empty(max(1, TOKENS // length), length, heads, width)
-            rule = "other" if other.pays(q, q, causal=causal) else "fused"
+            rule = "other" if is_faster(q, q, causal=causal) else "fused"
             ratio = times["fused"] / times["other"]
             print(
                 f"{attention:8} causal={causal!s:5} {heads:2} heads of {width:3} {length:5} tokens: "

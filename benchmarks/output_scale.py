@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from recombine.attention.convert import convert
+from recombine.attention.hyla import convert
 from recombine.attention.layer import OUTPUT_SCALES
 
 NUM_KEYS = NUM_VALUES = 16

@@ -76,7 +76,7 @@ def test_one_file_adds_a_task_a_model_and_an_experiment(package):
     shown = run(
         package,
         "from recombine import cli\n"
-        "from recombine.models.registry import find_model, find_task\n"
+        "from recombine.models.base import find_model, find_task\n"
         "from recombine.sweeps import EXPERIMENTS\n"
         "print(find_task('brand-new').summary, find_model('brand_new').__name__, EXPERIMENTS['brand-new'].question)\n"
         "assert cli.run(['show', 'brand-new', '--num-examples', '3']) == 0\n"
@@ -98,7 +98,7 @@ def test_one_file_adds_a_task_a_model_and_an_experiment(package):
 
 
 def test_one_file_adds_an_attention(package):
-    file = package / "layers" / "attention.py"
+    file = package / "attention" / "layer.py"
     text = file.read_text()
     assert text.count(ATTENTION) == 1
     text = text.replace(ATTENTION, f'{ATTENTION}\n    "brand_new": ("softmax", "hyper_linear"),')

@@ -1,7 +1,7 @@
 __version__: str
 
-from .attention.convert import convert as convert
 from .attention.hyla import HypernetworkAttention as HypernetworkAttention
+from .attention.hyla import convert as convert
 from .attention.layer import Attention as Attention
 from .attention.view import HypernetworkView as HypernetworkView
 from .attention.view import hypernetwork_view as hypernetwork_view

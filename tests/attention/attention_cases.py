@@ -2,12 +2,14 @@
 
 import itertools
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from recombine.attention import definition as reference
-from recombine.attention.cpu import attention as cpu
+from recombine.attention import definition
+from recombine.attention.cpu import kernels as cpu
+from recombine.attention.definition import AttentionOptions
 
 needs_kernel = pytest.mark.skipif(not cpu.is_available(), reason=f"no kernel: {cpu.why_unavailable()}")
 
@@ -16,8 +18,8 @@ CHOICES = [
     for choice in itertools.product(cpu.NORMALISATIONS, cpu.VALUE_NETWORKS)
     if choice[0] != "softmax_rms_head" or choice[1].startswith("hyper")
 ]
-
-
+HYLA: dict[str, Any] = {"normalisation": "rms_head", "value_network": "hyper_relu"}
+SOFTMAX: dict[str, Any] = {"normalisation": "softmax", "value_network": "linear"}
 MASKS = {
     "keys": lambda b, h, q, k: (b, 1, 1, k),
     "queries": lambda b, h, q, k: (q, 1),
@@ -60,14 +62,24 @@ def evaluate(case, dtype, function):
     return [out.detach(), *gradients]
 
 
+def define(q, k, v, **options):
+    """The definition of attention, without codes."""
+    return definition.attend(q, k, v, AttentionOptions(**options))[0]
+
+
+def fuse(q, k, v, **options):
+    """The same by the CPU kernel."""
+    return cpu.attend(q, k, v, AttentionOptions(**options))
+
+
 def by_kernel(case, choice, *, dtype=torch.float32, **options):
     options |= {"normalisation": choice[0], "value_network": choice[1], "mask": case.mask}
-    return evaluate(case, dtype, lambda q, k, v, bias: cpu.attend(q, k, v, bias=bias, **options))
+    return evaluate(case, dtype, lambda q, k, v, bias: fuse(q, k, v, bias=bias, **options))
 
 
 def by_definition(case, choice, *, dtype=torch.float64, **options):
     options |= {"normalisation": choice[0], "value_network": choice[1], "mask": case.mask}
-    return evaluate(case, dtype, lambda q, k, v, bias: reference.attend(q, k, v, bias=bias, **options)[0])
+    return evaluate(case, dtype, lambda q, k, v, bias: define(q, k, v, bias=bias, **options))
 
 
 def assert_agree(got, want, plain, tolerance=2e-5):
@@ -85,3 +97,15 @@ def check(case, choice, **options):
     """Output and gradients of the CPU kernel are those of the definition."""
     want, plain = (by_definition(case, choice, dtype=dtype, **options) for dtype in (torch.float64, torch.float32))
     assert_agree(by_kernel(case, choice, **options), want, plain)
+
+
+def assert_same_bits_with_any_threads(function):
+    """`function` returns tensors; with None where there is none."""
+    before, results = torch.get_num_threads(), []
+    try:
+        for number in (1, 2, 3, 5):
+            torch.set_num_threads(number)
+            results.append(function())
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))

@@ -1,27 +1,34 @@
-"""Dropout of codes: the same bits everywhere, the same numbers in every kernel, and a key for every step and layer."""
+"""Dropout of codes: the same bits everywhere, a key for every step and layer, and runs that resume with the same bits."""
 
+import signal
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 
-from attention_cases import CHOICES, MASKS, by_definition, by_kernel, check, draw_case, needs_kernel
+from attention_cases import define, draw_case, needs_kernel
 from recombine import convert
-from recombine.attention import chunked
-from recombine.attention import definition as reference
-from recombine.attention.cpu import attention as cpu
-from recombine.attention.dispatch import attend
-from recombine.attention.dropout import CodeDropout, Dropout, DropoutKeys, Rows, drop, find_kept
+from recombine.attention import definition
+from recombine.attention.definition import Dropout, drop, dropout_mask
+from recombine.attention.dispatch import use_kernel
 from recombine.attention.hyla import HypernetworkAttention
-from recombine.attention.layer import Attention, attend_isolated, isolation_mask
+from recombine.attention.layer import Attention, CodeDropout, DropoutKeys, attend_isolated, isolation_mask
 from recombine.foundation.errors import InputError
+from recombine.models.base import build_model
+from recombine.models.transformer import TransformerConfig
 from recombine.random import Stream, hash_key, mix
+from recombine.tasks.fuzzy_logic import FuzzyLogic
+from recombine.tasks.modular.in_context import InContext
+from recombine.training.config import RunConfig, TrainingConfig
+from recombine.training.directory import RunDirectory
+from recombine.training.loop import Trainer
+from recombine.training.run import train_run
 
 FORMS = ["pairs", "elements"]
-HYLA: dict[str, Any] = {"normalisation": "rms_head", "value_network": "hyper_relu"}
 
 
 def draw_dropout(form="pairs", rate=0.3, key=-123456789):
@@ -46,7 +53,7 @@ def test_bits_are_those_of_the_streams_and_of_the_algorithm():
 @pytest.mark.parametrize("form", FORMS)
 def test_which_codes_are_kept_by_hand(form):
     shape = (2, 3, 4, 6)
-    kept = find_kept(draw_dropout(form), torch.Size(shape), torch.device("cpu")).expand(shape)
+    kept = dropout_mask(draw_dropout(form), torch.Size(shape), torch.device("cpu")).expand(shape)
     for i, j, m, n in torch.cartesian_prod(*(torch.arange(size) for size in shape)).tolist():
         row = m if form == "pairs" else (i * 3 + j) * 4 + m
         number = count_on_paper(-123456789 % 2**64, row * 2 + n // 4) >> 16 * (n % 4) & 0xFFFF
@@ -63,69 +70,6 @@ def test_the_fraction_dropped_and_the_scale(form, rate):
     assert (form == "pairs") == torch.equal(codes[0, 0], codes[2, 3])
 
 
-@needs_kernel
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(
-    seed=st.integers(0, 10_000),
-    choice=st.sampled_from(CHOICES),
-    form=st.sampled_from(FORMS),
-    b=st.integers(1, 4),
-    q=st.integers(1, 40),
-    k=st.integers(1, 40),
-    h=st.integers(2, 17),  # with one head the gradient of rms_head is nothing but rounding
-    d=st.integers(1, 9),
-    bias=st.sampled_from([None, "shared", "batch"]),
-    mask=st.sampled_from([None, *MASKS]),
-    causal=st.booleans(),
-)
-def test_the_kernel_drops_what_the_definition_drops(seed, choice, form, causal, d, **sizes):
-    dropout = draw_dropout(form, key=seed * 987654321987)
-    check(draw_case(seed, d=d, e=d, **sizes), choice, causal=causal, dropout=dropout)
-
-
-@needs_kernel
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("choice", CHOICES)
-@pytest.mark.parametrize(
-    "sizes",
-    [
-        {"b": 17, "q": 20, "k": 36, "h": 16, "d": 4, "e": 4, "bias": "shared", "packed": True},  # SRAVEN
-        {"b": 17, "q": 9, "k": 32, "h": 8, "d": 2, "e": 2, "bias": "shared"},  # fuzzy logic
-        {"b": 2, "q": 30, "k": 80, "h": 8, "d": 64, "e": 64, "mask": "everything"},  # several blocks of keys
-        {"b": 3, "q": 90, "k": 300, "h": 5, "d": 6, "e": 5, "bias": "shared"},  # threads share batch elements
-    ],
-    ids=["sraven", "fuzzy_logic", "language", "shared"],
-)
-def test_special_paths(choice, form, sizes):
-    check(draw_case(3, **sizes), choice, causal=sizes["b"] == 3, dropout=draw_dropout(form))
-
-
-@needs_kernel
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("choice", [("rms_head", "hyper_relu"), ("softmax", "linear"), ("softmax", "hyper_relu")])
-@pytest.mark.parametrize("sizes", [{"b": 33, "q": 36, "k": 36, "h": 16, "d": 4, "e": 4}, {"b": 3, "q": 200, "k": 300}])
-def test_bits_do_not_depend_on_threads(choice, form, sizes):
-    case = draw_case(7, bias="shared", **sizes)
-    threads = torch.get_num_threads()
-    try:
-        results = []
-        for number in (1, 2, 3):
-            torch.set_num_threads(number)
-            results.append(by_kernel(case, choice, dropout=draw_dropout(form)))
-    finally:
-        torch.set_num_threads(threads)
-    assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("causal", [False, True])
-def test_chunks_drop_what_the_definition_drops(form, causal):
-    q, k, v = (tensor.float() for tensor in draw_case(1, q=10).qkv)
-    options = {**HYLA, "causal": causal, "dropout": draw_dropout(form)}
-    got = chunked.attend(q, k, v, chunk_size=3, **options)
-    torch.testing.assert_close(got, reference.attend(q, k, v, **options)[0])
-
-
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("choice", [("softmax", "linear"), ("none", "linear"), ("rms_head", "hyper_relu")])
 def test_isolated_queries_drop_pairs_of_the_whole_layer(choice, form):
@@ -133,18 +77,7 @@ def test_isolated_queries_drop_pairs_of_the_whole_layer(choice, form):
     q, k, v = (tensor.float() for tensor in case.qkv)
     options = {"normalisation": choice[0], "value_network": choice[1], "dropout": draw_dropout(form)}
     got, _ = attend_isolated(q, k, v, num_isolated=4, return_codes=False, **options)
-    torch.testing.assert_close(got, reference.attend(q, k, v, mask=isolation_mask(9, 9, 4), **options)[0])
-
-
-@needs_kernel
-def test_bfloat16():
-    case = draw_case(1, b=3, q=36, k=36, h=16, d=4, e=4)
-    case.qkv = [tensor.bfloat16() for tensor in case.qkv]
-    case.grad_out = case.grad_out.bfloat16()
-    for choice in CHOICES:
-        got = by_kernel(case, choice, dtype=torch.bfloat16, dropout=draw_dropout())
-        for ours, exact in zip(got, by_definition(case, choice, dropout=draw_dropout()), strict=True):
-            assert (ours.double() - exact).abs().max() <= 2**-8 * exact.abs().max()
+    torch.testing.assert_close(got, define(q, k, v, mask=isolation_mask(9, 9, 4), **options))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -170,7 +103,7 @@ def test_torch_layers_keep_the_fused_path_in_training(attention, monkeypatch):
     x = torch.randn(2, 6, 8)
     with DropoutKeys(layer).at(0, 0):
         expected, codes = layer(x, x, x)
-        monkeypatch.setattr(reference, "attend", None)
+        monkeypatch.setattr(definition, "attend", None)
         got, _ = layer(x, x, x, need_weights=False)
     torch.testing.assert_close(got, expected)
     assert (codes == 0).any()
@@ -229,9 +162,97 @@ def test_one_graph_for_all_steps(attention):
     assert not torch.equal(compiled(x, return_codes=False)[0], compiled(x, return_codes=False)[0])
 
 
-def test_a_forced_kernel_that_has_no_dropout_gives_way():
-    q, k, v = (tensor.float() for tensor in draw_case(1).qkv)
-    options = {**HYLA, "dropout": draw_dropout()}
-    got = attend(q, k, v, return_codes=False, kernel="triton", **options)[0]
-    torch.testing.assert_close(got, reference.attend(q, k, v, **options)[0])
-    assert not cpu.supports(q, k, v, **HYLA, dropout=Dropout(0.1, "pairs", torch.tensor(1), Rows(1, 9, 9)))
+SIZES: dict[str, Any] = {"embedding_dim": 16, "kqv_dim": 8, "mlp_dim": 16, "num_heads": 4}
+TASK = FuzzyLogic(num_examples=8)
+
+
+def build_trainer(task=TASK, compile=False, **choices):
+    config = TransformerConfig(**SIZES, **choices)
+    model = build_model(config, task, seed=0)
+    return Trainer(model, task, TrainingConfig(steps=100, batch_size=32), "cpu", compile=compile)
+
+
+def train(trainer, steps):
+    return torch.stack([trainer.advance() for _ in range(steps)])
+
+
+@pytest.mark.parametrize("form", ["pairs", "elements"])
+def test_the_same_bits_whatever_torch_draws_meanwhile(form):
+    losses = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        losses.append(train(build_trainer(attention_dropout=0.2, attention_dropout_form=form), 10))
+    assert torch.equal(losses[0], losses[1])
+    assert not torch.equal(losses[0], train(build_trainer(), 10))
+
+
+@needs_kernel
+@pytest.mark.parametrize("form", ["pairs", "elements"])
+@pytest.mark.parametrize("attention", ["softmax", "linear", "hyla"])
+def test_the_same_losses_by_kernel_and_by_definition(attention, form, monkeypatch):
+    choices: dict[str, Any] = {"attention": attention, "attention_dropout": 0.2, "attention_dropout_form": form}
+    with use_kernel("reference"):
+        expected = train(build_trainer(**choices), 20)
+    monkeypatch.setattr(definition, "attend", None)  # training keeps the fused path
+    torch.testing.assert_close(train(build_trainer(**choices), 20), expected, rtol=1e-4, atol=1e-5)
+
+
+@needs_kernel
+@pytest.mark.parametrize("attention", ["softmax", "hyla"])
+def test_isolated_queries_keep_the_fused_path(attention, monkeypatch):
+    task = InContext(input_size=4, hidden_size=8, num_examples=7, num_queries=4)
+    with use_kernel("reference"):
+        expected = train(build_trainer(task, attention=attention, attention_dropout=0.2), 5)
+    monkeypatch.setattr(definition, "attend", None)
+    losses = train(build_trainer(task, attention=attention, attention_dropout=0.2), 5)
+    torch.testing.assert_close(losses, expected, rtol=1e-4, atol=1e-5)
+
+
+@needs_kernel
+@pytest.mark.slow
+@pytest.mark.usefixtures("unchecked")
+def test_compiled_training_agrees_and_is_compiled_once():
+    torch._dynamo.reset()
+    expected = train(build_trainer(attention_dropout=0.2), 5)
+    trainer = build_trainer(attention_dropout=0.2, compile=True)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        losses = train(trainer, 5)
+    torch.testing.assert_close(losses, expected, rtol=1e-4, atol=1e-5)
+
+
+CONFIG = RunConfig(
+    task=TASK,
+    model=TransformerConfig(**SIZES, attention_dropout=0.1),
+    training=TrainingConfig(steps=120, batch_size=16, warmup_steps=5),
+)
+UNTIL_KILLED = """
+import sys, time
+sys.path.insert(0, sys.argv[2])
+from test_dropout import CONFIG
+from recombine.training.run import train_run
+
+def watch(progress):
+    print(progress.step, flush=True)
+    if progress.step >= 60:
+        time.sleep(600)
+
+train_run(CONFIG, out=sys.argv[1], evaluation_instances=200, watch=watch)
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_run_resumes_bit_for_bit(tmp_path):
+    finished = train_run(CONFIG, out=tmp_path / "finished", evaluation_instances=200)
+    command = [sys.executable, "-c", UNTIL_KILLED, str(tmp_path / "killed"), str(Path(__file__).parent)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    while int(process.stdout.readline()) < 60:
+        pass
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    (path,) = (tmp_path / "killed").iterdir()
+    assert 0 < RunDirectory.open(path).load_checkpoint()[1]["step"] < 120
+    resumed = train_run(CONFIG, out=tmp_path / "killed", evaluation_instances=200)
+    assert resumed.path == path
+    expected, actual = (run.load_checkpoint()[0] for run in (finished, resumed))
+    assert expected.keys() == actual.keys()
+    assert all(torch.equal(expected[name], actual[name]) for name in expected)

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from recombine.attention.cpu import attention as cpu
+from recombine.attention.cpu import kernels as cpu
 from recombine.attention.dispatch import use_kernel
 from recombine.cli import main as cli
 from recombine.cli.bench import attention, chart, generators, growth, lengths, machine, steps
-from recombine.models.registry import build_model
+from recombine.models.base import build_model
 from recombine.models.transformer import TransformerConfig
 from recombine.training.config import default_run
 from recombine.training.loop import Trainer

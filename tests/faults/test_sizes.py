@@ -13,8 +13,8 @@ from recombine.foundation import errors as memory
 from recombine.foundation.errors import InputError
 from recombine.foundation.files import read_npz
 from recombine.models import base as size
+from recombine.models.base import build_model
 from recombine.models.mlp import MLPConfig
-from recombine.models.registry import build_model
 from recombine.models.transformer import TransformerConfig
 from recombine.random import Stream
 from recombine.tasks import TASKS

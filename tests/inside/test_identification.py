@@ -9,7 +9,7 @@ import torch
 
 from recombine.foundation.errors import InputError
 from recombine.inside.collect import collect_activations
-from recombine.models.registry import build_model
+from recombine.models.base import build_model
 from recombine.models.sequence import DeepSetConfig, RecurrentConfig, SequenceModel, StateSpaceConfig
 from recombine.tasks.fuzzy_logic import FuzzyLogic
 from recombine.tasks.sequences.teacher import SequenceTeacher

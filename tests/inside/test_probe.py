@@ -12,7 +12,7 @@ from recombine.cli.main import run as run_verb
 from recombine.cli.probe import tables
 from recombine.foundation.tables import Table
 from recombine.inside.probe import probe_model
-from recombine.models.registry import build_model
+from recombine.models.base import build_model
 from recombine.models.transformer import TransformerConfig
 from recombine.tasks.fuzzy_logic import FuzzyLogic
 from recombine.tasks.sraven.task import SRaven

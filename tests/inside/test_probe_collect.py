@@ -9,7 +9,7 @@ from torch import nn
 
 from recombine.foundation.errors import InputError
 from recombine.inside.collect import collect_activations, find_sites
-from recombine.models.registry import build_model
+from recombine.models.base import build_model
 from recombine.models.transformer import TransformerConfig
 from recombine.tasks.fuzzy_logic import FuzzyLogic, SharedReading, evaluate_function
 from recombine.tasks.sraven.task import SRaven

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from recombine.attention.convert import convert
+from recombine.attention.hyla import convert
 from recombine.inside.collect import ConvertedModel, show_codes
 from recombine.inside.probe import probe_model
 from recombine.tasks.fuzzy_logic import FuzzyLogic

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.functional import one_hot
 
 from recombine.inside.intervene import find_partners, mean_codes, measure_ablations, measure_change, measure_swaps
-from recombine.models.registry import build_model
+from recombine.models.base import build_model
 from recombine.models.transformer import TransformerConfig
 from recombine.tasks.batch import Ratio
 from recombine.tasks.fuzzy_logic import FuzzyLogic

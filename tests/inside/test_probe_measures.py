@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from recombine.foundation.errors import InputError
+from recombine.models.base import build_model
 from recombine.models.hypernetwork import HypernetworkTransformerConfig
-from recombine.models.registry import build_model
 from recombine.models.transformer import TransformerConfig
 from recombine.tasks.modular.in_context import InContext
 from recombine.training.benchmark import load_run

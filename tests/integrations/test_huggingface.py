@@ -11,8 +11,7 @@ from transformers import AutoModelForCausalLM, Gemma2Config
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXAttention
 
 from huggingface_models import CONFIGS, HEADS, LAYERS, WIDTH, WINDOW, build_model, draw_tokens
-from recombine.attention.layer import ATTENTIONS, Attention
-from recombine.attention.position import Rotary
+from recombine.attention.layer import ATTENTIONS, Attention, Rotary
 from recombine.foundation.errors import InputError
 from recombine.integrations.huggingface import add_deep_weights, register
 

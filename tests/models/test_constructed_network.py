@@ -42,7 +42,7 @@ def test_linear_attention_with_a_head_for_each_module_mixes_modules_exactly(num_
     task = torch.cat([z, torch.zeros(7, x_dim + 1)], dim=1)
     question = torch.cat([torch.zeros(7, num_modules), x, torch.ones(7, 1)], dim=1)
     tokens = torch.stack([question, task], dim=1)
-    output, codes = layer(tokens, num_queries=1)
+    output, codes = layer(tokens[:, -1:], tokens)
     expected = torch.einsum("bm,mxy,bx->by", z, theta, x)
     torch.testing.assert_close(output[:, 0, :y_dim], expected, rtol=1e-12, atol=1e-12)
     # the latent code of the pair (task, input) is z itself, but for the scale of the scores

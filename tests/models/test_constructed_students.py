@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from recombine.foundation.errors import InputError
-from recombine.models.registry import build_model
+from recombine.models.base import build_model
 from recombine.models.sequence import (
     CausalAttentionConfig,
     DeepSetConfig,

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional
 
 from recombine.foundation.errors import InputError
-from recombine.models.layers import FEEDFORWARDS, MLP, MixtureOfExperts, SwiGLU, build_feedforward
+from recombine.models.transformer import FEEDFORWARDS, MLP, MixtureOfExperts, SwiGLU, build_feedforward
 
 
 def randomise(layer):

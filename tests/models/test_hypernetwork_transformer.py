@@ -9,8 +9,8 @@ from torch import nn
 
 from recombine.foundation.errors import InputError
 from recombine.inside.collect import collect_activations
+from recombine.models.base import build_model
 from recombine.models.hypernetwork import GeneratedNetwork, HypernetworkTransformerConfig
-from recombine.models.registry import build_model
 from recombine.tasks.fuzzy_logic import FuzzyLogic
 from recombine.tasks.modular.in_context import InContext
 from recombine.training.config import RunConfig, TrainingConfig
@@ -103,7 +103,7 @@ def test_probes_read_what_the_code_reads():
     batch = TASK.sample("ood", 0, batch_size=1_000, rows=range(20))
     with torch.no_grad():
         x = model.embed(batch.inputs[:, :7])
-        x, _ = model.blocks[0](x, 7, None, False)
+        x, _ = model.blocks[0](x)
     torch.testing.assert_close(torch.from_numpy(seen.by_site["residual.0"][20:]), x.mean(dim=1), atol=1e-5, rtol=1e-5)
     assert seen.by_site["code"].shape == (40, 6)
     torch.testing.assert_close(torch.from_numpy(seen.labels[20:]), batch.info["strengths"])

@@ -11,12 +11,11 @@ import torch
 from recombine.attention import layer as layers
 from recombine.attention.cache import build_cache
 from recombine.attention.dispatch import use_kernel
-from recombine.attention.dropout import DropoutKeys
-from recombine.attention.layer import Attention
+from recombine.attention.layer import Attention, DropoutKeys
 from recombine.cli.main import run as run_cli
 from recombine.foundation.errors import InputError
+from recombine.models.base import build_model
 from recombine.models.language_model import LanguageModel, LanguageModelConfig, choose_token, generate, parameter_table
-from recombine.models.registry import build_model
 from recombine.models.transformer import count_parameters
 from recombine.tasks.fuzzy_logic import FuzzyLogic
 from recombine.tasks.language.task import Language

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recombine.foundation.errors import InputError
-from recombine.models.registry import build_model
+from recombine.models.base import build_model
 from recombine.models.sequence import (
     CausalAttentionConfig,
     DeepSetConfig,

@@ -9,9 +9,9 @@ import torch
 from recombine.foundation.errors import InputError
 from recombine.inside.collect import collect_activations
 from recombine.inside.decode import decode_components
+from recombine.models.base import build_model, models_by_kind
 from recombine.models.hypernetwork import HypernetworkConfig
 from recombine.models.mlp import MLPConfig
-from recombine.models.registry import MODELS, build_model
 from recombine.models.transformer import TaskTransformerConfig, TransformerConfig, count_parameters
 from recombine.tasks.fuzzy_logic import FuzzyLogic
 from recombine.tasks.grids.goal import GoalGrid
@@ -36,7 +36,7 @@ def test_every_output_of_every_sample_is_predicted(kind):
     assert predictions.shape == batch.targets.shape
     TASK.loss(predictions, batch).backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
-    assert MODELS[kind] is type(CONFIGS[kind])
+    assert models_by_kind()[kind] is type(CONFIGS[kind])
     again = build_model(CONFIGS[kind], TASK, seed=0)
     assert torch.equal(again(batch.inputs), predictions)
 

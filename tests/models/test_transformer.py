@@ -7,9 +7,8 @@ import torch
 
 from recombine.attention.layer import ATTENTIONS
 from recombine.foundation.errors import InputError
-from recombine.models.layers import FEEDFORWARDS
-from recombine.models.registry import build_model
-from recombine.models.transformer import Transformer, TransformerConfig, count_parameters
+from recombine.models.base import build_model
+from recombine.models.transformer import FEEDFORWARDS, Transformer, TransformerConfig, count_parameters
 from recombine.tasks.fuzzy_logic import FuzzyLogic
 
 TASK = FuzzyLogic()

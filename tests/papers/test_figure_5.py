@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from recombine.inside.collect import collect_activations
 from recombine.inside.probe import probe_run
-from recombine.models.registry import build_model
+from recombine.models.base import build_model
 from recombine.models.transformer import TransformerConfig
 from recombine.sweeps import Finished, FinishedRun
 from recombine.tasks.sraven.generator import RULES

@@ -9,7 +9,7 @@ import torch
 
 from recombine.cli.main import run
 from recombine.foundation.errors import InputError
-from recombine.models.registry import MODELS, build_model
+from recombine.models.base import build_model, models_by_kind
 from recombine.tasks.grids.goal import INTERACTIONS, OBJECTS, QUADRANTS, GoalGrid
 from recombine.tasks.grids.imitation import ENDED
 from recombine.tasks.grids.map import FAR, MOVES
@@ -212,7 +212,7 @@ def test_chance_and_ceiling():
 def test_every_model_acts(model):
     config = default_run("goal_grid", "tiny", model)
     batch = config.task.sample("train", 0, batch_size=3)
-    predictions = build_model(MODELS[model](), config.task, seed=0)(batch.inputs)
+    predictions = build_model(models_by_kind()[model](), config.task, seed=0)(batch.inputs)
     assert config.task.loss(predictions, batch).isfinite()
 
 

@@ -9,8 +9,8 @@ import torch
 
 from recombine.cli.main import run as run_verb
 from recombine.foundation.errors import InputError
+from recombine.models.base import build_model
 from recombine.models.hypernetwork import HypernetworkConfig
-from recombine.models.registry import build_model
 from recombine.random import Stream
 from recombine.tasks.evaluation import BATCH_SIZE
 from recombine.tasks.modular.hyperteacher import Hyperteacher

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from recombine.foundation.errors import InputError
-from recombine.models.registry import build_model
+from recombine.models.base import build_model
 from recombine.models.transformer import TransformerConfig
 from recombine.tasks.language import rows as grammar
 from recombine.tasks.language import rows as recall

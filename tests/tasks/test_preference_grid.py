@@ -10,7 +10,7 @@ from torch.nn.functional import one_hot
 
 from recombine.cli.main import run
 from recombine.foundation.errors import InputError
-from recombine.models.registry import MODELS, build_model
+from recombine.models.base import build_model, models_by_kind
 from recombine.tasks.grids.imitation import ENDED
 from recombine.tasks.grids.preference import ACTIONS, LAYOUT, PreferenceGrid
 from recombine.training.config import default_run
@@ -149,7 +149,7 @@ def test_encodings_tell_tasks_apart(encoding):
 def test_every_model_acts(model):
     config = default_run("preference_grid", "tiny", model)
     batch = config.task.sample("train", 0, batch_size=3)
-    predictions = build_model(MODELS[model](), config.task, seed=0)(batch.inputs)
+    predictions = build_model(models_by_kind()[model](), config.task, seed=0)(batch.inputs)
     assert config.task.loss(predictions, batch).isfinite()
 
 

@@ -5,7 +5,7 @@ import torch
 
 from recombine.foundation.errors import InputError
 from recombine.inside.intervene import measure_swaps
-from recombine.models.registry import build_model
+from recombine.models.base import build_model
 from recombine.models.transformer import TransformerConfig
 from recombine.tasks import TASKS
 from recombine.tasks.batch import Batch

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from recombine.foundation.errors import InputError
-from recombine.models.registry import build_model
+from recombine.models.base import build_model
 from recombine.tasks import TASKS
 from recombine.tasks.batch import Batch
 from recombine.training.config import default_run

@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from recombine.attention.hyla import HypernetworkAttention
-from recombine.attention.layer import Attention
-from recombine.attention.position import RelativeBias, Rotary
-from recombine.models.layers import FEEDFORWARDS, build_feedforward
+from recombine.attention.layer import Attention, RelativeBias, Rotary
+from recombine.models.transformer import FEEDFORWARDS, build_feedforward
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +27,7 @@ def check_compiled(layer, *arguments, **options):
 @pytest.mark.parametrize("name", ["softmax", "hyla", "hyla_deep"])
 def test_attention(name):
     layer = Attention(8, num_heads=2, kqv_dim=4, attention=name)
-    check_compiled(layer, torch.randn(2, 5, 8), causal=True, num_queries=3, rotate=Rotary(2), bias=torch.randn(2, 1, 1))
+    check_compiled(layer, torch.randn(2, 5, 8), causal=True, rotate=Rotary(2), bias=torch.randn(2, 1, 1))
 
 
 def test_relative_bias_at_two_lengths():

@@ -115,7 +115,7 @@ def test_the_environment_names_the_kernel(monkeypatch):
     kernel = describe_environment("cpu")["kernel"]
     assert kernel.startswith(("cpu (build ", "reference ("))
     assert "-O3" in kernel or kernel.startswith("reference") or "compiled earlier" in kernel
-    monkeypatch.setattr("recombine.attention.cpu.attention.open_library", lambda: "no C compiler")
+    monkeypatch.setattr("recombine.attention.cpu.kernels.open_library", lambda: "no C compiler")
     assert describe_environment("cpu")["kernel"] == "reference (no C compiler)"
     monkeypatch.setenv("RECOMBINE_KERNEL", "reference")
     assert describe_environment("cpu")["kernel"] == "reference (RECOMBINE_KERNEL)"

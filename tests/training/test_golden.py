@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from recombine.attention.dispatch import use_kernel
-from recombine.models.registry import MODELS, build_model
+from recombine.models.base import build_model, models_by_kind
 from recombine.tasks import TASKS
 from recombine.tasks.base import Task
 from recombine.training.config import TRAINING_VERSION, RunConfig, default_run
@@ -114,10 +114,10 @@ def list_entries() -> dict[str, tuple[dict[str, int], Callable[[], Numbers]]]:
     for name, task in TASKS.items():
         versions = {f"{task.__name__}.version": task.version}
         entries[f"task {name}"] = (versions, partial(describe_preset, task))
-        model = MODELS[task.models[0]]
+        model = models_by_kind()[task.models[0]]
         versions = {**versions, f"{model.__name__}.version": model.version, "TRAINING_VERSION": TRAINING_VERSION}
         entries[f"training {name}"] = (versions, partial(describe_training, name))
-    for kind, config in MODELS.items():
+    for kind, config in models_by_kind().items():
         entries[f"model {kind}"] = (
             {f"{config.__name__}.version": config.version},
             partial(describe_model, kind),

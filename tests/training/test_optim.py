@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from recombine.attention.position import RelativeBias
+from recombine.attention.layer import RelativeBias
 from recombine.training.config import build_optimizer, learning_rate
 
 COSINE: dict[str, Any] = {"peak": 2.0, "steps": 1_000, "warmup_steps": 100, "final_fraction": 0.1, "schedule": "cosine"}

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from parallel_cases import CONFIGS, start_processes, train
+from recombine.attention.definition import Dropout
 from recombine.attention.dispatch import attend
-from recombine.attention.dropout import Dropout
 from recombine.cli.main import run as run_verb
 from recombine.foundation.errors import InputError
 from recombine.tasks import TASKS

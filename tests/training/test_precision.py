@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from recombine.models.registry import build_model
+from recombine.models.base import build_model
 from recombine.training import precision
 from recombine.training.config import default_run
 from recombine.training.loop import Trainer

@@ -13,7 +13,7 @@ from torch import nn
 
 import recombine
 from recombine.foundation.errors import InputError
-from recombine.models.registry import build_model
+from recombine.models.base import build_model
 from recombine.models.transformer import TransformerConfig
 from recombine.tasks.fuzzy_logic import FuzzyLogic
 from recombine.training.benchmark import load_run

@@ -13,8 +13,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from recombine.attention import linear
-from recombine.attention.dispatch import attend
-from recombine.attention.linear import LinearState
+from recombine.attention.definition import AttentionOptions
+from recombine.attention.dispatch import attend, supports_linear
 from recombine.foundation.errors import InputError
 
 
@@ -29,13 +29,13 @@ class AttentionCache:
     def attend(
         self, q: Float[Tensor, "b q h d"], k: Float[Tensor, "b k h d"], v: Float[Tensor, "b k h e"], **options: Any
     ) -> tuple[Float[Tensor, "b q h e"], Float[Tensor, "b h q keys"] | None]:
-        """Add tokens and return what `dispatch.attend` returns for queries that follow all earlier tokens."""
+        """Append tokens and return what `dispatch.attend` returns for queries that follow all earlier tokens."""
         end = self.length + k.shape[1]
-        self._keys, self._values = self._store(self._keys, k, end), self._store(self._values, v, end)
+        self._keys, self._values = self._append(self._keys, k, end), self._append(self._values, v, end)
         self.length = end
         return attend(q, self._keys[:, :end], self._values[:, :end], **options)
 
-    def _store(self, memory: Tensor | None, new: Tensor, end: int) -> Tensor:
+    def _append(self, memory: Tensor | None, new: Tensor, end: int) -> Tensor:
         if memory is None or memory.shape[1] < end:
             grown = new.new_zeros(new.shape[0], max(2 * end, 16), *new.shape[2:])
             if memory is not None:
@@ -57,29 +57,30 @@ class LinearCache(AttentionCache):
     cached instead. If a later call has them, that is an error.
     """
 
-    def __init__(self, value_network: str) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._state = LinearState(value_network)
+        self._total: Float[Tensor, "b h d e"] | None = None
         self._visible: Bool[Tensor, "b tokens"] | None = None
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor | None]:
-        kind: dict[str, Any] = {name: options.get(name) for name in ("bias", "mask", "dropout")}
-        network: dict[str, Any] = {name: options[name] for name in ("normalisation", "value_network")}
-        needs_keys = options.get("return_codes", True) or options.get("code_map") is not None
-        needs_keys = needs_keys or not linear.supports(q, k, v, **network, **kind)
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, *, code_map: Any = None, return_codes: bool = True, **options: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        chosen = AttentionOptions(**options)
+        needs_keys = return_codes or code_map is not None or not supports_linear(q, k, v, chosen)
         if self._keys is not None or (needs_keys and self.length == 0):
-            return super().attend(q, k, v, **options)
+            return super().attend(q, k, v, code_map=code_map, return_codes=return_codes, **options)
         if needs_keys:
             raise InputError(
                 f"the cache holds a sum over {self.length} tokens: expected one that keeps their keys "
                 "(keep_keys=True), as codes, code maps, dropout and masks of pairs need them"
             )
-        visible = self._find_visible(k, options.get("mask"))
+        visible = self._find_visible(k, chosen.mask)
         mask = None if visible is None else visible[:, None, None]
-        out = linear.attend(q, k, v, **network, mask=mask, causal=options.get("causal", False))
-        if self.length:
-            out = out + self._state.read(q)
-        self._state.append(k, v, visible)
+        out = linear.attend(q, k, v, chosen._replace(mask=mask))
+        if self._total is not None:
+            out = out + linear.read_sum(q, self._total)
+        added = linear.sum_products(k, v, chosen.value_network, visible)
+        self._total = added if self._total is None else self._total + added
         self.length += k.shape[1]
         return out, None
 
@@ -101,11 +102,11 @@ class LinearCache(AttentionCache):
 
     @property
     def num_bytes(self) -> int:
-        return super().num_bytes + (0 if self._state.total is None else self._state.total.nbytes)
+        return super().num_bytes + (0 if self._total is None else self._total.nbytes)
 
 
 def build_cache(normalisation: str, value_network: str, *, has_bias: bool, keep_keys: bool = False) -> AttentionCache:
-    """The smallest cache that a kind of attention needs; with `keep_keys` one that serves every call."""
+    """The smallest cache that a kind of attention needs; with `keep_keys` one that supports every call."""
     if normalisation == "none" and value_network in linear.VALUE_NETWORKS and not (has_bias or keep_keys):
-        return LinearCache(value_network)
+        return LinearCache()
     return AttentionCache()

@@ -1,29 +1,26 @@
-"""HYLA for any model: a drop-in replacement for `torch.nn.MultiheadAttention`.
+"""HYLA for any model: a drop-in replacement for `torch.nn.MultiheadAttention`, and the conversion of whole models.
 
     layer = HypernetworkAttention(embed_dim, num_heads, attention="hyla")    # constructed and called as torch's
+    model = convert(model, attention="hyla")                                 # every `nn.MultiheadAttention` in it
+
+HYLA, attention with a nonlinear value network (Schug et al., eq. 6-7), for a query q, a key k and heads h:
+
+    s[h,q,k]  = q[q,h] . k[k,h] / sqrt(d)
+    a[h,q,k]  = s[h,q,k] / sqrt(mean_h s[h,q,k]^2 + 1e-6)                 the latent code of the pair
+    out[q,h]  = sum_k a[h,q,k] relu(sum_h' a[h',q,k] v[k,h'])
+
+The other rows of Table A1 are in `definition.py`, their names in `layer.ATTENTIONS`.
 
 Names and shapes of the parameters are those of `nn.MultiheadAttention` (`hyla_deep` adds `deep_weight`), so state dicts
 are interchangeable, and `attention="softmax"` computes the same function. Differences:
 
 - a query whose keys are all masked receives zeros (before the output projection), where softmax in torch gives NaN;
-- without a softmax, a float mask of -10,000 or less means "masked", as -inf does (why: see `masks.py`).
-
-The output is the kernel's own unless `output_scale` says otherwise (see `output_scale.py`; `convert` chooses one). The
-equations are in `recombine/kernels/reference.py`; the names of the attentions in `attention.ATTENTIONS`.
-
-Convert the masks of `torch.nn.MultiheadAttention` to the bias and the mask of our kernels.
+- without a softmax, a float mask of -10,000 or less means "masked", as -inf does.
 
 In torch a bool mask is True where a query may *not* attend; a float mask is added to the scores, and -inf means "may not".
-The kernel separates the two: a finite bias, and a mask that is True where a query *may* attend.
-
-Many models use -1e9 or `torch.finfo(...).min` for -inf. Before a softmax this is equivalent. Without one, such a *score*
-would dominate all others, so every score at or below MASKED_SCORE means "may not".
-
-See the latent codes of layers while a model runs, and change them: for models whose `forward` does not offer it.
-
-layer.watch = CodeWatch(code_map=...)
-model(inputs)
-layer.watch.codes           # (b, h, q, k), as they were used
+`merge_masks` converts both to a finite bias and a mask that is True where a query *may* attend. Many models use -1e9 or
+`torch.finfo(...).min` for -inf. Before a softmax this is equivalent. Without one, such a *score* would dominate all others, so
+every score at or below MASKED_SCORE means "may not".
 """
 
 from __future__ import annotations
@@ -36,10 +33,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recombine.attention.definition import CodeMap
-from recombine.attention.dense import lecun_normal_
-from recombine.attention.dispatch import attend, dense
-from recombine.attention.dropout import CodeDropout, check_dropout
-from recombine.attention.layer import ATTENTIONS, OutputScale, choose_output_scale, scale_output
+from recombine.attention.dispatch import attend, check_dropout, dense
+from recombine.attention.layer import (
+    ATTENTIONS,
+    CodeDropout,
+    OutputScale,
+    choose_output_scale,
+    lecun_normal_,
+    scale_output,
+)
 from recombine.foundation.errors import InputError, check_choice, check_positive, require_memory
 
 MASKED_SCORE = -1e4
@@ -90,18 +92,23 @@ def _check_mask(name: str, mask: Tensor, shapes: list[tuple[int, ...]]) -> None:
 
 @dataclass(kw_only=True)
 class CodeWatch:
-    """The codes of a layer's last call, and a change to make in its next one."""
+    """The latent codes (b, h, q, k) of a layer's last call, and a change of those of its next one.
+
+    >>> layer.watch = CodeWatch(code_map=torch.zeros_like)
+    >>> model(inputs)
+    >>> layer.watch.codes
+    """
 
     code_map: CodeMap | None = None
     codes: Tensor | None = None
 
 
 class HypernetworkAttention(nn.MultiheadAttention):
-    """Takes the arguments of `nn.MultiheadAttention`, and `attention` and `output_scale` by keyword."""
+    """`nn.MultiheadAttention` with two more keywords, `attention` and `output_scale` (see `layer.py`)."""
 
     code_dropout: CodeDropout
     watch: CodeWatch | None = None
-    """Sees and changes the codes while it is set (see `watch.py`)."""
+    """Reads and changes the codes, for models whose `forward` does not return them."""
 
     def __init__(
         self,
@@ -254,3 +261,54 @@ def _check_inputs(layer: nn.MultiheadAttention, query: Tensor, key: Tensor, valu
     if key.shape[:-1] != value.shape[:-1] or (query.dim() == 3 and query.shape[batch] != key.shape[batch]):
         shapes = ", ".join(str(tuple(x.shape)) for x in (query, key, value))
         raise InputError(f"query, key, value have shapes {shapes}: expected one batch size, and as many keys as values")
+
+
+def convert(model: nn.Module, attention: str = "hyla", *, output_scale: OutputScale | None = None) -> nn.Module:
+    """Replace every `nn.MultiheadAttention` in `model` by a `HypernetworkAttention` with the same weights.
+
+    The parameters are the same objects, so an existing optimiser keeps working. A module used twice stays shared. A layer
+    that was converted before is only set to `attention`. Returns the model (the new layer if the model itself was one).
+
+    `output_scale` is one of `layer.OUTPUT_SCALES`. By default it is `norm`, which trained best in our measurements
+    (docs/hugging_face.md), or `none` where a softmax over keys averages already. The papers' models have `none`.
+    """
+    choose_output_scale(output_scale, ATTENTIONS[check_choice("attention", attention, ATTENTIONS)][0])
+    layers = {
+        path: module
+        for path, module in model.named_modules(remove_duplicate=False)
+        if isinstance(module, nn.MultiheadAttention)
+    }
+    if not layers:
+        raise InputError(f"nothing to convert in {type(model).__name__}: expected at least one nn.MultiheadAttention")
+    for path, layer in layers.items():
+        if type(layer) not in (nn.MultiheadAttention, HypernetworkAttention):
+            raise InputError(
+                f"cannot convert {path or 'the model'} of type {type(layer).__name__}: expected nn.MultiheadAttention "
+                "itself, as what a subclass or a parametrisation adds would be lost"
+            )
+    converted = {layer: _convert_layer(layer, attention, output_scale) for layer in dict.fromkeys(layers.values())}
+    for path, layer in layers.items():
+        parent, _, name = path.rpartition(".")
+        if name:
+            setattr(model.get_submodule(parent), name, converted[layer])
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoder):
+            # set when the encoder was built with torch's layers: padded batches would arrive as nested tensors
+            module.use_nested_tensor = False
+    return converted[layers[""]] if "" in layers else model
+
+
+def _convert_layer(
+    layer: nn.MultiheadAttention, attention: str, output_scale: OutputScale | None
+) -> HypernetworkAttention:
+    if isinstance(layer, HypernetworkAttention):
+        converted = layer
+    else:
+        # everything else, such as hooks and the training flag, is the same object as in the old layer
+        converted = HypernetworkAttention.__new__(HypernetworkAttention)
+        converted.__dict__.update(layer.__dict__)
+        converted.__dict__["_parameters"] = layer._parameters.copy()
+        converted.__dict__["_modules"] = layer._modules.copy()
+        converted.dropout = converted.__dict__.pop("dropout")
+    converted.set_attention(attention, output_scale)
+    return converted

@@ -3,97 +3,63 @@
     out[q,h] = sum_{k <= q} (q[q,h] . k[k,h] / sqrt(d)) v[k,h] = S[q,h]^T q[q,h] / sqrt(d)
     S[q,h]   = sum_{k <= q} k[k,h] v[k,h]^T
 
-so the d x e numbers of S take the place of all keys seen so far. Over a sequence, tokens are taken in chunks: within a chunk
-by the definition, from earlier chunks through S, which is carried along. Time and memory are linear in the length, in the
+so the d x e numbers of S replace all keys seen so far. A sequence is computed in chunks: within a chunk by the definition, from
+earlier chunks through S. Time and memory are linear in the length, in the
 backward pass too, because with the *causal product*
 
     P(a, b, c)[i] = sum_{j <= i} (a[i] . b[j]) c[j]      and P', the same over j >= i
 
 the gradients of out = P(q, k, v) under g are P(g, v, k) for q, P'(v, g, q) for k, and P'(k, q, g) for v: the same again.
-Products are in float32 or better. `LinearState` is S for generation, one token at a time.
+Products are in float32 or better. A cache for generation (`cache.py`) needs only S.
 """
 
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional
 
-from recombine.attention.checks import is_key_mask, open_door
-from recombine.attention.dropout import Dropout
-from recombine.foundation.errors import InputError, check_choice
-from recombine.foundation.native import is_amd_with_avx512
+from recombine.attention.definition import AttentionOptions
 
 CHUNK = 64
 """Tokens that are multiplied pair by pair; about the width of a head costs least."""
-ROOM = 1 << 18
+MAX_OPERAND_SIZE = 1 << 18
 """Numbers of an operand that one call multiplies, in several chunks: enough to pay for the call, few enough for a cache."""
 VALUE_NETWORKS = ("linear", "nonlinear_value")
 
 
-def supports(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    normalisation: str,
-    value_network: str,
-    bias: Tensor | None = None,
-    mask: Tensor | None = None,
-    causal: bool = False,
-    dropout: Dropout | None = None,
-    deep_weight: Tensor | None = None,
-) -> bool:
-    """Whether attention of this kind is linear in a sum over keys."""
-    return (
-        normalisation == "none"
-        and value_network in VALUE_NETWORKS
-        and bias is None
-        and (mask is None or is_key_mask(mask))
-        and dropout is None
-        and q.dtype == k.dtype == v.dtype
-    )
-
-
-def pays(q: Tensor, k: Tensor, *, causal: bool) -> bool:
-    """Whether linear time is shorter than the fused kernel's (`benchmarks/kernel_choice.py`)."""
-    length, width = min(q.shape[1], k.shape[1]), q.shape[3]
-    if not causal:
-        return length >= 128
-    return length * min(width, 32) >= 16384 if is_amd_with_avx512() else length * min(width, 16) >= 4096
-
-
 def attend(
-    q: Float[Tensor, "#b q #h d"],
-    k: Float[Tensor, "#b k #h d"],
-    v: Float[Tensor, "#b k #h e"],
-    *,
-    normalisation: str = "none",
-    value_network: str = "linear",
-    bias: None = None,
-    mask: Bool[Tensor, "*#pairs"] | None = None,
-    causal: bool = False,
-    dropout: None = None,
-    deep_weight: None = None,
+    q: Float[Tensor, "b q h d"], k: Float[Tensor, "b k h d"], v: Float[Tensor, "b k h e"], options: AttentionOptions
 ) -> Float[Tensor, "b q h e"]:
-    """What `reference.attend` defines without normalisation and bias; the mask is that of padded batches, (b, 1, 1, k)."""
-    q, k, v = open_door(q, k, v, bias=bias, mask=mask, dropout=dropout)
-    given: dict[str, Any] = {"bias": bias, "mask": mask, "dropout": dropout, "deep_weight": deep_weight}
-    if not supports(q, k, v, normalisation=normalisation, value_network=value_network, **given):
-        raise InputError(
-            f"there is no linear time for {normalisation} + {value_network}: expected no normalisation, one of "
-            f"{', '.join(VALUE_NETWORKS)}, no bias, no dropout and no mask but that of keys"
-        )
+    """What each head of each query receives, without normalisation and bias; a mask is that of padded batches, (b, 1, 1, k)."""
+    mask = options.mask
     key_mask = None if mask is None else mask.expand(q.shape[0], 1, 1, k.shape[1])[:, 0, 0]
     dtype = v.dtype
-    k, v = _prepare(k, v, value_network, key_mask)
+    k, v = _prepare(k, v, options.value_network, key_mask)
     q = q.to(v.dtype)
     with _full_precision(q):
-        return (_attend_causally(q, k, v) if causal else _read(q, _sum_products(k, v))).to(dtype)
+        return (_attend_causally(q, k, v) if options.causal else _read(q, _sum_products(k, v))).to(dtype)
+
+
+def sum_products(
+    k: Float[Tensor, "b k h d"],
+    v: Float[Tensor, "b k h e"],
+    value_network: str,
+    key_mask: Bool[Tensor, "b k"] | None = None,
+) -> Float[Tensor, "b h d e"]:
+    """S of some tokens, without those that `key_mask` marks False."""
+    k, v = _prepare(k, v, value_network, key_mask)
+    with _full_precision(k):
+        return _sum_products(k, v)
+
+
+def read_sum(q: Float[Tensor, "b q h d"], total: Float[Tensor, "b h d e"]) -> Float[Tensor, "b q h e"]:
+    """What queries receive that may see every token of a sum of products."""
+    with _full_precision(q):
+        return _read(q.to(total.dtype), total).to(q.dtype)
 
 
 def _attend_causally(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -106,38 +72,6 @@ def _attend_causally(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     if num_earlier:
         out = out + _read(q, _sum_products(k[:, :num_earlier], v[:, :num_earlier]))
     return functional.pad(out, (0, 0, 0, 0, num_blind, 0)) if num_blind else out
-
-
-class LinearState:
-    """All that linear attention remembers of the keys and values it has seen: their sum of products, (b, h, d, e).
-
-    >>> state = LinearState()
-    >>> state.append(k, v)  # the next token, or a whole prompt
-    >>> out = state.read(q)  # what a query receives that may see everything appended so far
-    """
-
-    def __init__(self, value_network: str = "linear") -> None:
-        self.value_network = check_choice("value network", value_network, VALUE_NETWORKS)
-        self.total: Float[Tensor, "b h d e"] | None = None
-
-    def append(
-        self,
-        k: Float[Tensor, "b k h d"],
-        v: Float[Tensor, "b k h e"],
-        key_mask: Bool[Tensor, "b k"] | None = None,
-    ) -> None:
-        """Add tokens; those that `key_mask` marks False are forgotten at once."""
-        k, v = _prepare(k, v, self.value_network, key_mask)
-        with _full_precision(k):
-            added = _sum_products(k, v)
-        self.total = added if self.total is None else self.total + added
-
-    def read(self, q: Float[Tensor, "b q h d"]) -> Float[Tensor, "b q h e"]:
-        """What queries receive that may see every token appended so far."""
-        if self.total is None:
-            raise InputError("the state is empty: expected at least one token to be appended before it is read")
-        with _full_precision(q):
-            return _read(q.to(self.total.dtype), self.total).to(q.dtype)
 
 
 def causal_product(
@@ -176,7 +110,7 @@ def _causal_product(a, b, c, scale, reverse):
     batch, num_tokens, heads, width = a.shape
     out = torch.empty_like(c, memory_format=torch.contiguous_format)
     total = c.new_zeros(batch * heads, width, c.shape[3])
-    step = CHUNK * max(1, ROOM // (batch * heads * CHUNK * max(width, c.shape[3])))
+    step = CHUNK * max(1, MAX_OPERAND_SIZE // (batch * heads * CHUNK * max(width, c.shape[3])))
     starts = range(0, num_tokens - num_tokens % CHUNK, step)
     parts = [slice(start, min(start + step, num_tokens - num_tokens % CHUNK)) for start in starts]
     if num_tokens % CHUNK:
@@ -188,7 +122,7 @@ def _causal_product(a, b, c, scale, reverse):
 
 
 def _multiply_chunks(a: Tensor, b: Tensor, c: Tensor, total: Tensor, reverse: bool) -> Tensor:
-    """The causal product of some chunks of one size, with what came before them in `total`, which is carried on in place."""
+    """The causal product of some chunks of one size; `total`, the sum over earlier chunks, is updated in place."""
     batch, num_tokens, heads, width = a.shape
     size = min(CHUNK, num_tokens)
     rows, keys, values = (x.transpose(1, 2).reshape(-1, size, x.shape[3]) for x in (a, b, c))

@@ -1,6 +1,6 @@
 """Fused attention on GPUs in Triton: linear attention and HYLA, causal or not, with memory linear in the length.
 
-The same function as `cpu.py`, without softmax: normalisations none and rms_head, value networks linear, nonlinear_value,
+The same function as `cpu/kernels.py`, without softmax: normalisations none and rms_head, value networks linear, nonlinear_value,
 hyper_linear and hyper_relu, with bias and its gradient, causal and key-padding masks. The programs are in `triton_tiles.py`.
 
 It is checked against the definition in Triton's interpreter (TRITON_INTERPRET=1), on a CPU. **Its speed has not been
@@ -13,19 +13,18 @@ import importlib.util
 import os
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
-from recombine.attention.checks import is_key_mask, open_door
-from recombine.attention.dropout import Dropout
+from recombine.attention.definition import AttentionOptions, is_key_mask
 from recombine.foundation.errors import InputError
 from recombine.foundation.native import constant_in_graphs
 
 NORMALISATIONS = ("none", "rms_head")
 VALUE_NETWORKS = ("linear", "nonlinear_value", "hyper_linear", "hyper_relu")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-MOST_FEATURES = 128
-"""Of a head: the hidden units of a tile must fit into registers."""
+MAX_HEAD_WIDTH = 128
+"""The hidden units of a tile must fit into registers."""
 OWN_QUERIES, OWN_KEYS, OWN_PAIRS = 0, 1, 2
 """Owners of the backward pass, as in `triton_tiles.py`."""
 TILE = 16
@@ -47,63 +46,39 @@ def is_available() -> bool:
     return why_unavailable() is None
 
 
-def supports(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    normalisation: str,
-    value_network: str,
-    bias: Tensor | None = None,
-    mask: Tensor | None = None,
-    causal: bool = False,
-    dropout: Dropout | None = None,
-    deep_weight: Tensor | None = None,
-) -> bool:
-    """Whether `attend` of this file takes these arguments."""
+def supports(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> bool:
+    """Whether `attend` of this file computes this."""
+    bias, mask = options.bias, options.mask
     tensors = [tensor for tensor in (q, k, v, bias, mask) if tensor is not None]
     device = "cpu" if _is_interpreted() else "cuda"
     return (
-        deep_weight is None
-        and dropout is None
+        options.deep_weight is None
+        and options.dropout is None
         and (mask is None or is_key_mask(mask))
-        and normalisation in NORMALISATIONS
-        and value_network in VALUE_NETWORKS
+        and options.normalisation in NORMALISATIONS
+        and options.value_network in VALUE_NETWORKS
         and all(tensor.device.type == device and tensor.numel() > 0 for tensor in tensors)
         and q.dtype in DTYPES
         and q.dtype == k.dtype == v.dtype
-        and max(q.shape[3], v.shape[3]) <= MOST_FEATURES
-        and (bias is None or bias.is_floating_point())
+        and max(q.shape[3], v.shape[3]) <= MAX_HEAD_WIDTH
     )
 
 
 def attend(
-    q: Float[Tensor, "#b q #h d"],
-    k: Float[Tensor, "#b k #h d"],
-    v: Float[Tensor, "#b k #h e"],
-    *,
-    normalisation: str,
-    value_network: str,
-    bias: Float[Tensor, "*#pairs"] | None = None,
-    mask: Bool[Tensor, "*#pairs"] | None = None,
-    causal: bool = False,
-    dropout: None = None,
-    deep_weight: None = None,
+    q: Float[Tensor, "b q h d"], k: Float[Tensor, "b k h d"], v: Float[Tensor, "b k h e"], options: AttentionOptions
 ) -> Float[Tensor, "b q h e"]:
-    """What each head of each query receives, as `reference.attend` defines it; arguments as those of `cpu.attend`."""
-    q, k, v = open_door(q, k, v, bias=bias, mask=mask)
-    if not supports(q, k, v, normalisation=normalisation, value_network=value_network, bias=bias, mask=mask):
-        raise InputError(f"the Triton kernel has no {normalisation} + {value_network} for {q.dtype} on {q.device}")
+    """What each head of each query receives."""
     reason = why_unavailable()
     if reason is not None:
         raise InputError(f"the Triton kernel is not available: {reason}")
+    bias, mask, value_network = options.bias, options.mask, options.value_network
     if bias is not None:
         shared = bias.dim() < 4 or bias.shape[0] == 1
         bias = bias.float().expand(1 if shared else q.shape[0], q.shape[2], q.shape[1], k.shape[1])
     key_mask = None if mask is None else mask.expand(len(q), 1, 1, k.shape[1])[:, 0, 0]
     if value_network == "nonlinear_value":
         v, value_network = v.relu(), "linear"
-    return _Attend.apply(q, k, v, bias, key_mask, normalisation, value_network, causal)
+    return _Attend.apply(q, k, v, bias, key_mask, options.normalisation, value_network, options.causal)
 
 
 class _Attend(torch.autograd.Function):
@@ -122,7 +97,9 @@ class _Attend(torch.autograd.Function):
         sizes, constants = _describe(q, k, v, bias, key_mask, *ctx.choices)
         grid = (_count_tiles(q), q.shape[0])
         with torch.cuda.device_of(q):
-            triton_tiles.forward[grid](q, k, v, _or_any(bias, q), _or_any(key_mask, q), out, *sizes, **constants)
+            triton_tiles.forward[grid](
+                q, k, v, _or_placeholder(bias, q), _or_placeholder(key_mask, q), out, *sizes, **constants
+            )
         return out.to(q.dtype)
 
     @staticmethod
@@ -136,8 +113,8 @@ class _Attend(torch.autograd.Function):
         grads = [torch.zeros_like(tensor, dtype=torch.float32) for tensor in (q, k, v)]
         needs_bias = ctx.needs_input_grad[3]
         grad_bias = torch.zeros_like(bias) if needs_bias else None
-        inputs = (q, k, v, _or_any(bias, q), _or_any(key_mask, q), grad_out.contiguous())
-        outputs = (*grads, _or_any(grad_bias, q))
+        inputs = (q, k, v, _or_placeholder(bias, q), _or_placeholder(key_mask, q), grad_out.contiguous())
+        outputs = (*grads, _or_placeholder(grad_bias, q))
         owners = {
             triton_tiles.OWN_QUERIES: (_count_tiles(q), q.shape[0]),
             triton_tiles.OWN_KEYS: (_count_tiles(k), q.shape[0]),
@@ -184,8 +161,8 @@ def _count_tiles(tokens: Tensor) -> int:
     return -(-tokens.shape[1] // TILE)
 
 
-def _or_any(tensor: Tensor | None, other: Tensor) -> Tensor:
-    """A pointer is needed even where nothing is read."""
+def _or_placeholder(tensor: Tensor | None, other: Tensor) -> Tensor:
+    """Programs need a pointer even where they read nothing."""
     return other if tensor is None else tensor
 
 

@@ -21,8 +21,7 @@ from recombine.cli.main import VERBS, ParsedFlags, examples_of, parse, parse_kno
 from recombine.cli.output import Output
 from recombine.foundation.errors import InputError
 from recombine.foundation.tables import Cell, Table, Value
-from recombine.models.base import ModelConfig
-from recombine.models.registry import find_task
+from recombine.models.base import ModelConfig, find_task
 from recombine.tasks.base import REFERENCES, Scale, Task
 from recombine.tasks.families import TASKS
 from recombine.tasks.sampling import SPLIT_TITLES

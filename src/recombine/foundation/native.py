@@ -418,12 +418,12 @@ def constant_in_graphs(function: Function) -> Function:
 @constant_in_graphs
 def is_amd_with_avx512() -> bool:
     """AMD's Zen 4 and later: torch's default library of products, MKL, is not at its best there."""
-    return look_up()
+    return _detect_amd_with_avx512()
 
 
 @cache
-def look_up() -> bool:
-    """The same, outside of what a compiler traces."""
+def _detect_amd_with_avx512() -> bool:
+    """The same outside of traced code."""
     if torch.backends.cpu.get_cpu_capability() != "AVX512":
         return False
     return "AuthenticAMD" in read_cpu().get("vendor_id", platform.processor())

@@ -49,7 +49,7 @@ from recombine.inside.structure import (
     measure_structure,
     sample_rows,
 )
-from recombine.models.registry import Code
+from recombine.models.base import Code
 from recombine.tasks.base import Task
 from recombine.tasks.reading import Reading
 from recombine.training.benchmark import load_run

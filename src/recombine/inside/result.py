@@ -30,7 +30,7 @@ import numpy as np
 
 from recombine.foundation.errors import InputError, find_schema_error
 from recombine.foundation.files import read_npz
-from recombine.models.registry import Code
+from recombine.models.base import Code
 from recombine.tasks.reading import Variant
 from recombine.training.config import RunConfig
 from recombine.training.directory import CHECKPOINT, RunDirectory, read_header

@@ -20,16 +20,16 @@ teacher; widths are our choice.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from recombine.attention.dense import lecun_linear, lecun_normal_
-from recombine.foundation.errors import check_choice, check_positive
+from recombine.attention.layer import lecun_linear, lecun_normal_
+from recombine.foundation.errors import check_positive
 from recombine.models.base import ENCODING, ISOLATED_QUERIES, MODULES, ModelConfig, Need, Site
-from recombine.models.transformer import Block, TransformerConfig
+from recombine.models.transformer import TransformerConfig
 from recombine.tasks.base import Task
 
 
@@ -106,7 +106,6 @@ class HypernetworkTransformerConfig(TransformerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("execution", self.execution, get_args(Execution))
         check_positive(execution_dim=self.execution_dim)
         if self.code_dim is not None:
             check_positive(code_dim=self.code_dim)
@@ -147,7 +146,7 @@ class HypernetworkTransformer(nn.Module):
         self.config = config
         self.num_examples, self.query_dim = num_examples, input_dim - output_dim
         self.embed = lecun_linear(input_dim, config.embedding_dim)
-        self.blocks = nn.ModuleList(Block(config, num_examples) for _ in range(config.num_layers))
+        self.blocks = nn.ModuleList(config.build_block(num_examples) for _ in range(config.num_layers))
         self.output_norm = nn.LayerNorm(config.embedding_dim, eps=1e-6)
         self.code = lecun_linear(config.embedding_dim, code_dim)
         execution = GeneratedNetwork if config.execution == "hypernetwork" else ConditionedMLP
@@ -166,7 +165,7 @@ class HypernetworkTransformer(nn.Module):
         """The latent code of the task, inferred from the examples."""
         x = self.embed(inputs[:, : self.num_examples])
         for block in self.blocks:
-            x, _ = block(x, x.shape[1], None, False)
+            x, _ = block(x)
         return self.code(self.output_norm(x).mean(dim=1))
 
     def queries(self, inputs: Float[Tensor, "b tokens features"]) -> Float[Tensor, "b queries query"]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -24,11 +24,10 @@ from torch.nn import functional
 
 from recombine.attention.cache import AttentionCache, build_cache
 from recombine.attention.definition import CodeMap
-from recombine.attention.layer import ATTENTIONS, Attention, AttentionName, OutputScale
-from recombine.attention.position import RelativeBias, Rotary
-from recombine.foundation.errors import InputError, check_choice, check_positive, require
+from recombine.attention.layer import ATTENTIONS, Attention, AttentionName, OutputScale, RelativeBias, Rotary
+from recombine.foundation.errors import InputError, check_positive, require
 from recombine.models.base import TOKENS, ModelConfig, Need, Site
-from recombine.models.layers import FEEDFORWARDS, ResidualNorm, build_feedforward
+from recombine.models.transformer import Block, ResidualNorm, build_feedforward
 from recombine.random import Stream
 from recombine.tasks.base import Task
 
@@ -69,10 +68,6 @@ class LanguageModelConfig(ModelConfig):
     """Truncated normal of variance 1 / fan-in (AH), or Xavier-uniform (NanoDO)."""
 
     def __post_init__(self) -> None:
-        check_choice("attention", self.attention, ATTENTIONS)
-        check_choice("feedforward", self.feedforward, FEEDFORWARDS)
-        check_choice("position", self.position, get_args(TokenPosition))
-        check_choice("initialisation", self.initialisation, get_args(Initialisation))
         check_positive(num_layers=self.num_layers, embedding_dim=self.embedding_dim, mlp_dim=self.mlp_dim)
 
     @property
@@ -111,56 +106,26 @@ class QueryKeyNorm(nn.Module):
         return next(normed), next(normed)
 
 
-class LanguageBlock(nn.Module):
-    """Causal attention, then a feed-forward network, each added to the residual stream."""
+class LanguageBlock(Block):
+    """A causal block, with normalised queries and keys if the configuration says so."""
 
     def __init__(self, config: LanguageModelConfig, context_length: int) -> None:
-        super().__init__()
-        size = config.embedding_dim
-        self.attention_norm = ResidualNorm(size, eps=1e-6)
-        self.attention = Attention(
+        size, head_dim = config.embedding_dim, config.kqv_dim // config.num_heads
+        attention = Attention(
             size,
             num_heads=config.num_heads,
             kqv_dim=config.kqv_dim,
             attention=config.attention,
             output_scale=config.output_scale,
         )
-        head_dim = config.kqv_dim // config.num_heads
-        self.rotary = Rotary(head_dim) if config.position == "rotary" else None
-        self.bias: RelativeBias | None = None
+        bias: RelativeBias | None = None
         if config.position == "relative":
-            furthest = max(context_length, NUM_BUCKETS)
-            self.bias = RelativeBias(config.num_heads, num_buckets=NUM_BUCKETS, max_distance=furthest)
-        self.query_key_norm = QueryKeyNorm(head_dim) if config.qk_norm else None
-        self.feedforward_norm = ResidualNorm(size, eps=1e-6)
-        self.feedforward = build_feedforward(config.feedforward, size, config.mlp_dim)
-
-    def forward(
-        self,
-        x: Float[Tensor, "b t d"],
-        cache: AttentionCache | None = None,
-        code_map: CodeMap | None = None,
-        return_codes: bool = False,
-    ) -> tuple[Float[Tensor, "b t d"], Float[Tensor, "b h t k"] | None]:
-        first = 0 if cache is None else cache.length
-
-        def rotate(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-            if self.query_key_norm is not None:
-                q, k = self.query_key_norm(q, k)
-            return (q, k) if self.rotary is None else self.rotary.at(first)(q, k)
-
-        x, normed = self.attention_norm(x)
-        mixed, codes = self.attention(
-            normed,
-            bias=None if self.bias is None else self.bias(x.shape[1], first + x.shape[1]),
-            rotate=rotate,
-            causal=True,
-            code_map=code_map,
-            return_codes=return_codes,
-            cache=cache,
-        )
-        x, normed = self.feedforward_norm(x, mixed)
-        return x + self.feedforward(normed), codes
+            max_distance = max(context_length, NUM_BUCKETS)
+            bias = RelativeBias(config.num_heads, num_buckets=NUM_BUCKETS, max_distance=max_distance)
+        rotation = Rotary(head_dim) if config.position == "rotary" else None
+        feedforward = build_feedforward(config.feedforward, size, config.mlp_dim)
+        norm = QueryKeyNorm(head_dim) if config.qk_norm else None
+        super().__init__(attention, feedforward, bias=bias, rotation=rotation, causal=True, query_key_norm=norm)
 
     def start(self, *, keep_keys: bool = False) -> AttentionCache:
         """An empty cache of this layer."""
@@ -220,9 +185,9 @@ class LanguageModel(nn.Module):
         for i, block in enumerate(self.blocks):
             x, code = block(
                 x,
-                None if cache is None else cache[i],
-                None if code_maps is None else code_maps[i],
-                return_codes,
+                cache=None if cache is None else cache[i],
+                code_map=None if code_maps is None else code_maps[i],
+                return_codes=return_codes,
             )
             codes.append(code)
         _, normed = self.output_norm(x if num_read is None else x[:, -num_read:])

@@ -12,7 +12,7 @@ from typing import ClassVar
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from recombine.attention.dense import lecun_linear
+from recombine.attention.layer import lecun_linear
 from recombine.foundation.errors import check_positive
 from recombine.models.base import ModelConfig, Site
 from recombine.tasks.base import Task

@@ -1,32 +1,23 @@
-"""Base class of the causal sequence models: hidden states at every position, and one readout for all of them
-(On Provable Length and Compositional Generalization, arXiv 2402.04875).
+"""Causal sequence models (On Provable Length and Compositional Generalization, arXiv 2402.04875).
 
     h_1 .. h_T = represent(x_1 .. x_T),    y_t = ρ(h_t)
 
-Limited capacity means that ρ is one layer (`linear`), higher capacity that it is an MLP (`mlp`); a sigmoid follows every
-layer. Initial weights are N(0, 0.6²), biases 0. If a task supervises the intermediate values (chain of thought), a model
-returns its hidden states after its outputs.
+Hidden states at every position, and one readout for all of them. Limited capacity means that ρ is one layer (`linear`), higher
+capacity that it is an MLP (`mlp`); a sigmoid follows every layer. Initial weights are N(0, 0.6²), biases 0. If a task supervises
+the intermediate values (chain of thought), a model returns its hidden states after its outputs.
 
-Deep set with a running sum (On Provable Length and Compositional Generalization, arXiv 2402.04875).
-
-    h_t = Σ_{j ≤ t} φ(x_j),    y_t = ρ(h_t)
-
-φ is an MLP with one hidden layer and a sigmoid after both of its layers.
-
-State-space model and recurrent network (On Provable Length and Compositional Generalization, arXiv 2402.04875).
-
-    ssm    h_t = Λ h_{t-1} + B x_t        rnn    h_t = σ(Λ h_{t-1} + B x_t)        y_t = ρ(h_t)
+    deep_set     h_t = Σ_{j ≤ t} φ(x_j)             φ is an MLP with one hidden layer and a sigmoid after both of its layers
+    ssm          h_t = Λ h_{t-1} + B x_t            a state-space model
+    rnn          h_t = σ(Λ h_{t-1} + B x_t)
+    attention    h_t = Σ_{j ≤ t} a(q_t · k_j / √d) V x_j
 
 The linear recurrence is an associative scan: maps h -> Λ^n h + u compose to maps of the same form, so after step i every
 h_t holds the sum over its last 2^i inputs, and log₂ T steps do the work of T (Hillis & Steele 1986). Λ is any matrix
-(`dense`), or diagonal with pairs of eigenvalues r exp(±iθ) (`diagonal`), and h holds real and imaginary parts in turn.
+(`dense`), or diagonal with pairs of eigenvalues r exp(±iθ) (`diagonal`), and h alternates real and imaginary parts.
 
-One head of causal attention (On Provable Length and Compositional Generalization, arXiv 2402.04875).
-
-    h_t = Σ_{j ≤ t} a(q_t · k_j / √d) V x_j,    y_t = ρ(h_t)
-
-with softmax weights over the prefix, or sigmoid, linear or relu weights divided by t. There is no residual stream. Positions
-are optional: a learned vector per position is added to the tokens, up to the longest sequence of the task.
+Attention has one head, with softmax weights over the prefix, or sigmoid, linear or relu weights divided by t. There is no
+residual stream. Positions are optional: a learned vector per position is added to the tokens, up to the longest sequence of
+the task.
 """
 
 from __future__ import annotations
@@ -36,17 +27,19 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from jaxtyping import Complex, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recombine.foundation.errors import InputError, check_choice, check_positive
+from recombine.foundation.errors import InputError, check_positive
 from recombine.models.base import ModelConfig, Need, Site
 from recombine.tasks.base import Task
 from recombine.tasks.sequences.functions import WEIGHT_DEVIATION, AttentionWeights, Readout, attention_weights
+
+Model = TypeVar("Model", bound="SequenceModel")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +53,6 @@ class SequenceModelConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         check_positive(hidden_dim=self.hidden_dim)
-        check_choice("readout", self.readout, get_args(Readout))
 
     @property
     def label(self) -> str:
@@ -75,6 +67,15 @@ class SequenceModelConfig(ModelConfig):
         )
         return (hidden_states,)
 
+    def _build(self, model: type[Model], task: Task) -> Model:
+        return model(
+            self,
+            input_dim=task.input_dim,
+            output_dim=task.output_dim,
+            sequence_length=task.sequence_length,
+            with_thoughts=task.thought_dim > 0,
+        )
+
 
 class SequenceModel(nn.Module, ABC):
     """Outputs (b, t, output_dim) for tokens (b, t, input_dim), followed by the hidden states if `with_thoughts`."""
@@ -82,7 +83,13 @@ class SequenceModel(nn.Module, ABC):
     probe_sites: ClassVar[tuple[Site, ...]] = (Site("hidden", "readout", "input"),)
 
     def __init__(
-        self, config: SequenceModelConfig, *, input_dim: int, output_dim: int, with_thoughts: bool = False
+        self,
+        config: Any,
+        *,
+        input_dim: int,
+        output_dim: int,
+        sequence_length: int,
+        with_thoughts: bool = False,
     ) -> None:
         super().__init__()
         self.config = config
@@ -91,6 +98,11 @@ class SequenceModel(nn.Module, ABC):
         size = config.hidden_dim
         sizes = (size, output_dim) if config.readout == "linear" else (size, size, output_dim)
         self.readout = sigmoid_layers(*sizes)
+        self.build_layers(config, sequence_length)
+
+    @abstractmethod
+    def build_layers(self, config: Any, sequence_length: int) -> None:
+        """Make the parameters of `represent`."""
 
     @abstractmethod
     def represent(self, inputs: Float[Tensor, "b t features"]) -> Float[Tensor, "b t hidden"]:
@@ -134,20 +146,14 @@ class DeepSetConfig(SequenceModelConfig):
     kind: ClassVar[str] = "deep_set"
 
     def build(self, task: Task) -> DeepSet:
-        return DeepSet(
-            self,
-            input_dim=task.input_dim,
-            output_dim=task.output_dim,
-            with_thoughts=task.thought_dim > 0,
-        )
+        return self._build(DeepSet, task)
 
 
 class DeepSet(SequenceModel):
     """Independent of the order of the tokens so far."""
 
-    def __init__(self, config: DeepSetConfig, *, input_dim: int, output_dim: int, with_thoughts: bool = False) -> None:
-        super().__init__(config, input_dim=input_dim, output_dim=output_dim, with_thoughts=with_thoughts)
-        self.embed = sigmoid_layers(input_dim, config.hidden_dim, config.hidden_dim)
+    def build_layers(self, config: DeepSetConfig, sequence_length: int) -> None:
+        self.embed = sigmoid_layers(self.input_dim, config.hidden_dim, config.hidden_dim)
 
     def represent(self, inputs: Float[Tensor, "b t features"]) -> Float[Tensor, "b t hidden"]:
         return self.embed(inputs).cumsum(dim=1)
@@ -167,7 +173,6 @@ class StateSpaceConfig(SequenceModelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("recurrence", self.recurrence, get_args(Recurrence))
         if self.recurrence == "diagonal" and self.hidden_dim % 2:
             raise InputError(f"hidden_dim is {self.hidden_dim}: expected an even number, for pairs of eigenvalues")
 
@@ -176,12 +181,7 @@ class StateSpaceConfig(SequenceModelConfig):
         return super().label if self.recurrence == "dense" else f"{self.recurrence}-{super().label}"
 
     def build(self, task: Task) -> StateSpaceModel:
-        return StateSpaceModel(
-            self,
-            input_dim=task.input_dim,
-            output_dim=task.output_dim,
-            with_thoughts=task.thought_dim > 0,
-        )
+        return self._build(StateSpaceModel, task)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,23 +191,15 @@ class RecurrentConfig(SequenceModelConfig):
     kind: ClassVar[str] = "rnn"
 
     def build(self, task: Task) -> RecurrentNetwork:
-        return RecurrentNetwork(
-            self,
-            input_dim=task.input_dim,
-            output_dim=task.output_dim,
-            with_thoughts=task.thought_dim > 0,
-        )
+        return self._build(RecurrentNetwork, task)
 
 
 class StateSpaceModel(SequenceModel):
     """Computes all positions in parallel, by a scan."""
 
-    def __init__(
-        self, config: StateSpaceConfig, *, input_dim: int, output_dim: int, with_thoughts: bool = False
-    ) -> None:
-        super().__init__(config, input_dim=input_dim, output_dim=output_dim, with_thoughts=with_thoughts)
+    def build_layers(self, config: StateSpaceConfig, sequence_length: int) -> None:
         size = config.hidden_dim
-        self.input = normal_parameter(size, input_dim)
+        self.input = normal_parameter(size, self.input_dim)
         self.recurrence: nn.Parameter | None = None
         if config.recurrence == "dense":
             self.recurrence = rotation_parameter(size)
@@ -231,11 +223,8 @@ class StateSpaceModel(SequenceModel):
 class RecurrentNetwork(SequenceModel):
     """Computes one position after the other."""
 
-    def __init__(
-        self, config: RecurrentConfig, *, input_dim: int, output_dim: int, with_thoughts: bool = False
-    ) -> None:
-        super().__init__(config, input_dim=input_dim, output_dim=output_dim, with_thoughts=with_thoughts)
-        self.input = normal_parameter(config.hidden_dim, input_dim)
+    def build_layers(self, config: RecurrentConfig, sequence_length: int) -> None:
+        self.input = normal_parameter(config.hidden_dim, self.input_dim)
         self.recurrence = rotation_parameter(config.hidden_dim)
 
     def represent(self, inputs: Float[Tensor, "b t features"]) -> Float[Tensor, "b t hidden"]:
@@ -292,44 +281,24 @@ class CausalAttentionConfig(SequenceModelConfig):
     position: TokenPosition = "none"
     """Add a learned vector per position to the tokens."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("attention", self.attention, get_args(AttentionWeights))
-        check_choice("position", self.position, get_args(TokenPosition))
-
     @property
     def label(self) -> str:
         positions = "" if self.position == "none" else "-positions"
         return f"{self.attention}-{super().label}{positions}"
 
     def build(self, task: Task) -> CausalAttention:
-        return CausalAttention(
-            self,
-            input_dim=task.input_dim,
-            output_dim=task.output_dim,
-            with_thoughts=task.thought_dim > 0,
-            sequence_length=task.sequence_length,
-        )
+        return self._build(CausalAttention, task)
 
 
 class CausalAttention(SequenceModel):
     """Queries, keys and values are linear in the tokens."""
 
-    def __init__(
-        self,
-        config: CausalAttentionConfig,
-        *,
-        input_dim: int,
-        output_dim: int,
-        sequence_length: int,
-        with_thoughts: bool = False,
-    ) -> None:
-        super().__init__(config, input_dim=input_dim, output_dim=output_dim, with_thoughts=with_thoughts)
+    def build_layers(self, config: CausalAttentionConfig, sequence_length: int) -> None:
         self.weighing = config.attention
-        self.query, self.key, self.value = (normal_parameter(config.hidden_dim, input_dim) for _ in range(3))
+        self.query, self.key, self.value = (normal_parameter(config.hidden_dim, self.input_dim) for _ in range(3))
         self.position: nn.Parameter | None = None
         if config.position == "learned":
-            self.position = nn.Parameter(torch.zeros(sequence_length, input_dim))
+            self.position = nn.Parameter(torch.zeros(sequence_length, self.input_dim))
 
     def represent(self, inputs: Float[Tensor, "b t features"]) -> Float[Tensor, "b t hidden"]:
         x = inputs

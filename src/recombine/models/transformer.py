@@ -1,4 +1,4 @@
-"""The transformer of all in-context tasks (Attention as a Hypernetwork, arXiv 2406.05816, appendix C).
+"""The transformer of all in-context tasks (Attention as a Hypernetwork, arXiv 2406.05816, appendix C), and its layers.
 
     x = x + attention(norm(x));  x = x + feedforward(norm(x));  prediction = dense(norm(x))
 
@@ -6,30 +6,34 @@ Pre-norm blocks between a dense input and a dense output layer. Each layer has i
 biases. Only the last `num_read` tokens are read as predictions, so the last block computes queries, output projection and
 feed-forward for these alone: the same numbers, for less work.
 
-A causal transformer with the task as its first token (SC, arXiv 2507.07207): task, x_1, x_2, ... -> y_1, y_2, ...
+`task_transformer` is a causal transformer with the task as its first token (SC, arXiv 2507.07207): task, x_1, x_2, ... -> y_1,
+y_2, ... It differs in two ways: the encoding of the task and the inputs have separate dense layers, and queries and keys are
+normalised before the rotary position embedding (see Henry et al. 2020 on normalising them).
 
-It differs from `transformer` in two ways: the encoding of the task and the inputs have separate dense layers, and queries
-and keys are normalised before the rotary position embedding (see Henry et al. 2020 on normalising them).
+Feed-forward layers map a token x to
+
+    mlp                   W_out gelu(W_in x + b_in) + b_out             (GELU in its tanh form)
+    swiglu                W_out (silu(W_gate x) * W_up x)               (Shazeer 2020; no biases)
+    mixture_of_experts    sum_i Softmax(Top_k(W_gate x))_i MLP_i(x)     (Shazeer et al. 2017; attention paper, app. A.1)
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional
 
-from recombine.attention.definition import CodeMap
-from recombine.attention.dense import lecun_linear
-from recombine.attention.dropout import DropoutForm
-from recombine.attention.layer import ATTENTIONS, Attention, AttentionName
-from recombine.attention.position import RelativeBias, Rotary
+from recombine.attention.cache import AttentionCache
+from recombine.attention.definition import CodeMap, DropoutForm
+from recombine.attention.dispatch import add_norm, check_dropout, dense, linear_gelu
+from recombine.attention.layer import Attention, AttentionName, RelativeBias, Rotary, lecun_linear, lecun_normal_
 from recombine.foundation.errors import InputError, check_choice, check_positive
 from recombine.models.base import ENCODING, HIDDEN_ANSWERS, SAME_LENGTHS, ModelConfig, Need, Site
-from recombine.models.layers import FEEDFORWARDS, ResidualNorm, build_feedforward
 from recombine.tasks.base import Task
 
 Position = Literal["relative", "rotary", "none"]
@@ -65,13 +69,8 @@ class TransformerConfig(ModelConfig):
     """`pairs`: one mask over (query, key) for all rows and heads, as in that release; `elements`: independent masks."""
 
     def __post_init__(self) -> None:
-        check_choice("attention", self.attention, ATTENTIONS)
-        check_choice("feedforward", self.feedforward, FEEDFORWARDS)
-        check_choice("position", self.position, get_args(Position))
         check_positive(num_layers=self.num_layers, embedding_dim=self.embedding_dim, mlp_dim=self.mlp_dim)
-        check_choice("attention_dropout_form", self.attention_dropout_form, get_args(DropoutForm))
-        if not 0 <= self.attention_dropout < 1:
-            raise InputError(f"attention_dropout is {self.attention_dropout}: expected at least 0 and less than 1")
+        check_dropout(self.attention_dropout)
 
     @property
     def label(self) -> str:
@@ -82,8 +81,24 @@ class TransformerConfig(ModelConfig):
         return () if self.causal else (HIDDEN_ANSWERS,)
 
     def build_rotation(self) -> nn.Module | None:
-        """The map applied to the queries and keys of a block: the rotary embedding, if any."""
+        """The map of the queries and keys of a block: the rotary embedding, if any."""
         return Rotary(self.kqv_dim // self.num_heads) if self.position == "rotary" else None
+
+    def build_block(self, sequence_length: int, num_isolated: int = 0) -> Block:
+        attention = Attention(
+            self.embedding_dim,
+            num_heads=self.num_heads,
+            kqv_dim=self.kqv_dim,
+            attention=self.attention,
+            dropout=self.attention_dropout,
+            dropout_form=self.attention_dropout_form,
+            num_isolated=num_isolated,
+        )
+        bias: RelativeBias | None = None
+        if self.position == "relative":
+            bias = RelativeBias(self.num_heads, num_buckets=sequence_length, max_distance=sequence_length)
+        feedforward = build_feedforward(self.feedforward, self.embedding_dim, self.mlp_dim)
+        return Block(attention, feedforward, bias=bias, rotation=self.build_rotation(), causal=self.causal)
 
     def build(self, task: Task) -> nn.Module:
         return Transformer(
@@ -96,47 +111,145 @@ class TransformerConfig(ModelConfig):
         )
 
 
+class MLP(nn.Module):
+    """One hidden layer with biases."""
+
+    def __init__(self, embedding_dim: int, hidden_dim: int) -> None:
+        super().__init__()
+        check_positive(embedding_dim=embedding_dim, hidden_dim=hidden_dim)
+        self.input = lecun_linear(embedding_dim, hidden_dim)
+        self.output = lecun_linear(hidden_dim, embedding_dim)
+
+    def forward(self, x: Float[Tensor, "*batch embedding"]) -> Float[Tensor, "*batch embedding"]:
+        return self.output(linear_gelu(x, self.input.weight, self.input.bias))
+
+
+class SwiGLU(nn.Module):
+    """One hidden layer whose features are gated by a second projection."""
+
+    def __init__(self, embedding_dim: int, hidden_dim: int) -> None:
+        super().__init__()
+        check_positive(embedding_dim=embedding_dim, hidden_dim=hidden_dim)
+        self.gate_and_up = lecun_linear(embedding_dim, 2 * hidden_dim, bias=False)
+        self.output = lecun_linear(hidden_dim, embedding_dim, bias=False)
+
+    def forward(self, x: Float[Tensor, "*batch embedding"]) -> Float[Tensor, "*batch embedding"]:
+        gate, up = self.gate_and_up(x).chunk(2, dim=-1)
+        return self.output(functional.silu(gate) * up)
+
+
+class MixtureOfExperts(nn.Module):
+    """Each token is processed by its `top_k` best of `num_experts` MLPs, weighted by a softmax over those `top_k`.
+
+    All experts are computed for all tokens as one wide layer, and the others are weighted by 0. Shapes stay static (so it
+    compiles), at a cost of num_experts / top_k times the routed computation. There is no load-balancing loss.
+    """
+
+    def __init__(self, embedding_dim: int, hidden_dim: int, num_experts: int = 4, top_k: int = 2) -> None:
+        super().__init__()
+        check_positive(embedding_dim=embedding_dim, hidden_dim=hidden_dim, num_experts=num_experts, top_k=top_k)
+        if top_k > num_experts:
+            raise InputError(f"top_k is {top_k}: expected at most num_experts = {num_experts}")
+        self.top_k = top_k
+        self.gate = lecun_linear(embedding_dim, num_experts, bias=False)
+        self.input_weight = nn.Parameter(torch.empty(num_experts, hidden_dim, embedding_dim))
+        self.input_bias = nn.Parameter(torch.zeros(num_experts, hidden_dim))
+        self.output_weight = nn.Parameter(torch.empty(num_experts, embedding_dim, hidden_dim))
+        self.output_bias = nn.Parameter(torch.zeros(num_experts, embedding_dim))
+        lecun_normal_(self.input_weight)
+        lecun_normal_(self.output_weight)
+
+    def route(self, x: Float[Tensor, "*batch embedding"]) -> Float[Tensor, "*batch expert"]:
+        """The weight of each expert for each token: `top_k` of them positive, 0 for the rest."""
+        logits = self.gate(x)
+        best = logits.topk(self.top_k, dim=-1)
+        return torch.full_like(logits, -torch.inf).scatter(-1, best.indices, best.values).softmax(dim=-1)
+
+    def forward(self, x: Float[Tensor, "*batch embedding"]) -> Float[Tensor, "*batch embedding"]:
+        weights = self.route(x)
+        hidden = linear_gelu(x, self.input_weight.flatten(0, 1), self.input_bias.flatten())
+        hidden = hidden.unflatten(-1, self.input_bias.shape) * weights[..., None].to(hidden.dtype)
+        output_weight = self.output_weight.transpose(0, 1).flatten(1)
+        return dense(hidden.flatten(-2), output_weight, None) + weights @ self.output_bias
+
+
+FEEDFORWARDS: dict[str, type[nn.Module]] = {"mlp": MLP, "swiglu": SwiGLU, "mixture_of_experts": MixtureOfExperts}
+
+
+def build_feedforward(name: str, embedding_dim: int, hidden_dim: int) -> nn.Module:
+    """The feed-forward layer of that name."""
+    check_choice("feed-forward layer", name, FEEDFORWARDS)
+    return FEEDFORWARDS[name](embedding_dim, hidden_dim)
+
+
+class ResidualNorm(nn.LayerNorm):
+    """Adds an update to the residual stream, if there is one, and returns the sum and its LayerNorm."""
+
+    def forward(  # type: ignore[override]
+        self, x: Float[Tensor, "*batch width"], update: Float[Tensor, "*batch width"] | None = None
+    ) -> tuple[Float[Tensor, "*batch width"], Float[Tensor, "*batch width"]]:
+        return add_norm(x, update, self.weight, self.bias, self.eps)
+
+
 class Block(nn.Module):
     """Attention, then a feed-forward network, each added to the residual stream."""
 
-    def __init__(self, config: TransformerConfig, sequence_length: int, num_isolated: int = 0) -> None:
+    def __init__(
+        self,
+        attention: Attention,
+        feedforward: nn.Module,
+        *,
+        bias: RelativeBias | None,
+        rotation: nn.Module | None,
+        causal: bool,
+        query_key_norm: nn.Module | None = None,
+    ) -> None:
         super().__init__()
-        size = config.embedding_dim
+        size = attention.output.out_features
         self.attention_norm = ResidualNorm(size, eps=1e-6)
-        self.attention = Attention(
-            size,
-            num_heads=config.num_heads,
-            kqv_dim=config.kqv_dim,
-            attention=config.attention,
-            dropout=config.attention_dropout,
-            dropout_form=config.attention_dropout_form,
-        )
-        self.bias: RelativeBias | None = None
-        if config.position == "relative":
-            self.bias = RelativeBias(config.num_heads, num_buckets=sequence_length, max_distance=sequence_length)
-        self.rotary = config.build_rotation()
+        self.attention = attention
+        self.bias = bias
+        self.rotary = rotation
+        self.query_key_norm = query_key_norm
         self.feedforward_norm = ResidualNorm(size, eps=1e-6)
-        self.feedforward = build_feedforward(config.feedforward, size, config.mlp_dim)
-        self.causal = config.causal
-        self.num_isolated = num_isolated
+        self.feedforward = feedforward
+        self.causal = causal
 
     def forward(
-        self, x: Float[Tensor, "b k d"], num_queries: int, code_map: CodeMap | None, return_codes: bool
-    ) -> tuple[Float[Tensor, "b q d"], Float[Tensor, "b h q k"] | None]:
+        self,
+        x: Float[Tensor, "b k d"],
+        *,
+        num_queries: int | None = None,
+        code_map: CodeMap | None = None,
+        return_codes: bool = False,
+        cache: AttentionCache | None = None,
+    ) -> tuple[Float[Tensor, "b q d"], Float[Tensor, "b h q keys"] | None]:
+        """The last `num_queries` tokens and their latent codes; with a `cache`, the tokens follow those that it has seen."""
+        num_tokens, first = x.shape[1], 0 if cache is None else cache.length
+        all_queries = num_queries in (None, num_tokens)
+        num_queries = num_tokens if num_queries is None else num_queries
         x, normed = self.attention_norm(x)
         mixed, codes = self.attention(
-            normed,
-            bias=None if self.bias is None else self.bias(num_queries, x.shape[1]),
-            rotate=self.rotary,
+            normed if all_queries else normed[:, num_tokens - num_queries :],
+            None if all_queries else normed,
+            bias=None if self.bias is None else self.bias(num_queries, first + num_tokens),
+            rotate=lambda q, k: self.rotate(q, k, first),
             causal=self.causal,
-            num_queries=num_queries,
-            num_isolated=self.num_isolated,
             code_map=code_map,
             return_codes=return_codes,
+            cache=cache,
         )
         # a slice of all tokens would still cost a copy in the backward pass
-        x, normed = self.feedforward_norm(x if num_queries == x.shape[1] else x[:, -num_queries:], mixed)
+        x, normed = self.feedforward_norm(x if all_queries else x[:, -num_queries:], mixed)
         return x + self.feedforward(normed), codes
+
+    def rotate(
+        self, q: Float[Tensor, "b q h d"], k: Float[Tensor, "b k h d"], first_key: int
+    ) -> tuple[Float[Tensor, "b q h d"], Float[Tensor, "b k h d"]]:
+        """Queries and keys after their norm and rotation, if any; the keys begin at position `first_key`."""
+        if self.query_key_norm is not None:
+            q, k = self.query_key_norm(q, k)
+        return (q, k) if self.rotary is None else self.rotary(q, k, first_key)
 
 
 class Transformer(nn.Module):
@@ -156,7 +269,7 @@ class Transformer(nn.Module):
         self.config = config
         self.num_read = num_read
         self.embed: nn.Module = lecun_linear(input_dim, config.embedding_dim)
-        self.blocks = nn.ModuleList(Block(config, sequence_length, num_isolated) for _ in range(config.num_layers))
+        self.blocks = nn.ModuleList(config.build_block(sequence_length, num_isolated) for _ in range(config.num_layers))
         self.output_norm = nn.LayerNorm(config.embedding_dim, eps=1e-6)
         self.output = lecun_linear(config.embedding_dim, output_dim)
 
@@ -183,8 +296,12 @@ class Transformer(nn.Module):
         x = self.embed(inputs)
         codes = []
         for i, block in enumerate(self.blocks):
-            num_queries = self.num_read if i == len(self.blocks) - 1 else x.shape[1]
-            x, code = block(x, num_queries, None if code_maps is None else code_maps[i], return_codes)
+            x, code = block(
+                x,
+                num_queries=self.num_read if i == len(self.blocks) - 1 else None,
+                code_map=None if code_maps is None else code_maps[i],
+                return_codes=return_codes,
+            )
             codes.append(code)
         predictions = self.output(self.output_norm(x))
         return (predictions, codes) if return_codes else predictions
@@ -258,16 +375,16 @@ class TaskEmbedding(nn.Module):
 class QueryKeyNorm(nn.Module):
     """Root-mean-square norms of queries and keys, applied before the rotary embedding, if any."""
 
-    def __init__(self, head_dim: int, turn: nn.Module | None) -> None:
+    def __init__(self, head_dim: int, rotation: nn.Module | None) -> None:
         super().__init__()
         self.query, self.key = nn.RMSNorm(head_dim, eps=1e-6), nn.RMSNorm(head_dim, eps=1e-6)
-        self.turn = turn
+        self.rotation = rotation
 
     def forward(
-        self, q: Float[Tensor, "b q h d"], k: Float[Tensor, "b k h d"]
+        self, q: Float[Tensor, "b q h d"], k: Float[Tensor, "b k h d"], first_key: int = 0
     ) -> tuple[Float[Tensor, "b q h d"], Float[Tensor, "b k h d"]]:
         q, k = self.query(q), self.key(k)
-        return (q, k) if self.turn is None else self.turn(q, k)
+        return (q, k) if self.rotation is None else self.rotation(q, k, first_key)
 
 
 class TaskTransformer(Transformer):

@@ -25,7 +25,7 @@ from markupsafe import Markup
 
 from recombine.foundation.files import write_whole
 from recombine.inside.result import DECODER_TITLES
-from recombine.models.registry import Code
+from recombine.models.base import Code
 from recombine.report import figures
 from recombine.report import figures as inside_figures
 from recombine.report.figures import score_figure

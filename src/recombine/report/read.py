@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from recombine.foundation.errors import InputError
-from recombine.models.registry import Code
+from recombine.models.base import Code
 from recombine.tasks.base import Task
 from recombine.training import intervals
 from recombine.training.benchmark import load_config

@@ -14,8 +14,7 @@ import torch
 from torch import nn
 
 from recombine.foundation.errors import InputError
-from recombine.models.base import OutsideModule
-from recombine.models.registry import Code, describe_origin
+from recombine.models.base import Code, OutsideModule, describe_origin
 from recombine.tasks.base import Task
 from recombine.tasks.sampling import SplitName
 from recombine.training.config import RunConfig, TrainingConfig

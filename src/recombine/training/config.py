@@ -26,10 +26,10 @@ from recombine.foundation.errors import (
     settings_as_dict,
     settings_from_dict,
 )
-from recombine.models.base import ModelConfig, OutsideModule
-from recombine.models.registry import (
-    MODELS,
+from recombine.models.base import (
     Code,
+    ModelConfig,
+    OutsideModule,
     build_model,
     check_model,
     check_task,
@@ -38,6 +38,7 @@ from recombine.models.registry import (
     find_task,
     is_own,
     match_classes,
+    models_by_kind,
     version_of,
 )
 from recombine.tasks.base import SCALES, Scale, Task
@@ -207,7 +208,7 @@ class RunConfig:
             if task_class is None:
                 task_class = _find_own("task", name, TASKS, origins)
             if model_class is None:
-                model_class = _find_own("model", kind, {**MODELS, OutsideModule.kind: OutsideModule}, origins)
+                model_class = _find_own("model", kind, {**models_by_kind(), OutsideModule.kind: OutsideModule}, origins)
             check_version(f"task {name!r}", task.pop("version"), task_class)
             check_version(f"model {kind!r}", model.pop("version"), model_class)
             training.pop("version")

@@ -34,7 +34,7 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from recombine.attention.cpu import attention as cpu_library
+from recombine.attention.cpu import kernels as cpu_library
 from recombine.foundation import native as compiler
 from recombine.foundation.errors import InputError, find_schema_error
 from recombine.foundation.files import read_file, replace_file, require_regular

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from recombine.attention.dropout import DropoutKeys
+from recombine.attention.layer import DropoutKeys
 from recombine.foundation.errors import InputError
 from recombine.tasks.base import Task
 from recombine.tasks.batch import Batch

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from recombine.foundation.errors import InputError, check_positive
 from recombine.foundation.progress import Meter, measure_progress, show_progress
-from recombine.models.registry import version_of
+from recombine.models.base import version_of
 from recombine.models.transformer import count_parameters
 from recombine.tasks.base import Task
 from recombine.training.config import TRAINING_VERSION, RunConfig

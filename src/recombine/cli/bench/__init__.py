@@ -20,7 +20,7 @@ import tyro
 from rich import box
 from rich.table import Table
 
-from recombine.attention.cpu import attention as cpu
+from recombine.attention.cpu import kernels as cpu
 from recombine.cli.bench import steps
 from recombine.cli.bench.attention import benchmark_attention
 from recombine.cli.bench.chart import write_charts

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recombine.attention import definition as reference
-from recombine.attention.cpu import attention as cpu
+from recombine.attention import definition
+from recombine.attention.cpu import kernels as cpu
+from recombine.attention.definition import AttentionOptions
 from recombine.attention.layer import ATTENTIONS
 from recombine.cli.bench.machine import Pass, measure_peak_memory, take_medians, time_interleaved
 from recombine.training.schema import Json
@@ -47,12 +48,12 @@ SHAPES = {
 def make_passes(shape: Shape, attention: str, precision: str, *contenders: str) -> dict[str, Pass]:
     """A forward and backward pass of each variant (eager, compiled, fused), on separate leaves with the same values."""
     normalisation, value_network = ATTENTIONS[attention]
-    choice: dict[str, Any] = {"normalisation": normalisation, "value_network": value_network, "causal": shape.causal}
-    compiled = torch.compile(reference.attend, dynamic=False)
+    options = AttentionOptions(normalisation, value_network, causal=shape.causal)
+    compiled = torch.compile(definition.attend, dynamic=False)
     functions: dict[str, Callable[..., Any]] = {
-        "eager": lambda *qkv, bias: reference.attend(*qkv, bias=bias, **choice)[0],
-        "compiled": lambda *qkv, bias: compiled(*qkv, bias=bias, **choice)[0],
-        "fused": lambda *qkv, bias: cpu.attend(*qkv, bias=bias, **choice),
+        "eager": lambda *qkv, bias: definition.attend(*qkv, options._replace(bias=bias))[0],
+        "compiled": lambda *qkv, bias: compiled(*qkv, options._replace(bias=bias))[0],
+        "fused": lambda *qkv, bias: cpu.attend(*qkv, options._replace(bias=bias)),
     }
     torch.manual_seed(0)
     qkv = torch.randn(shape.b, shape.k, 3 * shape.h * shape.d).to(PRECISIONS[precision])

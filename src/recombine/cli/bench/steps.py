@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from recombine.attention.dispatch import use_kernel
 from recombine.cli.bench.machine import Pass, take_medians, time_interleaved
-from recombine.models.registry import build_model
+from recombine.models.base import build_model
 from recombine.models.transformer import Transformer, TransformerConfig
 from recombine.training.config import Precision, TrainingConfig, build_optimizer, default_run
 from recombine.training.loop import Trainer

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from recombine.foundation.errors import InputError, require_memory, settings_as_dict
 from recombine.foundation.files import read_npz, require_regular, write_whole
-from recombine.models.registry import version_of
+from recombine.models.base import version_of
 from recombine.tasks.base import Task
 from recombine.tasks.batch import Batch
 from recombine.tasks.evaluation import evaluation_batches

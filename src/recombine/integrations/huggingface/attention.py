@@ -27,11 +27,10 @@ import safetensors
 import torch
 from torch import Tensor, nn
 
-from recombine.attention.dense import lecun_normal_
+from recombine.attention.definition import Dropout
 from recombine.attention.dispatch import attend
-from recombine.attention.dropout import Dropout
 from recombine.attention.hyla import merge_masks
-from recombine.attention.layer import ATTENTIONS, choose_output_scale, scale_output
+from recombine.attention.layer import ATTENTIONS, choose_output_scale, lecun_normal_, scale_output
 from recombine.foundation.errors import InputError
 from recombine.inside.collect import evaluating
 

@@ -1,8 +1,14 @@
-"""The definition of attention against loops written separately, and its invariants."""
+"""The definition of attention against loops written separately, and its invariants; the same in chunks of queries."""
+
+import itertools
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from attention_cases import define
+from recombine.attention import definition
+from recombine.attention.definition import AttentionOptions, Dropout
 from recombine.attention.dispatch import attend
 from recombine.attention.layer import ATTENTIONS
 from recombine.foundation.errors import InputError
@@ -207,3 +213,118 @@ def test_scores_stay_in_float32_under_autocast_and_in_bf16():
 def test_bad_input_is_named(change, message):
     with pytest.raises(InputError, match=message):
         attend(**draw_inputs("hyla") | change)
+
+
+PAIRS = list(itertools.product(definition.NORMALISATIONS, definition.VALUE_NETWORKS))
+
+
+def draw_one(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape)), dtype=torch.float64)
+
+
+def attend_in_chunks(q, k, v, chunk_size=None, **options):
+    return definition.attend_in_chunks(q, k, v, AttentionOptions(**options), chunk_size)
+
+
+def evaluate(attend, leaves, **options):
+    leaves = {name: leaf.clone().requires_grad_() for name, leaf in leaves.items()}
+    out = attend(**leaves, **options)
+    return out, *torch.autograd.grad(out, list(leaves.values()), draw_one(*out.shape, seed=1))
+
+
+def check_chunks(normalisation, value_network, causal, chunk_size):
+    leaves = {
+        "q": draw_one(2, 7, 3, 2),
+        "k": draw_one(2, 9, 3, 2),
+        "v": draw_one(2, 9, 3, 4),
+        "bias": draw_one(3, 7, 9),
+    }
+    if value_network == "hyper_deep":
+        leaves["deep_weight"] = draw_one(3, 4, 4)
+    options = {
+        "normalisation": normalisation,
+        "value_network": value_network,
+        "causal": causal,
+        "mask": draw_one(2, 1, 7, 9) > -1,
+    }
+    ours = evaluate(attend_in_chunks, leaves, chunk_size=chunk_size, **options)
+    for got, want in zip(ours, evaluate(define, leaves, **options), strict=True):
+        torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize(("normalisation", "value_network"), PAIRS)
+@pytest.mark.parametrize("causal", [False, True])
+def test_chunks_are_the_definition(normalisation, value_network, causal):
+    check_chunks(normalisation, value_network, causal, chunk_size=3)
+
+
+@pytest.mark.parametrize("chunk_size", [1, 2, 7, 100])
+def test_chunks_of_any_size(chunk_size):
+    check_chunks("rms_head", "hyper_relu", True, chunk_size)
+
+
+@pytest.mark.parametrize("pairs", [(), (9,), (1, 9), (7, 1), (2, 1, 1, 9), (3, 1, 1)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_chunks_broadcast_bias_and_mask(pairs, causal):
+    leaves = {"q": draw_one(2, 7, 3, 2), "k": draw_one(2, 9, 3, 2), "v": draw_one(2, 9, 3, 2), "bias": draw_one(*pairs)}
+    options = {
+        "normalisation": "rms_head",
+        "value_network": "hyper_relu",
+        "causal": causal,
+        "mask": draw_one(*pairs) > -1,
+    }
+    ours = evaluate(attend_in_chunks, leaves, chunk_size=2, **options)
+    for got, want in zip(ours, evaluate(define, leaves, **options), strict=True):
+        torch.testing.assert_close(got, want)
+
+
+def test_queries_before_the_first_key_receive_zeros():
+    leaves = {"q": draw_one(2, 6, 3, 2), "k": draw_one(2, 2, 3, 2), "v": draw_one(2, 2, 3, 2)}
+    options = {"normalisation": "softmax", "value_network": "linear", "causal": True}
+    ours = evaluate(attend_in_chunks, leaves, chunk_size=2, **options)
+    assert not ours[0][:, :4].any()
+    for got, want in zip(ours, evaluate(define, leaves, **options), strict=True):
+        torch.testing.assert_close(got, want)
+
+
+class LargestTensor(TorchDispatchMode):
+    """The most elements any operation returns."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(tensor, torch.Tensor):
+                self.elements = max(self.elements, tensor.numel())
+        return result
+
+
+@pytest.mark.parametrize("value_network", ["linear", "hyper_relu"])
+def test_chunks_have_no_large_tensor_in_either_pass(monkeypatch, value_network):
+    monkeypatch.setattr(definition, "MAX_CHUNK_ELEMENTS", 1 << 13)
+    leaves = {name: draw_one(1, 128, 2, 8) for name in "qkv"}
+    options = {"normalisation": "rms_head", "value_network": value_network, "causal": True}
+    with LargestTensor() as largest:
+        evaluate(attend_in_chunks, leaves, **options)
+    assert largest.elements <= 1 << 13
+    with LargestTensor() as largest:
+        evaluate(define, leaves, **options)
+    assert largest.elements >= 128 * 128 * 2
+
+
+def test_chunks_without_gradients():
+    q, k, v = (draw_one(1, 8, 2, 2) for _ in range(3))
+    with torch.no_grad():
+        out = attend_in_chunks(q, k, v, normalisation="none", value_network="linear", chunk_size=3)
+    torch.testing.assert_close(out, define(q, k, v, normalisation="none", value_network="linear"))
+
+
+@pytest.mark.parametrize("form", ["pairs", "elements"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_chunks_drop_what_the_definition_drops(form, causal):
+    leaves = {"q": draw_one(2, 10, 3, 2), "k": draw_one(2, 11, 3, 2), "v": draw_one(2, 11, 3, 2)}
+    dropout = Dropout(0.3, form, torch.tensor(-123456789))
+    options = {"normalisation": "rms_head", "value_network": "hyper_relu", "causal": causal, "dropout": dropout}
+    got = attend_in_chunks(**leaves, chunk_size=3, **options)
+    torch.testing.assert_close(got, define(**leaves, **options))

@@ -4,18 +4,16 @@ import importlib.util
 import os
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recombine.attention import definition as reference
+from attention_cases import HYLA, define
 from recombine.attention import triton as kernel
-from recombine.foundation.errors import InputError
+from recombine.attention.definition import AttentionOptions
 
-HYLA: dict[str, Any] = {"normalisation": "rms_head", "value_network": "hyper_relu"}
 TRITON = importlib.util.find_spec("triton") is not None
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -57,10 +55,10 @@ def check(seed, choice, *, b=1, q=3, k=5, h=2, d=2, e=2, bias=None, causal=False
     mask = torch.rand(b, 1, 1, k, generator=generator) < 0.7 if padded else None
 
     def ours(q, k, v, bias=None):
-        return kernel.attend(q, k, v, bias=bias, causal=causal, mask=mask, **choice)
+        return kernel.attend(q, k, v, AttentionOptions(bias=bias, causal=causal, mask=mask, **choice))
 
     def defined(q, k, v, bias=None):
-        return reference.attend(q, k, v, bias=bias, causal=causal, mask=mask, **choice)[0]
+        return define(q, k, v, bias=bias, causal=causal, mask=mask, **choice)
 
     wanted = evaluate(defined, leaves, grad_out, torch.float64)
     plain = evaluate(defined, [leaf.float() for leaf in leaves], grad_out.float(), torch.float32)
@@ -105,25 +103,24 @@ def test_bfloat16():
 def test_nan_is_not_hidden():
     q, k, v = torch.randn(3, 1, 4, 2, 2)
     v[0, 1, 0, 0] = torch.nan
-    assert kernel.attend(q, k, v, **HYLA).isnan().any()
+    assert kernel.attend(q, k, v, AttentionOptions(**HYLA)).isnan().any()
 
 
 @inside
 def test_what_it_does_not_support():
     q, k, v = torch.randn(3, 1, 4, 2, 2)
-    assert kernel.supports(q, k, v, **HYLA)
-    assert not kernel.supports(q, k, v, normalisation="softmax", value_network="linear")
-    assert not kernel.supports(q, k, v, normalisation="rms_head", value_network="hyper_deep")
-    assert not kernel.supports(q.double(), k.double(), v.double(), **HYLA)
-    with pytest.raises(InputError, match=r"no softmax \+ linear"):
-        kernel.attend(q, k, v, normalisation="softmax", value_network="linear")
+    options = AttentionOptions(**HYLA)
+    assert kernel.supports(q, k, v, options)
+    assert not kernel.supports(q, k, v, AttentionOptions("softmax", "linear"))
+    assert not kernel.supports(q, k, v, options._replace(value_network="hyper_deep"))
+    assert not kernel.supports(q.double(), k.double(), v.double(), options)
 
 
 COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from recombine.kernels import triton_tiles
+from recombine.attention import triton_tiles
 
 types = {"scale": "fp32", "bias_batch": "i64", "key_mask": "*u8"}
 types |= dict.fromkeys(("bias", "out", "grad_q", "grad_k", "grad_v", "grad_bias"), "*fp32")

@@ -1,0 +1,472 @@
+"""Dispatch: the fast path where it may, the definition where it must, and the same checks and numbers either way."""
+
+import os
+import subprocess
+import sys
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+import recombine
+from attention_cases import CHOICES, HYLA, SOFTMAX, assert_agree, define, fuse, needs_kernel
+from recombine.attention import definition, dispatch, linear, triton
+from recombine.attention.cpu import kernels as cpu
+from recombine.attention.definition import AttentionOptions, Dropout
+from recombine.attention.dispatch import add_norm, attend, dense, linear_gelu, use_kernel
+from recombine.attention.layer import lecun_linear
+from recombine.foundation.errors import InputError
+from recombine.models.base import build_model
+from recombine.models.transformer import ResidualNorm, TransformerConfig, build_feedforward
+from recombine.tasks.fuzzy_logic import FuzzyLogic
+from recombine.training.config import TrainingConfig
+from recombine.training.loop import Trainer
+from spies import record_calls
+
+LINEAR: dict[str, Any] = {"normalisation": "none", "value_network": "linear"}
+needs_onednn = pytest.mark.skipif(cpu.find_onednn() is None, reason="this build of torch has no oneDNN")
+
+
+def draw(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
+
+
+def attend_by(kernel, q, k, v, **options):
+    """What each head receives, without codes, by one kernel."""
+    with use_kernel(kernel):
+        return attend(q, k, v, return_codes=False, **options)[0]
+
+
+def differentiate(function, *tensors, **options):
+    leaves = [tensor.clone().requires_grad_() for tensor in tensors]
+    out = function(*leaves, **options)
+    return out, *torch.autograd.grad(out, leaves, draw(*out.shape).to(out.dtype))
+
+
+Q, K, V = draw(2, 3, 4, 2), draw(2, 5, 4, 2), draw(2, 5, 4, 2) + 0.1
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The paths that were taken."""
+    taken = []
+    functions = [("cpu", cpu, "attend"), ("reference", definition, "attend"), ("linear", linear, "attend")]
+    functions += [("chunked", definition, "attend_in_chunks"), ("sdpa", dispatch, "attend_sdpa")]
+    for name, module, attribute in functions:
+        function = getattr(module, attribute)
+
+        def record(*arguments, _name=name, _function=function):
+            taken.append(_name)
+            return _function(*arguments)
+
+        monkeypatch.setattr(module, attribute, record)
+    return taken
+
+
+@needs_kernel
+@pytest.mark.parametrize(
+    ("options", "path"),
+    [
+        ({"return_codes": False}, "cpu"),
+        ({"return_codes": False, "causal": True}, "cpu"),
+        ({"return_codes": False, "mask": torch.ones(2, 1, 1, 5, dtype=torch.bool)}, "cpu"),
+        ({"return_codes": False, "bias": torch.ones(4, 3, 5)}, "cpu"),
+        ({}, "reference"),
+        ({"return_codes": False, "code_map": torch.relu}, "reference"),
+        ({"return_codes": False, "mask": torch.ones(3, 5, dtype=torch.bool), "causal": True}, "cpu"),
+        ({"return_codes": False, "mask": torch.ones(2, 4, 3, 5, dtype=torch.bool)}, "cpu"),
+        ({"return_codes": False, "dropout": Dropout(0.5, "pairs", torch.tensor(1))}, "cpu"),
+        ({"return_codes": False, "dropout": Dropout(0.5, "elements", torch.tensor(1))}, "cpu"),
+    ],
+)
+def test_the_path_taken(calls, options, path):
+    out, codes = attend(Q, K, V, **HYLA, **options)
+    assert calls == [path]
+    assert (codes is None) == (not options.get("return_codes", True))
+    expected, _ = attend(Q, K, V, **HYLA, **{**options, "return_codes": True})
+    torch.testing.assert_close(out, expected)
+
+
+@needs_kernel
+@pytest.mark.parametrize("kernel", ["reference", "chunked", "sdpa", "linear", "cpu", "triton"])
+def test_a_forced_kernel_is_used_where_it_can_be(calls, kernel):
+    if kernel == "triton" and triton.is_available():
+        pytest.skip("Triton works here")
+    options = {"sdpa": SOFTMAX, "linear": LINEAR}.get(kernel, HYLA)
+    expected = define(Q, K, V, **options)
+    if kernel != "triton":
+        torch.testing.assert_close(attend_by(kernel, Q, K, V, **options), expected)
+        assert kernel in calls
+    calls.clear()
+    with use_kernel(kernel):  # what no fused kernel has: codes, and float64
+        attend(Q, K, V, **HYLA)
+        attend(Q.double(), K.double(), V.double(), return_codes=False, **HYLA)
+    assert set(calls) <= {"reference", "chunked"}
+
+
+def test_triton_on_a_machine_without_it_is_an_error_where_it_is_needed():
+    if triton.is_available():
+        pytest.skip("Triton works here")
+    if triton.supports(Q, K, V, AttentionOptions(**HYLA)):
+        with pytest.raises(InputError, match="not available"):
+            attend_by("triton", Q, K, V, **HYLA)
+    else:
+        torch.testing.assert_close(attend_by("triton", Q, K, V, **HYLA), define(Q, K, V, **HYLA))
+
+
+def test_float64_and_hyper_deep_use_the_definition(calls):
+    attend(Q.double(), K.double(), V.double(), **HYLA, return_codes=False)
+    deep: dict[str, Any] = {"normalisation": "rms_head", "value_network": "hyper_deep", "deep_weight": draw(4, 2, 2)}
+    attend(Q, K, V, **deep, return_codes=False)
+    assert calls == ["reference", "reference"]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"normalisation": "rms_head"},
+        {"value_network": "hyper_relu"},
+        {"bias": torch.zeros(7, 9)},
+        {"mask": torch.zeros(7, 9, dtype=torch.bool)},  # a query without any key receives zeros
+        {"dropout": Dropout(0.5, "pairs", torch.tensor(1))},
+    ],
+)
+def test_what_a_shorter_way_does_not_support_is_computed_by_another(unchecked, wrong):
+    q, k, v = draw(1, 7, 2, 16), draw(1, 9, 2, 16), draw(1, 9, 2, 16)
+    for kernel, options in (("sdpa", SOFTMAX), ("linear", LINEAR)):
+        got = attend_by(kernel, q, k, v, **options | wrong)
+        torch.testing.assert_close(got, define(q, k, v, **options | wrong), rtol=1e-5, atol=1e-5)
+    causal = {**SOFTMAX, "causal": True}  # 7 queries and 9 keys: aligned at the end
+    torch.testing.assert_close(attend_by("sdpa", q, k, v, **causal), define(q, k, v, **causal), rtol=1e-5, atol=1e-5)
+
+
+@needs_kernel
+@pytest.mark.parametrize(
+    ("processor", "length", "width", "causal", "path"),
+    [
+        ("AVX2", 256, 64, True, "sdpa"),
+        ("AVX2", 32, 64, True, "cpu"),
+        ("AVX2", 512, 8, True, "cpu"),
+        ("AVX2", 128, 64, False, "sdpa"),
+        ("Intel, AVX512", 1024, 64, True, "cpu"),
+        ("Intel, AVX512", 2048, 64, True, "sdpa"),
+        ("Intel, AVX512", 1024, 128, True, "sdpa"),
+        ("Intel, AVX512", 2048, 16, True, "cpu"),
+        ("Intel, AVX512", 128, 64, False, "sdpa"),
+        ("AMD, AVX512", 256, 64, False, "cpu"),
+        ("AMD, AVX512", 256, 128, True, "cpu"),
+        ("AMD, AVX512", 256, 128, False, "sdpa"),
+        ("AVX2, linear", 256, 16, True, "linear"),
+        ("AVX2, linear", 255, 16, True, "cpu"),
+        ("AVX2, linear", 128, 16, False, "linear"),
+        ("AMD, linear", 1023, 16, True, "cpu"),
+        ("AMD, linear", 1024, 16, True, "linear"),
+        ("AMD, linear", 128, 16, False, "linear"),
+    ],
+)
+def test_shorter_ways_are_used_where_they_are_faster(calls, monkeypatch, processor, length, width, causal, path):
+    has_avx512 = processor.endswith("AVX512")
+    monkeypatch.setattr(dispatch, "is_amd_with_avx512", lambda: processor.startswith("AMD"))
+    monkeypatch.setattr(dispatch, "HAS_AVX512", has_avx512)
+    monkeypatch.setattr(dispatch, "MIN_SDPA_LENGTH_TIMES_WIDTH", 8192 if has_avx512 else 16384)
+    q, k, v = (draw(1, length, 1, width, seed=seed) for seed in range(3))
+    options = {**(LINEAR if processor.endswith("linear") else SOFTMAX), "causal": causal}
+    out = attend_by("auto", q, k, v, **options)
+    assert calls == [path]
+    torch.testing.assert_close(out, define(q, k, v, **options), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("num_queries", "num_keys"), [(130, 130), (1, 1), (3, 200)])
+def test_the_attention_of_torch_is_the_definition(num_queries, num_keys, causal):
+    if causal and num_queries != num_keys:
+        pytest.skip("not supported")
+    tensors = [draw(2, length, 3, 16) for length in (num_queries, num_keys, num_keys)]
+    options = {**SOFTMAX, "causal": causal}
+
+    def attend_sdpa(q, k, v):
+        return dispatch.attend_sdpa(q, k, v, AttentionOptions(**options))
+
+    exact = differentiate(define, *(x.double() for x in tensors), **options)
+    for mine, theirs in zip(differentiate(attend_sdpa, *tensors), exact, strict=True):
+        torch.testing.assert_close(mine.double(), theirs, rtol=1e-5, atol=1e-5 * max(1.0, theirs.abs().max().item()))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(attend_sdpa(*tensors), attend_sdpa(*tensors).float())
+
+
+@pytest.mark.parametrize(("kernel", "options"), [("auto", SOFTMAX), ("sdpa", SOFTMAX), ("linear", LINEAR)])
+def test_a_compiled_graph_is_whole(unchecked, kernel, options):
+    torch._dynamo.reset()
+    tensors = [draw(1, 256, 1, 64, seed=seed) for seed in range(3)]
+    compiled = torch.compile(
+        lambda *qkv: attend(*qkv, causal=True, return_codes=False, **options)[0], backend="aot_eager", fullgraph=True
+    )
+    expected = differentiate(define, *tensors, causal=True, **options)
+    with use_kernel(kernel):
+        found = differentiate(compiled, *tensors)
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-3)
+
+
+def test_use_kernel_holds_inside_its_block(calls):
+    with use_kernel("reference"):
+        attend(Q, K, V, **HYLA, return_codes=False)
+    assert calls == ["reference"]
+
+
+def test_an_unknown_kernel(unchecked):
+    match = "unknown kernel 'cuda': expected one of auto, reference, cpu, triton, chunked"
+    with pytest.raises(InputError, match=match), use_kernel("cuda"):
+        pass
+
+
+PROGRAM = """
+import logging, torch
+logging.basicConfig(level=logging.WARNING)
+from recombine.attention.dispatch import attend
+x = torch.randn(1, 3, 2, 2)
+for _ in range(2):
+    attend(x, x, x, normalisation="none", value_network="linear", return_codes=False)
+"""
+
+
+def test_without_a_compiler_the_definition_is_used_and_that_is_logged_once(tmp_path):
+    environment = {**os.environ, "PATH": "", "RECOMBINE_CACHE": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=environment, check=True)
+    assert done.stderr.count("attention uses the reference path") == 1
+    assert "compiler" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["reference", "nonsense"])
+def test_the_environment_variable(name):
+    environment = {**os.environ, "RECOMBINE_KERNEL": name}
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=environment)
+    if name == "nonsense":
+        assert "unknown kernel 'nonsense': expected one of auto, reference, cpu, triton, chunked" in done.stderr
+    else:
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+@needs_kernel
+@pytest.mark.parametrize("attention", ["softmax", "linear", "hyla"])
+def test_training_is_the_same_on_both_paths(attention):
+    """Losses of 100 steps agree to rounding, which grows with the steps."""
+    task = FuzzyLogic(num_examples=8)
+    config = TransformerConfig(attention=attention, embedding_dim=16, kqv_dim=8, mlp_dim=16, num_heads=4)
+    losses = []
+    for kernel in ("cpu", "reference"):
+        trainer = Trainer(build_model(config, task, seed=0), task, TrainingConfig(steps=100, batch_size=32), "cpu")
+        with use_kernel(kernel):
+            losses.append(torch.stack([trainer.advance() for _ in range(100)]))
+    torch.testing.assert_close(losses[0], losses[1], rtol=1e-3, atol=1e-4)
+
+
+def attend_by_reference(q, k, v, **options):
+    return attend_by("reference", q, k, v, **options)
+
+
+@needs_kernel
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("kernel", ["cpu", "chunked", "auto"])
+@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        [(6, 5, 4, 3), (1, 7, 4, 3), (1, 7, 4, 2)],  # a context shared by the batch
+        [(6, 5, 4, 3), (6, 7, 1, 3), (6, 7, 1, 2)],  # keys and values shared by the heads
+        [(6, 5, 4, 3), (6, 7, 1, 3), (1, 7, 4, 2)],
+        [(1, 5, 1, 3), (6, 7, 4, 3), (6, 7, 4, 2)],  # queries shared by everything
+        [(1, 5, 1, 3), (1, 7, 1, 3), (6, 7, 4, 2)],
+    ],
+    ids=lambda shapes: "-".join("".join(map(str, shape)) for shape in shapes),
+)
+def test_every_kernel_broadcasts(kernel, choice, shapes):
+    options = {"normalisation": choice[0], "value_network": choice[1]}
+    qkv = [draw(*shape, seed=i) for i, shape in enumerate(shapes)]
+    wanted = differentiate(attend_by_reference, *(tensor.double() for tensor in qkv), **options)
+    got = differentiate(partial(attend_by, kernel), *qkv, **options)
+    assert [tensor.shape for tensor in got[1:]] == [tensor.shape for tensor in qkv]
+    for ours, exact in zip(got, wanted, strict=True):
+        torch.testing.assert_close(ours.double(), exact, rtol=1e-4, atol=2e-5 * max(1.0, exact.abs().max().item()))
+
+
+def test_a_context_shared_by_the_batch_reaches_the_layer():
+    layer = recombine.Attention(32, num_heads=4, kqv_dim=32, attention="softmax")
+    x, context = draw(8, 5, 32).requires_grad_(), draw(1, 7, 32).requires_grad_()
+    results = []
+    for return_codes in (False, True):
+        out, _ = layer(x, context, return_codes=return_codes)
+        results.append((out, *torch.autograd.grad(out.square().sum(), [x, context, *layer.parameters()])))
+    torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-4)
+
+
+WIDE_Q, WIDE_K = draw(2, 3, 4, 6), draw(2, 5, 4, 6)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("return_codes", [True, False])
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"q": WIDE_Q[0]}, r"q has shape \(3, 4, 6\): expected 4 dimensions, \(b, q, h, d\)"),
+        ({"v": V.long()}, "v has type torch.int64: expected a floating-point type"),
+        ({"k": WIDE_K[..., :5]}, "q has heads of 6 features and k of 5: expected the same number"),
+        ({"k": WIDE_K[..., :1]}, "q has heads of 6 features and k of 1: expected the same number"),
+        ({"v": V[:, :4]}, "there are 5 keys and 4 values: expected as many values as keys"),
+        ({"k": draw(3, 5, 4, 6)}, "q, k, v have batch sizes 2, 3, 2: expected the same, or 1 where they are shared"),
+        ({"v": V[:, :, :3]}, "q, k, v have numbers of heads 4, 4, 3: expected the same"),
+        ({"mask": torch.ones(2, 1, 1, 5).long()}, "mask has type torch.int64: expected torch.bool"),
+        ({"mask": torch.ones(2, 1, 1, 5)}, "mask has type torch.float32: expected torch.bool"),
+        ({"mask": torch.ones(2, 1, 1, 4).bool()}, r"mask has shape \(2, 1, 1, 4\): expected to broadcast to"),
+        ({"bias": torch.ones(4, 3, 4)}, r"bias has shape \(4, 3, 4\): expected to broadcast to \(b, h, q, k\) = "),
+        ({"bias": torch.ones(4, 3, 5).bool()}, "bias has type torch.bool: expected a floating-point type"),
+        ({"k": WIDE_K.to("meta")}, "q is on cpu and k on meta: expected the same device"),
+        ({"mask": torch.ones(2, 1, 1, 5, device="meta").bool()}, "q is on cpu and mask on meta: expected the same"),
+        ({"dropout": Dropout(1.0, "pairs", torch.tensor(1))}, "dropout is 1.0: expected a number from 0 to below 1"),
+    ],
+)
+def test_bad_arguments_are_named(return_codes, changes, message):
+    arguments: dict[str, Any] = {"q": WIDE_Q, "k": WIDE_K, "v": V} | changes
+    with pytest.raises(InputError, match=message):
+        attend(**arguments, **HYLA, return_codes=return_codes)
+
+
+def test_a_deep_weight_of_another_size(unchecked):
+    with pytest.raises(InputError, match=r"deep_weight has shape \(4, 2, 3\): expected \(h, e, e\) = \(4, 2, 2\)"):
+        attend(WIDE_Q, WIDE_K, V, normalisation="rms_head", value_network="hyper_deep", deep_weight=draw(4, 2, 3))
+
+
+@pytest.mark.parametrize("kernel", ["auto", "reference"])
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        ([(3, 4), (5, 4), (2,)], r"bias has shape \(2,\): expected \(5,\), one per output"),
+        ([(3, 4), (5, 4), (1,)], r"bias has shape \(1,\): expected \(5,\), one per output"),
+        ([(3, 4), (5, 3), (5,)], r"x has shape \(3, 4\) and weight \(5, 3\): expected \(..., input\)"),
+    ],
+)
+def test_a_dense_layer_whose_sizes_do_not_fit(unchecked, kernel, shapes, message):
+    with use_kernel(kernel), pytest.raises(InputError, match=message):
+        linear_gelu(*(draw(*shape) for shape in shapes))
+
+
+@needs_kernel
+@pytest.mark.parametrize("scale", [1.0, 1e4, 1e10, 1e20])
+@pytest.mark.parametrize("choice", [choice for choice in CHOICES if choice[0].startswith("softmax")])
+def test_large_scores_have_the_softmax_of_the_definition(choice, scale):
+    """Scores that no rounding touches: q is one-hot and d = 4, so that a score is half a feature of k."""
+    options = {"normalisation": choice[0], "value_network": choice[1]}
+    q = torch.nn.functional.one_hot(torch.arange(12).view(1, 6, 2) % 4, 4).float()
+    k = draw(1, 100, 2, 4).round() * scale  # few values, so that many keys share the largest score
+    v = draw(1, 100, 2, 3)
+    exact = differentiate(define, q.double(), k.double(), v.double(), **options)
+    plain = differentiate(define, q, k, v, **options)
+    assert_agree(differentiate(fuse, q, k, v, **options), exact, plain)
+
+
+USER_PROGRAM = """
+import torch, recombine
+layer = recombine.Attention(32, num_heads=4, kqv_dim=32, attention="softmax")
+x, context = torch.randn(8, 5, 32), torch.randn(1, 7, 32)
+out, _ = layer(x, context, return_codes=False)
+out.sum().backward()
+expected, _ = layer(x, context)
+print(torch.allclose(out, expected, atol=1e-5))
+try:
+    layer(x, context, mask=torch.ones(8, 1, 1, 7), return_codes=False)
+except recombine.InputError as error:
+    print(error)
+"""
+
+
+def test_as_a_user_runs_it():
+    done = subprocess.run(
+        [sys.executable, "-c", USER_PROGRAM], capture_output=True, text=True, env=os.environ, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    expected = ["True", "mask has type torch.float32: expected torch.bool, True where a query may attend"]
+    assert done.stdout.splitlines() == expected
+
+
+@needs_onednn
+def test_onednn_is_used_where_it_is_faster(monkeypatch, unchecked):
+    calls: list[Any] = []
+    monkeypatch.setattr(cpu, "dense", record_calls(cpu.dense, calls))
+    monkeypatch.setattr(cpu, "MIN_MULTIPLICATIONS", 5 * 6 * 4)
+    monkeypatch.setattr(cpu, "is_amd_with_avx512", lambda: True)
+    x, weight, bias = draw(5, 6), draw(4, 6), draw(4)
+    expected = functional.linear(x, weight, bias)
+    torch.testing.assert_close(dense(x, weight, bias), expected)
+    layer = lecun_linear(6, 4)
+    torch.testing.assert_close(layer(x), functional.linear(x, layer.weight, layer.bias))
+    with pytest.raises(InputError, match=r"expected \(..., input\) and \(output, input\)"):
+        dense(draw(20, 3), draw(4, 5))
+    assert len(calls) == 2
+
+    torch.testing.assert_close(dense(x[:4], weight, bias), expected[:4])  # too small
+    wide = x.double(), weight.double(), bias.double()
+    torch.testing.assert_close(dense(*wide), functional.linear(*wide))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert dense(x, weight, bias).dtype == torch.bfloat16
+    check_every_way(dense, (x, weight, bias), expected)
+    monkeypatch.setattr(cpu, "is_amd_with_avx512", lambda: False)
+    torch.testing.assert_close(dense(x, weight, bias), expected)
+    assert len(calls) == 3, "once more by `check_every_way`, eagerly"
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    assert cpu.find_onednn.__wrapped__() is None
+
+
+def check_every_way(function, arguments, expected):
+    """The first of some equal outputs is the same by kernel and definition, compiled and under `torch.func`."""
+
+    def first(*arguments):
+        out = function(*arguments)
+        return out if isinstance(out, torch.Tensor) else out[1]
+
+    torch._dynamo.reset()
+    with use_kernel("reference"):
+        torch.testing.assert_close(first(*arguments), expected)
+    torch.testing.assert_close(first(*arguments), expected)
+    torch.testing.assert_close(torch.func.vmap(lambda x: first(x, *arguments[1:]))(arguments[0]), expected)
+    torch.testing.assert_close(torch.compile(first, backend="aot_eager", fullgraph=True)(*arguments), expected)
+
+
+def test_gelu_is_one_function_by_every_way(monkeypatch, unchecked):
+    arguments = draw(3, 7), draw(5, 7), draw(5)
+
+    def define_gelu(x, weight, bias):
+        return functional.gelu(functional.linear(x, weight, bias), approximate="tanh")
+
+    check_every_way(linear_gelu, arguments, define_gelu(*arguments))
+    doubles = [argument.double() for argument in arguments]
+    torch.testing.assert_close(linear_gelu(*doubles), define_gelu(*doubles))
+    monkeypatch.setattr(cpu, "open_library", lambda source: "no C compiler")
+    assert not cpu.supports_gelu(arguments[0], arguments[2])
+    torch.testing.assert_close(linear_gelu(*arguments), define_gelu(*arguments))
+    layer, x = build_feedforward("mlp", 6, 10), draw(2, 3, 6)
+    torch.testing.assert_close(layer(x), layer.output(define_gelu(x, layer.input.weight, layer.input.bias)))
+
+
+def test_norm_is_one_function_by_every_way(monkeypatch, unchecked):
+    x, update, gain, shift = draw(3, 7), draw(3, 7, seed=1), draw(7), draw(7, seed=1)
+
+    def add_some_norm(x, update=None, dtype=torch.float32):
+        return add_norm(x.to(dtype), update, gain.to(dtype), shift.to(dtype), 1e-6)
+
+    expected = functional.layer_norm(x, (7,), gain, shift, 1e-6)
+    check_every_way(add_some_norm, (x,), expected)
+    torch.testing.assert_close(add_some_norm(x - update, update)[1], expected)
+    torch.testing.assert_close(add_some_norm(x, dtype=torch.float64)[1].float(), expected)
+    monkeypatch.setattr(cpu, "open_library", lambda source: "no C compiler")
+    assert not cpu.supports_norm(x, update, gain, shift)
+    torch.testing.assert_close(add_some_norm(x)[1], expected)
+    layer = ResidualNorm(7)
+    total, normed = layer(x, update)
+    torch.testing.assert_close((total, normed), (x + update, torch.nn.LayerNorm(7)(x + update)))
+    assert set(layer.state_dict()) == {"weight", "bias"}
+    with pytest.raises(InputError, match=r"the update has shape \(1, 7\): expected the residual's, \(3, 7\)"):
+        add_norm(x, update[:1], gain, shift, 1e-6)
+    with pytest.raises(InputError, match=r"weight and bias have shapes \(7,\) and \(2,\): expected \(7,\)"):
+        add_norm(x, None, gain, shift[:2], 1e-6)
