@@ -20,8 +20,8 @@ from dataclasses import replace
 import torch
 
 from recombine.tasks.base import SCALES
-from recombine.tasks.batch import Batch
 from recombine.tasks.grids.preference import PreferenceGrid
+from recombine.tasks.sampling import Batch
 from recombine.training.config import default_run
 from recombine.training.loop import BatchGroups, Trainer
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar
 
 from recombine.foundation import Table
 from recombine.sweeps import Experiment, Finished, compare_scores
-from recombine.tasks import SCALES, Scale, SplitName
+from recombine.tasks import SCALES, Scale
 
 if TYPE_CHECKING:
     from recombine_papers.claims import Claim
@@ -39,7 +39,7 @@ class PaperExperiment(Experiment):
         task = next(iter(self.records(scale))).config.task
         metric = task.metric(self.metric)
         better = "higher" if metric.higher_is_better else "lower"
-        split = task.split_title(cast(SplitName, self.split))
+        split = task.split_title(self.split)
         return f"{metric.title} on {split[0].lower()}{split[1:]}, {better} is better"
 
     def tables(self, finished: Finished, device: str) -> list[Table]:

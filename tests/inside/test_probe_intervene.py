@@ -11,7 +11,7 @@ from torch.nn.functional import one_hot
 from recombine.inside.intervene import find_partners, mean_codes, measure_ablations, measure_change, measure_swaps
 from recombine.models.base import build_model
 from recombine.models.transformer import TransformerConfig
-from recombine.tasks.batch import Ratio
+from recombine.tasks.base import Ratio
 from recombine.tasks.fuzzy_logic import FuzzyLogic
 from recombine.tasks.sraven.generator import DISTRIBUTE, deduce_last
 from recombine.tasks.sraven.task import SRaven

@@ -7,7 +7,7 @@ import pytest
 
 from json_schema import find_differences
 from recombine.inside.probe import probe_run
-from recombine.inside.result import ProbeNumbers
+from recombine.inside.result import ProbeNumbers, SiteDecoder
 from recombine.models.hypernetwork import HypernetworkTransformerConfig
 from recombine.models.sequence import DeepSetConfig
 from recombine.models.transformer import TransformerConfig
@@ -50,7 +50,12 @@ def probes(tmp_path_factory):
 
 @pytest.mark.parametrize("name", RUNS)
 def test_probe_json_has_the_declared_keys(probes, name):
-    assert find_differences(probes[name], ProbeNumbers) == []
+    variants = {key: value for key, value in probes[name].items() if key.startswith("decoders_")}
+    rest = {key: value for key, value in probes[name].items() if key not in variants}
+    described = {f"decoders_{key}": rest["reading"].pop(key) for key in RUNS[name][0].reading().variants}
+    assert find_differences(rest, ProbeNumbers) == []
+    assert set(variants) == set(described)
+    assert all(find_differences(decoders, dict[str, SiteDecoder]) == [] for decoders in variants.values())
 
 
 def test_every_declared_key_is_written_by_some_probe(probes):

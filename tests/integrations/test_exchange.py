@@ -23,7 +23,7 @@ from recombine.integrations.exchange.export import (
 )
 from recombine.integrations.exchange.predictions import read_predictions, score_predictions
 from recombine.tasks import TASKS
-from recombine.tasks.evaluation import evaluation_batches
+from recombine.tasks.sampling import evaluation_batches
 
 LOGIC = recombine.FuzzyLogic(num_variables=3, num_examples=6, held_out=0.4)
 RAVEN = recombine.SRaven(num_features=2, num_values=4)

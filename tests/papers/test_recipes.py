@@ -18,7 +18,7 @@ from recombine.sweeps import (
     find_experiment,
     list_references,
 )
-from recombine.tasks.batch import Metric
+from recombine.tasks.base import Metric
 from recombine.tasks.fuzzy_logic import FuzzyLogic
 from recombine.training.config import default_run
 from recombine.training.directory import RunDirectory, hash_config

@@ -8,7 +8,7 @@ import pytest
 from recombine import FuzzyLogic
 from recombine.cli.main import run as run_verb
 from recombine.tasks import TASKS
-from recombine.tasks.evaluation import find_leaks, list_compositions
+from recombine.tasks.sampling import find_leaks, list_compositions
 
 CANARY = """
 from dataclasses import dataclass, replace

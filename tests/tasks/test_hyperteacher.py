@@ -12,8 +12,8 @@ from recombine.foundation.errors import InputError
 from recombine.models.base import build_model
 from recombine.models.hypernetwork import HypernetworkConfig
 from recombine.random import Stream
-from recombine.tasks.evaluation import BATCH_SIZE
 from recombine.tasks.modular.hyperteacher import Hyperteacher
+from recombine.tasks.sampling import BATCH_SIZE
 from recombine.training.config import TrainingConfig
 from recombine.training.loop import Trainer
 from recombine.training.score import score

@@ -13,9 +13,9 @@ from recombine.cli.main import run as run_cli
 from recombine.foundation.errors import InputError
 from recombine.inside.intervene import measure_swaps
 from recombine.inside.probe import is_probed
-from recombine.tasks.batch import Batch
 from recombine.tasks.language import rows as grammar
 from recombine.tasks.language.task import Language
+from recombine.tasks.sampling import Batch
 from recombine.training.directory import RunDirectory
 
 FOLDER = str(Path(__file__).parents[1] / "text")

@@ -8,11 +8,10 @@ from recombine.inside.intervene import measure_swaps
 from recombine.models.base import build_model
 from recombine.models.transformer import TransformerConfig
 from recombine.tasks import TASKS
-from recombine.tasks.batch import Batch
-from recombine.tasks.evaluation import evaluation_batches
 from recombine.tasks.modular.in_context import InContext
 from recombine.tasks.modular.teacher import apply_teacher
 from recombine.tasks.reading import Reading
+from recombine.tasks.sampling import Batch, evaluation_batches
 from recombine.tasks.sraven.generator import DISTRIBUTE, RULES
 from recombine.tasks.sraven.task import SRaven
 

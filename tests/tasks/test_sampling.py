@@ -8,7 +8,7 @@ import torch
 from recombine.foundation.errors import InputError
 from recombine.models.base import build_model
 from recombine.tasks import TASKS
-from recombine.tasks.batch import Batch
+from recombine.tasks.sampling import Batch
 from recombine.training.config import default_run
 from recombine.training.loop import BatchGroups, Trainer
 

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -18,7 +19,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 def read_cells(group):
     """The fill of each cell of a panel, by row and column."""
-    cells = {}
+    cells: dict[tuple[int, int], str | None] = {}
     for path in group.findall(f"{SVG}path"):
         for column, row in re.findall(r"M(\d+) (\d+)h1v1h-1z", path.get("d")):
             assert cells.setdefault((int(row), int(column)), path.get("fill")) == path.get("fill")
@@ -27,7 +28,7 @@ def read_cells(group):
 
 @pytest.mark.parametrize("name", ["fuzzy_logic", "hyperteacher", "in_context", "sequence_teacher"])
 def test_the_answers_are_drawn_and_framed(name, tmp_path):
-    task = default_run(name, "tiny").task
+    task: Any = default_run(name, "tiny").task
     batch = task.sample("ood", 0, batch_size=1)
     write_picture(tmp_path / "a.svg", task.picture(batch, 0))
     root = ElementTree.parse(tmp_path / "a.svg").getroot()

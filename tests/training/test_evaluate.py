@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from recombine.foundation.errors import InputError
-from recombine.tasks.batch import Batch, Ratio
+from recombine.tasks.base import Ratio
 from recombine.tasks.fuzzy_logic import FuzzyLogic
+from recombine.tasks.sampling import Batch
 from recombine.tasks.sequences.teacher import SequenceTeacher
 from recombine.tasks.sraven.task import SRaven
 from recombine.training.intervals import compare, compare_rows

@@ -11,7 +11,7 @@ from recombine.cli.flags import REFERENCE_LEGEND, TaskOptions, parse_task, split
 from recombine.foundation.errors import InputError, require
 from recombine.foundation.tables import Column, Table, tables_as_dict
 from recombine.tasks.base import REFERENCES
-from recombine.tasks.evaluation import find_leaks
+from recombine.tasks.sampling import find_leaks
 from recombine.training.schema import Json
 from recombine.training.score import MetricDict, SplitDict, describe_metrics, describe_splits, score_references
 

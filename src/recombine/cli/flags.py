@@ -94,7 +94,7 @@ def title_of(metric: str, metrics: Mapping[str, MetricDict] | None) -> str:
 
 def split_legend(scores: Iterable[str], splits: Mapping[str, SplitDict] | None = None) -> str:
     """Meaning of the splits in a table; `splits` comes from the task, see `describe_splits`."""
-    titles: Mapping[str, str] = SPLIT_TITLES  # type: ignore[assignment]
+    titles: Mapping[str, str] = SPLIT_TITLES
     known = {} if splits is None else splits
     return "\n".join(
         f"{split}: {known[split]['meaning'] if split in known else titles.get(split, split)}" for split in scores

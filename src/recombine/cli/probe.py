@@ -78,9 +78,8 @@ def tables(result: ProbeResult) -> list[Table | str]:
     if "decoders" in numbers:
         read = numbers.get("reading", {"labels": "labels", "instances": "the rows of the file"})
         shown.append(decoder_table(numbers["decoders"], f"{read['labels']}, decoded from {read['instances']}"))
-    for variant in ("pictured", "same_query"):
+    for variant, words in numbers.get("reading", {}).items():
         if f"decoders_{variant}" in numbers:
-            words = numbers["reading"][variant]
             shown.append(decoder_table(numbers[f"decoders_{variant}"], f"the same, {words}"))
     if "structure" in numbers:
         shown.append(structure_table(numbers["structure"]))

@@ -262,15 +262,15 @@ def _import_module(name: str, specification: str) -> ModuleType:
         raise InputError(f"{specification!r} cannot be imported ({error}): expected package.module:NAME") from None
 
 
-def find_classes(package: str, path: Iterable[str], base: Any) -> list[Any]:
-    """Every subclass of `base` that a module of the package defines and that can be created, in the order of the modules."""
+def find_classes(package: str, path: Iterable[str], base: Any, name: str) -> dict[str, Any]:
+    """Every concrete subclass of `base` in the modules of a package, by its attribute `name`, in the order of the modules."""
     modules = [importlib.import_module(module.name) for module in pkgutil.walk_packages(path, f"{package}.")]
-    return [
-        value
+    return {
+        getattr(value, name): value
         for module in modules
         for value in vars(module).values()
         if inspect.isclass(value)
         and issubclass(value, base)
         and value.__module__ == module.__name__
         and not inspect.isabstract(value)
-    ]
+    }

@@ -41,8 +41,8 @@ from recombine.foundation.files import read_npz
 from recombine.inside.result import SIDES, Side
 from recombine.models.base import Site
 from recombine.tasks.base import Task
-from recombine.tasks.batch import Batch
 from recombine.tasks.reading import Reading
+from recombine.tasks.sampling import Batch
 
 CHUNK_SIZE = 250  # rows whose codes of all layers are in memory at once
 ROW_SPLITS = ("fit", "id", "ood")

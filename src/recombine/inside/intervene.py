@@ -55,9 +55,9 @@ from recombine.inside.result import (
     SlopeSplit,
     SlopeSwap,
 )
-from recombine.tasks.base import Task
-from recombine.tasks.batch import Batch, Ratio
+from recombine.tasks.base import Ratio, Task
 from recombine.tasks.reading import Counterfactual, Reading
+from recombine.tasks.sampling import Batch
 from recombine.training.intervals import compare_rows
 from recombine.training.score import CompositionSums
 

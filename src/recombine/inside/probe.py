@@ -34,7 +34,6 @@ from recombine.inside.result import (
     FORMAT_VERSION,
     PROBE,
     SPLITS,
-    VARIANT_KEYS,
     DecoderKey,
     ProbeNumbers,
     ProbeResult,
@@ -87,10 +86,10 @@ def probe_model(
         raise InputError(probe.numbers["skipped"]["collect"])
     drawn = activations, before
     for name, variant in variants.items():
-        found = probe.decode_reading(VARIANT_KEYS[name], model, untrained, variant, num_variant, ())
+        found = probe.decode_reading(f"decoders_{name}", model, untrained, variant, num_variant, ())
         if found[0] is not None:
-            probe.numbers["reading"][name] = variant.instances
-            drawn = found if name == "pictured" else drawn
+            probe.numbers["reading"][name] = variant.instances  # type: ignore[literal-required]
+            drawn = found if name == reading.pictured else drawn
     probe.arrays |= activations.columns(("",) if save_activations else ("codes",))
     probe.embed(*drawn, seed=task.seed, tsne=tsne, size=num_pictured)
     probe.intervene(model, task, reading, torch_device)
@@ -222,7 +221,7 @@ class _Probe:
     def decode(self, key: DecoderKey, activations: Activations, seed: int) -> None:
         with self.part("decode"):
             decoders = decode_components(activations, seed=seed)
-            self.numbers[key] = decoders
+            self.numbers[key] = decoders  # type: ignore[literal-required]
             self.numbers["best_site"] = self.numbers.get("best_site") or find_best_site(decoders)
 
     def decode_reading(

@@ -31,7 +31,6 @@ import numpy as np
 from recombine.foundation.errors import InputError, find_schema_error
 from recombine.foundation.files import read_npz
 from recombine.models.base import Code
-from recombine.tasks.reading import Variant
 from recombine.training.config import RunConfig
 from recombine.training.directory import CHECKPOINT, RunDirectory, read_header
 from recombine.training.schema import Json
@@ -41,8 +40,7 @@ Side = Literal["test", "ood"]  # splits of the task
 SIDES: tuple[Side, ...] = ("test", "ood")
 Split = Literal["id", "ood"]  # rows that a decoder is scored on
 SPLITS: tuple[Split, ...] = ("id", "ood")
-DecoderKey = Literal["decoders", "decoders_pictured", "decoders_same_query"]
-VARIANT_KEYS: dict[Variant, DecoderKey] = {"pictured": "decoders_pictured", "same_query": "decoders_same_query"}
+DecoderKey = str  # "decoders"; for a variant of the reading, "decoders_" and its name
 
 
 class MeasurementKey(TypedDict):
@@ -150,13 +148,11 @@ def describe_checkpoint(run: RunDirectory) -> Json | None:
 
 
 class ReadingDescription(TypedDict):
-    """Descriptions of the instances, the pairs whose codes are used, and the labels; and of the instances of each variant."""
+    """Descriptions of the instances, the pairs whose codes are used, and the labels; by name, of the instances of a variant."""
 
     instances: str
     codes: str
     labels: str
-    pictured: NotRequired[str]
-    same_query: NotRequired[str]
 
 
 class SiteInfo(TypedDict):
@@ -324,9 +320,7 @@ class ProbeNumbers(TypedDict):
     modules: list[str]  # names, in the order of the columns of `labels` in `probe.npz`
     num_compositions: dict[str, int]  # of the rows fit, id and ood
     sites: list[SiteInfo]
-    decoders: NotRequired[dict[str, SiteDecoder]]  # by site
-    decoders_pictured: NotRequired[dict[str, SiteDecoder]]  # of the instances whose codes are drawn
-    decoders_same_query: NotRequired[dict[str, SiteDecoder]]  # of instances that share the last query
+    decoders: NotRequired[dict[str, SiteDecoder]]  # by site; `decoders_NAME` has those of a variant
     best_site: NotRequired[str | None]  # with the best cross-validated score: chosen without id and ood
     structure: NotRequired[dict[str, SiteStructure]]  # by site
     similarity: NotRequired[dict[str, SiteSimilarity]]  # by site

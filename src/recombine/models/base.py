@@ -161,8 +161,8 @@ class OutsideModule(ModelConfig):
 @cache
 def models_by_kind() -> dict[str, type[ModelConfig]]:
     """The package's own model configurations."""
-    found = find_classes("recombine.models", [str(Path(__file__).parent)], ModelConfig)
-    return {config.kind: config for config in found if config is not OutsideModule}
+    found = find_classes("recombine.models", [str(Path(__file__).parent)], ModelConfig, "kind")
+    return {kind: config for kind, config in found.items() if config is not OutsideModule}
 
 
 def build_model(config: ModelConfig, task: Task, *, seed: int, copies: int = 1) -> nn.Module:

@@ -136,7 +136,7 @@ def read_decoders(run: ReportRun, key: DecoderKey) -> list[Decoded] | None:
         return None
     places = {site["name"]: (site["kind"], site["layer"]) for site in probe["sites"]}
     decoded = []
-    for site, decoder in probe[key].items():
+    for site, decoder in probe[key].items():  # type: ignore[literal-required]
         kind, layer = places.get(site, ("site", None))
         place = ("site", site) if layer is None else (kind, layer)
         decoded.append(Decoded(site=site, kind=place[0], layer=place[1], scores=_read_scores(decoder)))

@@ -41,8 +41,7 @@ from recombine.foundation.files import load_object
 from recombine.foundation.progress import track
 from recombine.foundation.tables import Cell, Column, Number, Table, Value, describe_settings, show_setting
 from recombine.sweeps.records import Published, Record, Setting, matches
-from recombine.tasks.base import Scale
-from recombine.tasks.batch import Metric
+from recombine.tasks.base import Metric, Scale
 from recombine.training.directory import RunDirectory
 from recombine.training.intervals import SeedScore, compare_seeds, have_same_instances, score_results
 from recombine.training.schema import Json

@@ -1,11 +1,10 @@
 from .base import SCALES as SCALES
+from .base import Metric as Metric
 from .base import Preset as Preset
+from .base import Ratio as Ratio
 from .base import Scale as Scale
 from .base import Task as Task
-from .batch import Batch as Batch
-from .batch import Metric as Metric
-from .batch import Ratio as Ratio
-from .batch import measure_r2 as measure_r2
+from .base import measure_r2 as measure_r2
 from .families import TASKS as TASKS
 from .fuzzy_logic import FuzzyLogic as FuzzyLogic
 from .grids.goal import GoalGrid as GoalGrid
@@ -18,7 +17,7 @@ from .modular.supports import Support as Support
 from .modular.teacher import ModularTeacher as ModularTeacher
 from .modular.teacher import apply_teacher as apply_teacher
 from .reading import Reading as Reading
-from .reading import Variant as Variant
+from .sampling import Batch as Batch
 from .sampling import SplitName as SplitName
 from .sequences.teacher import SequenceTeacher as SequenceTeacher
 from .sraven.generator import RULES as RULES

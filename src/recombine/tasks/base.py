@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Bool, Float
@@ -20,8 +20,15 @@ from torch.nn.functional import one_hot
 from recombine.compositions import Composition
 from recombine.foundation.errors import InputError
 from recombine.foundation.tables import Table
-from recombine.tasks.batch import METRICS, Batch, Metric, Ratio
-from recombine.tasks.sampling import LARGER_MEANING, LARGER_TITLE, SPLIT_MEANINGS, SPLIT_TITLES, Sampler, SplitName
+from recombine.tasks.sampling import (
+    LARGER_MEANING,
+    LARGER_TITLE,
+    SPLIT_MEANINGS,
+    SPLIT_TITLES,
+    Batch,
+    Sampler,
+    SplitName,
+)
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -29,6 +36,47 @@ if TYPE_CHECKING:
     from recombine.tasks.reading import Reading
     from recombine.tasks.text import TextForm
     from recombine.tasks.view import Card
+
+MIN_VARIANCE = 1e-12  # of the targets that an R2 compares with
+
+
+class Ratio(NamedTuple):
+    """A metric before it is summed: its value over any set of rows is sum(numerator) / sum(denominator)."""
+
+    numerator: Float[Tensor, " batch"]
+    denominator: Float[Tensor, " batch"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """How a metric is shown, and which way is better."""
+
+    title: str
+    higher_is_better: bool = True
+
+
+# metrics that several families share; a task names its own in `metric_info`
+METRICS = {
+    "r2": Metric(title="R²"),
+    "r2_pooled": Metric(title="R² pooled"),
+    "accuracy": Metric(title="accuracy"),
+    "loss": Metric(title="squared error", higher_is_better=False),
+}
+
+
+def measure_r2(error: Float[Tensor, " rows *outputs"], variance: Float[Tensor, "rows ..."]) -> dict[str, Ratio]:
+    """R² as the mean over rows and outputs of 1 - error² / variance, and pooled, 1 - sum error² / sum variance.
+
+    An output that hardly varies can outweigh hundreds of others in the mean; it cannot in the pooled one.
+    """
+    variance = variance.clamp_min(MIN_VARIANCE).expand_as(error).reshape(len(error), -1)
+    error = error.reshape(len(error), -1)
+    total = variance.sum(dim=1)
+    return {
+        "r2": Ratio((1 - error / variance).mean(dim=1), torch.ones_like(total)),
+        "r2_pooled": Ratio(total - error.sum(dim=1), total),
+    }
+
 
 Scale = Literal["tiny", "small", "paper"]
 SCALES: tuple[Scale, ...] = get_args(Scale)
@@ -108,11 +156,6 @@ class Task(Sampler):
     def vocabulary_size(self) -> int | None:
         """Number of different tokens, for tasks whose inputs are numbers of tokens; None for features."""
         return None
-
-    @property
-    def max_rows_at_once(self) -> int:
-        """The most rows that are evaluated at once; less than the default for tasks with large predictions."""
-        return 1_000
 
     prepared_settings: ClassVar[tuple[str, ...]] = ()
     """Settings that `prepare` fills in, because they depend on files of the machine."""

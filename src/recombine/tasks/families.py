@@ -5,6 +5,4 @@ from pathlib import Path
 from recombine.foundation.files import find_classes
 from recombine.tasks.base import Task
 
-TASKS: dict[str, type[Task]] = {
-    task.name: task for task in find_classes("recombine.tasks", [str(Path(__file__).parent)], Task)
-}
+TASKS: dict[str, type[Task]] = find_classes("recombine.tasks", [str(Path(__file__).parent)], Task, "name")

@@ -42,10 +42,9 @@ from torch import Tensor
 from recombine.compositions import MAX_COMPOSITIONS, Composition, CompositionSplit, all_sets, split_compositions
 from recombine.foundation.errors import InputError, check_choice, check_positive
 from recombine.random import Stream
-from recombine.tasks.base import Preset, Reference, Scale, Task
-from recombine.tasks.batch import MIN_VARIANCE, Batch, Ratio, measure_r2
-from recombine.tasks.reading import Reading, Variant
-from recombine.tasks.sampling import SplitName
+from recombine.tasks.base import MIN_VARIANCE, Preset, Ratio, Reference, Scale, Task, measure_r2
+from recombine.tasks.reading import Reading
+from recombine.tasks.sampling import Batch, SplitName
 from recombine.tasks.text import TextForm, snap
 from recombine.tasks.view import Card, Panel, assemble, draw_tokens, use_minus_signs
 
@@ -412,9 +411,10 @@ class FuzzyLogicReading(Reading):
     """Instances as in training, one logistic decoder per term; and two variants with a shared part."""
 
     task: FuzzyLogic
+    pictured = "pictured"
 
     @property
-    def variants(self) -> Mapping[Variant, Reading]:
+    def variants(self) -> Mapping[str, Reading]:
         return {"pictured": SharedReading(self.task, "examples"), "same_query": SharedReading(self.task, "query")}
 
     @property

@@ -4,27 +4,21 @@
 itself, and the modules of the instance as labels. A family that needs another reading overrides `Task.reading` and keeps
 its own subclass in its folder.
 
-The paper's pictures and decoders of fuzzy logic (Attention as a Hypernetwork, figure 2) vary only some parts of an
-instance: all functions share their examples, or all share the query. Such variants are easier to decode than instances
-as in training, so they are readings of their own (`Reading.variants`).
+Instances that share some of their parts are easier to decode than instances as in training. Such variants are readings of
+their own (`Reading.variants`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from recombine.tasks.base import Task
-from recombine.tasks.batch import Batch, Ratio
-from recombine.tasks.evaluation import evaluation_batches
-from recombine.tasks.sampling import SplitName
-
-Variant = Literal["pictured", "same_query"]
+from recombine.tasks.base import Ratio, Task
+from recombine.tasks.sampling import Batch, SplitName, evaluation_batches
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,12 +45,15 @@ class Reading:
     group_names: tuple[str, ...] = ()
     """Names of the groups of `group`, where results are also listed by group."""
 
+    pictured: str | None = None
+    """Name of the variant whose codes pictures show; otherwise they show those of this reading."""
+
     def __init__(self, task: Task) -> None:
         self.task = task
 
     @property
-    def variants(self) -> Mapping[Variant, Reading]:
-        """Readings of other instances, whose codes are decoded as well. Pictures show `pictured` if it is given."""
+    def variants(self) -> Mapping[str, Reading]:
+        """Readings of other instances, by name, whose codes are decoded as well."""
         return {}
 
     def batches(self, split: SplitName, num_instances: int, device: torch.device | str = "cpu") -> Iterator[Batch]:

@@ -1,29 +1,30 @@
-"""How a task makes batches: batch i of a split is a pure function of (task, seed, split, i).
+"""Batches: how a task makes them, and which of them evaluation uses.
 
-A family implements `make_batch`, which draws all its random numbers from a stream; everything else follows from it: a batch,
-some of its rows, or several batches at once.
+Batch i of a split is a pure function of (task, seed, split, i). A family implements `make_batch`, which draws all its random
+numbers from a stream; everything else follows from it: a batch, some of its rows, or several batches at once.
 
-Tensors that a task computes once per device.
+A split's certificate is computed from its compositions alone. `find_leaks` looks at what `make_batch` really draws: instances
+of a split must come from its compositions and from no others. It trusts the modules that a batch states in `latents`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import cached_property, wraps
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from recombine.compositions import CompositionSplit
+from recombine.compositions import Composition, CompositionSplit
 from recombine.foundation.errors import NEGLIGIBLE, InputError, Settings, check_choice, require_memory
+from recombine.foundation.progress import measure_progress
 from recombine.random import Stream
-from recombine.tasks.batch import Batch
 
-SplitName = Literal["train", "test", "ood", "unknown", "text", "recall"]
+SplitName = str  # one of the `splits` of a task
 SPLIT_TITLES: dict[SplitName, str] = {
     "train": "training",
     "test": "seen compositions",
@@ -37,6 +38,60 @@ SPLIT_MEANINGS: dict[SplitName, str] = {
     "unknown": "modules never trained, or more at once than trained",
 }
 LARGER_TITLE, LARGER_MEANING = "more modules at once", "more modules at once than in training"  # such an `unknown`
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of a task. `latents` holds the modules of each row, `info["composition"]` the number of its composition.
+
+    If compositions differ in size, the shorter ones are padded with -1.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    latents: Int[Tensor, "batch size"]
+    info: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def composition(self) -> Int[Tensor, " batch"]:
+        """Index of each row's composition in `task.split.compositions(split)`."""
+        return self.info["composition"]
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    @classmethod
+    def join(cls, batches: Sequence[Batch]) -> Batch:
+        """The rows of all batches, one batch after the other."""
+        if not batches:
+            raise InputError("there are no batches to join: expected at least one")
+        return cls(
+            torch.cat([batch.inputs for batch in batches]),
+            torch.cat([batch.targets for batch in batches]),
+            torch.cat([batch.latents for batch in batches]),
+            {name: torch.cat([batch.info[name] for batch in batches]) for name in batches[0].info},
+        )
+
+    def divide(self, num_rows: int) -> list[Batch]:
+        """Batches of `num_rows` rows each, in order: the inverse of `join`. They share their memory with this one."""
+        columns = (self.inputs, self.targets, self.latents, *self.info.values())
+        count = len(self) // max(1, num_rows)
+        if count and len(self) == count * num_rows:  # faster
+            parts = [column.unflatten(0, (count, num_rows)).unbind() for column in columns]
+        else:
+            parts = [column.split(num_rows) for column in columns]
+        return [
+            Batch(inputs, targets, latents, dict(zip(self.info, info, strict=True)))
+            for inputs, targets, latents, *info in zip(*parts, strict=True)
+        ]
+
+    def to(self, device: torch.device | str) -> Batch:
+        """The batch on a device."""
+        return self._map(lambda column: column.to(device))
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        info = {name: change(column) for name, column in self.info.items()}
+        return Batch(change(self.inputs), change(self.targets), change(self.latents), info)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +127,11 @@ class Sampler(Settings, ABC):
     def train_length(self) -> int:
         """Tokens of an input in training batches, where it is not `sequence_length`."""
         return self.sequence_length
+
+    @property
+    def max_rows_at_once(self) -> int:
+        """The most rows that are evaluated at once; less than the default for tasks with large predictions."""
+        return 1_000
 
     @abstractmethod
     def make_batch(self, split: SplitName, stream: Stream) -> Batch:
@@ -180,3 +240,80 @@ def once_per_device(make: Callable[[Any, torch.device], Value]) -> Callable[[Any
         return values[device]
 
     return look_up
+
+
+MAX_INSTANCES = 100_000_000
+BATCH_SIZE = 1_000  # part of the definition of the evaluation streams
+
+
+def evaluation_batches(
+    task: Sampler, split: SplitName, num_instances: int, device: torch.device | str = "cpu"
+) -> Iterator[Batch]:
+    """The first `num_instances` rows of a split, at most `task.max_rows_at_once` at a time; progress is shown."""
+    if num_instances > MAX_INSTANCES:
+        raise InputError(f"num_instances is {num_instances:,}: expected at most {MAX_INSTANCES:,}")
+    with measure_progress(f"{task.name} {split}", num_instances) as meter:
+        for index, first in enumerate(range(0, num_instances, BATCH_SIZE)):
+            rows = range(min(BATCH_SIZE, num_instances - first))
+            for start in range(0, len(rows), task.max_rows_at_once):
+                part = rows[start : start + task.max_rows_at_once]
+                yield task.sample(split, index, batch_size=BATCH_SIZE, rows=part, device=device)
+                meter.update(first + part.stop)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leak:
+    """Instances of a split that are made from compositions that it does not have."""
+
+    split: SplitName
+    num_foreign: int
+    num_instances: int
+    composition: Composition  # the first of them
+    belongs_to: SplitName | None  # the split that has it, if any
+
+    def describe(self, task: Sampler) -> str:
+        """The leak in a line."""
+        owner = "no split" if self.belongs_to is None else repr(self.belongs_to)
+        return (
+            f"{self.num_foreign:,} of {self.num_instances:,} instances of {self.split!r} are made from compositions that it "
+            f"does not have, the first from {list(self.composition)} of {owner}: expected compositions of {self.split!r} only"
+        )
+
+    def as_dict(self) -> dict[str, object]:
+        return {**asdict(self), "composition": list(self.composition)}
+
+
+def find_leaks(task: Sampler, *, num_instances: int) -> list[Leak]:
+    """The leaks of every split among its first instances; none in a correct task."""
+    owners: dict[Composition, SplitName] = {}
+    for split in task.splits:
+        for composition in task.split.compositions(split):
+            owners.setdefault(composition, split)
+    leaks = []
+    for split in task.splits:
+        own = set(task.split.compositions(split))
+        if not own:
+            continue
+        foreign = [
+            composition
+            for batch in evaluation_batches(task, split, num_instances)
+            for composition in list_compositions(batch)
+            if composition not in own
+        ]
+        if foreign:
+            first = foreign[0]
+            leaks.append(
+                Leak(
+                    split=split,
+                    num_foreign=len(foreign),
+                    num_instances=num_instances,
+                    composition=first,
+                    belongs_to=owners.get(first),
+                )
+            )
+    return leaks
+
+
+def list_compositions(batch: Batch) -> list[Composition]:
+    """The composition of each row, from the modules that the batch states."""
+    return [tuple(sorted(module for module in row if module >= 0)) for row in batch.latents.tolist()]

@@ -24,7 +24,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from recombine.tasks.base import Task
-from recombine.tasks.batch import Batch
+from recombine.tasks.sampling import Batch
 
 Parser = Literal["strict", "lenient"]
 PARSERS: tuple[Parser, ...] = get_args(Parser)

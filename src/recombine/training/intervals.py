@@ -35,7 +35,8 @@ from torch import Tensor
 
 from recombine.foundation.errors import InputError
 from recombine.random import Stream
-from recombine.tasks.batch import Batch, Ratio
+from recombine.tasks.base import Ratio
+from recombine.tasks.sampling import Batch
 from recombine.training.score import NUM_RESAMPLES, CompositionSums, compute_ratio, middle_95_percent, resample
 
 

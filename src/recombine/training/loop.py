@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from recombine.attention.layer import DropoutKeys
 from recombine.foundation.errors import InputError
 from recombine.tasks.base import Task
-from recombine.tasks.batch import Batch
+from recombine.tasks.sampling import Batch
 from recombine.training.config import TrainingConfig, build_optimizer, learning_rate
 from recombine.training.directory import RunDirectory
 from recombine.training.schema import CheckpointInfo, MetricsRow

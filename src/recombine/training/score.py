@@ -26,10 +26,8 @@ from torch import Tensor, nn
 
 from recombine.foundation.errors import InputError, check_choice, check_positive
 from recombine.random import Stream
-from recombine.tasks.base import Reference, Task
-from recombine.tasks.batch import Batch, Ratio
-from recombine.tasks.evaluation import evaluation_batches
-from recombine.tasks.sampling import SplitName
+from recombine.tasks.base import Ratio, Reference, Task
+from recombine.tasks.sampling import Batch, SplitName, evaluation_batches
 
 EVALUATION_VERSION = 2
 """Raise it when the same predictor on the same task gets different scores, intervals or reference scores than before: other

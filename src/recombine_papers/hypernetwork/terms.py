@@ -44,7 +44,7 @@ from recombine.inside import (
     score_values,
 )
 from recombine.sweeps import Finished, Record, Setting, mean_cell
-from recombine.tasks import FuzzyLogic, Reading, Scale, Task, Variant
+from recombine.tasks import FuzzyLogic, Reading, Scale, Task
 from recombine.training import Json, RunDirectory, default_run, load_run
 from recombine_papers.experiment import PaperExperiment
 from recombine_papers.hypernetwork.fuzzy_logic import (
@@ -62,7 +62,7 @@ from recombine_papers.measured_claims import Exceeds, Reads
 
 NUM_INSTANCES = 2_000
 TERM_NEIGHBOURS = Measurement(name="term_neighbours", version=1)
-SHARED: dict[Variant, str] = {
+SHARED: dict[str, str] = {
     "same_query": "same query, as in the authors' code",
     "pictured": "same examples, as in section 3.2",
 }

@@ -11,8 +11,8 @@ from itertools import product
 
 from recombine.cli.bench import machine
 from recombine.tasks.base import SCALES, Scale
-from recombine.tasks.batch import Batch
 from recombine.tasks.families import TASKS
+from recombine.tasks.sampling import Batch
 from recombine.training.config import default_run
 from recombine.training.loop import BatchGroups, Trainer
 from recombine.training.schema import Json

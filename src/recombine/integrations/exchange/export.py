@@ -34,9 +34,7 @@ from recombine.foundation.errors import InputError, require_memory, settings_as_
 from recombine.foundation.files import read_npz, require_regular, write_whole
 from recombine.models.base import version_of
 from recombine.tasks.base import Task
-from recombine.tasks.batch import Batch
-from recombine.tasks.evaluation import evaluation_batches
-from recombine.tasks.sampling import SplitName
+from recombine.tasks.sampling import Batch, SplitName, evaluation_batches
 from recombine.training.directory import hash_config
 
 Suffix = Literal[".parquet", ".csv", ".jsonl", ".npz"]

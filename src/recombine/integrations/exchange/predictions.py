@@ -27,8 +27,7 @@ from recombine.foundation.errors import InputError, check_choice
 from recombine.inside.verdict import ScoreVerdict, judge_scores
 from recombine.integrations.exchange.export import RowId, hash_export, read_columns
 from recombine.tasks.base import Task
-from recombine.tasks.evaluation import evaluation_batches
-from recombine.tasks.sampling import SplitName
+from recombine.tasks.sampling import SplitName, evaluation_batches
 from recombine.tasks.text import PARSERS, Parser, TextForm
 from recombine.training.schema import Json
 from recombine.training.score import Scores, describe_metrics, score, scores_as_dict

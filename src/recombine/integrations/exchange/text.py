@@ -17,8 +17,7 @@ from recombine.foundation.errors import InputError
 from recombine.foundation.files import write_whole
 from recombine.integrations.exchange.export import RowId, hash_export
 from recombine.tasks.base import Task
-from recombine.tasks.evaluation import evaluation_batches
-from recombine.tasks.sampling import SplitName
+from recombine.tasks.sampling import SplitName, evaluation_batches
 from recombine.tasks.text import IGNORED, PARSERS, TextForm
 
 MAX_EXAMPLES = 64

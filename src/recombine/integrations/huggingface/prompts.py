@@ -33,10 +33,9 @@ from recombine.foundation.errors import InputError, find_schema_error
 from recombine.foundation.files import read_file
 from recombine.integrations.huggingface.codes import resolve_pairs
 from recombine.random import Stream
-from recombine.tasks.base import Task
-from recombine.tasks.batch import Batch, Ratio
+from recombine.tasks.base import Ratio, Task
 from recombine.tasks.reading import Counterfactual, Reading
-from recombine.tasks.sampling import SplitName
+from recombine.tasks.sampling import Batch, SplitName
 
 DEFAULT_PAIR = (-1, -1)
 MAX_NAMED_GROUPS = 12  # classes whose swaps are also listed pair by pair

@@ -37,12 +37,11 @@ from recombine.compositions import Composition, CompositionSplit, split_composit
 from recombine.foundation.errors import InputError, check_choice
 from recombine.random import Stream
 from recombine.tasks.base import Scale
-from recombine.tasks.batch import Batch
 from recombine.tasks.grids.imitation import ENDED, Episodes, ImitationTask
 from recombine.tasks.grids.map import MOVES, draw_mazes, find_optimal_moves, measure_ways, observation_dim, observe
 from recombine.tasks.grids.picture import Mark, draw_map, write_map
 from recombine.tasks.native import episodes as kernel
-from recombine.tasks.sampling import SplitName, once_per_device
+from recombine.tasks.sampling import Batch, SplitName, once_per_device
 from recombine.tasks.text import TextForm
 from recombine.tasks.view import ACCENT, PLAIN
 

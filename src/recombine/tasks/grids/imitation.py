@@ -23,10 +23,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from recombine.foundation.errors import InputError
-from recombine.tasks.base import Preset, Scale, Task
-from recombine.tasks.batch import METRICS, Batch, Metric, Ratio
+from recombine.tasks.base import METRICS, Metric, Preset, Ratio, Scale, Task
 from recombine.tasks.reading import Reading, StrengthReading
-from recombine.tasks.sampling import SplitName
+from recombine.tasks.sampling import Batch, SplitName
 
 
 class FirstStepReading(Reading):

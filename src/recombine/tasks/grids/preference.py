@@ -44,7 +44,6 @@ from recombine.compositions import Composition, CompositionSplit
 from recombine.foundation.errors import InputError, check_choice, check_positive
 from recombine.random import Stream
 from recombine.tasks.base import Scale
-from recombine.tasks.batch import Batch
 from recombine.tasks.grids.imitation import ENDED, Episodes, ImitationTask, PreferenceReading
 from recombine.tasks.grids.map import MOVES, observation_dim, observe, tabulate_moves
 from recombine.tasks.grids.picture import Mark, draw_map, write_map
@@ -52,7 +51,7 @@ from recombine.tasks.modular.encodings import check_encoding, count_features, en
 from recombine.tasks.modular.supports import Support, split_support
 from recombine.tasks.modular.teacher import Latents, draw_strengths, draw_weights
 from recombine.tasks.native import episodes
-from recombine.tasks.sampling import SplitName
+from recombine.tasks.sampling import Batch, SplitName
 from recombine.tasks.view import BAD, GOOD
 
 Expert = Literal["remaining_steps", "published"]

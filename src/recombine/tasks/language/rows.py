@@ -33,10 +33,9 @@ from torch import Tensor
 
 from recombine.compositions import Composition, CompositionSplit, split_compositions
 from recombine.random import Stream
-from recombine.tasks.batch import Batch
 from recombine.tasks.language.scoring import GRAMMAR, RECALL, TEXT
 from recombine.tasks.language.tokenizers import Tokenizer
-from recombine.tasks.sampling import SplitName
+from recombine.tasks.sampling import Batch, SplitName
 
 if TYPE_CHECKING:
     from recombine.tasks.language.task import Language

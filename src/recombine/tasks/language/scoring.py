@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from recombine.foundation.tables import Table
-from recombine.tasks.batch import Batch, Metric, Ratio
+from recombine.tasks.base import Metric, Ratio
+from recombine.tasks.sampling import Batch
 
 TEXT, GRAMMAR, RECALL = 0, 1, 2  # kinds of rows, in `info["kind"]`
 IGNORED = -100

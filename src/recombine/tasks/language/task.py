@@ -43,9 +43,7 @@ from recombine.compositions import Composition, CompositionSplit
 from recombine.foundation.errors import InputError, check_choice, check_positive, require
 from recombine.foundation.tables import Table
 from recombine.random import Stream
-from recombine.tasks.base import Preset, Scale, Task
-from recombine.tasks.batch import Batch, Metric, Ratio
-from recombine.tasks.evaluation import evaluation_batches
+from recombine.tasks.base import Metric, Preset, Ratio, Scale, Task
 from recombine.tasks.language import rows as grammar
 from recombine.tasks.language import rows as recall
 from recombine.tasks.language import scoring
@@ -56,7 +54,7 @@ from recombine.tasks.language.scoring import RECALL, TEXT
 from recombine.tasks.language.sources import download_dataset
 from recombine.tasks.language.tokenizers import BYTES, SENTENCEPIECE, ByteTokenizer, Tokenizer
 from recombine.tasks.reading import Counterfactual, Reading
-from recombine.tasks.sampling import SplitName
+from recombine.tasks.sampling import Batch, SplitName, evaluation_batches
 
 TASKS: dict[Scale, dict[str, Any]] = {
     "tiny": {"tokenizer": "bytes", "context_length": 128, "num_pairs": 4},

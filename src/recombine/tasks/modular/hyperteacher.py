@@ -25,8 +25,7 @@ from torch import Tensor
 from recombine.compositions import Composition, CompositionSplit
 from recombine.foundation.errors import InputError, check_choice, check_positive
 from recombine.random import Stream
-from recombine.tasks.base import Preset, Scale, Task
-from recombine.tasks.batch import Batch, Ratio, measure_r2
+from recombine.tasks.base import Preset, Ratio, Scale, Task, measure_r2
 from recombine.tasks.modular.encodings import Encoding, check_encoding, count_features, encode_strengths
 from recombine.tasks.modular.supports import Support, split_support
 from recombine.tasks.modular.teacher import (
@@ -38,7 +37,7 @@ from recombine.tasks.modular.teacher import (
     draw_teacher,
 )
 from recombine.tasks.reading import StrengthReading
-from recombine.tasks.sampling import SplitName, once_per_device
+from recombine.tasks.sampling import Batch, SplitName, once_per_device
 from recombine.tasks.view import Panel, draw_tokens
 
 NUM_SHOWN_FEATURES, NUM_SHOWN_LINES, NUM_SHOWN_SAMPLES = 8, 4, 2

@@ -38,8 +38,7 @@ from torch import Tensor
 from recombine.compositions import Composition, CompositionSplit, all_sets
 from recombine.foundation.errors import InputError, check_choice, check_positive
 from recombine.random import Stream
-from recombine.tasks.base import Preset, Reference, Scale, Task
-from recombine.tasks.batch import Batch, Ratio, measure_r2
+from recombine.tasks.base import Preset, Ratio, Reference, Scale, Task, measure_r2
 from recombine.tasks.modular.supports import InContextSupport, choose_support
 from recombine.tasks.modular.teacher import (
     LOWEST_STRENGTH,
@@ -50,7 +49,7 @@ from recombine.tasks.modular.teacher import (
     draw_teacher,
 )
 from recombine.tasks.reading import Reading, StrengthReading
-from recombine.tasks.sampling import SplitName, once_per_device
+from recombine.tasks.sampling import Batch, SplitName, once_per_device
 from recombine.tasks.text import TextForm, snap
 from recombine.tasks.view import Panel, draw_tokens
 

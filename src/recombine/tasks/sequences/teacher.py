@@ -30,11 +30,9 @@ from torch.nn import functional
 from recombine.foundation.errors import InputError, check_choice, check_positive
 from recombine.foundation.tables import Table
 from recombine.random import Stream
-from recombine.tasks.base import Preset, Scale
-from recombine.tasks.batch import METRICS, Batch, Metric, Ratio
-from recombine.tasks.evaluation import BATCH_SIZE
+from recombine.tasks.base import METRICS, Metric, Preset, Ratio, Scale
 from recombine.tasks.reading import Reading
-from recombine.tasks.sampling import SplitName, once_per_device
+from recombine.tasks.sampling import BATCH_SIZE, Batch, SplitName, once_per_device
 from recombine.tasks.sequences.functions import AttentionWeights, Readout, SequenceClass, Weights, draw_weights, label
 from recombine.tasks.sequences.tokens import SequenceTask, mark_real
 from recombine.tasks.view import Panel, draw_tokens

@@ -29,9 +29,8 @@ from recombine.compositions import Composition, CompositionSplit
 from recombine.foundation.errors import InputError, check_choice, check_positive
 from recombine.random import Stream
 from recombine.tasks.base import Task
-from recombine.tasks.batch import Batch
 from recombine.tasks.native import layers
-from recombine.tasks.sampling import SplitName, once_per_device
+from recombine.tasks.sampling import Batch, SplitName, once_per_device
 
 
 def mark_real(x: Float[Tensor, "b t features"], lengths: Int[Tensor, " b"]) -> Bool[Tensor, "b t"]:

@@ -17,7 +17,7 @@ from markupsafe import Markup
 from torch import Tensor
 
 from recombine.foundation.errors import InputError
-from recombine.tasks.batch import Batch
+from recombine.tasks.sampling import Batch
 from recombine.tasks.sraven.generator import RULES
 from recombine.tasks.sraven.solver import Solution
 from recombine.tasks.view import NUM_SHAPES, Card, arrange, assemble, move, relative_size

@@ -34,10 +34,9 @@ from torch.nn.functional import cross_entropy, one_hot
 from recombine.compositions import Composition, CompositionSplit, all_multisets, split_compositions
 from recombine.foundation.errors import InputError, check_choice, check_positive
 from recombine.random import Stream
-from recombine.tasks.base import Preset, Reference, Scale, Task
-from recombine.tasks.batch import METRICS, Batch, Metric, Ratio
+from recombine.tasks.base import METRICS, Metric, Preset, Ratio, Reference, Scale, Task
 from recombine.tasks.reading import Counterfactual, Reading
-from recombine.tasks.sampling import SplitName
+from recombine.tasks.sampling import Batch, SplitName
 from recombine.tasks.sraven.generator import (
     DISTRIBUTE,
     RULES,
