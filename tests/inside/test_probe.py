@@ -58,7 +58,7 @@ def test_probe_leaves_its_files(trained, capsys):
         assert "activations.residual.0" not in arrays
 
 
-def test_the_written_codes_can_be_examined_again(trained, capsys):
+def test_the_written_codes_can_be_probed_again(trained, capsys):
     """What a run writes is what the file reader takes."""
     assert (
         run_verb(["probe", str(trained.path), "--num-instances", "200", "--no-tsne", "--save-activations", "-q"]) == 0
@@ -101,7 +101,7 @@ def test_sraven():
     assert found["similarity"]["codes.0"]["modules"][0] == "constant"
 
 
-def test_a_model_of_ones_own_is_examined_as_far_as_it_goes():
+def test_a_model_without_codes_is_probed_as_far_as_possible():
     model = nn.Sequential(nn.Flatten(), nn.Linear(20, 8), nn.ReLU(), nn.Linear(8, 1))
     found = recombine.probe_model(model, FuzzyLogic(num_examples=4), num_instances=100).numbers
     assert set(found["decoders"]) == {"0", "1", "2", "3"}

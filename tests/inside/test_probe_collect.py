@@ -7,8 +7,10 @@ import pytest
 import torch
 from torch import nn
 
+from recombine import convert
 from recombine.foundation.errors import InputError
-from recombine.inside.collect import collect_activations, find_sites
+from recombine.inside.collect import ConvertedModel, collect_activations, find_sites, show_codes
+from recombine.inside.probe import probe_model
 from recombine.models.base import build_model
 from recombine.models.transformer import TransformerConfig
 from recombine.tasks.fuzzy_logic import FuzzyLogic, SharedReading, evaluate_function
@@ -125,3 +127,46 @@ def test_a_site_with_nan_is_left_out_with_its_reason():
     assert "hidden.1" not in seen.by_site
     assert seen.skipped["hidden.1"] == "hidden.1 has NaN or infinite values in 20 of 20 rows"
     assert "codes.1" in seen.by_site
+
+
+SMALL_TASK = FuzzyLogic(num_variables=3, num_examples=7)
+
+
+class Encoder(nn.Module):
+    """Somebody's model: torch's encoder, which knows nothing about codes."""
+
+    def __init__(self, task):
+        super().__init__()
+        self.embed = nn.Linear(task.input_dim, 8)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True, norm_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.readout = nn.Linear(8, task.output_dim)
+
+    def forward(self, inputs):
+        return self.readout(self.encoder(self.embed(inputs))[:, -1:])
+
+
+@pytest.mark.parametrize("attention", ["hyla", "softmax"])
+def test_codes_are_those_of_the_layers_and_can_be_changed(attention):
+    model = convert(Encoder(SMALL_TASK), attention)
+    shown = show_codes(model)
+    inputs = SMALL_TASK.sample("test", 0, batch_size=4).inputs
+    predictions, codes = shown(inputs, return_codes=True)
+    torch.testing.assert_close(predictions, model(inputs))
+    assert [tuple(each.shape) for each in codes] == [(4, 2, inputs.shape[1], inputs.shape[1])] * 2
+    changed, after = shown(inputs, return_codes=True, code_maps=[None, torch.zeros_like])
+    assert not after[1].any()
+    torch.testing.assert_close(after[0], codes[0])
+    assert not torch.allclose(changed, predictions)
+    torch.testing.assert_close(model(inputs), predictions)  # nothing is left behind
+    assert all(layer.watch is None for layer in shown.layers)
+
+
+def test_codes_of_converted_models_are_found():
+    model = convert(Encoder(SMALL_TASK))
+    numbers = probe_model(model, SMALL_TASK, num_instances=120, tsne=False, sites=["encoder"]).numbers
+    assert [site["name"] for site in numbers["sites"]] == ["codes.0", "codes.1", "encoder"]
+    assert len(numbers["ablations"]["layers"]) == 6
+    assert "swap" in numbers
+    assert show_codes(Encoder(SMALL_TASK)).__class__ is Encoder
+    assert isinstance(show_codes(model), ConvertedModel)

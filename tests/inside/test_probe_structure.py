@@ -5,6 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from recombine.foundation.errors import InputError
+from recombine.inside.result import describe_site, last_site
 from recombine.inside.structure import bin_targets, embed, measure_similarity, measure_structure, sample_rows
 from test_probe_decode import plant
 
@@ -77,3 +79,12 @@ def test_tsne_keeps_clusters_apart():
 
 def test_codes_that_do_not_vary_have_a_picture_too():
     assert not embed(np.ones((20, 3), dtype=np.float32)).any()
+
+
+def test_sites_are_ordered_by_layer():
+    names = ["hidden.9", "hidden.10", "code", "hidden.0"]
+    assert last_site(names) == "hidden.10"
+    assert dict(describe_site("residual.12")) == {"name": "residual.12", "kind": "residual", "layer": 12}
+    assert dict(describe_site("encoder")) == {"name": "encoder", "kind": "encoder", "layer": None}
+    with pytest.raises(InputError, match="no sites"):
+        last_site([])

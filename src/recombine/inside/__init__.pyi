@@ -11,12 +11,12 @@ from .probe import probe_activations as probe_activations
 from .probe import probe_model as probe_model
 from .probe import probe_run as probe_run
 from .result import SPLITS as SPLITS
-from .result import CountedArm as CountedArm
-from .result import CountedSwap as CountedSwap
 from .result import Measurement as Measurement
 from .result import MeasurementKey as MeasurementKey
 from .result import ProbeResult as ProbeResult
 from .result import SiteDecoder as SiteDecoder
+from .result import SwapAnswers as SwapAnswers
+from .result import Swaps as Swaps
 from .result import last_site as last_site
 from .structure import NUM_SAMPLED as NUM_SAMPLED
 from .structure import measure_similarity as measure_similarity

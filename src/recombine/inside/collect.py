@@ -47,7 +47,6 @@ from recombine.tasks.sampling import Batch
 CHUNK_SIZE = 250  # rows whose codes of all layers are in memory at once
 ROW_SPLITS = ("fit", "id", "ood")
 SYNONYMS = {"train": "fit", "test": "id"}
-MAX_CLASSES = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,8 +297,6 @@ def load_activations(path: Path | str) -> Activations:
 def _check_labels(labels: np.ndarray) -> np.ndarray:
     if labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer) and len(labels) and labels.min() >= 0:
         num_classes = int(labels.max()) + 1
-        if num_classes > MAX_CLASSES:
-            raise InputError(f"labels has class number {num_classes - 1:,}: expected numbers below {MAX_CLASSES:,}")
         require_memory(len(labels) * num_classes * 4, f"a table of {len(labels):,} rows and {num_classes:,} classes")
         labels = (labels[:, None] == np.arange(num_classes)).astype(np.float32)
     if labels.ndim != 2 or 0 in labels.shape or labels.dtype.kind not in "biuf":

@@ -40,21 +40,7 @@ from recombine.attention.definition import CodeMap
 from recombine.foundation.errors import InputError
 from recombine.foundation.progress import track
 from recombine.inside.collect import evaluating, rows_at_once
-from recombine.inside.result import (
-    SIDES,
-    Ablation,
-    Ablations,
-    AnswerShares,
-    Change,
-    CountedArm,
-    CountedSplit,
-    CountedSwap,
-    Number,
-    Side,
-    SlopeArm,
-    SlopeSplit,
-    SlopeSwap,
-)
+from recombine.inside.result import SIDES, Ablation, Ablations, Change, Number, Side, SplitSwaps, SwapAnswers, Swaps
 from recombine.tasks.base import Ratio, Task
 from recombine.tasks.reading import Counterfactual, Reading
 from recombine.tasks.sampling import Batch
@@ -197,7 +183,7 @@ class Arm(NamedTuple):
 
 def measure_swaps(
     model: nn.Module, reading: Reading, *, num_instances: int, device: torch.device | str = "cpu"
-) -> CountedSwap | SlopeSwap:
+) -> Swaps:
     """Swap codes between the instances that the reading names; raises if the task defines no such experiment."""
     swapped = reading.swap
     if swapped is None:
@@ -206,8 +192,8 @@ def measure_swaps(
             "expected a task whose reading defines a swap"
         )
     num_instances = min(num_instances, MAX_INSTANCES_SWAP)
-    counted: dict[Side, CountedSplit] = {}
-    slopes: dict[Side, SlopeSplit] = {}
+    splits: dict[Side, SplitSwaps] = {}
+    discrete = True
     with evaluating(model):
         example = next(iter(swapped.batches("test", 1, next(model.parameters()).device)))
         arms = list_arms(len(model(example.inputs, return_codes=True)[1]), swapped)
@@ -222,14 +208,12 @@ def measure_swaps(
             if not expected.distinct.any():
                 raise InputError(f"no two instances of {split} have answers that differ: expected more instances")
             swap = Swap(swapped, batch, partner, base, expected)
-            if expected.own.is_floating_point():
-                slopes[split] = _measure_slopes(model, swap, arms)
-            else:
-                counted[split] = _count_answers(model, swap, arms)
-    if slopes:
-        return {"kind": "functions", "num_instances": num_instances, "splits": slopes}
-    names = list(swapped.group_names)
-    return {"kind": "rules", "num_instances": num_instances, "splits": counted, "rules": names}
+            discrete = not expected.own.is_floating_point()
+            splits[split] = (_count_answers if discrete else _measure_slopes)(model, swap, arms)
+    if discrete:
+        names = list(swapped.group_names)
+        return {"kind": "rules", "num_instances": num_instances, "splits": splits, "rules": names}
+    return {"kind": "functions", "num_instances": num_instances, "splits": splits}
 
 
 def list_arms(num_layers: int, reading: Reading) -> list[Arm]:
@@ -264,13 +248,13 @@ def _paste(donor: Tensor, keys: Sequence[int] | None) -> CodeMap:
     return paste
 
 
-def _count_answers(model: nn.Module, swap: Swap, arms: Sequence[Arm]) -> CountedSplit:
+def _count_answers(model: nn.Module, swap: Swap, arms: Sequence[Arm]) -> SplitSwaps:
     """How often the answer follows the swapped-in rule, its own rule, or neither."""
     expected = swap.expected
     twin = find_partners(swap.reading.group(swap.batch), same=True)
     has_twin = twin != torch.arange(len(twin), device=twin.device)
     answers, controls = (swap_codes(model, swap, donors, arms) for donors in (swap.partner, twin))
-    counted: list[CountedArm] = []
+    counted: list[SwapAnswers] = []
     for arm, answer, control in zip(arms, answers, controls, strict=True):
         same_rule = float((control == expected.own)[has_twin].double().mean())
         shares = _share_answers(answer, swap)
@@ -284,7 +268,7 @@ def _count_answers(model: nn.Module, swap: Swap, arms: Sequence[Arm]) -> Counted
     }
 
 
-def _share_answers(answer: Tensor, swap: Swap) -> AnswerShares:
+def _share_answers(answer: Tensor, swap: Swap) -> SwapAnswers:
     expected = swap.expected
     follows_other, follows_own = answer == expected.other, answer == expected.own
     other, own = (follows[expected.distinct].double().mean() for follows in (follows_other, follows_own))
@@ -308,12 +292,12 @@ def _share_by_group(follows: Bool[Tensor, " rows"], swap: Swap) -> list[list[Num
     return table
 
 
-def _measure_slopes(model: nn.Module, swap: Swap, arms: Sequence[Arm]) -> SlopeSplit:
+def _measure_slopes(model: nn.Module, swap: Swap, arms: Sequence[Arm]) -> SplitSwaps:
     """How far the answer follows the swapped-in codes."""
     expected = swap.expected
     gap = expected.other - expected.own
     weight = gap.square().sum(dim=-1).clamp_min(1e-12) * expected.distinct
-    measured: list[SlopeArm] = []
+    measured: list[SwapAnswers] = []
     for arm, answers in zip(arms, swap_codes(model, swap, swap.partner, arms), strict=True):
         moved = ((answers - expected.own) * gap).sum(dim=-1)
         slope = torch.where(expected.distinct, moved / weight, 0)

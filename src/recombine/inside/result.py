@@ -251,64 +251,36 @@ class Ablations(TypedDict):
     heads: list[Ablation]
 
 
-class AnswerShares(TypedDict):
-    """Shares of answers that follow the swapped-in rule, the own rule or neither; the interval is that of `other`."""
+class SwapAnswers(TypedDict):
+    """Answers after swapping the codes of some layers and keys, or without a swap; see `recombine.inside.intervene`."""
 
-    other: Number
-    own: Number
-    neither: Number
-    interval: list[Number]
-
-
-class CountedArm(AnswerShares):
-    """The answers after swapping the codes of some layers and keys."""
-
-    layers: list[int]
-    keys: Literal["probed", "all"]
-    same_rule: Number  # correct answers with the codes of another instance of the same rule
+    layers: NotRequired[list[int]]  # missing without a swap
+    keys: NotRequired[Literal["probed", "all"]]
+    other: NotRequired[Number]  # share of discrete answers that follow the swapped-in rule,
+    own: NotRequired[Number]  # the own rule,
+    neither: NotRequired[Number]  # or neither
+    same_rule: NotRequired[Number]  # correct answers with the codes of another instance of the same rule
+    follows: NotRequired[Number]  # how far real-valued answers follow the swapped-in codes: 0 not at all, 1 completely
+    interval: list[Number]  # of `other` or of `follows`
 
 
-class CountedSplit(TypedDict):
-    """Swaps on one split."""
+class SplitSwaps(TypedDict):
+    """Swaps on one split; the last three keys are for discrete answers."""
 
     num_rows: int
-    base: AnswerShares  # without a swap
-    base_accuracy: Number
-    arms: list[CountedArm]
-    by_rule: list[list[Number]]  # [own rule][swapped-in rule]: share that follows; None where there is no instance
+    arms: list[SwapAnswers]
+    base: NotRequired[SwapAnswers]  # without a swap
+    base_accuracy: NotRequired[Number]
+    by_rule: NotRequired[list[list[Number]]]  # [own rule][swapped-in rule]: share that follows; None without instances
 
 
-class CountedSwap(TypedDict):
-    """Swaps between instances with discrete answers, such as those of SRAVEN."""
+class Swaps(TypedDict):
+    """Swaps between instances with discrete answers, such as those of SRAVEN, or with real-valued ones (`functions`)."""
 
-    kind: Literal["rules"]
+    kind: Literal["rules", "functions"]
     num_instances: int
-    rules: list[str]
-    splits: dict[Side, CountedSplit]
-
-
-class SlopeArm(TypedDict):
-    """How far answers follow the swapped-in codes: 0 not at all, 1 completely."""
-
-    layers: list[int]
-    keys: Literal["probed", "all"]
-    follows: Number
-    interval: list[Number]
-
-
-class SlopeSplit(TypedDict):
-    """Swaps on one split."""
-
-    num_rows: int
-    arms: list[SlopeArm]
-
-
-class SlopeSwap(TypedDict):
-    """Swaps between instances with real-valued answers, such as those of fuzzy logic."""
-
-    kind: Literal["functions"]
-    num_instances: int
-    splits: dict[Side, SlopeSplit]
+    rules: NotRequired[list[str]]
+    splits: dict[Side, SplitSwaps]
 
 
 class ProbeNumbers(TypedDict):
@@ -326,7 +298,7 @@ class ProbeNumbers(TypedDict):
     similarity: NotRequired[dict[str, SiteSimilarity]]  # by site
     tsne: NotRequired[Tsne]
     ablations: NotRequired[Ablations]
-    swap: NotRequired[CountedSwap | SlopeSwap]
+    swap: NotRequired[Swaps]
     skipped: dict[str, str]  # part or site -> reason
     seconds: dict[str, float]  # by part, and in total
     tsne_share: float  # of the total time, 0 to 1

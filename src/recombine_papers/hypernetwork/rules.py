@@ -38,9 +38,9 @@ from torch import nn
 from recombine.foundation import Column, Table, Value
 from recombine.inside import (
     Activations,
-    CountedArm,
-    CountedSwap,
     Measurement,
+    SwapAnswers,
+    Swaps,
     collect_activations,
     decode_components,
     find_best_site,
@@ -189,7 +189,7 @@ def summarise_layers(trained: Sequence[Numbers], untrained: Sequence[Numbers]) -
         yield f"{name}_late", fmean(values[half:])
 
 
-def flatten_swaps(swaps: Mapping[str, CountedSwap]) -> Numbers:
+def flatten_swaps(swaps: Mapping[str, Swaps]) -> Numbers:
     """What answers on held-out compositions follow, without a swap, for each layer, the best layer and all layers."""
     base = swaps["self"]["splits"]["ood"]["base"]
     numbers = {"swap_none_other": base["other"], "swap_none_own": base["own"]}
@@ -211,7 +211,7 @@ def flatten_swaps(swaps: Mapping[str, CountedSwap]) -> Numbers:
     return {name: float(value) for name, value in numbers.items() if value is not None}
 
 
-def describe_arm(arm: CountedArm) -> dict[str, float | None]:
+def describe_arm(arm: SwapAnswers) -> dict[str, float | None]:
     """The shares of answers after a swap, with the 95 % interval of those that follow the other rule."""
     low, high = arm["interval"]
     return {

@@ -30,7 +30,7 @@ def write(path, **changes):
     return path / "seen.npz"
 
 
-def test_a_file_is_examined(tmp_path):
+def test_a_file_is_probed(tmp_path):
     found = probe_activations(write(tmp_path), tsne=False)
     assert found.numbers["decoders"]["activations"]["ood"]["f1"] > 0.99
     assert found.numbers["num_compositions"] == {"fit": 8, "id": 8, "ood": 2}
