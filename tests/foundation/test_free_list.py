@@ -1,6 +1,8 @@
 """Memory of large tensors is used again, but never while anything still refers to it."""
 
 import gc
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -95,6 +97,15 @@ def test_threads_never_share_a_block():
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_a_view_that_outlives_torch_is_released_in_silence():
+    program = (
+        "import builtins\nfrom recombine.foundation.native import empty_block\n"
+        "builtins.kept = empty_block(300, 1000).numpy()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("name", ["sequence_teacher", "goal_grid", "preference_grid"])

@@ -25,7 +25,7 @@ def wheel(tmp_path_factory):
 def test_the_wheel_holds_what_is_not_python(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert "recombine/py.typed" in names
-    assert "recombine/kernels/cpu.c" in names
+    assert "recombine/attention/cpu/cpu.c" in names
     assert any(name.startswith("recombine/report/templates/") for name in names)
     assert not any(name.startswith("tests/") for name in names)
 
@@ -52,7 +52,9 @@ def test_the_wheel_works_elsewhere(wheel, tmp_path):
     path = run("-m", "recombine.cli.main", *train).strip()
     run("-m", "recombine.cli.main", "report", path, "-o", "report.html")
     assert (tmp_path / "report.html").stat().st_size > 1_000
-    used = run("-c", "from recombine.attention.dispatch import cpu; print(cpu.is_available(), cpu.why_unavailable())")
+    used = run(
+        "-c", "from recombine.attention.cpu import kernels as cpu; print(cpu.is_available(), cpu.why_unavailable())"
+    )
     assert used.startswith("True") or "compiler" in used
 
 
