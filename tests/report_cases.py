@@ -73,8 +73,9 @@ def words(page: str, start: str, end: str) -> str:
     return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", "", inner[len(start) :])).strip()
 
 
-def figures_of(page: str) -> dict[str, Any]:
-    found = re.search(r'<script type="application/json" id="figures">(.*?)</script>', page, re.DOTALL)
+def maps_of(page: str) -> dict[str, Any]:
+    """The maps of latent codes that a page holds, by run."""
+    found = re.search(r'<script type="application/json" id="maps">(.*?)</script>', page, re.DOTALL)
     assert found
     return json.loads(found.group(1), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
 

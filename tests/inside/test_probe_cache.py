@@ -20,7 +20,7 @@ from recombine.models.hypernetwork import HypernetworkTransformerConfig
 from recombine.models.sequence import DeepSetConfig
 from recombine.models.transformer import TransformerConfig
 from recombine.report.findings import read_probe as read_reported_probe
-from recombine.report.read import ReportRun
+from recombine.report.runs import ReportRun
 from recombine.tasks.fuzzy_logic import FuzzyLogic
 from recombine.tasks.modular.in_context import InContext
 from recombine.tasks.sequences.teacher import SequenceTeacher

@@ -12,6 +12,7 @@ from recombine.cli.main import run as run_verb
 from recombine.report.leaderboard import make_boards, name_budget, write_leaderboard
 from recombine.training.config import default_run
 from recombine.training.directory import find_runs
+from recombine.training.intervals import compare
 from recombine.training.run import train_run
 
 BASE: Any = default_run("hyperteacher", "tiny")
@@ -79,7 +80,7 @@ def test_compare_prints_the_paired_difference(runs, capsys):
     assert [each["model.hidden_dim"] for each in value["settings"]] == [16, 32]
     row = value["differences"]["ood"]["r2"]
     sums = [run.read_json("result.json")["composition_sums"]["ood"]["r2"] for run in (first, second)]
-    expected = recombine.training.intervals.compare(*sums)
+    expected = compare(*sums)
     assert row["difference"] == {"value": expected.value, "low": expected.low, "high": expected.high}
     assert row["difference"]["value"] == pytest.approx(row["first"] - row["second"])
     assert (row["better"] is not None) == expected.is_significant
@@ -108,7 +109,6 @@ def on_another_machine(run, folder, factor=1 + 1e-7):
     return other
 
 
-@pytest.mark.xfail(reason="bit-equal denominators are demanded in intervals.py", strict=False)
 def test_runs_of_two_machines_are_compared_and_ranked(runs, tmp_path, capsys):
     _, first, second = runs
     other = on_another_machine(second, tmp_path)

@@ -1,23 +1,28 @@
-"""What was found inside runs, read from their `probe.json`, `probe.npz` and `diagnosis.json`.
+"""What the page shows of the inside of runs: verdict, decoders, map of codes, similarity, ablations, swaps, and a gallery.
 
-These files may be missing, truncated, foreign or of another version. Each reader checks everything that is shown, and returns
-None if its run has nothing to show. Its errors become sentences on the page (`gather`), and the rest of the page is built.
-
-Effects of changing codes while a network runs: ablations and swaps, read from `probe.json`.
+Each reader returns None if its run has nothing to show. Files may be missing, damaged or of another version: `gather` turns
+the error of a reader into a sentence on the page, and the rest of the page is built.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar, cast
+from typing import Any, TypedDict, TypeVar, cast
 
-from recombine.foundation.errors import InputError
-from recombine.inside.result import DecoderKey, ProbeNumbers, ProbeResult, SiteDecoder
-from recombine.report.read import ReportRun
+import numpy as np
+import torch
+
+from recombine.foundation.errors import InputError, find_schema_error
+from recombine.inside.result import DECODER_TITLES, DecoderKey, ProbeNumbers, ProbeResult, SiteDecoder, read_arrays
+from recombine.inside.verdict import Evidence, Verdict
+from recombine.report.runs import ReportRun
+from recombine.tasks.view import Card
+from recombine.training.benchmark import load_run
 from recombine.training.schema import Json
 
-VERDICTS = {  # verdict of `diagnose` -> class of its badge
+BADGES = {  # verdict of `diagnose` -> class of its badge
     "solved": "good",
     "ambiguous": "good",
     "inferred but unused": "middling",
@@ -31,10 +36,76 @@ READINGS: dict[DecoderKey, str] = {  # decoders in probe.json -> the key in `rea
     "decoders_pictured": "pictured",
     "decoders_same_query": "same_query",
 }
-DECODER_METRICS = ("f1", "accuracy", "auc", "exact", "r2")
+SWAP_COLUMNS = {"rules": ("own", "other", "neither", "same_rule"), "functions": ("follows",)}
+MAX_MAPPED = 1_500  # points per map, limited by how fast a browser draws them
+RESOLUTION = 1_000  # steps of a coordinate; t-SNE has no units
+NUM_ASKED = 64  # instances of the gallery that the network answers
+NUM_SHOWN = 4  # right ones, and as many wrong ones
 
 T = TypeVar("T")
 Found = list[tuple[ReportRun, T]]
+Diagnosed = tuple[ReportRun, Json]
+
+
+def gather(runs: Sequence[ReportRun], read: Callable[[ReportRun], T | None]) -> tuple[Found[T], list[str]]:
+    """The value of each run that has one, and a sentence for each reason why files cannot be used."""
+    found: Found[T] = []
+    problems: dict[str, list[str]] = {}  # reason -> labels of runs
+    for run in runs:
+        try:
+            value = read(run)
+        except InputError as error:  # local paths do not belong in a report
+            reason = f"{error}.".replace(f"{run.directory.path}/", "").replace(str(run.directory.path), "the run")
+            problems.setdefault(reason, []).append(run.label)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, OSError) as error:
+            reason = f"this cannot be read ({type(error).__name__} {error}): expected what recombine probe writes."
+            problems.setdefault(reason, []).append(run.label)
+        else:
+            if value is not None:
+                found.append((run, value))
+    return found, [
+        f"{f'All {len(runs)} runs' if 1 < len(runs) == len(labels) else ', '.join(labels)}: {reason}"
+        for reason, labels in problems.items()
+    ]
+
+
+class DiagnosisFile(TypedDict):
+    """The part of `diagnosis.json` that the page shows."""
+
+    verdict: Verdict
+    sentence: str
+    advice: str
+    evidence: Evidence
+    alternatives: list[Verdict]
+
+
+def read_diagnosis(run: ReportRun) -> Json | None:
+    diagnosis = run.read("diagnosis.json")
+    if not diagnosis:
+        return None
+    if (fault := find_schema_error(diagnosis, DiagnosisFile, complete=False)) is not None:
+        raise InputError(f"diagnosis.json is damaged: {fault}")
+    needed = {key: diagnosis[key] for key in ("verdict", "sentence", "advice", "evidence")}
+    return needed | {"alternatives": diagnosis.get("alternatives", []), "badge": BADGES[diagnosis["verdict"]]}
+
+
+def read_probe(run: ReportRun) -> ProbeNumbers | None:
+    """The numbers of the probe of the current checkpoint; an error if the stored ones cannot be used."""
+    result = ProbeResult.read(run.directory)
+    return None if result is None else result.numbers
+
+
+def _read_part(run: ReportRun, name: str, *, step: str | None = None) -> tuple[ProbeNumbers, Json] | None:
+    """The numbers of a probe and one part of them. If the whole file is broken, only `read_decoders` reports it."""
+    try:
+        probe = read_probe(run)
+    except InputError:
+        return None
+    if probe is None:
+        return None
+    if name not in probe and (reason := probe.get("skipped", {}).get(step or name)):
+        raise InputError(f"not measured: {reason}")
+    return (probe, cast(Json, probe)[name]) if name in probe else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,92 +118,13 @@ class Decoded:
     scores: dict[str, dict[str, float | None]]
 
 
-def gather(runs: Sequence[ReportRun], read: Callable[[ReportRun], T | None]) -> tuple[Found[T], list[str]]:
-    """The value of each run that has one, and a sentence for each reason why files cannot be used."""
-    found: Found[T] = []
-    problems: dict[str, list[str]] = {}  # reason -> labels of runs
-    for run in runs:
-        try:
-            value = read(run)
-        except InputError as error:
-            problems.setdefault(f"{error}.", []).append(run.label)
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError, OSError) as error:
-            reason = f"{type(error).__name__} {error}".strip()
-            problems.setdefault(f"this cannot be read ({reason}): expected what recombine probe writes.", []).append(
-                run.label
-            )
-        else:
-            if value is not None:
-                found.append((run, value))
-    every = len(runs) > 1
-    return found, [
-        f"{f'All {len(runs)} runs' if every and len(labels) == len(runs) else ', '.join(labels)}: {reason}"
-        for reason, labels in problems.items()
-    ]
-
-
-def read_diagnosis(run: ReportRun) -> Json | None:
-    diagnosis = _read_file(run, "diagnosis.json")
-    if diagnosis is None:
-        return None
-    if diagnosis.get("verdict") not in VERDICTS:
-        raise InputError(
-            f"diagnosis.json has verdict {diagnosis.get('verdict')!r}: expected one of {', '.join(VERDICTS)}"
-        )
-    if not all(isinstance(diagnosis.get(key), str) for key in ("sentence", "advice")):
-        raise InputError("diagnosis.json lacks its sentence or advice: expected what recombine diagnose writes")
-    found = diagnosis.get("evidence", {})
-    evidence: Json = {"metric": str(found.get("metric", ""))}
-    for name in ("trained", "held_out", "decodability"):
-        evidence[name] = {
-            key: str(value) if key in ("site", "metric") else as_number(value)
-            for key, value in (found.get(name) or {}).items()
-        }
-    return {
-        **{key: diagnosis[key] for key in ("verdict", "sentence", "advice")},
-        "alternatives": [str(each) for each in diagnosis.get("alternatives", ())],
-        "evidence": evidence,
-        "news": VERDICTS[diagnosis["verdict"]],
-    }
-
-
-def read_probe(run: ReportRun) -> ProbeNumbers | None:
-    """The numbers of the probe of the current checkpoint; an error if the stored ones cannot be used."""
-    result = ProbeResult.read(run.directory)
-    return None if result is None else result.numbers
-
-
-def read_part(run: ReportRun, name: str, *, step: str | None = None) -> Json | None:
-    """A part of `probe.json`. If the whole file is broken, only `read_decoders` reports it."""
-    try:
-        probe = read_probe(run)
-    except InputError:
-        return None
-    if probe is None:
-        return None
-    if name not in probe:
-        reason = probe.get("skipped", {}).get(step or name)
-        if reason:
-            raise InputError(f"not measured: {reason}")
-        return None
-    return {"probe": probe, name: cast(Json, probe)[name]}
-
-
-def _read_file(run: ReportRun, name: str) -> Json | None:
-    try:
-        return run.read(name) or None
-    except InputError:  # its message contains a local path, which does not belong in a report
-        raise InputError(f"{name} cannot be read: expected the JSON object that Recombine writes") from None
-
-
 def read_decoders(run: ReportRun, key: DecoderKey) -> list[Decoded] | None:
     probe = read_probe(run)
     if probe is None:
         return None
     if key not in probe:
-        reason = probe.get("skipped", {}).get("decode", "nothing was decoded")
         if key == "decoders":
-            raise InputError(f"not measured: {reason}")
+            raise InputError(f"not measured: {probe.get('skipped', {}).get('decode', 'nothing was decoded')}")
         return None
     places = {site["name"]: (site["kind"], site["layer"]) for site in probe["sites"]}
     decoded = []
@@ -147,32 +139,23 @@ def _read_scores(decoder: SiteDecoder) -> dict[str, dict[str, float | None]]:
     """{metric: {id, ood, majority, control, untrained}}, without metrics that have no score."""
     ood: Json = cast(Json, decoder.get("ood", {}))
     rows: Json = {"id": decoder.get("id", {}), "ood": ood} | {name: ood.get(name, {}) for name in UNINFORMED}
-    scores = {metric: {name: row.get(metric) for name, row in rows.items()} for metric in DECODER_METRICS}
+    scores = {metric: {name: row.get(metric) for name, row in rows.items()} for metric in DECODER_TITLES}
     return {metric: values for metric, values in scores.items() if any(value is not None for value in values.values())}
 
 
 def read_similarity(run: ReportRun) -> dict[str, Json] | None:
-    """{site: {modules, cosine, centred}}, the matrices square."""
-    part = read_part(run, "similarity", step="structure")
+    """{site: {modules, centred}}, the matrix square."""
+    part = _read_part(run, "similarity", step="structure")
     if part is None:
         return None
-    for site, similarity in part["similarity"].items():
-        for name in ("centred", "cosine"):
-            if {len(similarity[name]), *map(len, similarity[name])} - {len(similarity["modules"])}:
-                raise InputError(
-                    f"the similarity of {site} is not square: expected {len(similarity['modules'])} rows and columns"
-                )
-    return part["similarity"] or None
+    for site, similarity in part[1].items():
+        _require_square(similarity["centred"], len(similarity["modules"]), f"the similarity of {site}")
+    return part[1] or None
 
 
-def as_number(value: object) -> float | None:
-    """A number from a file; anything else is an error."""
-    if value is None or isinstance(value, (int, float)):
-        return None if value is None else float(value)
-    raise InputError(f"a value is {value!r:.40}: expected a number")
-
-
-SWAP_COLUMNS = {"rules": ("own", "other", "neither", "same_rule"), "functions": ("follows",)}
+def _require_square(matrix: Sequence[Sequence[object]], size: int, what: str) -> None:
+    if {len(matrix), *map(len, matrix)} != {size}:
+        raise InputError(f"{what} is not square: expected {size} rows and columns")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,50 +165,63 @@ class Change:
     layer: int
     head: int | None
     kind: str
-    splits: dict[str, tuple[float, float, float]]
+    splits: dict[str, tuple[float, ...]]
 
 
 def read_ablations(run: ReportRun) -> Json | None:
     """{metric, base, layers, heads}, the last two as lists of `Change`."""
-    part = read_part(run, "ablations", step="ablate")
+    part = _read_part(run, "ablations", step="ablate")
     if part is None:
         return None
-    ablations = part["ablations"]
+    ablations = part[1]
     base = {split: ablations["base"].get(split) for split in ("test", "ood")}
-    splits = [split for split, value in base.items() if value is not None]
-    changes = {name: [_change(row, splits) for row in ablations[name]] for name in ("layers", "heads")}
+    changes = {
+        name: [
+            Change(
+                layer=row["layer"],
+                head=row.get("head"),
+                kind=row["kind"],
+                splits={
+                    split: tuple(float(row[split][key]) for key in ("change", "low", "high"))
+                    for split, value in base.items()
+                    if value is not None
+                },
+            )
+            for row in ablations[name]
+        ]
+        for name in ("layers", "heads")
+    }
     return {"metric": ablations["metric"], "base": base, **changes}
 
 
 def read_swap(run: ReportRun) -> Json | None:
-    part = read_part(run, "swap")
+    """{kind, what, columns, splits, by_rule}: rows of each split, and how often the answer follows each pair of rules."""
+    part = _read_part(run, "swap")
     if part is None:
         return None
-    swap = part["swap"]
+    swap = part[1]
     columns = SWAP_COLUMNS[swap["kind"]]
     splits: Json = {}
     for split in ("ood", "test"):
         if split in swap["splits"]:
             results = swap["splits"][split]
-            rows = [({"words": _describe_arm(arm)}, arm) for arm in results["arms"]]
-            if "base" in results:
-                rows.insert(0, ({"words": "no swap"}, results["base"]))
-            splits[split] = [
-                words | {name: row.get(name) for name in columns} | {"interval": tuple(row["interval"])}
-                for words, row in rows
-            ]
+            rows = [("no swap", results["base"])] if "base" in results else []
+            rows += [(_describe_arm(arm), arm) for arm in results["arms"]]
+            splits[split] = [_read_row(words, row, columns) for words, row in rows]
     by_rule = {split: _read_matrix(swap, split) for split in splits if swap["splits"][split].get("by_rule")}
-    what = (
-        "rule" if swap.get("rules") else "answer"
-    )  # codes are swapped between rules that have names, or between answers
+    what = "rule" if swap.get("rules") else "answer"  # codes are swapped between rules with names, or between answers
     return {"kind": swap["kind"], "what": what, "columns": columns, "splits": splits, "by_rule": by_rule}
+
+
+def _read_row(words: str, row: Json, columns: Sequence[str]) -> Json:
+    low, high = row["interval"]
+    return {"words": words, "interval": (low, high)} | {name: row.get(name) for name in columns}
 
 
 def _read_matrix(swap: Json, split: str) -> Json:
     """How often the answer follows, by own rule (row) and swapped-in rule; rules without an instance are left out."""
     rules, matrix = swap["rules"], swap["splits"][split]["by_rule"]
-    if {len(matrix), *map(len, matrix)} - {len(rules)}:
-        raise InputError(f"the table of swapped rules is not square: expected {len(rules)} rows and columns")
+    _require_square(matrix, len(rules), "the table of swapped rules")
     rows = [i for i, row in enumerate(matrix) if any(value is not None for value in row)]
     columns = [j for j in range(len(rules)) if any(row[j] is not None for row in matrix)]
     return {
@@ -241,6 +237,134 @@ def _describe_arm(arm: Json) -> str:
     return where + (", all keys" if arm["keys"] == "all" else ", probed keys")
 
 
-def _change(row: Json, splits: Sequence[str]) -> Change:
-    values = {split: tuple(float(row[split][key]) for key in ("change", "low", "high")) for split in splits}
-    return Change(layer=row["layer"], head=row.get("head"), kind=row["kind"], splits=values)  # type: ignore[arg-type]
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingMap:
+    """The t-SNE map of one run: the place of each point at each site, at the resolution of a screen, and its labels."""
+
+    sites: dict[str, np.ndarray]  # (points, 2), from 0 to RESOLUTION
+    labels: np.ndarray  # (points, modules)
+    unseen: np.ndarray
+    composition: np.ndarray  # numbers in `compositions`
+    target: np.ndarray
+    modules: list[str]
+    compositions: list[str]
+    structure: dict[str, dict[str, dict[str, float | None]]]  # site, colour, purity and chance
+
+    @property
+    def binary(self) -> bool:
+        return bool(np.isin(self.labels, (0, 1)).all())
+
+    @property
+    def single(self) -> bool:
+        """Whether each point has exactly one module, so that all modules can be shown as colours."""
+        return self.binary and bool((self.labels.sum(axis=1) == 1).all())
+
+    @property
+    def purest(self) -> str:
+        """The site whose neighbourhoods are purest by module."""
+        purity = {site: self.structure[site]["module"]["purity"] or 0.0 for site in self.sites}
+        return max(purity, key=lambda site: purity[site])
+
+    def pack(self) -> dict[str, Any]:
+        """The map as JSON for the page, which draws one site and colouring at a time (`report.js`)."""
+        ordinal = self.target.dtype.kind in "iu"
+        target = self.target.astype(float).round(3)
+        return {
+            "sites": {site: places.tolist() for site, places in self.sites.items()},
+            "labels": [np.flatnonzero(row).tolist() for row in self.labels] if self.binary else [],
+            "unseen": self.unseen.astype(int).tolist(),
+            "composition": self.composition.tolist(),
+            "target": [int(value) if ordinal else value if math.isfinite(value) else None for value in target.tolist()],
+            "modules": self.modules,
+            "compositions": self.compositions,
+        }
+
+
+def read_map(run: ReportRun) -> EmbeddingMap | None:
+    part = _read_part(run, "tsne")
+    return None if part is None else _make_map(read_arrays(run.directory), part[0])
+
+
+def _make_map(arrays: dict[str, np.ndarray], probe: ProbeNumbers) -> EmbeddingMap:
+    columns = {name: arrays[f"sample.{name}"] for name in ("labels", "split", "composition", "target")}
+    sites = {site: arrays[f"tsne.{site}"] for site in probe["tsne"]["sites"]}
+    num_rows = len(columns["split"])
+    if not sites or not num_rows:
+        raise InputError(f"there are {len(sites)} sites and {num_rows} rows in the map: expected at least one of each")
+    for name, values in (columns | sites).items():
+        if len(values) != num_rows or (name in sites and values.shape != (num_rows, 2)):
+            raise InputError(f"{name} in probe.npz has shape {values.shape}: expected {num_rows} rows")
+    if columns["target"].ndim != 1:
+        columns["target"] = columns["target"][..., 0].reshape(num_rows)
+    kept = np.arange(num_rows)[:: math.ceil(num_rows / MAX_MAPPED)]
+    compositions = [str(words) for words in arrays["sample.compositions"]]
+    if columns["composition"].min() < 0 or columns["composition"].max() >= len(compositions):
+        raise InputError(f"compositions in probe.npz are numbered past {len(compositions)}: expected their words")
+    return EmbeddingMap(
+        sites={site: _scale(places[kept]) for site, places in sites.items()},
+        labels=columns["labels"][kept],
+        unseen=columns["split"][kept] == "ood",
+        composition=columns["composition"][kept],
+        target=columns["target"][kept],
+        modules=[str(name) for name in arrays["sample.modules"]],
+        compositions=compositions,
+        structure={site: _read_structure(probe, site) for site in sites},
+    )
+
+
+def _read_structure(probe: ProbeNumbers, site: str) -> dict[str, dict[str, float | None]]:
+    structure: Json = dict(probe.get("structure", {}).get(site, {}))
+    names = ("purity", "chance", "untrained")
+    return {colour: {name: structure.get(colour, {}).get(name) for name in names} for colour in ("target", "module")}
+
+
+def _scale(places: np.ndarray) -> np.ndarray:
+    """Round to whole numbers, with equal steps in both directions, which preserves distances."""
+    low, high = np.nanmin(places, axis=0), np.nanmax(places, axis=0)
+    centred = (places - (low + high) / 2) / max(float((high - low).max()), 1e-9)
+    return np.rint(np.nan_to_num(centred + 0.5) * RESOLUTION).astype(int)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gallery:
+    """The cards of a run, and the number of right answers among all that were evaluated."""
+
+    task: str
+    right: list[Card]
+    wrong: list[Card]
+    num_right: int
+    num_asked: int
+    meaning: str  # of right
+
+
+def read_gallery(run: ReportRun) -> Gallery | None:
+    """The gallery of a run, or None if there is no checkpoint. Predictions are not stored, so the network is loaded."""
+    if not (run.directory.path / "checkpoint.safetensors").exists():
+        return None
+    try:
+        return make_gallery(run)
+    except InputError:
+        raise
+    except Exception as error:  # an error in a network or a task must not prevent the report
+        raise InputError(
+            f"its network could not be evaluated ({type(error).__name__}): expected a run of this version"
+        ) from None
+
+
+def make_gallery(run: ReportRun) -> Gallery:
+    """The first instances of held-out compositions that a run gets right and wrong; the task judges and draws them."""
+    _, config, model = load_run(run.directory.path, "cpu", code=run.code)
+    task = config.task
+    batch = task.sample("ood", 0, batch_size=NUM_ASKED)
+    with torch.no_grad():
+        answers, right = task.judge(model(batch.inputs), batch)
+    chosen = [torch.nonzero(right == wanted)[:NUM_SHOWN, 0].tolist() for wanted in (True, False)]
+    cards = [[task.card(batch, row, answers[row]) for row in rows] for rows in chosen]
+    return Gallery(
+        task=task.name,
+        right=cards[0],
+        wrong=cards[1],
+        num_right=int(right.sum()),
+        num_asked=NUM_ASKED,
+        meaning=task.right_means,
+    )

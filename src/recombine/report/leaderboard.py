@@ -7,29 +7,25 @@ evaluation. A budget has a name (`tiny`, `small`, `paper`) if task, steps and ba
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import logging
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields
-from importlib import metadata
 from pathlib import Path
 from typing import TypedDict
-
-from markupsafe import Markup
 
 from recombine.foundation.errors import InputError, find_schema_error, settings_as_dict
 from recombine.foundation.files import write_whole
 from recombine.inside.verdict import name_splits
-from recombine.report.page import load_templates
+from recombine.report.page import render_page
+from recombine.report.runs import reach
 from recombine.tasks.base import SCALES as BUDGETS
 from recombine.tasks.families import TASKS
-from recombine.tasks.view import COLOUR_SCALES, DARK_PALETTE, LIGHT_PALETTE
 from recombine.training.comparison import differing_settings, label_settings
 from recombine.training.config import default_run
 from recombine.training.directory import RunDirectory, find_runs, hash_config
 from recombine.training.intervals import compare
 from recombine.training.schema import Json
+from recombine.training.score import Score
 
 _log = logging.getLogger(__name__)
 
@@ -207,17 +203,18 @@ def tabulate_models(boards: Sequence[Board]) -> list[tuple[str, list[Json | None
 
 
 def render(boards: Sequence[Board], title: str) -> str:
-    """The page as text. Its security policy forbids the network and every script but those named by their hash."""
-    environment, theme, _, _ = load_templates()
-    switch = environment.loader.get_source(environment, "switch.js")[0]  # type: ignore[union-attr]
-    scripts = [theme, switch]
-    return environment.get_template("leaderboard.html").render(
+    """The page as text."""
+    return render_page(
+        "leaderboard.html",
+        ["theme.js"],
         title=title,
         boards=boards,
         models=tabulate_models(boards),
-        palettes={"light": LIGHT_PALETTE, "dark": DARK_PALETTE},
-        scales=COLOUR_SCALES,
-        scripts=[Markup(script) for script in scripts],
-        hashes=[base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts],
-        version=metadata.version("recombine"),
+        contents=[(board.key, board.title) for board in boards],
+        reach_of=_reach,
     )
+
+
+def _reach(score: Json) -> float:
+    """The position of a score of `result.json` between chance (0) and ceiling (1); 0 if it has none."""
+    return reach(Score(**score), score["value"]) or 0.0

@@ -1,19 +1,15 @@
 """One HTML file about runs: the question, the answer, the evidence, and how the runs were made.
 
-The page is a list of sections, one file each in `sections`. Only run directories are read.
-
-The top of the page: what is asked, an instance as an example, and the answer as a picture.
-
-The page is for people who have not read the paper, so every term is explained where it stands (`TERMS`, shown on hover).
+The page is a list of sections (`sections.py`); only run directories are read. It is for people who have not read the paper,
+so every term is explained on first use (`TERMS`, shown on hover).
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
@@ -24,20 +20,25 @@ import jinja2
 from markupsafe import Markup
 
 from recombine.foundation.files import write_whole
+from recombine.foundation.tables import format_duration
 from recombine.inside.result import DECODER_TITLES
 from recombine.models.base import Code
-from recombine.report import figures
-from recombine.report import figures as inside_figures
-from recombine.report.figures import score_figure
-from recombine.report.findings import Change
-from recombine.report.printed import static_figures
-from recombine.report.read import ReportRun, compare, group_seeds, metrics_of, reach, read_runs, seed_lead
-from recombine.report.sections import list_sections
+from recombine.report.answer import make_answer
+from recombine.report.figures import Draw, draw_scores, render_files, render_inline
+from recombine.report.findings import Change, Diagnosed
+from recombine.report.runs import (
+    ReportRun,
+    group_seeds,
+    list_metrics,
+    metric_title,
+    read_runs,
+    show_number,
+    split_title,
+)
+from recombine.report.sections import SECTIONS, Section, show_gallery
 from recombine.tasks.base import Task
 from recombine.tasks.sampling import SPLIT_MEANINGS
 from recombine.tasks.view import COLOUR_SCALES, DARK_PALETTE, LIGHT_PALETTE, define_shapes
-from recombine.training.schema import Json
-from recombine.training.score import Score
 
 TERMS = {
     "module": "A part that instances are made of, such as a rule of a puzzle or a term of a function.",
@@ -56,9 +57,105 @@ TERMS = {
 }
 
 
-def explain(word: str, shown: str | None = None) -> Markup:
-    """A word that is explained on hover."""
-    return Markup('<abbr class="term" tabindex="0" title="{}">{}</abbr>').format(TERMS[word], shown or word)
+def write_report(
+    runs: Sequence[Path],
+    out: Path,
+    *,
+    title: str,
+    static: Path | None = None,
+    gallery: bool = True,
+    code: Sequence[Code] = (),
+) -> None:
+    """Write the page atomically; with `static`, also write its figures as PNG and SVG files to that folder.
+
+    `code` names classes from outside the package, as for `load_run`.
+    """
+    opened = read_runs(runs, code)
+    sections = build_sections(opened, gallery=gallery)
+    write_whole(out, render(opened, title, sections).encode(errors="replace"))
+    if static is not None:
+        figures = {name: draw for section in sections for name, draw in section.figures.items()}
+        for name, content in render_files(figures):
+            write_whole(static / name, content)
+
+
+def build_sections(runs: Sequence[ReportRun], *, gallery: bool = True) -> list[Section]:
+    """The sections that have something to show; `gallery` loads the networks and shows some of their answers."""
+    builders = [build for build in SECTIONS if gallery or build is not show_gallery]
+    return [section for build in builders if (section := build(runs))]
+
+
+def render(runs: Sequence[ReportRun], title: str, sections: Sequence[Section] | None = None) -> str:
+    """The page as text; all sections by default."""
+    sections = build_sections(runs) if sections is None else sections
+    environment = load_templates()
+    metric = next(iter(list_metrics(runs)), None)
+    groups = group_seeds(runs, metric) if metric else []
+    verdicts: list[Diagnosed] = next(
+        (section.content["found"] for section in sections if section.name == "verdict"), []
+    )
+    drawn = {name: draw for section in sections for name, draw in section.figures.items()}
+    if metric:
+        drawn["answer"] = lambda: draw_scores(groups or runs, metric)
+    return render_page(
+        "page.html",
+        ["theme.js", "report.js"],
+        title=title,
+        contents=[(section.name, section.title) for section in sections],
+        runs=runs,
+        example=make_example(runs),
+        answer=make_answer(runs, groups, metric, verdicts),
+        sections=sections,
+        templates={
+            each.name: f"{each.name}.html" if each.template is None else environment.from_string(each.template)
+            for each in sections
+        },
+        groups=groups,
+        figures=_Figures(drawn),
+        maps=next((section.content.get("maps", {}) for section in sections if section.name == "codes"), {}),
+    )
+
+
+class _Figures:
+    """The figures of a page, each drawn when a template asks for it."""
+
+    def __init__(self, drawn: Mapping[str, Draw]) -> None:
+        self.drawn = drawn
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.drawn
+
+    def __getitem__(self, name: str) -> Markup:
+        return render_inline(self.drawn[name], name)
+
+
+def render_page(template: str, scripts: Sequence[str], **content: Any) -> str:
+    """A page as text. Its security policy forbids the network, and every script but those named here, by their hash."""
+    environment = load_templates()
+    assert environment.loader is not None
+    sources = [environment.loader.get_source(environment, name)[0] for name in scripts]
+    return environment.get_template(template).render(
+        scripts=[Markup(source) for source in sources],  # no user's text
+        hashes=[base64.b64encode(hashlib.sha256(source.encode()).digest()).decode() for source in sources],
+        palettes={"light": LIGHT_PALETTE, "dark": DARK_PALETTE},
+        scales=COLOUR_SCALES,
+        version=metadata.version("recombine"),
+        **content,
+    )
+
+
+@cache
+def load_templates() -> jinja2.Environment:
+    loader = jinja2.PackageLoader("recombine.report")
+    environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= FILTERS
+    environment.globals |= {
+        "define_shapes": define_shapes,
+        "describe_module": describe_module,
+        "explain": explain,
+        "TERMS": TERMS,
+    }
+    return environment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,12 +177,12 @@ def make_example(runs: Sequence[ReportRun]) -> Example | None:
     if len(names) != 1 or task is None:
         return None
     try:
-        return _draw(task)
+        return _draw_example(task)
     except Exception:  # an error in a task must not prevent the report
         return None
 
 
-def _draw(task: Task) -> Example:
+def _draw_example(task: Task) -> Example:
     batch = task.sample("ood", 0, batch_size=1)
     best = task.best_predictions(batch, split="ood", metric=task.headline)
     card = task.card(batch, 0, task.judge(best, batch)[0][0])
@@ -99,94 +196,9 @@ def _draw(task: Task) -> Example:
     )
 
 
-# of bidirectional text
-MARKS = {
-    number: f"⟨U+{number:04X}⟩" for number in (0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
-}
-
-
-def write_report(
-    runs: Sequence[Path],
-    out: Path,
-    *,
-    title: str,
-    static: Path | None = None,
-    gallery: bool = True,
-    code: Sequence[Code] = (),
-) -> None:
-    """Write the page atomically; with `static`, also write its figures as PNG and SVG files to that folder.
-
-    `code` names classes from outside the package, as for `load_run`.
-    """
-    opened = read_runs(runs, code)
-    write_whole(out, render(opened, title, gallery=gallery).encode(errors="replace"))
-    if static is not None:
-        for name, content in static_figures(opened, metrics_of(opened)):
-            write_whole(static / name, content)
-
-
-@cache
-def load_templates() -> tuple[jinja2.Environment, str, str, str]:
-    """The environment for templates; scripts are read as plain text."""
-    loader = jinja2.PackageLoader("recombine.report")
-    environment = jinja2.Environment(
-        loader=loader, autoescape=True, finalize=show_marks, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters |= FILTERS
-    environment.globals |= {
-        "reach": reach,
-        "reach_of": reach_of,
-        "define_shapes": define_shapes,
-        "describe_module": describe_module,
-        "explain": explain,
-        "TERMS": TERMS,
-    }
-    theme, explorer, report = (
-        loader.get_source(environment, name)[0] for name in ("theme.js", "explorer.js", "report.js")
-    )
-    return environment, theme, explorer, report
-
-
-def render(runs: Sequence[ReportRun], title: str, *, gallery: bool = True) -> str:
-    """The page as text. Its security policy forbids the network, and every script but those named here by their hash."""
-    from plotly.offline import get_plotlyjs
-
-    environment, theme, explorer, report = load_templates()
-    scripts = [theme, explorer + report, get_plotlyjs()]
-    builders = {name: build for name, build in list_sections().items() if gallery or name != "gallery"}
-    sections = [section for build in builders.values() if (section := build(runs))]
-    templates = {
-        section.name: section.name + ".html" if section.template is None else environment.from_string(section.template)
-        for section in sections
-    }
-    metric = next(iter(metrics_of(runs)), None)
-    groups = group_seeds(runs, metric) if metric else []
-    answer = (
-        {"answer": score_figure(groups or list(runs), metric)} if metric and any(run.scores for run in runs) else {}
-    )
-    return environment.get_template("page.html").render(
-        title=title,
-        example=make_example(runs),
-        runs=runs,
-        sections=sections,
-        templates=templates,
-        comparison=compare(runs, metric) if metric else None,
-        groups=groups,
-        lead=seed_lead(groups, metric) if metric else None,
-        figures={
-            name: tidy(figure) for part in (answer, *(s.figures for s in sections)) for name, figure in part.items()
-        },
-        palettes={"light": LIGHT_PALETTE, "dark": DARK_PALETTE},
-        scales=COLOUR_SCALES,
-        scripts=[Markup(script) for script in scripts],  # ours and the library's, no user's text
-        hashes=[base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts],
-        version=metadata.version("recombine"),
-    )
-
-
-def reach_of(score: Json) -> float | None:
-    """The position of a score of `result.json` between chance (0) and ceiling (1)."""
-    return reach(Score(**{name: score[name] for name in ("value", "low", "high", "chance", "ceiling")}), score["value"])
+def explain(word: str, shown: str | None = None) -> Markup:
+    """A word that is explained on hover."""
+    return Markup('<abbr class="term" tabindex="0" title="{}">{}</abbr>').format(TERMS[word], shown or word)
 
 
 def describe_module(task: Task, module: str) -> str:
@@ -202,70 +214,33 @@ def _title_site(site: str) -> str:
     return f"{kind}, layer {layer}" if kind and layer.isdigit() else site
 
 
-def _by_head(changes: Sequence[Change]) -> dict[tuple[int, int | None], dict[str, Change]]:
-    """{(layer, head): {kind: change}}."""
+def _by_head(changes: Sequence[Change]) -> list[tuple[tuple[int, int | None], dict[str, Change]]]:
+    """((layer, head), {kind: change}) for each head."""
     heads: dict[tuple[int, int | None], dict[str, Change]] = {}
     for change in changes:
         heads.setdefault((change.layer, change.head), {})[change.kind] = change
-    return heads
-
-
-def _runs_of(context: jinja2.runtime.Context) -> list[ReportRun]:
-    """The runs of a page; none in a page that shows something else."""
-    return [run for run in context.get("runs", ()) if isinstance(run, ReportRun)]
+    return list(heads.items())
 
 
 @jinja2.pass_context
 def _title_metric(context: jinja2.runtime.Context, metric: str) -> str:
-    return figures.metric_title(metric, _runs_of(context))
+    return metric_title(metric, context.get("runs", ()))
 
 
 @jinja2.pass_context
 def _title_split(context: jinja2.runtime.Context, split: str) -> str:
-    return figures.split_title(split, _runs_of(context))
+    return split_title(split, context.get("runs", ()))
 
 
 FILTERS: dict[str, Callable[..., Any]] = {
-    "number": lambda value: format_number(value),
-    "signed": lambda value: ("+" if value > 0 else "") + format_number(value),
+    "number": show_number,
     "metric": _title_metric,
     "split": _title_split,
     "site": _title_site,
     "decoder": lambda metric: DECODER_TITLES[metric],
-    "kind": lambda kind: inside_figures.KIND_TITLES.get(kind, kind),
     "zip": lambda first, second: list(zip(first, second, strict=True)),
-    "by_head": lambda changes: list(_by_head(changes).items()),
-    "selectin": lambda options, values: [option for option in options if option[0] in values],
-    "duration": lambda seconds: format_duration(seconds),
+    "labels": lambda runs: [(run.series, run.label) for run in runs],
+    "by_head": _by_head,
+    "duration": format_duration,
     "capitalize_first": lambda text: text[:1].upper() + text[1:].rstrip("."),
 }
-
-
-def format_number(value: float | None) -> str:
-    if value is None or not math.isfinite(value):
-        return "–"
-    # a small squared error is not 0
-    return (f"{value:.1e}" if 0 < abs(value) < 1e-3 else f"{value:.3f}").replace("-", "−")
-
-
-def format_duration(seconds: float) -> str:
-    """Seconds, minutes or hours."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5_400 else f"{seconds / 3_600:.1f} h"
-
-
-def tidy(value: Any) -> Any:
-    """Round to six digits, which is enough for a picture; values that are not finite become gaps."""
-    if isinstance(value, dict):
-        return {key: tidy(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [tidy(item) for item in value]
-    if isinstance(value, float):
-        return float(f"{value:.6g}") if math.isfinite(value) else None
-    return show_marks(value)
-
-
-def show_marks(value: Any) -> Any:
-    """Text in which marks that change the direction of writing are shown, not obeyed: a name cannot reorder the page."""
-    return value.translate(MARKS) if type(value) is str else value

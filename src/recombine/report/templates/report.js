@@ -1,103 +1,87 @@
 "use strict";
 (() => {
-  const root = document.documentElement;
-  const figures = JSON.parse(document.getElementById("figures").textContent);
-  const hiddenSeries = new Set();
-  const touch = matchMedia("(pointer: coarse)").matches;
-  const config = { responsive: true, displayModeBar: false };
+  const maps = JSON.parse(document.getElementById("maps").textContent);
+  const SVG = document.querySelector("svg.defs").namespaceURI;
+  const NUM_CLASSES = 12;
 
-  // Figures name CSS variables where others name colours.
-  const resolve = (value, styles) => {
-    if (typeof value === "string" && value.startsWith("var(")) return styles.getPropertyValue(value.slice(4, -1)).trim();
-    if (Array.isArray(value)) return value.map((each) => resolve(each, styles));
-    if (value === null || typeof value !== "object") return value;
-    return Object.fromEntries(Object.entries(value).map(([key, each]) => [key, resolve(each, styles)]));
-  };
-
-  const draw = (element) => {
-    const stored = figures[element.dataset.figure];
-    const composed = stored.explorer ? composeMap(stored, readChoice(element.closest("section"))) : stored;
-    const figure = resolve(composed, getComputedStyle(root));
-    for (const trace of figure.data) trace.visible = !hiddenSeries.has(trace.meta?.series);
-    if (touch) figure.layout.dragmode = false; // a finger on a plot scrolls the page
-    if (root.classList.contains("printing")) figure.layout.width = element.clientWidth; // there is no time to resize
-    Plotly.react(element, figure.data, figure.layout, config);
-  };
-  const drawAll = (within = document) => {
-    for (const element of within.querySelectorAll(".plot")) if (element.offsetParent) draw(element);
-  };
-
-  // A section shows the parts whose `data-when` agrees with what its pickers say.
+  // A section shows the parts whose `data-when` agrees with its pickers.
   const readChoice = (section) => Object.fromEntries(
     [...section.querySelectorAll("[data-picks] [name]")].map((each) => [each.name, each.value]),
   );
   const agrees = (wanted, choice) => Object.entries(JSON.parse(wanted)).every(([name, value]) => choice[name] === value);
   const choose = (section) => {
     const choice = readChoice(section);
-    let numShown = 0;
-    for (const part of section.querySelectorAll("[data-when]")) {
-      part.hidden = !agrees(part.dataset.when, choice);
-      if (!part.hidden) numShown += 1;
-    }
-    for (const part of section.querySelectorAll("[data-otherwise]")) part.hidden = numShown > 0;
+    for (const part of section.querySelectorAll("[data-when]")) part.hidden = !agrees(part.dataset.when, choice);
     for (const row of section.querySelectorAll("[data-mark]")) {
       row.toggleAttribute("aria-current", agrees(row.dataset.mark, choice));
     }
+    for (const plot of section.querySelectorAll(".code-map")) drawMap(plot, maps[choice.run], choice);
   };
+
+  // The map of latent codes: the class of each point, or its place on the scale of colours.
+  const colourMap = (map, colour) => {
+    const rows = map.target.map((_, row) => row);
+    const only = map.modules.findIndex((name) => colour === `only ${name}`);
+    const classes = (names, classOf) => ({
+      colours: rows.map((row) => `var(--class-${classOf(row) % NUM_CLASSES})`),
+      key: [...new Set(rows.map(classOf))].sort((a, b) => a - b).map((one) => [names[one], `var(--class-${one % NUM_CLASSES})`]),
+    });
+    if (colour === "unseen") return classes(["seen", "held-out"], (row) => map.unseen[row]);
+    if (colour === "module" && map.labels.length) return classes(map.modules, (row) => map.labels[row][0] ?? 0);
+    if (only >= 0 && map.labels.length) {
+      const has = (row) => map.labels[row].includes(only);
+      return { colours: rows.map((row) => (has(row) ? "var(--class-1)" : "var(--track)")), key: [[map.modules[only], "var(--class-1)"], ["others", "var(--track)"]] };
+    }
+    const known = map.target.filter((value) => value !== null);
+    const [low, high] = [Math.min(...known), Math.max(...known)];
+    const shade = (value) => {
+      const place = (4 * (value - low)) / (high - low || 1);
+      const step = Math.min(Math.floor(place), 3);
+      return `color-mix(in oklab, var(--ramp-${step}), var(--ramp-${step + 1}) ${Math.round(100 * (place - step))}%)`;
+    };
+    return { colours: map.target.map((value) => (value === null ? "var(--track)" : shade(value))), key: [[`target ${low}`, shade(low)], [`target ${high}`, shade(high)]] };
+  };
+
+  const drawMap = (plot, map, choice) => {
+    const places = map?.sites[choice.site] ?? [];
+    const { colours, key } = places.length ? colourMap(map, choice.colour) : { colours: [], key: [] };
+    const make = (name, attributes, text) => {
+      const element = document.createElementNS(SVG, name);
+      for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+      if (text) element.textContent = text;
+      return element;
+    };
+    const svg = make("svg", { viewBox: "-25 -25 1050 1050" });
+    places.forEach(([x, y], row) => {
+      const shape = map.unseen[row] ? "M0-9 9 0 0 9-9 0z" : "M-7 0a7 7 0 1 0 14 0a7 7 0 1 0-14 0z";
+      const point = make("path", { d: shape, transform: `translate(${x} ${1000 - y})`, style: `fill: ${colours[row]}` });
+      const words = `${map.compositions[map.composition[row]]}\ntarget ${map.target[row]}, ${map.unseen[row] ? "held-out" : "seen"}`;
+      point.append(make("title", {}, words));
+      svg.append(point);
+    });
+    plot.replaceChildren(svg);
+    plot.nextElementSibling.replaceChildren(...key.map(([name, colour]) => {
+      const [item, chip] = [document.createElement("li"), document.createElement("span")];
+      chip.className = "chip";
+      chip.style.background = colour;
+      item.append(chip, name);
+      return item;
+    }));
+  };
+
   for (const pickers of document.querySelectorAll("[data-picks]")) {
     const section = pickers.closest("section");
     choose(section);
-    pickers.addEventListener("change", () => { choose(section); drawAll(section); });
+    pickers.addEventListener("change", () => choose(section));
   }
 
-  const metric = document.getElementById("metric");
-  const chooseMetric = () => {
-    for (const element of document.querySelectorAll("[data-metric]")) {
-      element.hidden = metric !== null && element.dataset.metric !== metric.value;
-    }
-    drawAll();
-  };
-  metric?.addEventListener("change", chooseMetric);
-
-  for (const button of document.querySelectorAll("[data-series]")) {
-    button.addEventListener("click", () => {
-      const series = Number(button.dataset.series);
-      const shown = hiddenSeries.delete(series);
-      if (!shown) hiddenSeries.add(series);
-      button.setAttribute("aria-pressed", String(shown));
-      drawAll();
-    });
-  }
-
-  const systemDark = matchMedia("(prefers-color-scheme: dark)");
-  const toggle = document.getElementById("theme");
-  toggle.hidden = false;
-  toggle.addEventListener("click", () => {
-    const dark = root.dataset.theme ? root.dataset.theme === "dark" : systemDark.matches;
-    root.dataset.theme = dark ? "light" : "dark";
-    try { localStorage.setItem("recombine-theme", root.dataset.theme); } catch { /* as in theme.js */ }
-    drawAll();
-  });
-  systemDark.addEventListener("change", () => drawAll());
-
-  // Paper is light, and nobody can open a fold on it.
-  let themeOnScreen;
+  // Nobody can open a fold on paper.
   let folded = [];
   addEventListener("beforeprint", () => {
-    themeOnScreen = root.dataset.theme;
-    root.dataset.theme = "light";
-    root.classList.add("printing");
-    folded = [...document.querySelectorAll("details:not([open])")];
+    folded = [...document.querySelectorAll("details:not([open], .configuration)")];
     for (const details of folded) details.open = true;
-    drawAll();
   });
   addEventListener("afterprint", () => {
-    root.classList.remove("printing");
-    if (themeOnScreen) root.dataset.theme = themeOnScreen;
-    else delete root.dataset.theme;
     for (const details of folded) details.open = false;
-    drawAll();
   });
-
-  chooseMetric();
 })();

@@ -1,31 +1,29 @@
-"""Runs of a report: read from their directories, labelled by the settings that differ, compared by their intervals.
-
-Runs that differ in their random seed alone: their mean scores, and how far the best are apart.
-"""
+"""The runs of a report: read from their directories, labelled by the settings that differ, grouped over random seeds."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 from recombine.foundation.errors import InputError
+from recombine.foundation.tables import format_number
 from recombine.models.base import Code
 from recombine.tasks.base import Task
-from recombine.training import intervals
 from recombine.training.benchmark import load_config
 from recombine.training.comparison import SEEDS, differing_settings, label_settings, order_runs
 from recombine.training.directory import RunDirectory, find_runs, hash_config
-from recombine.training.intervals import Difference, SeedScore, compare_seeds, score_results
+from recombine.training.intervals import SeedScore, compare_seeds, score_results
 from recombine.training.schema import Json
 from recombine.training.score import Score
 
 Curve = tuple[list[int], list[float]]  # steps, values
 
 MAX_POINTS = 1_000  # of a curve: as many as a screen can show
+SPLIT_TITLES = {"ood": "Held-out compositions", "test": "Seen compositions", "unknown": "Unseen modules"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,14 +43,11 @@ class ReportRun:
     def result(self) -> Json:
         return self.read("result.json")
 
-    def find_title(
+    def describe(
         self, what: Literal["metrics", "splits"], name: str, key: Literal["title", "meaning"] = "title"
     ) -> str | None:
-        """What its task calls a metric or a split, or what it says about it."""
-        described = self.result.get(what)
-        found = described.get(name) if isinstance(described, dict) else None
-        text = found.get(key) if isinstance(found, dict) else None
-        return text if isinstance(text, str) else None
+        """The title or meaning of a metric or split according to the run's task."""
+        return self.result.get(what, {}).get(name, {}).get(key)
 
     @cached_property
     def pretrained(self) -> bool:
@@ -70,7 +65,7 @@ class ReportRun:
     @cached_property
     def metrics(self) -> list[Json]:
         rows = self.directory.read_metrics()
-        if not all(isinstance(row, dict) and {"step", "loss"} <= row.keys() for row in rows):
+        if not all({"step", "loss"} <= row.keys() for row in rows):
             raise InputError(
                 f"{self.directory.path / 'metrics.jsonl'} lacks a step or loss: expected both in each line"
             )
@@ -84,9 +79,9 @@ class ReportRun:
         )
         try:
             return {split: {name: _score(each) for name, each in metrics.items()} for split, metrics in found.items()}
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except KeyError as error:
             raise InputError(
-                f"{self.directory.path} has scores that cannot be read ({error}): expected numbers"
+                f"{self.directory.path} has a score without {error}: expected value, low and high"
             ) from None
 
     def score(self, split: str, metric: str) -> Score | None:
@@ -110,10 +105,9 @@ class ReportRun:
 
 def _score(found: Json | float) -> Score:
     if not isinstance(found, dict):
-        return Score(value=float(found), low=math.nan, high=math.nan)
-    chance, ceiling = (None if found.get(key) is None else float(found[key]) for key in ("chance", "ceiling"))
-    value, low, high = (float(found[key]) for key in ("value", "low", "high"))
-    return Score(value=value, low=low, high=high, chance=chance, ceiling=ceiling)
+        return Score(value=found, low=math.nan, high=math.nan)
+    value, low, high = (found[name] for name in ("value", "low", "high"))
+    return Score(value=value, low=low, high=high, chance=found.get("chance"), ceiling=found.get("ceiling"))
 
 
 def _thin(points: list[tuple[int, Any]]) -> Curve:
@@ -124,7 +118,7 @@ def _thin(points: list[tuple[int, Any]]) -> Curve:
 
 def read_runs(paths: Sequence[Path], code: Sequence[Code] = ()) -> list[ReportRun]:
     """Open each run once, and label it by the settings that differ, if these are few and distinguish the runs."""
-    directories = [run for path in paths for run in open_runs(Path(path))]
+    directories = [run for path in paths for run in _open_runs(Path(path))]
     directories = list({run.path.resolve(): run for run in directories}.values())
     if not directories:
         raise InputError("no runs to report on: expected at least one run directory")
@@ -138,70 +132,56 @@ def read_runs(paths: Sequence[Path], code: Sequence[Code] = ()) -> list[ReportRu
     ]
 
 
-def open_runs(path: Path) -> list[RunDirectory]:
+def _open_runs(path: Path) -> list[RunDirectory]:
     """A run, or the runs in a folder, by their settings."""
     runs = [] if (path / "config.json").exists() or not path.is_dir() else find_runs(path)
     return order_runs(runs) or [RunDirectory.open(path)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """Finished runs by their score on held-out compositions, best first, and what their intervals support."""
-
-    metric: str
-    ranked: list[tuple[ReportRun, Score]]
-    tied: list[ReportRun]  # the interval meets that of the best
-    lead: Difference | None  # of the best over the next, paired, if both were scored on the same instances
-    above_chance: list[ReportRun]  # with the whole interval
-
-
-def compare(runs: Sequence[ReportRun], metric: str) -> Comparison:
-    pairs = [(run, score) for run in runs if run.result and (score := run.score("ood", metric))]
-    ranked = [(run, score) for run, score in pairs if math.isfinite(score.value)]
-    ranked.sort(key=lambda pair: pair[1].value * (-1 if falls(pair[1]) else 1), reverse=True)
-    best = ranked[0][1] if ranked else None
-    return Comparison(
-        metric=metric,
-        ranked=ranked,
-        lead=paired_lead(ranked, metric),
-        tied=[run for run, each in ranked[1:] if best and not (each.high < best.low or each.low > best.high)],
-        above_chance=[run for run, each in ranked if all((reach(each, end) or 0) > 0 for end in (each.low, each.high))],
-    )
-
-
-def paired_lead(ranked: Sequence[tuple[ReportRun, Score]], metric: str) -> Difference | None:
-    """The paired difference between the best run and the next on held-out compositions."""
-    results = [run.result for run, _ in ranked[:2]]
-    same = ("task", "split_sha256", "evaluation_instances")
-    if len(results) < 2 or any(results[0].get(name) != results[1].get(name) for name in same):
+def find_track(score: Score) -> tuple[float, float] | None:
+    """Chance and ceiling, if both are known and differ."""
+    if score.chance is None or score.ceiling is None or score.chance == score.ceiling:
         return None
-    sums = [result.get("composition_sums", {}).get("ood", {}).get(metric) for result in results]
-    try:
-        return intervals.compare(*sums) if all(sums) else None
-    except InputError:  # scored on different instances, for instance with another teacher
-        return None
+    return score.chance, score.ceiling
 
 
 def falls(score: Score) -> bool:
     """Whether lower is better, as for an error."""
-    return score.chance is not None and score.ceiling is not None and score.ceiling < score.chance
+    track = find_track(score)
+    return track is not None and track[1] < track[0]
 
 
 def reach(score: Score, value: float) -> float | None:
     """The position of a value between chance (0) and ceiling (1), if both are known and differ."""
-    if score.chance is None or score.ceiling is None or score.chance == score.ceiling:
-        return None
-    return (value - score.chance) / (score.ceiling - score.chance)
+    track = find_track(score)
+    return None if track is None else (value - track[0]) / (track[1] - track[0])
 
 
-def metrics_of(runs: Sequence[ReportRun]) -> list[str]:
+def list_metrics(runs: Sequence[ReportRun]) -> list[str]:
     """Every metric of any run; the headline metric first."""
     return list(dict.fromkeys(metric for run in runs for metrics in run.scores.values() for metric in metrics))
 
 
-def splits_of(runs: Sequence[ReportRun]) -> list[str]:
+def list_splits(runs: Sequence[ReportRun]) -> list[str]:
     """Every split of any run; held-out compositions first."""
     return sorted(dict.fromkeys(split for run in runs for split in run.scores), key=lambda split: split != "ood")
+
+
+def metric_title(metric: str, runs: Iterable[ReportRun] = ()) -> str:
+    """The title of a metric according to the tasks of these runs; without runs, its usual title."""
+    titles = dict.fromkeys(filter(None, (run.describe("metrics", metric) for run in runs)))
+    return " / ".join(titles) or Task.metric(metric).title
+
+
+def split_title(split: str, runs: Iterable[ReportRun] = ()) -> str:
+    """The title of a split according to the tasks of these runs; without runs, its usual title."""
+    titles = " / ".join(dict.fromkeys(filter(None, (run.describe("splits", split) for run in runs))))
+    return titles[:1].upper() + titles[1:] or SPLIT_TITLES.get(split) or split.replace("_", " ")
+
+
+def show_number(value: float | None) -> str:
+    """A number as everywhere on the page; a dash if there is none."""
+    return format_number(value) or "–"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,9 +205,6 @@ class RunGroup:
             return None
         low, high = spread.pair or (spread.low, spread.high)
         return Score(value=spread.value, low=low, high=high, chance=first.chance, ceiling=first.ceiling)
-
-
-Shown = ReportRun | RunGroup  # what a figure of scores shows
 
 
 def seed_lead(groups: Sequence[RunGroup], metric: str) -> SeedScore | None:

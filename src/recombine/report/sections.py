@@ -1,0 +1,215 @@
+"""The sections of the page, in their order.
+
+A section is a function from the runs to a `Section`, or to None if there is nothing to show. Its template is
+`templates/<name>.html`, or text in the `Section` itself. A new section is such a function, added to `SECTIONS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from recombine.inside.result import ReadingDescription
+from recombine.report import figures
+from recombine.report.figures import Draw
+from recombine.report.findings import (
+    READINGS,
+    gather,
+    read_ablations,
+    read_decoders,
+    read_diagnosis,
+    read_gallery,
+    read_map,
+    read_probe,
+    read_similarity,
+    read_swap,
+)
+from recombine.report.runs import ReportRun, list_metrics, list_splits
+from recombine.training.comparison import differing_settings
+from recombine.training.schema import Json
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A section of the page: its anchor, the content for its template, and its figures, each drawn when it is needed."""
+
+    name: str
+    title: str
+    content: Json = field(default_factory=dict)
+    figures: Mapping[str, Draw] = field(default_factory=dict)
+    template: str | None = None
+
+
+Builder = Callable[[Sequence[ReportRun]], Section | None]
+
+
+def show_verdict(runs: Sequence[ReportRun]) -> Section | None:
+    """The verdict on each run, with its evidence."""
+    found, problems = gather(runs, read_diagnosis)
+    content = {"found": found, "problems": problems}
+    return Section(name="verdict", title="Verdict", content=content) if found or problems else None
+
+
+def show_scores(runs: Sequence[ReportRun]) -> Section | None:
+    """Scores with their intervals, between chance and ceiling."""
+    metrics, splits = list_metrics(runs), list_splits(runs)
+    if not metrics:
+        return None
+    references = {
+        (metric, split): {
+            (score.chance, score.ceiling) for run in runs if run.result and (score := run.score(split, metric))
+        }
+        for metric in metrics
+        for split in splits
+    }
+    meanings = {split: [run.describe("splits", split, "meaning") for run in runs] for split in splits}
+    content = {
+        "metrics": metrics,
+        "splits": splits,
+        "shared": {key: next(iter(pairs)) for key, pairs in references.items() if len(pairs) == 1},
+        "meanings": {
+            split: list(dict.fromkeys(filter(None, texts))) for split, texts in meanings.items() if any(texts)
+        },
+    }
+    drawn = {f"scores-{metric}": partial(figures.draw_scores, runs, metric) for metric in metrics}
+    return Section(name="scores", title="Scores", content=content, figures=drawn)
+
+
+def show_curves(runs: Sequence[ReportRun]) -> Section | None:
+    """Training loss, and scores during training."""
+    if not any(run.metrics for run in runs):
+        return None
+    drawn: dict[str, Draw] = {"loss": partial(figures.draw_loss, runs)}
+    drawn |= {f"curves-{metric}": partial(figures.draw_curves, runs, metric) for metric in list_metrics(runs)}
+    return Section(name="curves", title="Learning curves", content={"metrics": list_metrics(runs)}, figures=drawn)
+
+
+def show_decodability(runs: Sequence[ReportRun]) -> Section | None:
+    """Which modules a linear decoder reads from each layer; one figure per reading and metric."""
+    drawn: dict[str, Draw] = {}
+    readings, subjects, all_problems = {}, [], []
+    for key, described in READINGS.items():
+        found, problems = gather(runs, partial(read_decoders, key=key))
+        all_problems += problems
+        subjects += [_describe_subject(_read_reading(run)) for run, _ in found]
+        if found:
+            words = {str(dict(_read_reading(run) or {}).get(described, "rows of a file")) for run, _ in found}
+            metrics = list(dict.fromkeys(metric for _, sites in found for site in sites for metric in site.scores))
+            readings[key] = {"words": " / ".join(sorted(words)), "found": found, "metrics": metrics}
+            drawn |= {f"{key}-{metric}": partial(figures.draw_decoders, found, metric) for metric in metrics}
+    content = {
+        "readings": readings,
+        "subjects": list(dict.fromkeys(filter(None, subjects))),
+        "problems": list(dict.fromkeys(all_problems)),
+    }
+    if not readings and not all_problems:
+        return None
+    return Section(name="decodability", title="Decodability", content=content, figures=drawn)
+
+
+def _read_reading(run: ReportRun) -> ReadingDescription | None:
+    probe = read_probe(run)
+    return None if probe is None else probe.get("reading")
+
+
+def _describe_subject(reading: ReadingDescription | None) -> str:
+    """What is decoded, and which codes are read."""
+    return f"Decoded: {reading['labels']}; from {reading['instances']}. Codes: {reading['codes']}." if reading else ""
+
+
+def show_codes(runs: Sequence[ReportRun]) -> Section | None:
+    """The map of latent codes. The page draws it itself; the figures are for files only."""
+    found, problems = gather(runs, read_map)
+    if not found and not problems:
+        return None
+    drawn: dict[str, Draw] = {
+        f"codes-{run.series}": partial(figures.draw_map, code_map, figures.label_of(run)) for run, code_map in found
+    }
+    if len(runs) > 1 and found:
+        drawn["codes-last"] = partial(figures.draw_last_maps, found)
+    content = {
+        "found": found,
+        "problems": problems,
+        "sites": list(dict.fromkeys(site for _, code_map in found for site in code_map.sites)),
+        "modules": list(dict.fromkeys(name for _, each in found if each.binary for name in each.modules)),
+        "single": any(code_map.single for _, code_map in found),
+        "maps": {str(run.series): code_map.pack() for run, code_map in found},
+    }
+    return Section(name="codes", title="Latent codes", content=content, figures=drawn)
+
+
+def show_similarity(runs: Sequence[ReportRun]) -> Section | None:
+    """How similar the mean codes of the modules are."""
+    found, problems = gather(runs, read_similarity)
+    if not found and not problems:
+        return None
+    drawn: dict[str, Draw] = {
+        f"similarity-{run.series}": partial(figures.draw_similarities, list(sites.items()), figures.label_of(run))
+        for run, sites in found
+    }
+    if len(runs) > 1 and found:
+        last = [(run.label, list(sites.values())[-1]) for run, sites in found]
+        drawn["similarity-last"] = partial(figures.draw_similarities, last)
+    return Section(name="similarity", title="Similarity", content={"found": found, "problems": problems}, figures=drawn)
+
+
+def show_ablations(runs: Sequence[ReportRun]) -> Section | None:
+    """What happens to the answer when codes are ablated or swapped."""
+    found, problems = gather(runs, read_ablations)
+    swaps, swap_problems = gather(runs, read_swap)
+    drawn: dict[str, Draw] = {
+        f"ablations-{run.series}": partial(figures.draw_ablations, run, ablations) for run, ablations in found
+    }
+    for run, swap in swaps:
+        label = figures.label_of(run)
+        if swap["splits"]:
+            drawn[f"swap-{run.series}"] = partial(figures.draw_swap, swap, label)
+        if swap["by_rule"]:
+            drawn[f"by-rule-{run.series}"] = partial(figures.draw_by_rule, swap["by_rule"], label)
+    content = {
+        "found": found,
+        "swaps": swaps,
+        "kinds": list(dict.fromkeys(change.kind for _, ablation in found for change in ablation["heads"])),
+        "runs": [run for run in runs if any(run is shown for shown, _ in [*found, *swaps])],
+        "problems": list(dict.fromkeys(problems + swap_problems)),
+    }
+    if not content["runs"] and not content["problems"]:
+        return None
+    return Section(name="ablations", title="Ablations", content=content, figures=drawn)
+
+
+def show_gallery(runs: Sequence[ReportRun]) -> Section | None:
+    """Instances of held-out compositions that each run gets right and wrong."""
+    found, problems = gather(runs, read_gallery)
+    content = {"found": found, "problems": problems}
+    return Section(name="gallery", title="Gallery", content=content) if found or problems else None
+
+
+def show_split(runs: Sequence[ReportRun]) -> Section | None:
+    """The split and its certificate."""
+    groups: dict[str, list[ReportRun]] = {}
+    for run in runs:
+        if run.certificate:
+            groups.setdefault(str(run.certificate.get("sha256")), []).append(run)
+    return Section(name="certificate", title="The split", content={"groups": groups}) if groups else None
+
+
+def show_origin(runs: Sequence[ReportRun]) -> Section | None:
+    """How the runs were made: settings, code and environment."""
+    differing = differing_settings([run.directory for run in runs])[0]
+    return Section(name="origin", title="How it was made", content={"differing": list(differing)})
+
+
+SECTIONS: list[Builder] = [
+    show_verdict,
+    show_scores,
+    show_curves,
+    show_decodability,
+    show_codes,
+    show_similarity,
+    show_ablations,
+    show_gallery,
+    show_split,
+    show_origin,
+]
