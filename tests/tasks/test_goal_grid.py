@@ -39,7 +39,7 @@ def test_ways_are_shortest(task):
         for cell in range(task.grid_size**2):
             steps = search(maze, cell) if not maze[cell // task.grid_size][cell % task.grid_size] else {}
             expected = [steps.get(other, FAR) for other in range(task.grid_size**2)]
-            assert task.ways.distance[number, cell].tolist() == expected
+            assert task.world.distance[number, cell].tolist() == expected
 
 
 def test_mazes_hang_together_and_differ():

@@ -59,7 +59,7 @@ def test_equal_random_numbers_are_left_to_the_definition(num_distractors, monkey
     arguments = {"horizon": task.horizon, "has_decoy": True, "num_values": task.num_values}
 
     def find(uniform):
-        return pursuit.pursue(world, pursuit.Chance(uniform, others, others), goals, **arguments)
+        return pursuit.pursue(world, pursuit.RandomDraws(uniform, others, others), goals, **arguments)
 
     torch.manual_seed(0)
     for tied in (False, True):

@@ -11,12 +11,8 @@ object); `show_walls=False` hides the walls, so that the model must know the maz
 A composition is one value of each part. Values are numbered consecutively over all parts: quadrants, interactions, mazes,
 objects.
 
-Episodes of the goal grid: where goal, agent and other objects are, and how the expert reaches the goal.
-
-The goal grid as text: a map and an instruction; the answer is the whole plan, moves and interaction.
-
-A plan is right if it is as short as possible, which several plans can be. Of a wrong plan, the steps before its first mistake
-count as right.
+As text, an instance is a map and an instruction; the answer is the whole plan, moves and interaction. A plan is right if it
+is as short as possible, which several plans can be. Of a wrong plan, the steps before its first mistake count as right.
 """
 
 from __future__ import annotations
@@ -38,7 +34,7 @@ from recombine.foundation.errors import InputError, check_choice
 from recombine.random import Stream
 from recombine.tasks.base import Scale
 from recombine.tasks.grids.imitation import ENDED, Episodes, ImitationTask
-from recombine.tasks.grids.map import MOVES, draw_mazes, find_optimal_moves, measure_ways, observation_dim, observe
+from recombine.tasks.grids.map import MOVES, draw_mazes, find_shortest_paths, observation_dim, observe
 from recombine.tasks.grids.picture import Mark, draw_map, write_map
 from recombine.tasks.native import episodes as kernel
 from recombine.tasks.sampling import Batch, SplitName, once_per_device
@@ -47,9 +43,7 @@ from recombine.tasks.view import ACCENT, PLAIN
 
 
 class World(NamedTuple):
-    """For each maze: where moves lead, the lengths of shortest paths, the moves with which such paths begin, and the walls.
-    And which cells belong to each quadrant.
-    """
+    """Shortest paths through each maze (see `find_shortest_paths`), its walls, and which cells belong to each quadrant."""
 
     moves: Int[Tensor, "maze cells moves"]
     distance: Int[Tensor, "maze cells cells"]
@@ -58,7 +52,7 @@ class World(NamedTuple):
     quadrants: Bool[Tensor, "quadrant cells"]
 
 
-class Chance(NamedTuple):
+class RandomDraws(NamedTuple):
     """The random numbers of episodes: for cells, and for the kinds of objects other than goal and decoy."""
 
     uniform: Float[Tensor, "rows 4 cells"]
@@ -78,7 +72,7 @@ class Pursuit(NamedTuple):
 
 def pursue(
     world: World,
-    chance: Chance,
+    draws: RandomDraws,
     goals: Int[Tensor, "rows 4"],
     *,
     horizon: int,
@@ -92,19 +86,19 @@ def pursue(
     has its kind. The expert takes a shortest path (of several, the one whose moves come first), then interacts.
     """
     if kernel.is_available(goals.device):
-        found = kernel.pursue(*world, *chance, goals, num_steps=horizon, has_decoy=has_decoy, num_values=num_values)
+        found = kernel.pursue(*world, *draws, goals, num_steps=horizon, has_decoy=has_decoy, num_values=num_values)
         if found is not None:  # no two cells have the same random number
             objects, kinds, code, maze, cells, actions, optimal = found
             return Pursuit(
                 objects, kinds, code, maze, Episodes(cells, _all_present(objects, horizon), actions, optimal)
             )
     quadrant, interaction, maze, kind = goals.unbind(dim=1)
-    start, objects = _place(world, chance, quadrant, maze, horizon, has_decoy)
+    start, objects = _place(world, draws, quadrant, maze, horizon, has_decoy)
     others = objects[:, 1 + has_decoy :]
-    different = (kind[:, None] + 1 + chance.something_else) % num_values[3]
+    different = (kind[:, None] + 1 + draws.something_else) % num_values[3]
     barred = world.quadrants[quadrant[:, None], others] if has_decoy else torch.ones_like(others, dtype=torch.bool)
     same = kind[:, None].expand(-1, 1 + has_decoy)
-    kinds = torch.cat([same, different.where(barred, chance.anything)], dim=1)
+    kinds = torch.cat([same, different.where(barred, draws.anything)], dim=1)
     code = ((quadrant * num_values[1] + interaction) * num_values[2] + maze) * num_values[3] + kind
     return Pursuit(objects, kinds, code, maze, _walk(world, start, objects, maze, interaction, horizon, num_values[1]))
 
@@ -115,17 +109,17 @@ def _all_present(objects: Int[Tensor, "rows objects"], num_steps: int) -> Bool[T
 
 
 def _place(
-    world: World, chance: Chance, quadrant: Tensor, maze: Tensor, horizon: int, has_decoy: bool
+    world: World, draws: RandomDraws, quadrant: Tensor, maze: Tensor, horizon: int, has_decoy: bool
 ) -> tuple[Int[Tensor, " rows"], Int[Tensor, "rows objects"]]:
     """The cells of the agent and of the objects: goal, decoy if there is one, others."""
-    luck = chance.uniform + 1
+    chance = draws.uniform + 1
     free, inside = ~world.walls[maze], world.quadrants[quadrant]
-    goal = (luck[:, 0] * (free & inside)).argmax(dim=1, keepdim=True)
+    goal = (chance[:, 0] * (free & inside)).argmax(dim=1, keepdim=True)
     steps = world.distance[maze, :, goal[:, 0]]
-    start = (luck[:, 1] * ((steps > 0) & (steps < horizon))).argmax(dim=1, keepdim=True)
+    start = (chance[:, 1] * ((steps > 0) & (steps < horizon))).argmax(dim=1, keepdim=True)
     left = free.scatter(1, torch.cat([goal, start], dim=1), False)
-    decoy = (luck[:, 2] * (left & ~inside)).argmax(dim=1, keepdim=True)[:, : int(has_decoy)]
-    others = (luck[:, 3] * left.scatter(1, decoy, False)).topk(chance.anything.shape[1], dim=1).indices
+    decoy = (chance[:, 2] * (left & ~inside)).argmax(dim=1, keepdim=True)[:, : int(has_decoy)]
+    others = (chance[:, 3] * left.scatter(1, decoy, False)).topk(draws.anything.shape[1], dim=1).indices
     return start[:, 0], torch.cat([goal, decoy, others], dim=1)
 
 
@@ -160,14 +154,6 @@ QUADRANTS = ("upper left", "upper right", "lower left", "lower right")
 INTERACTIONS = ("lift", "push", "paint", "clean", "hide", "ring", "measure", "turn", "wrap")
 NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 OBJECTS = ("lamp", "book", "drum", "plant", "kettle", "clock", "vase", "globe", "sofa")  # initials differ, for maps
-
-
-class Ways(NamedTuple):
-    """For each maze: where moves lead, the lengths of shortest paths, and the moves with which such paths begin."""
-
-    moves: Int[Tensor, "maze cells moves"]
-    distance: Int[Tensor, "maze cells cells"]
-    optimal: Bool[Tensor, "maze cells cells moves"]
 
 
 class _Tables(NamedTuple):
@@ -266,10 +252,9 @@ class GoalGrid(ImitationTask):
         return draw_mazes(self.name, self.seed, num_mazes=self.num_mazes, size=self.grid_size)
 
     @cached_property
-    def ways(self) -> Ways:
-        distances, moves = zip(*map(measure_ways, self.mazes), strict=True)
-        optimal = [find_optimal_moves(*maze) for maze in zip(distances, moves, strict=True)]
-        return Ways(torch.stack(moves), torch.stack(distances), torch.stack(optimal))
+    def world(self) -> World:
+        paths = (torch.stack(tables) for tables in zip(*map(find_shortest_paths, self.mazes), strict=True))
+        return World(*paths, walls=self.mazes.flatten(1), quadrants=self.quadrants)
 
     @cached_property
     def quadrants(self) -> Bool[Tensor, "quadrant cells"]:
@@ -311,14 +296,14 @@ class GoalGrid(ImitationTask):
         composition, modules = self.draw_compositions(split, stream)
         tables = self._tables(stream.device)
         num_others = self.num_distractors - self.decoy
-        chance = Chance(
+        draws = RandomDraws(
             stream.uniform(4, self.grid_size**2),
             stream.integers(self.num_objects, num_others),
             stream.integers(self.num_objects - 1, num_others),
         )
         objects, kinds, code, maze, episodes = pursue(
             tables.world,
-            chance,
+            draws,
             modules - tables.offsets,
             horizon=self.horizon,
             has_decoy=self.decoy,
@@ -341,12 +326,11 @@ class GoalGrid(ImitationTask):
 
     @once_per_device
     def _tables(self, device: torch.device) -> _Tables:
-        walls = self.mazes.flatten(1)
         return _Tables(
-            World(*(table.to(device) for table in (*self.ways, walls, self.quadrants))),
+            World(*(table.to(device) for table in self.world)),
             torch.tensor(self.offsets, device=device),
             self.encodings.flatten(0, 3).to(device),
-            walls.to(device, torch.float32),
+            self.world.walls.to(device, torch.float32),
         )
 
     def text_form(self) -> TextForm:
@@ -445,7 +429,7 @@ class GoalGridText(TextForm):
 
     def write_answers(self, batch: Batch, row: int) -> list[str]:
         """Every shortest plan, the expert's first."""
-        moves, _, optimal = self.task.ways
+        moves, _, optimal, *_ = self.task.world
         maze, goal = self._maze(batch, row), int(batch.info["objects"][row, 0])
         plans: list[tuple[list[int], int]] = [([], int(batch.info["cells"][row, 0]))]
         while plans[0][1] != goal:
@@ -468,7 +452,7 @@ class GoalGridText(TextForm):
 
     def _count_right(self, batch: Batch, row: int, plan: list[str]) -> int:
         """The number of steps before the first mistake; as many as there are if the plan is right."""
-        moves, _, optimal = self.task.ways
+        moves, _, optimal, *_ = self.task.world
         maze, goal = self._maze(batch, row), int(batch.info["objects"][row, 0])
         cell = int(batch.info["cells"][row, 0])
         last = int(batch.targets[row][batch.targets[row] != ENDED][-1])

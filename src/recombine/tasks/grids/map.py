@@ -1,15 +1,13 @@
-"""Maps: where each move leads, and what the agent observes.
+"""Maps of the grid worlds: where moves lead, mazes and shortest paths, and what the agent observes.
 
 A map has height x width cells, numbered in reading order. The four moves are up, right, down, left. A move that would leave
 the map or enter a wall has no effect. An observation is a stack of one-hot planes: one per kind of object, one for the
 agent, one for the walls (if they are shown), and a one-hot of the remaining steps (if time matters). It is divided by the
 root of its mean square (Scaling can lead to compositional generalization, arXiv 2507.07207).
 
-Mazes of the goal grid, and shortest paths through them.
-
-Rooms lie at the even cells of a square with an odd side. Passages are visited in random order, and each one that joins two
-unconnected parts is opened (a random spanning tree, by Kruskal's algorithm). Then a share of the others is opened, so that
-there are loops.
+Rooms of a maze lie at the even cells of a square with an odd side. Passages are visited in random order, and each one that
+joins two unconnected parts is opened (a random spanning tree, by Kruskal's algorithm). Then a share of the others is opened,
+so that there are loops.
 """
 
 from __future__ import annotations
@@ -27,6 +25,9 @@ from recombine.tasks.native import episodes as kernel
 
 MOVES = {"up": (-1, 0), "right": (0, 1), "down": (1, 0), "left": (0, -1)}
 EPSILON = 1e-6  # of the mean square
+EXTRA = 0.25  # share of the remaining closed passages that are opened as well
+MAX_REDRAWS = 100
+FAR = 1 << 20  # larger than any distance
 
 
 def tabulate_moves(walls: Bool[Tensor, "height width"]) -> Int[Tensor, "cells moves"]:
@@ -78,24 +79,6 @@ def observe(
         )
     encoding = codes if code is None else codes[code]
     walls = walls if walls is None or map is None else walls[map]
-    return _fill_planes(
-        episodes, encoding, objects, kinds, walls, num_kinds=num_kinds, num_cells=num_cells, size=size, clock=clock
-    )
-
-
-def _fill_planes(
-    episodes: Episodes,
-    encoding: Float[Tensor, "batch code"],
-    objects: Int[Tensor, "batch object"],
-    kinds: Int[Tensor, "batch object"],
-    walls: Float[Tensor, "#batch cells"] | None,
-    *,
-    num_kinds: int,
-    num_cells: int,
-    size: int,
-    clock: int,
-) -> Float[Tensor, "batch step feature"]:
-    """`observe` without a kernel."""
     batch_size, num_steps = episodes.actions.shape
     first = encoding.shape[1]  # planes begin here: kinds, agent, walls; then the clock
     count = episodes.present.sum(dim=2) + (1 + bool(clock))
@@ -130,11 +113,6 @@ def tabulate_scales(num_counts: int, size: int) -> Float[Tensor, " count"]:
     """`normalise` of each number of ones, on the CPU even where another device is the default."""
     counts = torch.arange(num_counts, device="cpu")
     return normalise(torch.ones_like(counts, dtype=torch.bool), counts, size)
-
-
-EXTRA = 0.25  # share of the remaining closed passages that are opened as well
-MAX_REDRAWS = 100
-FAR = 1 << 20  # larger than any distance
 
 
 def draw_mazes(*key: object, num_mazes: int, size: int) -> Bool[Tensor, "maze height width"]:
@@ -175,20 +153,17 @@ def _draw_maze(stream: Stream, size: int) -> Bool[Tensor, "height width"]:
     return walls
 
 
-def measure_ways(walls: Bool[Tensor, "height width"]) -> tuple[Int[Tensor, "cells cells"], Int[Tensor, "cells moves"]]:
-    """Length of the shortest path from each cell (first) to each other, FAR if there is none; and where moves lead."""
+def find_shortest_paths(
+    walls: Bool[Tensor, "height width"],
+) -> tuple[Int[Tensor, "cells moves"], Int[Tensor, "cells cells"], Bool[Tensor, "cells cells moves"]]:
+    """Where moves lead; lengths of the shortest paths from each cell (first) to each other, FAR if there is none; the moves
+    with which such paths begin.
+    """
     moves = tabulate_moves(walls)
     open_cells = ~walls.flatten()
     distance = torch.where(torch.eye(len(moves), dtype=torch.bool) & open_cells, 0, FAR)
     while True:
         shorter = torch.minimum(distance, (distance[moves].amin(dim=1) + 1).clamp_max(FAR))
         if torch.equal(shorter, distance):
-            return distance, moves
+            return moves, distance, (distance[moves] == distance[:, None] - 1).transpose(1, 2)
         distance = shorter
-
-
-def find_optimal_moves(
-    distance: Int[Tensor, "cells cells"], moves: Int[Tensor, "cells moves"]
-) -> Bool[Tensor, "cells cells moves"]:
-    """Which moves from a cell (first) lead one step closer to another."""
-    return (distance[moves] == distance[:, None] - 1).transpose(1, 2)

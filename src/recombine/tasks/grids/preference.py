@@ -49,7 +49,7 @@ from recombine.tasks.grids.map import MOVES, observation_dim, observe, tabulate_
 from recombine.tasks.grids.picture import Mark, draw_map, write_map
 from recombine.tasks.modular.encodings import check_encoding, count_features, encode_strengths
 from recombine.tasks.modular.supports import Support, split_support
-from recombine.tasks.modular.teacher import Latents, draw_strengths, draw_weights
+from recombine.tasks.modular.teacher import Latents, describe_mixture, draw_strengths, draw_weights
 from recombine.tasks.native import episodes
 from recombine.tasks.sampling import Batch, SplitName
 from recombine.tasks.view import BAD, GOOD
@@ -320,7 +320,7 @@ class PreferenceGrid(ImitationTask):
         """The map with the expert's path, the values of the objects, and each step."""
         names = [chr(ord("A") + number) for number in range(self.num_objects)]
         info = {name: column[row].tolist() for name, column in batch.info.items()}
-        lines = [f"task  {self._write_task(batch, row)}", ""]
+        lines = [describe_mixture(batch.info["strengths"][row], "preference"), ""]
         lines += write_map(self.walls, info["cells"][0], dict(zip(info["objects"], names, strict=True)))
         lines += ["", "object  kind   worth"]
         for name, kind, worth in zip(names, info["kinds"], info["worth"], strict=True):
@@ -332,10 +332,6 @@ class PreferenceGrid(ImitationTask):
             tied = [ACTIONS[other] for other, best in enumerate(info["optimal"][step]) if best and other != action]
             lines.append(f"  {step + 1}  {ACTIONS[action]}" + (f"   (or {', '.join(tied)})" if tied else ""))
         return "\n".join(lines)
-
-    def _write_task(self, batch: Batch, row: int) -> str:
-        active = [module for module in batch.latents[row].tolist() if module >= 0]
-        return " + ".join(f"{batch.info['strengths'][row, module]:.3g} · preference {module}" for module in active)
 
     def picture(self, batch: Batch, row: int) -> Markup:
         """The map with the expert's path, and what its objects are."""
@@ -351,6 +347,6 @@ class PreferenceGrid(ImitationTask):
                 Mark(cell, kind, GOOD if worth > 0 else BAD, f"kind {kind}", worth)
                 for cell, kind, worth in zip(info["objects"], info["kinds"], info["worth"], strict=True)
             ],
-            title=self._write_task(batch, row),
+            title=describe_mixture(batch.info["strengths"][row], "preference"),
             ending="nothing more to do" if actions[-1] == NOTHING else "out of time",
         )
