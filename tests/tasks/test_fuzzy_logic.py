@@ -1,15 +1,22 @@
-"""Fuzzy logic: the definition, the splits, the scores."""
+"""Fuzzy logic: the definition, the splits, the scores; and no predictor exceeds the ceiling."""
+
+from __future__ import annotations
 
 import itertools
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Sequence
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
+from recombine.compositions import Composition
 from recombine.foundation.errors import InputError
-from recombine.tasks.fuzzy_logic import FuzzyLogic, evaluate_function, evaluate_terms
+from recombine.tasks.fuzzy_logic import FuzzyLogic, best_answers, evaluate_function, evaluate_terms
+from recombine.training.score import Score, score
 
 TASK = FuzzyLogic()
 
@@ -63,30 +70,6 @@ def test_sizes_and_splits():
     split = TASK.split
     assert (len(split.train), len(split.ood), len(split.unknown)) == (20, 46, 6)
     assert all(set(composition) <= set(range(12, 16)) for composition in split.unknown)
-
-
-@pytest.mark.parametrize("split", ["train", "test", "ood", "unknown"])
-def test_a_batch_is_a_pure_function(split):
-    first, again = TASK.sample(split, 5), FuzzyLogic().sample(split, 5)
-    assert torch.equal(first.inputs, again.inputs)
-    assert torch.equal(first.targets, again.targets)
-    other = TASK.sample(split, 6)
-    assert not torch.equal(first.inputs, other.inputs)
-
-
-def test_no_instance_is_shared_between_splits():
-    seen: dict[Any, Any] = {}
-    for split in TASK.splits:
-        for index in range(20):
-            for row in TASK.sample(split, index).inputs[:, 0, :4].tolist():
-                assert seen.setdefault(tuple(row), (split, index)) == (split, index)
-
-
-def test_a_rank_makes_its_own_rows():
-    whole = TASK.sample("train", 3, batch_size=64)
-    parts = [TASK.sample("train", 3, batch_size=64, rows=range(r * 16, r * 16 + 16)) for r in range(4)]
-    assert torch.equal(torch.cat([part.inputs for part in parts]), whole.inputs)
-    assert torch.equal(torch.cat([part.latents for part in parts]), whole.latents)
 
 
 def test_scores_by_hand():
@@ -152,3 +135,171 @@ def test_words():
     text = TASK.render(TASK.sample("ood", 0, batch_size=1), 0)
     assert len(text.splitlines()) == 34
     assert "answer" in text
+
+
+# ---- the ceiling: explicit Bayes predictors, by brute force over all functions
+
+ALL_PAIRS = tuple(itertools.combinations(range(16), 2))
+METRICS = ("r2", "r2_pooled")
+
+
+def evaluate(x: np.ndarray, composition: Composition) -> np.ndarray:
+    """The definition: the largest of the chosen conjunctions, x or 1 - x of each variable as the bits of a term say."""
+    terms = []
+    for term in composition:
+        negated = [(term >> (3 - i)) & 1 for i in range(4)]
+        terms.append(np.min([1 - x[..., i] if negated[i] else x[..., i] for i in range(4)], axis=0))
+    return np.max(terms, axis=0)
+
+
+def list_answers(inputs: np.ndarray, prior: Sequence[Composition]) -> list[list[float]]:
+    """For each sequence, the value at the query of every function of the prior that agrees with the examples."""
+    values = np.stack([evaluate(inputs[..., :4], composition) for composition in prior], axis=1)
+    agrees = (np.abs(values[:, :, :-1] - inputs[:, None, :-1, 4]) < 1e-6).all(axis=2)
+    return [row[fits].tolist() for row, fits in zip(values[:, :, -1], agrees, strict=True)]
+
+
+def weigh(context: np.ndarray, answers: list[float], metric: str) -> np.ndarray:
+    """What an error costs under each answer: 1 over the variance that R² divides by, or 1 for the pooled one."""
+    if metric == "r2_pooled":
+        return np.ones(len(answers))
+    return np.array([1 / np.append(context, answer).var() for answer in answers])
+
+
+def bayes(prior: Sequence[Composition], metric: str) -> Callable[[Tensor], Tensor]:
+    """The prediction with the smallest expected cost."""
+
+    def predict(inputs: Tensor) -> Tensor:
+        rows = inputs.double().numpy()
+        predictions = []
+        for row, answers in zip(rows, list_answers(rows, prior), strict=True):
+            weights = weigh(row[:-1, 4], answers, metric)
+            predictions.append((weights * answers).sum() / weights.sum())
+        return torch.tensor(predictions)
+
+    return predict
+
+
+def score_on(task: FuzzyLogic, split: str, predict: Callable[[Tensor], Tensor]) -> dict[str, Score]:
+    return score(predict, task, splits=(split,), num_instances=800)[split]
+
+
+@pytest.mark.parametrize("num_examples", [2, 4, 8])
+@pytest.mark.parametrize("split", ["test", "ood", "unknown"])
+@pytest.mark.parametrize("metric", METRICS)
+def test_the_bayes_predictor_of_the_split_reaches_the_ceiling(num_examples, split, metric):
+    task = FuzzyLogic(num_examples=num_examples)
+    found = score_on(task, split, bayes(task.split.compositions(split), metric))[metric]
+    assert found.value == pytest.approx(found.ceiling, rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize("num_examples", [2, 4, 8])
+@pytest.mark.parametrize("metric", METRICS)
+def test_the_bayes_predictor_of_all_functions_reaches_the_agnostic_optimum(num_examples, metric):
+    task = FuzzyLogic(num_examples=num_examples)
+    found = score_on(task, "test", bayes(ALL_PAIRS, metric))[metric]
+    assert found.value == pytest.approx(found.agnostic, rel=1e-5, abs=1e-6)
+    assert found.agnostic < found.ceiling
+
+
+@pytest.mark.parametrize("num_examples", [2, 4, 8])
+def test_the_posterior_mean_over_all_functions_is_no_ceiling(num_examples):
+    """Knowing the trained functions exceeds it; and for the mean of R² even that mean is not the best prediction."""
+    task = FuzzyLogic(num_examples=num_examples)
+    trained, everything = (score_on(task, "test", bayes(prior, "r2_pooled")) for prior in (task.split.train, ALL_PAIRS))
+    assert everything["r2_pooled"].value < trained["r2_pooled"].value
+    if num_examples > 2:
+        assert everything["r2"].value < trained["r2"].value < trained["r2"].ceiling
+    else:  # a sequence whose two values almost agree outweighs all others
+        assert max(everything["r2"].value, trained["r2"].value) < -50
+        assert trained["r2"].ceiling > -3  # to repeat the example is always worth 1 - 4
+    if num_examples == 8:
+        assert everything["r2"].value == pytest.approx(0.910, abs=0.03)
+        assert trained["r2"].value == pytest.approx(0.972, abs=0.015)
+
+
+@pytest.mark.parametrize("num_examples", [2, 4, 8])
+def test_no_other_prediction_has_a_smaller_expected_error(num_examples):
+    """Instance by instance, without sampling error: against a fine grid of predictions."""
+    task = FuzzyLogic(num_examples=num_examples)
+    batch = task.sample("test", 0, batch_size=150)
+    rows = batch.inputs.double().numpy()
+    grid = np.linspace(0, 1, 2_001)
+    answers = list_answers(rows, task.split.train)
+    assert sum(max(each) - min(each) > 1e-3 for each in answers) > 5
+    for metric in METRICS:
+        best = task.best_predictions(batch, split="test", metric=metric).tolist()
+        for prediction, row, possible in zip(best, rows, answers, strict=True):
+            weights = weigh(row[:-1, 4], possible, metric)
+            cost = (weights * (prediction - np.array(possible)) ** 2).sum()
+            others = (weights * (grid[:, None] - np.array(possible)) ** 2).sum(axis=1)
+            assert cost <= others.min() + 1e-9 * weights.sum()
+
+
+@pytest.mark.parametrize("num_examples", [2, 4, 8])
+def test_other_predictors_do_not_exceed_the_ceiling(num_examples):
+    task = FuzzyLogic(num_examples=num_examples)
+    generator = torch.Generator().manual_seed(0)
+    best = {metric: bayes(task.split.train, metric) for metric in METRICS}
+    others: list[Callable[[Tensor], Tensor]] = [
+        lambda inputs: inputs[:, -2, -1],
+        lambda inputs: inputs[:, :-1, -1].mean(dim=1),
+        lambda inputs: torch.rand(len(inputs), generator=generator),
+        lambda inputs: best["r2"](inputs) + 0.02 * torch.randn(len(inputs), generator=generator),
+        lambda inputs: 0.9 * best["r2_pooled"](inputs) + 0.05,
+        bayes(task.split.train + task.split.ood, "r2"),
+    ]
+    for predict in others:
+        assert all(found.value < found.ceiling for found in score_on(task, "test", predict).values())
+    for metric, other in zip(METRICS, reversed(METRICS), strict=True):  # each optimum is best for its own metric only
+        found = score_on(task, "test", best[other])[metric]
+        assert found.value < found.ceiling
+
+
+def test_enough_examples_determine_the_answer():
+    task = FuzzyLogic()
+    for split in ("test", "ood", "unknown"):
+        batch = task.sample(split, 0, batch_size=500)
+        for predictions in task.reference_predictions(batch, split=split, metrics=METRICS).values():
+            assert predictions.keys() == set(METRICS)
+        for prior, metric in itertools.product((split, None), METRICS):
+            assert torch.equal(task.best_predictions(batch, split=prior, metric=metric).float(), batch.targets)
+
+
+def test_many_functions_are_enumerated_in_parts():
+    """C(16, 3) = 560 functions are more than are looked at at once."""
+    task = FuzzyLogic(num_terms=3, num_examples=3)
+    batch = task.sample("test", 0, batch_size=30)
+    every_triple = tuple(itertools.combinations(range(16), 3))
+    for metric, (prior, split) in itertools.product(METRICS, ((task.split.train, "test"), (every_triple, None))):
+        expected = bayes(prior, metric)(batch.inputs)
+        torch.testing.assert_close(task.best_predictions(batch, split=split, metric=metric), expected)
+
+
+@pytest.mark.parametrize("decimals", [0, 2])
+def test_best_answers_are_on_the_device_of_the_batch(decimals):
+    task = FuzzyLogic(decimals=decimals, num_examples=8)
+    inputs = task.sample("test", 0, batch_size=4).inputs.to("meta")
+    possible = torch.ones(1, len(task.all_compositions), dtype=torch.bool)
+    best = best_answers(inputs, task.all_compositions, possible, decimals)
+    assert {answer.device.type for answer in best.values()} == {"meta"}
+
+
+def test_rounded_answers_are_those_of_most_functions():
+    """With one decimal and few examples, against counting the answers of all functions of the split."""
+    task = FuzzyLogic(decimals=1, num_examples=3)
+    batch = task.sample("test", 0, batch_size=100)
+    rows = batch.inputs.double().numpy()
+    best = task.best_predictions(batch, split="test", metric="accuracy").tolist()
+    for prediction, answers in zip(best, list_answers(rows, task.split.train), strict=True):
+        counts = Counter(round(answer, 1) for answer in answers)
+        assert counts[round(prediction, 1)] == max(counts.values())
+
+
+def test_metrics_and_batches_that_do_not_fit():
+    task = FuzzyLogic(num_examples=8)
+    batch = task.sample("ood", 0, batch_size=50)
+    with pytest.raises(InputError, match="unknown metric 'accuracy': expected one of r2, r2_pooled"):
+        task.best_predictions(batch, split="ood", metric="accuracy")
+    with pytest.raises(InputError, match="sequences agree with no possible function: expected a batch of the split"):
+        task.best_predictions(batch, split="unknown", metric="r2")

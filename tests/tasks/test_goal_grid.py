@@ -174,13 +174,6 @@ def test_golden_episode():
     assert batch.info["kinds"].tolist() == [[3, 3, 4, 1, 1]]
 
 
-def test_rows_are_independent_of_the_batch_they_are_made_in():
-    whole = SMALL.sample("ood", 5, batch_size=64)
-    part = SMALL.sample("ood", 5, batch_size=64, rows=range(17, 40))
-    assert torch.equal(part.inputs, whole.inputs[17:40])
-    assert torch.equal(part.targets, whole.targets[17:40])
-
-
 def test_things_lie_everywhere_alike():
     """Each free cell that may hold a goal, a start or a distractor does so about as often as any other."""
     task = GoalGrid(
@@ -209,8 +202,9 @@ def test_chance_and_ceiling():
 
 
 @pytest.mark.parametrize("model", ["mlp", "task_transformer", "hypernetwork"])
-def test_every_model_acts(model):
-    config = default_run("goal_grid", "tiny", model)
+@pytest.mark.parametrize("name", ["goal_grid", "preference_grid"])
+def test_every_model_acts(name, model):
+    config = default_run(name, "tiny", model)
     batch = config.task.sample("train", 0, batch_size=3)
     predictions = build_model(models_by_kind()[model](), config.task, seed=0)(batch.inputs)
     assert config.task.loss(predictions, batch).isfinite()

@@ -11,7 +11,6 @@ from recombine.cli.main import run as run_verb
 from recombine.foundation.errors import InputError
 from recombine.models.base import build_model
 from recombine.models.hypernetwork import HypernetworkConfig
-from recombine.random import Stream
 from recombine.tasks.modular.hyperteacher import Hyperteacher
 from recombine.tasks.sampling import BATCH_SIZE
 from recombine.training.config import TrainingConfig
@@ -115,30 +114,6 @@ def test_few_shots_are_examples_of_the_task_and_not_its_questions():
     assert not (shots[:, :, None, :3] == questions[:, None]).all(dim=-1).any()
 
 
-@pytest.mark.parametrize("split", ["train", "test", "ood", "unknown"])
-def test_a_batch_is_a_pure_function(split):
-    first, again = TASK.sample(split, 21), Hyperteacher().sample(split, 21)
-    assert all(torch.equal(getattr(first, name), getattr(again, name)) for name in COLUMNS)
-    assert not torch.equal(first.inputs, TASK.sample(split, 22).inputs)
-    assert not torch.equal(first.inputs, TASK.sample(split, 21 + 16).inputs)
-
-
-def test_a_batch_is_its_takers_own():
-    """What is done to a batch is not done to the same batch, taken again."""
-    task = replace(SMALL)
-    plain = task.sample("train", 3, batch_size=2)
-    mine = task.sample("train", 3, batch_size=2)
-    mine.inputs.requires_grad_()
-    mine.info["extra"] = mine.latents
-    for column in (mine.inputs.detach(), mine.targets, mine.latents, mine.composition, mine.info["strengths"]):
-        column.zero_()
-    again = task.sample("train", 3, batch_size=2)
-    assert not again.inputs.requires_grad
-    assert all(torch.equal(getattr(again, name), getattr(plain, name)) for name in COLUMNS)
-    assert again.info.keys() == {"composition", "strengths"}
-    assert all(torch.equal(again.info[name], plain.info[name]) for name in again.info)
-
-
 @pytest.mark.parametrize("encoding", ["orthogonal", "few_shot"])
 def test_training_goes_on_after_a_score_on_its_own_batches(encoding):
     """A score runs in inference mode; what a task keeps from it, such as tables and weights, must be fit for training."""
@@ -189,13 +164,6 @@ def test_chance_is_the_best_constant_and_the_ceiling_is_perfect():
         for prior in (split, None):
             best = TASK.best_predictions(batch, split=prior, metric="r2")
             assert all((ratio.numerator == ratio.denominator).all() for ratio in TASK.metrics(best, batch).values())
-
-
-def test_the_mean_target_is_that_of_training():
-    stream = Stream("another", rows=range(20_000))
-    _, modules = TASK.draw_compositions("train", stream)
-    y = TASK.apply(TASK.draw_strengths(modules, stream), stream.uniform(1, 16) * 2 - 1)
-    assert (y.mean(dim=(0, 1)) - TASK.mean_target).abs().max() < 0.05
 
 
 def test_predictions_must_have_every_output():

@@ -105,31 +105,6 @@ def test_compositions_of_the_control_share_no_module():
     torch.testing.assert_close(batch.targets[0], expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("split", ["train", "test", "ood"])
-def test_a_batch_is_a_pure_function(split):
-    first, again = (
-        TASK.sample(split, 5),
-        InContext(input_size=4, hidden_size=8, num_examples=12, num_queries=3).sample(split, 5),
-    )
-    assert torch.equal(first.inputs, again.inputs)
-    assert torch.equal(first.targets, again.targets)
-    assert not torch.equal(first.inputs, TASK.sample(split, 6).inputs)
-
-
-def test_splits_and_seeds_share_nothing():
-    firsts = [TASK.sample(split, 0).inputs[:, 0, :4] for split in TASK.splits]
-    assert len(torch.cat(firsts).unique(dim=0)) == 3 * 128
-    other = InContext(seed=1)
-    assert not torch.equal(other.teacher.weights[0], InContext().teacher.weights[0])
-
-
-def test_a_rank_makes_its_own_rows():
-    whole = TASK.sample("train", 3, batch_size=64)
-    parts = [TASK.sample("train", 3, batch_size=64, rows=range(r * 16, r * 16 + 16)) for r in range(4)]
-    torch.testing.assert_close(torch.cat([part.inputs for part in parts]), whole.inputs)
-    assert torch.equal(torch.cat([part.latents for part in parts]), whole.latents)
-
-
 def test_scores_by_hand():
     batch = TASK.sample("test", 0, batch_size=50)
     prediction = batch.targets + 0.1
@@ -199,11 +174,6 @@ def test_the_agnostic_optimum_looks_at_the_context():
 def test_bad_settings(given_settings, message):
     with pytest.raises(InputError, match=message):
         InContext(**given_settings)
-
-
-def test_a_custom_support_of_everything_holds_nothing_out():
-    with pytest.raises(InputError, match="holds nothing out"):
-        InContext(num_modules=3, support="custom", combinations="0-1 1-2 0-2")
 
 
 def test_unknown_choices(unchecked):

@@ -7,28 +7,9 @@ import pytest
 import torch
 
 from recombine.foundation.errors import InputError
-from recombine.tasks.modular.teacher import apply_teacher, draw_teacher
+from recombine.tasks.modular.teacher import draw_teacher
 
 SIZES: dict[str, Any] = {"num_modules": 5, "input_dim": 6, "hidden_dim": 7, "output_dim": 3}
-
-
-@pytest.mark.parametrize("num_layers", [1, 2])
-def test_it_is_the_plain_definition(num_layers):
-    teacher = draw_teacher("test", 0, **SIZES, num_layers=num_layers)
-    x = torch.randn(4, 9, 6, dtype=torch.float64)
-    latents = torch.rand(4, 5, dtype=torch.float64)
-    expected = torch.empty(4, 9, 3, dtype=torch.float64)
-    for task in range(4):
-        for sample in range(9):
-            hidden = x[task, sample]
-            for weights, biases in zip(teacher.weights, teacher.biases, strict=True):
-                total = torch.zeros(7, dtype=torch.float64)
-                for module in range(5):
-                    total += latents[task, module] * (hidden @ weights[module].double() + biases[module].double())
-                hidden = total.relu()
-            expected[task, sample] = hidden @ teacher.readout.double()
-    actual = apply_teacher(teacher, latents.float(), x.float())
-    torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("distribution", ["truncated_normal", "normal", "uniform"])

@@ -39,6 +39,16 @@ def test_a_batch_is_a_pure_function_of_its_arguments(name):
         assert again.inputs.any()
 
 
+@pytest.mark.parametrize("name", TASKS)
+def test_rows_of_a_part_are_rows_of_the_whole(name):
+    task = TINY[name].task
+    for split in task.splits:
+        whole, part = task.sample(split, 2, batch_size=24), task.sample(split, 2, batch_size=24, rows=range(7, 19))
+        columns = (whole.inputs, whole.targets, whole.latents)
+        info = {key: column[7:19] for key, column in whole.info.items()}
+        assert_same(name, part, Batch(*(column[7:19] for column in columns), info))
+
+
 @pytest.fixture(params=[torch.float64, torch.bfloat16], ids=str)
 def default_type(request):
     before = torch.get_default_dtype()
