@@ -12,8 +12,8 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import math
-from collections.abc import Callable, Sequence
-from functools import cache, partial
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -98,13 +98,16 @@ class Stream:
 
     def bits(self, *shape: int) -> Int[Tensor, "rows ..."]:
         """64 random bits per entry, for every row."""
-        draw = draw_bits if self._draws_in_c() else partial(mix_range, device=self.device)
-        return self._draw(draw, shape).view(len(self), *shape)
+        if self._draws_in_c():
+            return self._draw_in_c("bits", shape)
+        keys, count = self._next_keys(shape)
+        counters = torch.arange(count, device=self.device)
+        return mix(counters, torch.tensor(keys, device=self.device)[:, None]).view(len(self), *shape)
 
     def uniform(self, *shape: int) -> Float[Tensor, "rows ..."]:
         """Uniform in [0, 1), multiples of 2^-24, float32."""
         if self._draws_in_c():
-            return self._draw(draw_uniform, shape).view(len(self), *shape)
+            return self._draw_in_c("uniform", shape, dtype=torch.float32)
         return _shift_right(self.bits(*shape), 40).to(torch.float32).mul_(2.0**-24)
 
     def uniform_sequences(
@@ -112,8 +115,10 @@ class Stream:
     ) -> Float[Tensor, "rows num_tokens width"]:
         """`uniform(num_tokens, width)` for the first `lengths` tokens of each row, and 0 for the others."""
         if self._draws_in_c():
-            draw = partial(draw_sequences, lengths=lengths, num_tokens=num_tokens, width=width)
-            return self._draw(draw, (num_tokens, width)).view(len(self), num_tokens, width)
+            assert (len(lengths), lengths.dtype) == (len(self), torch.int64)
+            drawn = lengths.contiguous().clamp(0, num_tokens)
+            numbers = (drawn.data_ptr(), num_tokens * width, width)
+            return self._draw_in_c("sequences", (num_tokens, width), *numbers, dtype=torch.float32)
         real = torch.arange(num_tokens, device=self.device) < lengths[:, None]
         return self.uniform(num_tokens, width) * real[..., None]
 
@@ -121,7 +126,7 @@ class Stream:
         """Uniform in 0..high-1; the bias of multiply-and-shift is below high / 2^32."""
         assert 0 < high < 2**31
         if self._draws_in_c():
-            return self._draw(partial(draw_integers, high=high), shape).view(len(self), *shape)
+            return self._draw_in_c("integers", shape, high)
         return (_shift_right(self.bits(*shape), 32) * high) >> 32
 
     def digits(self, radices: Sequence[int], *shape: int) -> tuple[Int[Tensor, "rows ..."], ...]:
@@ -152,22 +157,38 @@ class Stream:
         """The first `count` of a random order of 0..size-1: different numbers, the beginning of `permutations(size)`."""
         if not self._draws_in_c() or count > MAX_CHOICES:
             return self.permutations(size)[:, :count]
-        return self._draw(partial(draw_orders, size=size, kept=count), (size,)).view(len(self), count)
+        assert 0 < count <= size
+        return self._draw_in_c("orders", (size,), size, count, num_kept=count)
 
     def _draws_in_c(self) -> bool:
         return self.device.type == "cpu" and is_available()
 
-    def _draw(self, draw: Callable[[Sequence[int], int], Tensor], shape: tuple[int, ...]) -> Tensor:
-        """One draw: `draw` takes a key per part, advanced to its first row, and how many numbers each key gives."""
+    def _draw_in_c(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        *numbers: int,
+        dtype: torch.dtype = torch.int64,
+        num_kept: int | None = None,
+    ) -> Tensor:
+        """One draw by `recombine_draw_<name>`; with `num_kept`, of which so many numbers per row are kept."""
+        keys, count = self._next_keys(shape)
+        words = torch.tensor(keys, dtype=torch.int64, device="cpu")
+        out = empty_block(len(self), *(shape if num_kept is None else (num_kept,)), dtype=dtype)
+        threads = torch.get_num_threads() if len(keys) * count >= MIN_NUMBERS_FOR_THREADS else 1
+        problem = pack_arguments(words, out, len(keys), count, threads)
+        getattr(open_library(), f"recombine_draw_{name}")(problem, *numbers)
+        return out
+
+    def _next_keys(self, shape: tuple[int, ...]) -> tuple[list[int], int]:
+        """The keys of the next draw, one per part and advanced to its first row, and how many numbers each of them gives."""
         width = math.prod(shape)
         num_bytes = BYTES_PER_NUMBER * len(self) * width
         if num_bytes > NEGLIGIBLE:
             require_memory(num_bytes, f"a draw of {len(self):,} × {width:,} random numbers")
-        keys = [
-            _signed((hash_key(*key, self.num_draws) + rows.start * width * GOLDEN) % 2**64) for key, rows in self.parts
-        ]
+        keys = [hash_key(*key, self.num_draws) + rows.start * width * GOLDEN for key, rows in self.parts]
         self.num_draws += 1
-        return draw(keys, len(self.parts[0][1]) * width)
+        return [_signed(key % 2**64) for key in keys], len(self.parts[0][1]) * width
 
 
 def _join_rows(parts: Sequence[Part]) -> tuple[Part, ...]:
@@ -178,11 +199,6 @@ def _join_rows(parts: Sequence[Part]) -> tuple[Part, ...]:
             rows = range(joined.pop()[1].start, rows.stop)
         joined.append((key, rows))
     return tuple(joined) if len({len(rows) for _, rows in joined}) == 1 else tuple(parts)
-
-
-def mix_range(keys: Sequence[int], count: int, device: torch.device) -> Int[Tensor, "keys count"]:
-    """The bits at counters 0 .. count - 1 under each key, in torch."""
-    return mix(torch.arange(count, device=device), torch.tensor(keys, dtype=torch.int64, device=device)[:, None])
 
 
 @cache
@@ -197,42 +213,3 @@ def open_library() -> ctypes.CDLL | str:
 def is_available() -> bool:
     """Whether the kernel is compiled, or can be; the first call compiles it."""
     return not isinstance(open_library(), str)
-
-
-def draw_bits(keys: Sequence[int], count: int) -> Int[Tensor, "keys count"]:
-    """`mix_range` in C."""
-    return _draw("bits", keys, count, empty_block(len(keys), count, dtype=torch.int64))
-
-
-def draw_uniform(keys: Sequence[int], count: int) -> Float[Tensor, "keys count"]:
-    """The first 24 of these bits, as a fraction."""
-    return _draw("uniform", keys, count, empty_block(len(keys), count))
-
-
-def draw_sequences(
-    keys: Sequence[int], count: int, *, lengths: Int[Tensor, " rows"], num_tokens: int, width: int
-) -> Float[Tensor, "keys count"]:
-    """Such fractions in rows of `num_tokens * width`; 0 after the first `lengths` tokens, at most all of them."""
-    size = num_tokens * width
-    assert (len(lengths), lengths.dtype) == (len(keys) * count // size, torch.int64)
-    kept = lengths.contiguous().clamp(0, num_tokens)
-    return _draw("sequences", keys, count, empty_block(len(keys), count), kept.data_ptr(), size, width)
-
-
-def draw_integers(keys: Sequence[int], count: int, high: int) -> Int[Tensor, "keys count"]:
-    """The first 32 of these bits times `high`, divided by 2^32."""
-    return _draw("integers", keys, count, empty_block(len(keys), count, dtype=torch.int64), high)
-
-
-def draw_orders(keys: Sequence[int], count: int, size: int, kept: int) -> Int[Tensor, "keys places"]:
-    """Of each `size` consecutive numbers, the places of the `kept` smallest, in order; at most MAX_CHOICES of them."""
-    assert 0 < kept <= min(size, MAX_CHOICES)
-    return _draw("orders", keys, count, empty_block(len(keys), count // size * kept, dtype=torch.int64), size, kept)
-
-
-def _draw(name: str, keys: Sequence[int], count: int, out: Tensor, *numbers: int) -> Tensor:
-    words = torch.tensor(keys, dtype=torch.int64, device="cpu")
-    threads = torch.get_num_threads() if len(keys) * count >= MIN_NUMBERS_FOR_THREADS else 1
-    problem = pack_arguments(words, out, len(keys), count, threads)
-    getattr(open_library(), f"recombine_draw_{name}")(problem, *numbers)
-    return out

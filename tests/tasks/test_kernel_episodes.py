@@ -67,7 +67,7 @@ def test_equal_random_numbers_are_left_to_the_definition(num_distractors, monkey
         if tied:
             uniform[7, 3] = 0.5
         found = episodes.pursue(
-            *world, uniform, others, others, goals, num_steps=task.horizon, has_decoy=True, num_values=task.num_values
+            world, (uniform, others, others), goals, num_steps=task.horizon, has_decoy=True, num_values=task.num_values
         )
         assert (found is None) == tied
         fast = find(uniform)

@@ -86,7 +86,7 @@ def pursue(
     has its kind. The expert takes a shortest path (of several, the one whose moves come first), then interacts.
     """
     if kernel.is_available(goals.device):
-        found = kernel.pursue(*world, *draws, goals, num_steps=horizon, has_decoy=has_decoy, num_values=num_values)
+        found = kernel.pursue(world, draws, goals, num_steps=horizon, has_decoy=has_decoy, num_values=num_values)
         if found is not None:  # no two cells have the same random number
             objects, kinds, code, maze, cells, actions, optimal = found
             return Pursuit(

@@ -24,7 +24,7 @@ The certificate of the split shows coverage and connectedness.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Literal, get_args
 
 from recombine.compositions import (
@@ -41,6 +41,7 @@ from recombine.compositions import (
 from recombine.foundation.errors import InputError, check_choice
 
 Support = Literal["random", "equal", "disconnected", "non_compositional", "popular_modules", "unpopular_modules"]
+InContextSupport = Literal["connected", "disconnected", "custom"]
 
 
 def split_support(
@@ -65,13 +66,20 @@ def split_support(
     check_number(num_modules, range(1, most + 1))
     compositions = all_sets(num_modules, range(1, num_active + 1))
     larger = range(num_active + 1, most + 1)
-    if support in SUPPORTS:
-        train, redraws = SUPPORTS[support](compositions, num_modules, held_out, seed), 0
+    redraws = 0
+    if support == "disconnected":
+        train = _disconnected(compositions, num_modules, seed)
+    elif support == "non_compositional":
+        train = _non_compositional(compositions, num_modules, seed)
+    elif support == "popular_modules":
+        train = _popular_modules(compositions, num_modules, held_out, seed)
+    elif support == "unpopular_modules":
+        train = _unpopular_modules(compositions, num_modules, held_out, seed)
     else:
         drawn = split_compositions(compositions, held_out=held_out, seed=seed, connected=True)
         train, redraws = set(drawn.train), drawn.redraws
-    if support == "equal":
-        train, redraws = _balance(compositions, len(train), seed)
+        if support == "equal":
+            train, redraws = _balance(compositions, len(train), seed)
     return CompositionSplit(
         train=tuple(sorted(train)),
         ood=tuple(sorted(set(compositions) - train)),
@@ -116,9 +124,7 @@ def _count_train(num_compositions: int, held_out: float) -> int:
     return num_compositions - num_held_out
 
 
-def _disconnected(
-    compositions: tuple[Composition, ...], num_modules: int, held_out: float, seed: int
-) -> set[Composition]:
+def _disconnected(compositions: tuple[Composition, ...], num_modules: int, seed: int) -> set[Composition]:
     if num_modules < 4:
         raise InputError(f"support disconnected of {num_modules} modules: expected at least 4, two in each group")
     order = [module for (module,) in order_by_hash(((module,) for module in range(num_modules)), seed=seed)]
@@ -128,9 +134,7 @@ def _disconnected(
     }
 
 
-def _non_compositional(
-    compositions: tuple[Composition, ...], num_modules: int, held_out: float, seed: int
-) -> set[Composition]:
+def _non_compositional(compositions: tuple[Composition, ...], num_modules: int, seed: int) -> set[Composition]:
     ((left_out,), *_) = order_by_hash(((module,) for module in range(num_modules)), seed=seed)
     return {composition for composition in compositions if left_out not in composition}
 
@@ -179,16 +183,6 @@ def _top_up(train: set[Composition], pool: Iterable[Composition], num_train: int
     """Fill up to the number of training compositions, in the order of the hash."""
     more = order_by_hash((composition for composition in pool if composition not in train), seed=seed)
     return train | set(more[: num_train - len(train)])
-
-
-SUPPORTS: dict[str, Callable[[tuple[Composition, ...], int, float, int], set[Composition]]] = {
-    "disconnected": _disconnected,
-    "non_compositional": _non_compositional,
-    "popular_modules": _popular_modules,
-    "unpopular_modules": _unpopular_modules,
-}
-
-InContextSupport = Literal["connected", "disconnected", "custom"]
 
 
 def choose_support(

@@ -6,6 +6,7 @@ The functions require a compiled library (`is_available`) and tensors in memory.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -59,14 +60,8 @@ def collect(
 
 
 def pursue(
-    moves: Int[Tensor, "maze cells moves"],
-    distance: Int[Tensor, "maze cells cells"],
-    shortest: Bool[Tensor, "maze cells cells moves"],
-    walls: Bool[Tensor, "maze cells"],
-    quadrants: Bool[Tensor, "quadrant cells"],
-    uniform: Float[Tensor, "batch 4 cells"],
-    anything: Int[Tensor, "batch others"],
-    something_else: Int[Tensor, "batch others"],
+    world: Sequence[Tensor],
+    draws: tuple[Float[Tensor, "batch 4 cells"], Int[Tensor, "batch others"], Int[Tensor, "batch others"]],
     goals: Int[Tensor, "batch 4"],
     *,
     num_steps: int,
@@ -77,14 +72,14 @@ def pursue(
 
     None if cells have the same random number, so that it depends on the definition which of them is taken.
     """
-    (batch_size, num_others), num_cells, num_interactions = anything.shape, moves.shape[1], num_values[1]
+    (batch_size, num_others), num_cells, num_interactions = draws[1].shape, world[0].shape[1], num_values[1]
     assert num_others <= MAX_OTHERS
     assert num_cells <= MAX_CELLS
     objects, kinds = (goals.new_empty(batch_size, 1 + has_decoy + num_others) for _ in range(2))
     code, maze = (goals.new_empty(batch_size) for _ in range(2))
     cells, actions = (goals.new_empty(batch_size, num_steps) for _ in range(2))
     optimal = goals.new_empty(batch_size, num_steps, NUM_MOVES + num_interactions, dtype=torch.bool)
-    given = _make_contiguous(moves, distance, shortest, walls, quadrants, uniform, anything, something_else, goals)
+    given = _make_contiguous(*world, *draws, goals)
     made = (objects, kinds, code, maze, cells, actions, optimal)
     sizes = (batch_size, num_cells, num_steps, has_decoy, num_others, *num_values[1:], torch.get_num_threads())
     is_tied = _library().recombine_pursue(pack_arguments(*given, *made, *sizes))

@@ -392,13 +392,8 @@ class SRavenReading(Reading):
     ) -> Counterfactual:
         """The result of the partner's rule on the row. Distribute three is left out: it cannot be applied to another row."""
         rules, own = self.group(batch), batch.targets[:, -1]
-        other = apply_rules(batch, rules[partner], self.task.output_dim)
+        *columns, _ = batch.info["grids"][:, -1, :, -1].unbind(dim=1)
+        deduced = torch.cat([deduce_last(columns, self.task.num_values), own[None]])
+        other = deduced.gather(0, rules[partner][None])[0]
         distinct = (rules[partner] != rules) & (rules[partner] != DISTRIBUTE) & (other != own)
         return Counterfactual(own=own, other=other, distinct=distinct)
-
-
-def apply_rules(batch: Batch, rules: Int[Tensor, " rows"], num_values: int) -> Int[Tensor, " rows"]:
-    """The results of rules on the last row of the last feature; for distribute three, the puzzle's own answer."""
-    *columns, last = batch.info["grids"][:, -1, :, -1].unbind(dim=1)
-    deduced = torch.cat([deduce_last(columns, num_values), last[None]])
-    return deduced.gather(0, rules[None])[0]
