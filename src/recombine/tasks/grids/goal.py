@@ -253,8 +253,8 @@ class GoalGrid(ImitationTask):
 
     @cached_property
     def world(self) -> World:
-        paths = (torch.stack(tables) for tables in zip(*map(find_shortest_paths, self.mazes), strict=True))
-        return World(*paths, walls=self.mazes.flatten(1), quadrants=self.quadrants)
+        moves, distance, optimal = map(torch.stack, zip(*map(find_shortest_paths, self.mazes), strict=True))
+        return World(moves, distance, optimal, self.mazes.flatten(1), self.quadrants)
 
     @cached_property
     def quadrants(self) -> Bool[Tensor, "quadrant cells"]:
