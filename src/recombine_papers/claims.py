@@ -6,23 +6,44 @@
     refuted         the 95 % interval lies on the other side of "no effect", or outside the bounds
     not run         a run that the claim needs is missing
 
-The interval is over compositions, and over seeds where there are several (`recombine.training.intervals`). Where there are two,
-tables show their values instead; the interval still decides.
+The interval of a score is over compositions, and over seeds where there are several (`recombine.training.intervals`); with
+two seeds, tables show both values, but the interval still decides. Measured and computed numbers have one value per seed and
+Student's interval over seeds. A single seed has no such interval, so its verdict is at most "seen in part".
+
+Logarithms of errors can differ between seeds by orders of magnitude, so that neither a mean nor its interval describes any
+seed. Claims about them are judged `per_seed`: the number is the median with the lowest and the highest seed, and the verdict
+counts the seeds that meet the bound: all (seen), at least half (seen in part), fewer (not seen) or none (refuted). A
+difference is refuted only if it has the wrong sign in every seed, and a single seed is seen in part or not seen.
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import ClassVar, Literal
 
 from recombine.foundation import Column, Table
-from recombine.sweeps import Finished, Setting, cell, difference_between, score_group, show_metric
-from recombine.training import SeedScore, subtract
-from recombine_papers.experiment import PaperExperiment
+from recombine.sweeps import Experiment, Finished, Setting, cell, difference_between, score_group, show_metric
+from recombine.training import SeedScore, score_values, subtract
 
 Verdict = Literal["seen", "seen in part", "not seen", "refuted", "not run"]
+Settings = Mapping[str, Setting]
+SMALLEST = 1e-18  # logarithms of differences start here
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeedRange(SeedScore):
+    """The median over seeds; `low` and `high` are the lowest and the highest seed, not an interval."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Undecided(SeedScore):
+    """A score that decides nothing, because the condition of the claim is not met."""
+
+    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,10 +57,11 @@ class Claim(ABC):
     source: str
     where: str = ""  # the setting, where the statement is judged in several
     headline: bool = False  # part of the short form of the card
-    split: str | None = None  # if not the experiment's
-    metric: str | None = None  # if not the experiment's
+    split: str | None = None  # default: the experiment's
+    metric: str | None = None  # default: the experiment's
     published: float | None = None
     ours: bool = False  # a question of our own rather than a claim of the paper
+    per_seed: bool = False  # judged by counting seeds; for measured and computed numbers
     tested: ClassVar[bool] = True  # whether any experiment can decide on it
     kind: ClassVar[tuple[str, str]] = ("claim about trained networks", "claims about trained networks")  # one, several
 
@@ -49,22 +71,61 @@ class Claim(ABC):
         return f"{self.text} ({self.where})" if self.where else self.text
 
     @property
-    def variants(self) -> list[Mapping[str, Setting]]:
+    def variants(self) -> list[Settings]:
         """The settings that the claim names."""
         return [value for value in vars(self).values() if isinstance(value, Mapping)]
 
-    @abstractmethod
-    def measure(self, experiment: PaperExperiment, finished: Finished) -> SeedScore | None:
-        """The number that decides, or None if a run is missing."""
+    @property
+    def quantities(self) -> tuple[str, ...]:
+        """The measured or computed numbers that the claim reads."""
+        return ()
 
     @abstractmethod
+    def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:
+        """The number that decides, or None if a run is missing."""
+
     def judge(self, number: SeedScore) -> Verdict:
         """The verdict on a number."""
+        if isinstance(number, Undecided):
+            return "not run"
+        if not isinstance(number, SeedRange):
+            return self.judge_interval(number)
+        verdict = judge_seeds(sum(map(self.is_met, number.values)), number.num_seeds)
+        return "not seen" if verdict == "refuted" and not self.is_refuted(number) else verdict
+
+    @abstractmethod
+    def judge_interval(self, number: SeedScore) -> Verdict:
+        """The verdict on a number with an interval."""
+
+    def is_met(self, value: float) -> bool:
+        """Whether the value of one seed meets the bound."""
+        return False
+
+    def is_refuted(self, number: SeedRange) -> bool:
+        """Whether seeds that all miss the bound refute the claim."""
+        return True
+
+    def count_within(self, number: SeedScore) -> int:
+        """How many seeds meet the bound, for claims that are judged by the values of seeds; otherwise all."""
+        return number.num_seeds
+
+    def combine(self, values: Sequence[float]) -> SeedScore | None:
+        """One number for the values of all seeds, or None if there are none."""
+        if not values:
+            return None
+        if self.per_seed:
+            return SeedRange(value=median(values), low=min(values), high=max(values), values=tuple(values))
+        return score_values(values)
+
+    @property
+    def bound(self) -> str:
+        """What the number must be, in words."""
+        return f"{self.words} in every seed" if self.per_seed else self.words
 
     @property
     @abstractmethod
-    def bound(self) -> str:
-        """What the number must be, in words."""
+    def words(self) -> str:
+        """The bound of a seed or an interval in words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,11 +135,20 @@ class AtLeast(Claim):
     number_name: ClassVar[str] = "difference"
     by: float
 
-    def judge(self, number: SeedScore) -> Verdict:
+    def judge_interval(self, number: SeedScore) -> Verdict:
         return judge_lead(number, self.by)
 
+    def is_met(self, value: float) -> bool:
+        return value >= self.by
+
+    def is_refuted(self, number: SeedRange) -> bool:
+        return number.high < 0
+
+    def count_within(self, number: SeedScore) -> int:
+        return sum(map(self.is_met, number.values)) if self.per_seed else number.num_seeds
+
     @property
-    def bound(self) -> str:
+    def words(self) -> str:
         return f"{self.number_name} of at least {self.by:g}"
 
 
@@ -86,90 +156,228 @@ class AtLeast(Claim):
 class Between(Claim):
     """The number must lie between bounds."""
 
-    low: float = float("-inf")
-    high: float = float("inf")
+    low: float = -math.inf
+    high: float = math.inf
 
-    def judge(self, number: SeedScore) -> Verdict:
+    def judge_interval(self, number: SeedScore) -> Verdict:
         return judge_range(number, self.low, self.high)
 
-    @property
-    def bound(self) -> str:
-        return describe_bounds(self.low, self.high)
+    def is_met(self, value: float) -> bool:
+        return self.low <= value <= self.high
 
     def count_within(self, number: SeedScore) -> int:
-        """How many seeds meet the bounds by themselves."""
-        return sum(self.low <= value <= self.high for value in number.values)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Lead(AtLeast):
-    """One setting scores better than another: higher, or lower where the metric is better when it is lower."""
-
-    better: Mapping[str, Setting]
-    worse: Mapping[str, Setting]
-
-    def measure(self, experiment: PaperExperiment, finished: Finished) -> SeedScore | None:
-        higher, lower = self.better, self.worse
-        if finished.runs and not show_metric(experiment, finished, self.metric).higher_is_better:
-            higher, lower = lower, higher
-        return difference(experiment, finished, higher, lower, self.split, self.metric)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fall(AtLeast):
-    """The score falls from one setting to another whose task is different, so that instances cannot be paired.
-
-    Both are taken over the seeds that they have in common.
-    """
-
-    higher: Mapping[str, Setting]
-    lower: Mapping[str, Setting]
-
-    def measure(self, experiment: PaperExperiment, finished: Finished) -> SeedScore | None:
-        groups = finished.find_all(self.higher, self.lower)
-        if groups is None:
-            return None
-        higher, lower = (score_group(experiment, group, self.split, self.metric) for group in groups)
-        return subtract(higher, lower)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Close(Claim):
-    """Two settings score about the same."""
-
-    first: Mapping[str, Setting]
-    second: Mapping[str, Setting]
-    within: float
-
-    def measure(self, experiment: PaperExperiment, finished: Finished) -> SeedScore | None:
-        return difference(experiment, finished, self.first, self.second, self.split, self.metric)
-
-    def judge(self, number: SeedScore) -> Verdict:
-        return judge_range(number, -self.within, self.within)
+        return sum(map(self.is_met, number.values))
 
     @property
-    def bound(self) -> str:
-        return f"difference within ±{self.within:g}"
+    def words(self) -> str:
+        return describe_bounds(self.low, self.high)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Level(Between):
     """A score lies between bounds, for instance near the published one."""
 
-    of: Mapping[str, Setting]
+    of: Settings
+    fitted: float | None = None  # decides only where the score on trained compositions is at least this
 
-    def measure(self, experiment: PaperExperiment, finished: Finished) -> SeedScore | None:
+    def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:
         group = finished.find(**self.of)
-        return None if group is None else score_group(experiment, group, self.split, self.metric)
+        if group is None:
+            return None
+        score = score_group(experiment, group, self.split, self.metric)
+        trained = score_group(experiment, group, "test", self.metric).value if self.fitted is not None else math.inf
+        if self.fitted is None or trained >= self.fitted:
+            return score
+        return Undecided(**vars(score), reason=f"trained compositions are not fitted ({trained:.3f})")
+
+    @property
+    def words(self) -> str:
+        condition = "" if self.fitted is None else f" if at least {self.fitted:g} on trained compositions"
+        return f"{super().words}{condition}"
 
 
-def decide(claim: Claim, experiment: PaperExperiment, finished: Finished) -> tuple[Verdict, SeedScore | None]:
+@dataclass(frozen=True, kw_only=True)
+class Lead(AtLeast):
+    """One setting scores better than another: higher, or lower where the metric is better when it is lower.
+
+    Scores are paired by instance. Where the settings change the task, so that there are no common instances, set
+    `paired=False`: both are then averaged over the seeds that they share.
+    """
+
+    better: Settings
+    worse: Settings
+    paired: bool = True
+
+    def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:
+        settings = (self.better, self.worse)
+        if finished.runs and not show_metric(experiment, finished, self.metric).higher_is_better:
+            settings = (self.worse, self.better)
+        if self.paired:
+            return compare(self, experiment, finished, *settings)
+        groups = finished.find_all(*settings)
+        if groups is None:
+            return None
+        return subtract(*(score_group(experiment, group, self.split, self.metric) for group in groups))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference(Between):
+    """The paired difference between two settings lies between bounds."""
+
+    first: Settings
+    second: Settings
+
+    def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:
+        return compare(self, experiment, finished, self.first, self.second)
+
+    @property
+    def words(self) -> str:
+        bounds = f"within ±{self.high:g}" if self.low == -self.high else describe_bounds(self.low, self.high)
+        return f"difference {bounds}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gap(AtLeast):
+    """A network scores lower on held-out than on trained compositions; with `at_most`, by no more than `by`."""
+
+    number_name: ClassVar[str] = "trained minus held-out"
+    of: Settings
+    at_most: bool = False
+
+    def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:
+        group = finished.find(**self.of)
+        if group is None:
+            return None
+        return subtract(score_group(experiment, group, "test"), score_group(experiment, group, "ood"))
+
+    def judge_interval(self, number: SeedScore) -> Verdict:
+        return judge_range(number, -math.inf, self.by) if self.at_most else super().judge_interval(number)
+
+    @property
+    def words(self) -> str:
+        return super().words.replace("at least", "at most") if self.at_most else super().words
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reads(Between):
+    """A number that is measured in the networks lies between bounds."""
+
+    of: Settings
+    quantity: str
+    largest_of: tuple[str, ...] = ()  # the logarithm (base 10) of the largest of `quantity` and these
+
+    @property
+    def quantities(self) -> tuple[str, ...]:
+        return (self.quantity, *self.largest_of)
+
+    def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:
+        group = finished.find(**self.of)
+        numbers = [run.measured for run in (() if group is None else group.runs)]
+        complete = [[run[name] for name in self.quantities] for run in numbers if run.keys() >= set(self.quantities)]
+        return self.combine([log10_of(max(values)) if self.largest_of else values[0] for values in complete])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exceeds(AtLeast):
+    """A number that is measured in the networks exceeds another of the same networks (`over`), or the same number of
+    networks with other settings and the same seeds (`than`)."""
+
+    of: Settings
+    quantity: str
+    over: str | None = None
+    than: Settings | None = None
+
+    @property
+    def quantities(self) -> tuple[str, ...]:
+        return (self.quantity, self.over or self.quantity)
+
+    def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:
+        higher = read_seeds(finished, self.of, self.quantity)
+        lower = read_seeds(finished, self.than or self.of, self.over or self.quantity)
+        return self.combine([higher[seed] - lower[seed] for seed in sorted(higher.keys() & lower.keys())])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Correlates(AtLeast):
+    """Over all runs, a number that is measured in the networks is correlated with their score."""
+
+    number_name: ClassVar[str] = "Pearson correlation"
+    quantity: str
+    fair: bool = True  # only runs whose training compositions cover all modules and connect them
+
+    @property
+    def quantities(self) -> tuple[str, ...]:
+        return (self.quantity,)
+
+    def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:
+        from scipy.stats import pearsonr
+
+        runs = {run.run.path: run for run in finished.runs if self.quantity in run.measured}.values()
+        chosen = [run for run in runs if not self.fair or (run.certificate["covered"] and run.certificate["connected"])]
+        split = self.split or experiment.split
+        scores = [(run.measured[self.quantity], run.score(split, experiment.metric)) for run in chosen]
+        pairs = [(quantity, score) for quantity, score in scores if score is not None]
+        if len(pairs) < 4:
+            return None
+        result = pearsonr(*zip(*pairs, strict=True))
+        interval, value = result.confidence_interval(), float(result.statistic)
+        values = (value,) * len({run.record.seed for run in chosen})
+        return SeedScore(value=value, low=float(interval.low), high=float(interval.high), values=values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Computes(Between):
+    """A number that a `Calculation` computes lies between bounds."""
+
+    kind = ("theorem or count", "theorems and counts")
+    quantity: str
+    exact: bool = False  # a count or a construction that does not depend on the seed
+    sample: str = ""  # the sample of an estimate with its own interval, such as "4,096 puzzles"
+
+    @property
+    def quantities(self) -> tuple[str, ...]:
+        ends = ("low", "high") if self.sample else ()
+        return (self.quantity, *(f"{self.quantity}_{end}" for end in ends))
+
+    def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:
+        values = finished.computed.get(self.quantity)
+        if values and self.exact:
+            return SeedScore(value=values[0], low=min(values), high=max(values), values=values[:1])
+        if values and self.sample:
+            low, high = (finished.computed[name][0] for name in self.quantities[1:])
+            return SeedScore(value=values[0], low=low, high=high, values=values[:1])
+        return self.combine(values or ())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Untested(Claim):
+    """A claim that no experiment here can test, and what a test would need.
+
+    If a test would need networks that are too large to be trained here, `of` has the settings, which no record has.
+    """
+
+    tested = False
+    needs: str
+    of: Settings | None = None
+
+    def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:
+        return None
+
+    def judge_interval(self, number: SeedScore) -> Verdict:
+        raise AssertionError("a claim that is not tested has no number")
+
+    @property
+    def words(self) -> str:
+        return f"needs {self.needs}"
+
+
+def decide(claim: Claim, experiment: Experiment, finished: Finished) -> tuple[Verdict, SeedScore | None]:
     """The verdict on a claim, and the number that decides."""
     number = claim.measure(experiment, finished)
     return ("not run" if number is None else claim.judge(number)), number
 
 
-def tabulate_claims(claims: Sequence[Claim], experiment: PaperExperiment, finished: Finished) -> Table:
+def tabulate_claims(claims: Sequence[Claim], experiment: Experiment, finished: Finished) -> Table:
     """One row per claim: the verdict, our number and the published one."""
     rows = []
     for claim in claims:
@@ -193,27 +401,31 @@ def tabulate_claims(claims: Sequence[Claim], experiment: PaperExperiment, finish
     )
 
 
-def difference(
-    experiment: PaperExperiment,
-    finished: Finished,
-    first: Mapping[str, Setting],
-    second: Mapping[str, Setting],
-    split: str | None,
-    metric: str | None = None,
+def compare(
+    claim: Claim, experiment: Experiment, finished: Finished, first: Settings, second: Settings
 ) -> SeedScore | None:
     """The paired difference between two settings, or None if a run is missing."""
     group, other = finished.find(**first), finished.find(**second)
-    return None if group is None or other is None else difference_between(experiment, group, other, split, metric)
+    if group is None or other is None:
+        return None
+    return difference_between(experiment, group, other, claim.split, claim.metric)
+
+
+def read_seeds(finished: Finished, settings: Settings, quantity: str) -> dict[int, float]:
+    """A measured number by seed, of the runs that have it."""
+    group = finished.find(**settings)
+    runs = () if group is None else group.runs
+    return {run.record.seed: run.measured[quantity] for run in runs if quantity in run.measured}
 
 
 def describe_bounds(low: float, high: float) -> str:
-    """What a number must be, in words."""
+    """Bounds in words."""
     smallest, largest = (f"{bound:.3g}".replace("-", "−") for bound in (low, high))
     if low == high:
         return f"exactly {smallest}"
-    if low == float("-inf"):
+    if low == -math.inf:
         return f"at most {largest}"
-    return f"at least {smallest}" if high == float("inf") else f"{smallest} to {largest}"
+    return f"at least {smallest}" if high == math.inf else f"{smallest} to {largest}"
 
 
 def judge_lead(number: SeedScore, by: float) -> Verdict:
@@ -232,3 +444,19 @@ def judge_range(number: SeedScore, low: float, high: float) -> Verdict:
     if low <= number.low and number.high <= high:
         return "seen"
     return "seen in part" if low <= number.value <= high else "not seen"
+
+
+def judge_seeds(num_within: int, num_seeds: int) -> Verdict:
+    """The verdict by the number of seeds that meet the bound."""
+    if num_seeds == 1:
+        return "seen in part" if num_within else "not seen"
+    if num_within == num_seeds:
+        return "seen"
+    if num_within == 0:
+        return "refuted"
+    return "seen in part" if 2 * num_within >= num_seeds else "not seen"
+
+
+def log10_of(difference: float) -> float:
+    """The logarithm (base 10) of a number that may be 0."""
+    return math.log10(max(difference, SMALLEST))

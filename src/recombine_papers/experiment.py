@@ -1,29 +1,48 @@
-"""An experiment on the claims of a paper: its runs also decide claims, and their results are stored in `results/`."""
+"""Experiments on the claims of a paper, with runs (`PaperExperiment`) or without (`Calculation`)."""
 
 from __future__ import annotations
 
+import math
+from abc import abstractmethod
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from statistics import NormalDist
+from typing import ClassVar
 
-from recombine.foundation import Table
-from recombine.sweeps import Experiment, Finished, compare_scores
+from recombine.foundation import InputError, Table, check_choice
+from recombine.sweeps import Experiment, Finished, Record, compare_scores, list_references
 from recombine.tasks import SCALES, Scale
-
-if TYPE_CHECKING:
-    from recombine_papers.claims import Claim
+from recombine.training import CONFIDENCE
+from recombine_papers import stored
+from recombine_papers.claims import Claim, tabulate_claims
 
 
 class PaperExperiment(Experiment):
-    """An experiment with claims. `recombine reproduce claims` collects its finished runs and judges the claims."""
+    """An experiment with claims. `recombine reproduce claims` stores the results of its finished runs and judges the claims.
 
+    Experiments of other packages and files are treated in the same way.
+    """
+
+    paper: str = "Other experiments"
+    """The heading of the experiment on the card of claims: the title of the paper, with its number on arXiv."""
     claims: ClassVar[tuple[Claim, ...]] = ()
     """The claims of the paper that the runs decide, with bounds that are set before the runs are made."""
+    quantities: ClassVar[Collection[str]] = ()
+    """The names of the numbers that `measures` returns and claims read."""
     differs: ClassVar[str] = ""
     """How the setting differs from the paper's."""
     known_before: ClassVar[str] = ""
     """The results that were known when the bounds of the claims were set; empty if there were none."""
     figures_need_runs: ClassVar[bool] = False
     """Whether figures read the networks themselves; otherwise stored results are enough."""
+
+    def __init__(self) -> None:
+        self.check_quantities(self.quantities)
+
+    def check_quantities(self, known: Collection[str]) -> None:
+        """Refuse claims about numbers that the experiment does not have."""
+        for name in dict.fromkeys(name for claim in self.claims for name in claim.quantities):
+            check_choice(f"quantity in the claims of {self.name!r}", name, list(known))
 
     @property
     def judged_scales(self) -> tuple[Scale, ...]:
@@ -43,14 +62,10 @@ class PaperExperiment(Experiment):
         return f"{metric.title} on {split[0].lower()}{split[1:]}, {better} is better"
 
     def tables(self, finished: Finished, device: str) -> list[Table]:
-        """The claims, followed by the tables of every experiment."""
-        return [*self.claim_tables(finished, device), *super().tables(finished, device)]
-
-    def claim_tables(self, finished: Finished, device: str) -> list[Table]:
-        """The table of claims; none if the experiment has no claims."""
-        from recombine_papers.claims import tabulate_claims
-
-        return [tabulate_claims(self.claims, self, self.measure_runs(finished, device))] if self.claims else []
+        """The verdicts on the claims, the table of the documentation, and scores that need no training."""
+        measured = self.measure_runs(finished, device)
+        claims = [tabulate_claims(self.claims, self, measured)] if self.claims else []
+        return [*claims, self.summarise(measured), list_references(self, measured)]
 
     def summarise(self, finished: Finished) -> Table:
         """One table for the documentation, from scores and measured numbers alone, so that stored results suffice."""
@@ -58,19 +73,79 @@ class PaperExperiment(Experiment):
 
     def store(self, results: Path, scale: Scale, runs: Path) -> list[Path]:
         """Add the finished runs below a folder to the stored results; returns the files that changed."""
-        from recombine_papers.stored import collect, results_path, write_results
-
-        changed = write_results(results, self, scale, collect(self, scale, runs))
-        return [results_path(results, self, scale)] if changed else []
+        changed = stored.write_results(results, self, scale, stored.collect(self, scale, runs))
+        return [stored.results_path(results, self, scale)] if changed else []
 
     def read(self, results: Path, scale: Scale) -> Finished:
         """The stored results that are still current."""
-        from recombine_papers.stored import read_results
+        return stored.read_results(results, self, scale)
 
-        return read_results(results, self, scale)
+    def describe_stored(self, results: Path) -> list[stored.FileCells]:
+        """The row of `results/README.md` of each file of stored results."""
+        return stored.describe_files(self, results)
 
-    def describe_stored(self, results: Path) -> list[str]:
-        """One row of `results/README.md` per file of stored results."""
-        from recombine_papers.stored import describe_files
 
-        return describe_files(self, results)
+class Calculation(PaperExperiment):
+    """Numbers by name, one per seed, that need no run: constructions and counts, which take seconds.
+
+    `results/<name>.json` stores them together with the version of the calculation; another version computes them again.
+    """
+
+    metric = ""
+    known_before = "all numbers: they are exact, or known from docs/theory.md."
+    version: ClassVar[int] = 1
+    num_seeds: ClassVar[int] = 3
+
+    def __init__(self) -> None:
+        """The names of the numbers are known when they are computed, and checked then."""
+
+    @abstractmethod
+    def compute(self, seed: int) -> Mapping[str, float]:
+        """The numbers with one seed."""
+
+    def complete(self, finished: Finished) -> Finished:
+        """The numbers of all seeds."""
+        rows = [dict(self.compute(seed)) for seed in range(self.num_seeds)]
+        names = list(rows[0]) if rows else []
+        if not names or any(list(row) != names for row in rows):
+            raise InputError(f"experiment {self.name!r} computes different numbers per seed: expected the same names")
+        if odd := [name for row in rows for name, value in row.items() if not math.isfinite(value)]:
+            raise InputError(f"experiment {self.name!r} computes a number that is not finite: {odd[0]}")
+        self.check_quantities(names)
+        return Finished(finished.runs, computed={name: tuple(row[name] for row in rows) for name in names})
+
+    @property
+    def judged_scales(self) -> tuple[Scale, ...]:
+        return (self.default_scale,)
+
+    def records(self, scale: Scale) -> Iterator[Record]:
+        return iter(())
+
+    def store(self, results: Path, scale: Scale, runs: Path) -> list[Path]:
+        return [stored.numbers_path(results, self)] if stored.write_numbers(results, self) else []
+
+    def read(self, results: Path, scale: Scale) -> Finished:
+        return stored.read_computed(results, self)
+
+    def describe_stored(self, results: Path) -> list[stored.FileCells]:
+        return stored.describe_numbers(self, results)
+
+    def command(self, scale: Scale) -> str:
+        return f"recombine reproduce {self.name}"
+
+    def describe_score(self, scale: Scale) -> str:
+        return ""
+
+    def tables(self, finished: Finished, device: str) -> list[Table]:
+        return [self.summarise(finished)]
+
+    def summarise(self, finished: Finished) -> Table:
+        return tabulate_claims(self.claims, self, finished)
+
+
+def share_with_interval(name: str, share: float, total: int) -> dict[str, float]:
+    """A share of a sample as three numbers: itself, and its 95 % interval after Wilson (1927)."""
+    z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+    centre = (share + z**2 / (2 * total)) / (1 + z**2 / total)
+    half = z / (1 + z**2 / total) * math.sqrt(share * (1 - share) / total + (z / (2 * total)) ** 2)
+    return {name: share, f"{name}_low": max(0.0, centre - half), f"{name}_high": min(1.0, centre + half)}

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from recombine_papers.experiment import PaperExperiment
 from recombine_papers.hypernetwork.counts import PuzzleCounts
-from recombine_papers.hypernetwork.figure_2c import Figure2C
-from recombine_papers.hypernetwork.fuzzy_logic import Dropout, FuzzyLogicComparison, SRavenComparison
+from recombine_papers.hypernetwork.fuzzy_logic import Dropout, Figure2C, FuzzyLogicComparison, SRavenComparison
 from recombine_papers.hypernetwork.language import LanguageModelling
 from recombine_papers.hypernetwork.rules import Figure5
 from recombine_papers.hypernetwork.sraven import (
@@ -35,82 +32,69 @@ from recombine_papers.length.runs import (
 from recombine_papers.length.theory import SequenceTheory
 from recombine_papers.scale.demo import Demo
 from recombine_papers.scale.runs import Compositions, Decodability, Models, Supports, Widths
-from recombine_papers.scale.sizes import Depths, Grids, Modules
-from recombine_papers.scale.surface import Encodings, Surface
+from recombine_papers.scale.sizes import Depths, Encodings, Grids, Modules, Surface
 from recombine_papers.scale.theory import NeuronTheory
 
-
-@dataclass(frozen=True)
-class Paper:
-    """A paper and the experiments on its claims."""
-
-    title: str
-    arxiv: str
-    experiments: tuple[type[PaperExperiment], ...]
-
-    @property
-    def heading(self) -> str:
-        return f"{self.title} (arXiv {self.arxiv})"
-
-
-PAPERS = (
-    Paper(
-        "Attention as a Hypernetwork",
-        "2406.05816",
-        (
-            FuzzyLogicComparison,
-            SRavenComparison,
-            Dropout,
-            SRavenPaper,
-            SRavenDropout,
-            Figure2B,
-            Figure2C,
-            Figure5,
-            Figure4,
-            Heads,
-            Depth,
-            Features,
-            HeldOut,
-            LanguageModelling,
-            PuzzleCounts,
-            TableA1,
-            TableA1SRaven,
-            HypernetworkTheory,
-        ),
+PAPERS: dict[str, tuple[type[PaperExperiment], ...]] = {
+    "Attention as a Hypernetwork (arXiv 2406.05816)": (
+        FuzzyLogicComparison,
+        SRavenComparison,
+        Dropout,
+        SRavenPaper,
+        SRavenDropout,
+        Figure2B,
+        Figure2C,
+        Figure5,
+        Figure4,
+        Heads,
+        Depth,
+        Features,
+        HeldOut,
+        LanguageModelling,
+        PuzzleCounts,
+        TableA1,
+        TableA1SRaven,
+        HypernetworkTheory,
     ),
-    Paper(
-        "When can transformers compositionally generalize in-context?",
-        "2407.12275",
-        (InContextExperiment, InContextSupports, InContextTheory),
+    "When can transformers compositionally generalize in-context? (arXiv 2407.12275)": (
+        InContextExperiment,
+        InContextSupports,
+        InContextTheory,
     ),
-    Paper(
-        "On Provable Length and Compositional Generalization",
-        "2402.04875",
-        (LimitedCapacity, HigherCapacity, Corners, SequenceTheory, TrainingLengths, Diversity, Realisability),
+    "On Provable Length and Compositional Generalization (arXiv 2402.04875)": (
+        LimitedCapacity,
+        HigherCapacity,
+        Corners,
+        SequenceTheory,
+        TrainingLengths,
+        Diversity,
+        Realisability,
     ),
-    Paper(
-        "Scaling can lead to compositional generalization",
-        "2507.07207",
-        (
-            Demo,
-            Grids,
-            Widths,
-            Compositions,
-            Supports,
-            Models,
-            Decodability,
-            Modules,
-            Depths,
-            Surface,
-            Encodings,
-            NeuronTheory,
-        ),
+    "Scaling can lead to compositional generalization (arXiv 2507.07207)": (
+        Demo,
+        Grids,
+        Widths,
+        Compositions,
+        Supports,
+        Models,
+        Decodability,
+        Modules,
+        Depths,
+        Surface,
+        Encodings,
+        NeuronTheory,
     ),
-)
-EXPERIMENTS = {experiment.name: experiment() for paper in PAPERS for experiment in paper.experiments}
-HEADINGS = {experiment.name: paper.heading for paper in PAPERS for experiment in paper.experiments}
+}
 
 
-def paper_of(experiment: PaperExperiment) -> str:
-    """The title and number of the paper that an experiment belongs to."""
-    return HEADINGS.get(experiment.name, "Other experiments")
+def create_experiments() -> dict[str, PaperExperiment]:
+    """All experiments by name, with the headings of their papers."""
+    experiments = {}
+    for paper, classes in PAPERS.items():
+        for experiment in (create() for create in classes):
+            experiment.paper = paper
+            experiments[experiment.name] = experiment
+    return experiments
+
+
+EXPERIMENTS = create_experiments()

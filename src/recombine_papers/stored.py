@@ -3,36 +3,29 @@
 `results/<experiment>-<scale>.jsonl` has one line per run, so that the evidence behind a claim can be kept under version
 control and read without the run directories. A stored run is used only while it is the run that the code would make now: its
 hash, which covers names, versions and settings, must be that of a record of the experiment, and the version of the evaluation
-must be the current one.
-
-`results/README.md`: what was run, when, in which environment, how often it was interrupted, and what it cost.
-
-Tables of stored results within pages of the documentation, between markers:
-
-    <!-- results: scale-width small -->
-    ...
-    <!-- results: end -->
-
-`recombine reproduce claims --page PAGE` writes what is between them, so that a page and `results/` cannot disagree.
+must be the current one. `results/<calculation>.json` has the numbers of an experiment without runs, used while its version
+and its number of seeds are the same.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypedDict, cast, get_args
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 
-from recombine.foundation import InputError, Table, check_choice, find_schema_error, read_file, replace_file
-from recombine.sweeps import Finished, FinishedRun, Record
+from recombine.foundation import InputError, find_schema_error, read_file, replace_file
+from recombine.sweeps import Experiment, Finished, FinishedRun, Record
 from recombine.tasks import Scale, Task
-from recombine.training import EVALUATION_VERSION, Json, RunDirectory, hash_config
-from recombine_papers.experiment import PaperExperiment
+from recombine.training import EVALUATION_VERSION, Json, RunDirectory, describe_environment, hash_config
+
+if TYPE_CHECKING:
+    from recombine_papers.experiment import Calculation, PaperExperiment
 
 DIGITS = 7  # significant digits of stored numbers: float32 has no more
 CURVE_POINTS = 40
@@ -52,16 +45,17 @@ RESULT_KEYS = (
     "baselines",
 )
 ENVIRONMENT_KEYS = ("recombine", "source_sha256", "python", "torch", "processor", "num_threads")
+FileCells = dict[str, str]  # the row of a file in `results/README.md`, by column
 
 
 class StoredVersions(TypedDict):
-    """Of the versions of a result, the one that is compared here; the others are part of the hash."""
+    """The version of a result that is compared here; the others are part of the hash."""
 
     evaluation: int
 
 
 class StoredResult(TypedDict):
-    """Of the result in a stored line, what is relied on."""
+    """The keys of a stored result that are read here."""
 
     seconds: float
     steps: int
@@ -80,28 +74,58 @@ class StoredLine(TypedDict):
     measured: Json
 
 
+class StoredEnvironment(TypedDict):
+    """Where numbers were computed."""
+
+    recombine: str
+    source_sha256: str
+    python: str
+    torch: str
+    processor: str
+    num_threads: int
+
+
+class StoredNumbers(TypedDict):
+    """The file of a calculation."""
+
+    version: int
+    computed: dict[str, list[float]]
+    seconds: float
+    finished: str
+    environment: StoredEnvironment
+
+
+Checked = TypeVar("Checked")
+
+
+def check_schema(contents: Any, schema: type[Checked], where: str = "") -> Checked:
+    """Contents of a file, if they have the types of a schema."""
+    if (fault := find_schema_error(contents, schema)) is not None:
+        raise ValueError(f"{where}{fault}")
+    return cast(Checked, contents)
+
+
 @dataclass(frozen=True)
 class StoredRun(FinishedRun):
     """A finished run of which only the stored numbers are left; `run` names its directory, which need not exist."""
 
-    stored: Mapping[str, Any] | None = None
+    stored: Json = field(default_factory=dict)
 
     @cached_property
     def result(self) -> Json:
-        return dict((self.stored or {})["result"])
+        return dict(self.stored["result"])
 
     @cached_property
     def certificate(self) -> Json:
-        return dict((self.stored or {})["certificate"])
+        return dict(self.stored["certificate"])
 
     @property
     def curve(self) -> list[Json]:
-        return [row for row in (self.stored or {}).get("curve", []) if "scores" in row]
+        return [row for row in self.stored.get("curve", []) if "scores" in row]
 
     @property
     def core_hours(self) -> float:
-        threads = (self.stored or {})["environment"]["num_threads"]
-        return float(self.result["seconds"]) * threads / 3600
+        return count_core_hours([self.stored])
 
 
 def locate(record: Record, out: Path) -> Path:
@@ -109,20 +133,20 @@ def locate(record: Record, out: Path) -> Path:
     config = record.config
     found = [out / config.directory_name]
     if config.task.prepared_settings:
-        asked = hash_config(without_prepared(config.as_dict(), config.task))
+        wanted = hash_config(without_prepared(config.as_dict(), config.task))
         results = sorted(out.glob(f"{config.name}-*/result.json"), key=lambda path: path.stat().st_mtime)
         runs = (RunDirectory(path.parent) for path in results)
-        found += [run.path for run in runs if hash_config(without_prepared(run.config, config.task)) == asked]
+        found += [run.path for run in runs if hash_config(without_prepared(run.config, config.task)) == wanted]
     return found[-1]
 
 
 def without_prepared(contents: Json, task: Task) -> Json:
-    """A configuration without what `Task.prepare` fills in."""
+    """A configuration without the settings that `Task.prepare` fills in."""
     settings = {name: value for name, value in contents["task"].items() if name not in task.prepared_settings}
     return {"task": settings, "model": contents["model"], "training": contents["training"]}
 
 
-def collect(experiment: PaperExperiment, scale: Scale, out: Path, device: str = "auto") -> list[Json]:
+def collect(experiment: Experiment, scale: Scale, out: Path, device: str = "auto") -> list[Json]:
     """The stored form of every finished run of an experiment below a folder of runs."""
     records = list(experiment.records(scale))
     located = [(record, locate(record, out)) for record in records]
@@ -131,8 +155,9 @@ def collect(experiment: PaperExperiment, scale: Scale, out: Path, device: str = 
 
 
 def summarise(run: FinishedRun) -> Json:
-    """What is stored of a run: enough for every table, interval and curve."""
+    """The stored form of a run: enough for every table, interval and curve."""
     environment = run.run.read_json("environment.json")
+    finished = (run.run.path / "result.json").stat().st_mtime
     return {
         "settings": dict(run.record.settings),
         "seed": run.record.seed,
@@ -142,15 +167,10 @@ def summarise(run: FinishedRun) -> Json:
         "prepared": {name: run.run.config["task"][name] for name in run.record.config.task.prepared_settings},
         "environment": {key: environment[key] for key in ENVIRONMENT_KEYS},
         "interrupted": len(environment.get("previous", [])),
-        "finished": date_of(run.run.path / "result.json"),
+        "finished": datetime.fromtimestamp(finished, UTC).date().isoformat(),
         "measured": shorten_numbers(dict(run.measured)),
         "curve": shorten_numbers(summarise_curve(run.run.read_metrics())),
     }
-
-
-def date_of(path: Path) -> str:
-    """The day on which a file was written, in UTC."""
-    return datetime.fromtimestamp(path.stat().st_mtime, UTC).date().isoformat()
 
 
 def summarise_curve(rows: Sequence[Json]) -> list[Json]:
@@ -165,7 +185,7 @@ def summarise_curve(rows: Sequence[Json]) -> list[Json]:
 
 
 def shorten_numbers(value: Any) -> Any:
-    """The same data with numbers rounded to what they are worth; JSON has no NaN and no infinity."""
+    """The same data with numbers rounded to their significant digits; JSON has no NaN and no infinity."""
     if isinstance(value, float):
         return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -173,12 +193,12 @@ def shorten_numbers(value: Any) -> Any:
     return [shorten_numbers(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def results_path(folder: Path, experiment: PaperExperiment, scale: Scale) -> Path:
+def results_path(folder: Path, experiment: Experiment, scale: Scale) -> Path:
     return folder / f"{experiment.name}-{scale}.jsonl"
 
 
-def write_results(folder: Path, experiment: PaperExperiment, scale: Scale, runs: Sequence[Json]) -> bool:
-    """Add runs to the file of an experiment; those that it has already are replaced. Says whether anything changed."""
+def write_results(folder: Path, experiment: Experiment, scale: Scale, runs: Sequence[Json]) -> bool:
+    """Add runs to the file of an experiment, in place of earlier results of the same runs; whether anything changed."""
     path = results_path(folder, experiment, scale)
     known = {run["hash"]: run for run in read_lines(path)}
     merged = known | {run["hash"]: run for run in runs}
@@ -192,25 +212,25 @@ def write_results(folder: Path, experiment: PaperExperiment, scale: Scale, runs:
 
 
 def copy_shared_runs(experiments: Collection[PaperExperiment], folder: Path) -> list[Path]:
-    """Give every experiment the stored runs that it shares with another; returns the files that changed.
+    """Copy stored runs to every experiment that shares them; returns the files that changed.
 
-    Not for experiments that need numbers measured inside the networks, which the others' runs do not have.
+    Experiments that measure numbers inside the networks are left out, because the runs of others do not have them.
     """
-    files = [(each, scale) for each in experiments for scale in each.judged_scales]
-    known = {(each.name, scale): current_lines(results_path(folder, each, scale)) for each, scale in files}
-    stored = {name: line for lines in known.values() for name, line in lines.items()}
+    files = [(experiment, scale) for experiment in experiments for scale in experiment.judged_scales]
+    known = [current_lines(results_path(folder, *file)) for file in files]
+    stored = {name: line for lines in known for name, line in lines.items()}
     changed = []
-    for each, scale in files:
-        if type(each).measures is not PaperExperiment.measures:
+    for (experiment, scale), lines in zip(files, known, strict=True):
+        if type(experiment).measures is not Experiment.measures:
             continue
-        records = {hash_config(record.config.identity): record for record in each.records(scale)}
+        records = {hash_config(record.config.identity): record for record in experiment.records(scale)}
         shared = [
             {**stored[name], "settings": dict(record.settings), "measured": {}}
             for name, record in records.items()
-            if name in stored and name not in known[each.name, scale]
+            if name in stored and name not in lines
         ]
-        if write_results(folder, each, scale, shared):
-            changed.append(results_path(folder, each, scale))
+        if write_results(folder, experiment, scale, shared):
+            changed.append(results_path(folder, experiment, scale))
     return changed
 
 
@@ -226,57 +246,22 @@ def read_lines(path: Path) -> list[Json]:
         return []
     try:
         lines = [json.loads(line) for line in read_file(path).decode().splitlines()]
-        for number, line in enumerate(lines, start=1):
-            if (fault := find_schema_error(line, StoredLine)) is not None:
-                raise ValueError(f"line {number}: {fault}")
+        return [cast(Json, check_schema(line, StoredLine, f"line {n}: ")) for n, line in enumerate(lines, start=1)]
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} cannot be read ({error}): expected results that `reproduce claims` wrote") from None
-    return lines
 
 
-def read_results(folder: Path, experiment: PaperExperiment, scale: Scale) -> Finished:
+def read_results(folder: Path, experiment: Experiment, scale: Scale) -> Finished:
     """The stored runs of an experiment that are still current, in the order of its records."""
-    return Finished(tuple(_match(experiment, scale, current_lines(results_path(folder, experiment, scale)))))
+    lines = current_lines(results_path(folder, experiment, scale))
 
+    def match() -> Iterator[StoredRun]:
+        for record in experiment.records(scale):
+            line = lines.get(hash_config(record.config.identity))
+            if line is not None:
+                yield StoredRun(record, RunDirectory(locate(record, Path("runs"))), line["measured"], line)
 
-def _match(experiment: PaperExperiment, scale: Scale, stored: Mapping[str, Json]) -> Iterator[StoredRun]:
-    for record in experiment.records(scale):
-        line = stored.get(hash_config(record.config.identity))
-        if line is not None:
-            run = RunDirectory(locate(record, Path("runs")))
-            yield StoredRun(record, run, line["measured"], line)
-
-
-INDEX_TITLE = "# Results\n"
-INTRODUCTION = f"""{INDEX_TITLE}
-The numbers behind [the card of claims](../docs/claims.md): scores, learning curves and measured numbers of every finished
-run, without its parameters. One line per run. `recombine reproduce claims --out RUNS` adds the finished runs of a folder and
-writes this page. A line is used only while the code would make the same run: its hash covers names, versions and settings.
-
-- A run that serves several experiments is in the file of each.
-- *core-hours*: wall time multiplied by threads; other work on the machine makes them longer.
-- *interrupted*: how often runs were stopped and resumed in another environment (code, machine or number of threads).
-"""
-HEADER = (
-    "| file | runs | seeds | steps | core-hours | interrupted | finished | processor | code |",
-    "| --- | ---: | --- | --- | ---: | ---: | --- | --- | --- |",
-)
-
-
-def format_index(experiments: Collection[PaperExperiment], folder: Path) -> str:
-    """The page as Markdown."""
-    distinct = {
-        line["hash"]: line for each in experiments for lines in read_files(each, folder).values() for line in lines
-    }
-    total = count_core_hours(list(distinct.values()))
-    rows = [row for experiment in experiments for row in experiment.describe_stored(folder)]
-    rows.sort(key=lambda row: "| none |" in row)  # calculations last
-    return (
-        "\n".join(
-            [INTRODUCTION, f"In all: {len(distinct)} different runs, {total:.1f} core-hours.", "", *HEADER, *rows]
-        )
-        + "\n"
-    )
+    return Finished(tuple(match()))
 
 
 def read_files(experiment: PaperExperiment, folder: Path) -> dict[str, list[Json]]:
@@ -285,10 +270,66 @@ def read_files(experiment: PaperExperiment, folder: Path) -> dict[str, list[Json
     return {path.name: lines for path in paths if (lines := read_lines(path))}
 
 
-def describe_files(experiment: PaperExperiment, folder: Path) -> list[str]:
-    """One row per file: the runs of an experiment at one scale."""
+def count_core_hours(lines: Sequence[Json]) -> float:
+    """Training time of runs, multiplied by their number of threads."""
+    return sum(line["result"]["seconds"] * line["environment"]["num_threads"] for line in lines) / 3600
+
+
+def numbers_path(folder: Path, experiment: Calculation) -> Path:
+    return folder / f"{experiment.name}.json"
+
+
+def read_numbers(folder: Path, experiment: Calculation) -> StoredNumbers | None:
+    """The stored numbers of a calculation, or None if its version, seeds or claims are others."""
+    path = numbers_path(folder, experiment)
+    if not path.exists():
+        return None
+    try:
+        numbers = check_schema(json.loads(read_file(path)), StoredNumbers)
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path} cannot be read ({error}): expected numbers that `reproduce claims` wrote") from None
+    wanted = {name for claim in experiment.claims for name in claim.quantities}
+    seeds = {len(values) for values in numbers["computed"].values()}
+    current = numbers["version"] == experiment.version and seeds == {experiment.num_seeds}
+    return numbers if current and wanted <= numbers["computed"].keys() else None
+
+
+def read_computed(folder: Path, experiment: Calculation) -> Finished:
+    """The stored numbers of a calculation as those of an experiment."""
+    numbers = read_numbers(folder, experiment)
+    if numbers is None:
+        return Finished(())
+    return Finished((), {name: tuple(values) for name, values in numbers["computed"].items()}, count_hours(numbers))
+
+
+def write_numbers(folder: Path, experiment: Calculation) -> bool:
+    """Calculate and store what is not stored yet; whether anything changed."""
+    if read_numbers(folder, experiment) is not None:
+        return False
+    environment: Mapping[str, Any] = describe_environment("cpu")
+    start = perf_counter()
+    computed = experiment.complete(Finished(())).computed
+    numbers: StoredNumbers = {
+        "version": experiment.version,
+        "computed": shorten_numbers(computed),
+        "seconds": round(perf_counter() - start, 2),
+        "finished": datetime.now(UTC).date().isoformat(),
+        "environment": cast(StoredEnvironment, {key: environment[key] for key in ENVIRONMENT_KEYS}),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    replace_file(numbers_path(folder, experiment), (json.dumps(numbers, indent=1) + "\n").encode())
+    return True
+
+
+def count_hours(numbers: StoredNumbers) -> float:
+    """Core-hours of a calculation."""
+    return numbers["seconds"] * numbers["environment"]["num_threads"] / 3600
+
+
+def describe_files(experiment: PaperExperiment, folder: Path) -> list[FileCells]:
+    """The row of each file of an experiment."""
     return [
-        format_row(
+        describe_file(
             name,
             runs=str(len(lines)),
             seeds=[line["seed"] for line in lines],
@@ -302,7 +343,25 @@ def describe_files(experiment: PaperExperiment, folder: Path) -> list[str]:
     ]
 
 
-def format_row(
+def describe_numbers(experiment: Calculation, folder: Path) -> list[FileCells]:
+    """The row of the file of a calculation, if there is one."""
+    numbers = read_numbers(folder, experiment)
+    if numbers is None:
+        return []
+    row = describe_file(
+        numbers_path(folder, experiment).name,
+        runs="none",
+        seeds=range(experiment.num_seeds),
+        steps=(),
+        core_hours=count_hours(numbers),
+        interrupted="",
+        finished=[numbers["finished"]],
+        environments=[numbers["environment"]],
+    )
+    return [row]
+
+
+def describe_file(
     name: str,
     *,
     runs: str,
@@ -312,70 +371,21 @@ def format_row(
     interrupted: str,
     finished: Sequence[str],
     environments: Sequence[Mapping[str, Any]],
-) -> str:
-    """One row of the page."""
-    cells = (
-        f"`{name}`",
-        runs,
-        list_values(seeds),
-        list_values(steps),
-        f"{core_hours:.2f}",
-        interrupted,
-        " to ".join(dict.fromkeys((min(finished), max(finished)))),
-        list_values(environment["processor"] for environment in environments),
-        list_values(environment["source_sha256"][:8] for environment in environments),
-    )
-    return f"| {' | '.join(cells)} |"
-
-
-def count_core_hours(lines: Sequence[Json]) -> float:
-    """Training time of runs, multiplied by their number of threads."""
-    return sum(line["result"]["seconds"] * line["environment"]["num_threads"] for line in lines) / 3600
+) -> FileCells:
+    """A file of results, when and where it was made, and its cost."""
+    return {
+        "file": f"`{name}`",
+        "runs": runs,
+        "seeds": list_values(seeds),
+        "steps": list_values(steps),
+        "core-hours": f"{core_hours:.2f}",
+        "interrupted": interrupted,
+        "finished": " to ".join(dict.fromkeys((min(finished), max(finished)))),
+        "processor": list_values(environment["processor"] for environment in environments),
+        "code": list_values(environment["source_sha256"][:8] for environment in environments),
+    }
 
 
 def list_values(values: Iterable[int | str]) -> str:
     """The distinct values, sorted."""
     return ", ".join(map(str, sorted(set(values))))
-
-
-END = "<!-- results: end -->"
-BLOCK = re.compile(r"<!-- results: ([\w-]+) (\w+) -->\n.*?" + re.escape(END), re.DOTALL)
-
-
-def has_blocks(text: str) -> bool:
-    return BLOCK.search(text) is not None
-
-
-def fill_blocks(text: str, folder: Path, experiments: Mapping[str, PaperExperiment]) -> str:
-    """A text with the current results between its markers."""
-
-    def fill(match: re.Match[str]) -> str:
-        name, scale = match.groups()
-        experiment = experiments[check_choice("experiment", name, experiments)]
-        chosen = cast(Scale, check_choice("scale", scale, get_args(Scale)))
-        finished = experiment.read(folder, chosen)
-        command = f"`{experiment.command(chosen)}`"
-        answer = experiment.answer(finished) if finished else ""
-        body = format_markdown(experiment.summarise(finished)) if finished else f"*{command} has not been run.*"
-        body = f"{answer}\n\n{body}" if answer else body
-        return f"<!-- results: {name} {scale} -->\n{body}\n{END}"
-
-    return BLOCK.sub(fill, text)
-
-
-def format_markdown(table: Table) -> str:
-    """A table in Markdown: its title, the rows, and its note as a line below."""
-    names, rows = table.names, table.as_text()
-    kept = [column for column in range(len(names)) if any(row[column] for row in rows)]
-    lines = [f"**{table.title}**", "", _join([names[column] for column in kept])]
-    lines.append("| " + " | ".join("---:" if _is_number(rows, column) else "---" for column in kept) + " |")
-    lines += [_join([row[column] for column in kept]) for row in rows]
-    return "\n".join([*lines, *(["", "; ".join(table.note.splitlines()) + "."] if table.note else [])])
-
-
-def _join(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def _is_number(rows: list[list[str]], column: int) -> bool:
-    return all(row[column][:1] in "−0123456789" for row in rows)

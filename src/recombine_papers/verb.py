@@ -20,19 +20,10 @@ from recombine.foundation import Column, InputError, Table, replace_file
 from recombine.sweeps import Experiment, find_experiment, installed_experiments
 from recombine.tasks import SCALES
 from recombine.training import Json
-from recombine_papers.card import (
-    BEGIN,
-    TITLE,
-    CardRow,
-    build_card,
-    count_verdicts,
-    format_page,
-    summarise_card,
-    tabulate_card,
-    update_block,
-)
+from recombine_papers.card import build_card, count_verdicts, tabulate_card
 from recombine_papers.experiment import PaperExperiment
-from recombine_papers.stored import INDEX_TITLE, copy_shared_runs, fill_blocks, format_index, has_blocks
+from recombine_papers.pages import INDEX_TITLE, format_index, update_page
+from recombine_papers.stored import copy_shared_runs
 
 Experiments = Mapping[str, PaperExperiment]
 
@@ -135,16 +126,6 @@ def collect_all(options: ClaimsOptions, experiments: Experiments) -> list[Path]:
     if results.is_dir():
         replace_file(index, format_index(experiments.values(), results).encode())
     return list(dict.fromkeys(changed))
-
-
-def update_page(text: str, rows: Sequence[CardRow], results: Path, page: Path, experiments: Experiments) -> str:
-    """The short form and tables between the markers of a page that has some; otherwise the whole card."""
-    if BEGIN not in text and not has_blocks(text):
-        if text and not text.startswith(TITLE):
-            raise InputError(f"{page} is another page: expected a new file, the page of claims, or one with markers")
-        return format_page(rows)
-    text = update_block(text, summarise_card(rows), page) if BEGIN in text else text
-    return fill_blocks(text, results, experiments)
 
 
 def draw_figures(results: Path, folder: Path, experiments: Experiments) -> list[Path]:

@@ -207,7 +207,7 @@ def test_every_verb_has_help(verb, capsys):
         (["evaluate", "nowhere"], "run directory 'nowhere' does not exist"),
         (["evaluate", "."], "config.json does not exist"),
         (["evaluate"], "RUN is missing: expected"),
-        (["reproduce", "everything"], "unknown experiment 'everything': expected one of dropout, sraven-paper"),
+        (["reproduce", "everything"], "unknown experiment 'everything': expected one of fuzzy-logic, sraven, dropout"),
         (["report", "nowhere"], "does not exist: expected a folder that"),
         (
             ["export", "fuzzy-logic", "-o", "/dev/null/rows.parquet", "--num-instances", "3"],

@@ -17,9 +17,6 @@ from recombine.tasks.sequences.teacher import SequenceTeacher
 from recombine.tasks.sraven.task import SRaven
 from recombine.training.config import RunConfig, TrainingConfig
 from recombine.training.run import train_run
-from recombine_papers.in_context.measures import FittedCode, Gradients, measure_fitted_code, track_run
-from recombine_papers.length.identification import RunIdentification, identify_run
-from recombine_papers.scale.decodability import Decodability, measure_decodability
 
 SIZES: dict[str, Any] = {"embedding_dim": 16, "kqv_dim": 8, "mlp_dim": 16, "num_heads": 2, "num_layers": 1}
 IN_CONTEXT = InContext(input_size=3, hidden_size=4, num_examples=6, num_queries=2, output_size=2)
@@ -97,13 +94,3 @@ def list_declared(declared):
         hints = get_type_hints(declared, include_extras=True)
         return set(hints) | {key for hint in hints.values() for key in list_declared(hint)}
     return {key for part in get_args(declared) for key in list_declared(part)} if get_origin(declared) else set()
-
-
-def test_measurements_have_the_declared_keys(tmp_path):
-    bottleneck = train(IN_CONTEXT, BOTTLENECK, tmp_path)
-    assert find_differences(measure_decodability(bottleneck.path, num_instances=50), Decodability) == []
-    assert find_differences(measure_fitted_code(bottleneck.path, num_instances=10), FittedCode) == []
-    track_run(bottleneck.path, num_points=2)
-    assert find_differences(bottleneck.read_json("gradients.json"), Gradients) == []
-    student = train(*RUNS["sequence_teacher"], tmp_path)
-    assert find_differences(identify_run(student.path, num_sequences=20), RunIdentification) == []

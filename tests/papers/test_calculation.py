@@ -10,19 +10,12 @@ import pytest
 from recombine.cli.main import run as run_verb
 from recombine.foundation.errors import InputError
 from recombine.sweeps import Finished
-from recombine_papers import EXPERIMENTS
-from recombine_papers.calculation import (
-    Calculation,
-    Computes,
-    Untested,
-    log10_of,
-    numbers_path,
-    read_numbers,
-    share_with_interval,
-    write_numbers,
-)
-from recombine_papers.card import build_card, count_claims, describe_interval, format_page, list_statements
-from recombine_papers.stored import format_index
+from recombine_papers import EXPERIMENTS, Calculation, Computes, Untested
+from recombine_papers.card import build_card, list_statements
+from recombine_papers.claims import log10_of
+from recombine_papers.experiment import share_with_interval
+from recombine_papers.pages import count_claims, describe_interval, format_index, format_page
+from recombine_papers.stored import numbers_path, read_numbers, write_numbers
 
 ROOT = Path(__file__).parents[2]
 CALCULATIONS = [name for name, experiment in EXPERIMENTS.items() if isinstance(experiment, Calculation)]
@@ -46,8 +39,7 @@ class Squares(Calculation):
 
 
 @pytest.fixture(autouse=True)
-def one_paper(monkeypatch):
-    monkeypatch.setattr("recombine_papers.card.paper_of", lambda experiment: "a paper")
+def no_calls(monkeypatch):
     monkeypatch.setattr(Squares, "calls", 0)
 
 
@@ -92,6 +84,10 @@ def test_only_what_is_known_to_be_exact_is_called_so(tmp_path, monkeypatch):
         (lambda self, seed: {"square": float("nan")}, "computes a number that is not finite: square"),
         (lambda self, seed: {f"square_{seed}": 1.0}, "computes different numbers per seed"),
         (lambda self, seed: {}, "computes different numbers per seed"),
+        (
+            lambda self, seed: {"square": 1.0},
+            "unknown quantity in the claims of 'squares' 'more': expected one of square",
+        ),
     ],
 )
 def test_a_calculation_from_outside_that_goes_wrong(compute, message, monkeypatch):

@@ -1,87 +1,45 @@
-"""The card of claims: stored results, verdicts on measured numbers, the page and the command."""
+"""The card of claims: stored results, rows and statements, the pages and the command."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from card_world import NARROW, WIDE, Widths, build_world, write_world
 from recombine.cli.main import run as run_verb
 from recombine.foundation.errors import InputError
 from recombine.sweeps import Finished, Record
+from recombine.tasks import view as drawing
 from recombine.training.config import default_run
-from recombine.training.intervals import score_values
 from recombine.training.run import train_run
-from recombine_papers import EXPERIMENTS
-from recombine_papers.calculation import Calculation
-from recombine_papers.card import (
+from recombine_papers import EXPERIMENTS, Calculation
+from recombine_papers.card import build_card, combine_verdicts, list_statements, tabulate_card
+from recombine_papers.pages import (
     BEGIN,
     END,
-    build_card,
+    RESULTS_BLOCK,
+    fill_results,
+    format_index,
     format_page,
     summarise_card,
-    tabulate_card,
-    update_block,
+    update_page,
 )
-from recombine_papers.claims import decide
-from recombine_papers.measured_claims import Bounded, Correlates, Exceeds, Gap, Higher, Reads
-from recombine_papers.registry import paper_of
 from recombine_papers.stored import (
     collect,
     copy_shared_runs,
-    fill_blocks,
-    format_index,
-    has_blocks,
     read_lines,
     read_results,
     shorten_numbers,
     write_results,
 )
-from recombine_papers.verb import update_page
-from stored_runs import stored_run
+from recombine_papers.verb import draw_figures
+from spies import record_calls
+from stored_runs import NARROW, WIDE, Widths, stored_line, write_world
 
 ROOT = Path(__file__).parents[2]
-
-
-def decide_on(claim, **world):
-    runs = tuple(stored_run(*parts) for parts in build_world(**world))
-    return decide(claim, Widths(), Finished(runs))
-
-
-@pytest.mark.parametrize(
-    ("claim", "verdict", "value"),
-    [
-        (Gap(text="", source="", of=NARROW, by=0.1), "seen", 0.45),
-        (Gap(text="", source="", of=WIDE, by=0.1), "seen in part", 0.05),
-        (Bounded(text="", source="", first=WIDE, second=NARROW, high=0.05), "refuted", 0.4),
-        (Bounded(text="", source="", first=WIDE, second=NARROW, low=0.3, high=0.5), "seen", 0.4),
-        (Reads(text="", source="", of=WIDE, quantity="z", low=0.5), "seen", 0.8),
-        (Reads(text="", source="", of=NARROW, quantity="z", low=0.5), "refuted", 0.3),
-        (Reads(text="", source="", of=NARROW, quantity="other", low=0.5), "not run", None),
-        (Exceeds(text="", source="", of=WIDE, quantity="z", over="before", by=0.1), "seen", 0.7),
-        (Higher(text="", source="", of=WIDE, than=NARROW, quantity="z", by=0.1), "seen", 0.5),
-        (Higher(text="", source="", of=NARROW, than=WIDE, quantity="z", by=0.1), "refuted", -0.5),
-        (Correlates(text="", source="", quantity="z", by=0.7), "seen", 1.0),
-    ],
-)
-def test_verdicts_on_measured_numbers(claim, verdict, value):
-    def measure(record):
-        return {"z": 0.8 if record.settings["width"] == 512 else 0.3, "before": 0.1}
-
-    decided, number = decide_on(claim, measured=measure)
-    assert decided == verdict
-    assert (None if number is None else number.value) == (None if value is None else pytest.approx(value))
-    assert claim.bound
-
-
-def test_one_seed_is_at_most_seen_in_part():
-    number = score_values([0.99])
-    assert Reads(text="", source="", of={}, quantity="z", low=0.5).judge(number) == "seen in part"
-    with pytest.raises(InputError, match="no values to average"):
-        score_values([])
-    assert score_values([1.0, 2.0, 3.0]).high == pytest.approx(2 + 4.303 * 1 / 3**0.5, abs=1e-3)
 
 
 def test_the_card_is_made_of_stored_results(tmp_path):
@@ -92,6 +50,80 @@ def test_the_card_is_made_of_stored_results(tmp_path):
     assert "wide beats narrow" in str(tabulate_card([row]).as_text())
     write_world(tmp_path, wide=0.3)  # the same runs with other numbers replace the old ones
     assert build_card([Widths()], tmp_path)[0].verdict == "refuted"
+
+
+class Settings(Widths):
+    """One statement in two settings; the first has not been run."""
+
+    claims = tuple(
+        replace(Widths.claims[0], text="wide beats narrow", where=where, better={"width": width}, headline=True)
+        for where, width in (("never run", 64), ("run", 512))
+    )
+
+
+def test_a_statement_is_shown_with_the_first_setting_that_was_run(tmp_path, monkeypatch):
+    write_world(tmp_path)
+    rows = build_card([Settings()], tmp_path)
+    (statement,) = list_statements(rows)
+    assert (statement.first.claim.where, [row.claim.where for row in statement.further]) == ("run", ["never run"])
+    page = format_page(rows)
+    assert "| wide beats narrow (us)<br>*run* | **seen** | 0.400" in page
+    assert "<br>2 seeds, 4 compositions |" in page
+    assert "<summary>Other settings: 1 not run</summary>" in page
+    folded = page.partition("<summary>")[2]
+    assert "*wide beats narrow*\n\nNot run: never run." in folded
+    (short,) = [line for line in summarise_card(rows).splitlines() if "wide" in line]
+    assert short.startswith("| wide beats narrow<br>*run* | **seen**<br>1 setting not run | 0.400")
+    assert short.endswith("| 2 | 0.300 | difference ≥ 0.1 |")
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "combined"),
+    [
+        (["not run", "not run"], "not run"),
+        (["seen", "not run"], "seen"),
+        (["seen", "refuted"], "seen in part"),
+        (["not seen", "seen in part"], "seen in part"),
+        (["not seen", "refuted"], "not seen"),
+        (["refuted", "refuted"], "refuted"),
+    ],
+)
+def test_one_verdict_for_several_settings(verdicts, combined):
+    assert combine_verdicts(verdicts) == combined
+
+
+class Repeated(Widths):
+    """Another experiment of the same paper with the same statement, which fails there, and one that holds."""
+
+    name = "repeated"
+    claims = (replace(Widths.claims[0], where="again", better=NARROW, worse=WIDE, headline=True),)
+
+
+def test_settings_of_two_experiments_are_one_statement(tmp_path, monkeypatch):
+    write_world(tmp_path)
+    (tmp_path / "repeated-tiny.jsonl").write_bytes((tmp_path / "miniature-tiny.jsonl").read_bytes())
+    rows = build_card([Settings(), Repeated()], tmp_path)
+    (statement,) = list_statements(rows)
+    assert [row.verdict for row in statement.rows] == ["seen", "not run", "refuted"]
+    short = summarise_card(rows)
+    assert "| seen in part<br>2 settings: 1 seen, 1 refuted<br>1 setting not run | 0.400" in short
+    assert "<br>settings: −0.400 … 0.400 |" in short
+    assert short.endswith("1 claim about trained networks, run in 2 settings (1 more not run): 1 seen in part.")
+
+
+def test_results_of_a_smaller_scale_than_the_default_decide_nothing(tmp_path, monkeypatch):
+    write_world(tmp_path)
+    assert Widths().judged_scales == ("tiny", "small", "paper")
+    assert EXPERIMENTS["scale-width"].judged_scales == ("small", "paper")
+    monkeypatch.setattr(Widths, "default_scale", "small")
+    (row,) = build_card([Widths()], tmp_path)
+    assert (row.verdict, row.scale) == ("not run", "small")
+
+
+def test_a_claim_about_settings_that_no_run_has_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(Widths, "claims", (replace(Widths.claims[0], better={"width": 513}),))
+    with pytest.raises(InputError, match=r"claim 'wide beats narrow' .* is about {'width': 513}: no run has these"):
+        build_card([Widths()], tmp_path)
 
 
 class Shared(Widths):
@@ -179,8 +211,8 @@ def test_the_page_and_the_short_form(tmp_path):
     experiment = EXPERIMENTS["scale-width"]
     rows = build_card([experiment], tmp_path)
     page = format_page(rows)
-    assert paper_of(experiment) == "Scaling can lead to compositional generalization (arXiv 2507.07207)"
-    assert f"## {paper_of(experiment)}" in page
+    assert experiment.paper == "Scaling can lead to compositional generalization (arXiv 2507.07207)"
+    assert f"## {experiment.paper}" in page
     assert "`recombine reproduce scale-width --scale small`" in page
     assert "| claim | verdict | bound |" in page  # columns in which no row has anything are left out
     assert page.count("| not run |") == 2  # one row per statement
@@ -188,10 +220,10 @@ def test_the_page_and_the_short_form(tmp_path):
     assert "|" not in short  # nothing to show yet
     assert "not run yet: 1 of *Scaling can lead to compositional generalization*." in short
     assert short.endswith("2 claims about trained networks, run in 0 settings (2 more not run): 2 not run.")
-    text = update_block(f"before\n{BEGIN}\nold\n{END}\nafter", "new", Path("README.md"))
-    assert text == f"before\n{BEGIN}\nnew\n{END}\nafter"
+    text = update_page(f"before\n{BEGIN}\nold\n{END}\nafter", rows, tmp_path, Path("README.md"), EXPERIMENTS)
+    assert text == f"before\n{BEGIN}\n{short}\n{END}\nafter"
     with pytest.raises(InputError, match="has no place for the claims"):
-        update_block("nothing", "new", Path("README.md"))
+        update_page(f"{BEGIN} and no end", rows, tmp_path, Path("README.md"), EXPERIMENTS)
 
 
 def test_the_command(tmp_path, capsys, monkeypatch):
@@ -217,7 +249,7 @@ def test_pages_of_the_documentation_are_those_that_the_results_give():
     rows = build_card(EXPERIMENTS.values(), ROOT / "results")
     assert (ROOT / "docs" / "claims.md").read_text() == format_page(rows)
     pages = [page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if page.name != "claims.md"]
-    marked = [page for page in pages if BEGIN in page.read_text() or has_blocks(page.read_text())]
+    marked = [page for page in pages if BEGIN in page.read_text() or RESULTS_BLOCK.search(page.read_text())]
     assert ROOT / "README.md" in marked
     for page in marked:
         assert update_page(page.read_text(), rows, ROOT / "results", page, EXPERIMENTS) == page.read_text(), page
@@ -226,11 +258,107 @@ def test_pages_of_the_documentation_are_those_that_the_results_give():
 def test_tables_between_markers(tmp_path):
     write_world(tmp_path)
     text = "above\n<!-- results: miniature tiny -->\nold\n<!-- results: end -->\nbelow\n"
-    filled = fill_blocks(text, tmp_path, {"miniature": Widths()})
+    filled = fill_results(text, tmp_path, {"miniature": Widths()})
     assert filled.startswith("above\n<!-- results: miniature tiny -->\n**R²")
     assert "| 512 | 2 | 0.900" in filled
     assert filled.endswith("<!-- results: end -->\nbelow\n")
-    assert fill_blocks(filled, tmp_path, {"miniature": Widths()}) == filled
-    assert "has not been run" in fill_blocks(text, tmp_path / "none", {"miniature": Widths()})
+    assert fill_results(filled, tmp_path, {"miniature": Widths()}) == filled
+    assert "has not been run" in fill_results(text, tmp_path / "none", {"miniature": Widths()})
     with pytest.raises(InputError, match="unknown experiment 'miniature'"):
-        fill_blocks(text, tmp_path, EXPERIMENTS)
+        fill_results(text, tmp_path, EXPERIMENTS)
+
+
+def write_dropout(folder, leads):
+    """Stored runs of `dropout` with these leads of HYLA, with and without dropout."""
+    experiment = EXPERIMENTS["dropout"]
+    lines = []
+    for record in experiment.records("paper"):
+        settings = record.settings
+        if settings["steps"] == 20_000 and settings["attention"] != "linear" and settings["dropout"] in leads:
+            score = 0.6 + (leads[settings["dropout"]] if settings["attention"] == "hyla" else 0.0)
+            line = stored_line(record, {"test": 0.95, "ood": score, "unknown": 0.0}, metric="r2")
+            line["result"]["scores"]["ood"]["r2"]["ceiling"] = 0.99
+            points = (10_000, 20_000)
+            line["curve"] = [{"step": step, "scores": {"test": {"r2": 0.9}, "ood": {"r2": 0.5}}} for step in points]
+            lines.append(line)
+    write_results(folder, experiment, "paper", lines)
+
+
+@pytest.mark.parametrize(
+    ("leads", "answer"),
+    [
+        ({0.1: 0.2, 0.0: 0.2}, "HYLA's lead does not need the dropout."),
+        ({0.1: 0.2, 0.0: 0.0}, "HYLA leads only with the dropout."),
+        ({0.1: 0.0, 0.0: 0.2}, "HYLA leads only without the dropout."),
+        ({0.1: 0.0, 0.0: 0.0}, "HYLA does not lead here."),
+        ({0.0: 0.2}, "HYLA leads."),
+        ({0.0: -0.2}, "HYLA is behind."),
+    ],
+)
+def test_the_question_on_dropout_is_answered_from_the_numbers(tmp_path, leads, answer):
+    write_dropout(tmp_path, leads)
+    experiment = EXPERIMENTS["dropout"]
+    sentence = experiment.answer(read_results(tmp_path, experiment, "paper"))
+    assert sentence.endswith(answer)
+    assert all(f"scores {0.6 + lead:.2f} and softmax attention 0.60" in sentence for lead in leads.values())
+    assert sentence.startswith("With attention dropout 0.1" if 0.1 in leads else "Without dropout")
+    assert f"**{sentence}**" in format_page(build_card([experiment], tmp_path))
+    assert experiment.answer(Finished(())) == ""
+
+
+@pytest.mark.parametrize(
+    ("leads", "titles"), [({0.1: 0.2, 0.0: 0.2}, ["dropout 0.1", "no dropout"]), ({0.0: 0.2}, ["no dropout"])]
+)
+def test_figures_are_drawn_from_stored_results_alone(tmp_path, monkeypatch, leads, titles):
+    calls: list[Any] = []
+    monkeypatch.setattr(drawing, "render_figure", record_calls(drawing.render_figure, calls))
+    write_dropout(tmp_path, leads)
+    (path,) = draw_figures(tmp_path, tmp_path / "figures", EXPERIMENTS)
+    assert path.name == "dropout_curves.png"
+    panels = calls[0][0].axes
+    assert [axes.get_title() for axes in panels] == titles
+    held_out = {
+        line.get_label(): list(line.get_ydata()) for line in panels[-1].lines if "seed" in str(line.get_label())
+    }
+    assert held_out == {"softmax (3 seeds)": [0.5, 0.5], "HYLA (3 seeds)": [0.5, 0.5]}
+    (ceiling,) = [line.get_ydata()[0] for line in panels[-1].lines if line.get_linestyle() == "--"]
+    assert ceiling == pytest.approx(0.99)
+    finals = [line.get_ydata()[0] for line in panels[-1].lines if line.get_marker() == "o"]
+    assert finals == pytest.approx([0.6, 0.95, 0.8, 0.95])  # softmax, HYLA: held out, trained
+
+
+def test_a_row_of_the_page_follows_from_the_stored_scores():
+    """One cheap row by hand: the mean over seeds of the difference between two widths."""
+    experiment = EXPERIMENTS["scale-width"]
+    scores: dict[Any, list[float]] = {}
+    for run in read_results(ROOT / "results", experiment, "small").runs:
+        scores.setdefault(run.record.settings["width"], []).append(run.score("ood", "r2_pooled"))
+    difference = sum(scores[512]) / len(scores[512]) - sum(scores[16]) / len(scores[16])
+    (line,) = [
+        line
+        for line in (ROOT / "docs" / "claims.md").read_text().splitlines()
+        if line.startswith("| wider networks recombine better (")
+    ]
+    assert line.split(" | ")[2].startswith(f"{difference:.3f}<br>(")
+    assert f"{len(scores[512])} seeds" in line
+
+
+def test_titles_of_papers_do_not_need_docstrings():
+    code = "from recombine_papers.registry import EXPERIMENTS, PAPERS; print(EXPERIMENTS['scale-width'].paper, len(PAPERS))"
+    found = subprocess.run([sys.executable, "-OO", "-c", code], capture_output=True, text=True, check=True).stdout
+    assert found == "Scaling can lead to compositional generalization (arXiv 2507.07207) 4\n"
+
+
+@pytest.mark.slow
+def test_a_row_of_the_card_is_repeated_from_scratch(tmp_path, capsys):
+    """`recombine reproduce scale-width`, the two widths of the claim: the same verdict and number as stored."""
+    command = ["reproduce", "scale-width", "--scale", "small", "--only", "width=16,512", "--out", str(tmp_path)]
+    assert run_verb([*command, "--jobs", "1", "--json"]) == 0
+    (first, _) = json.loads(capsys.readouterr().out)["tables"]["Claims"]
+    stored = next(
+        row
+        for row in build_card(EXPERIMENTS.values(), ROOT / "results")
+        if row.claim.text == first["claim"].partition(" (")[0]
+    )
+    assert first["verdict"] == stored.verdict
+    assert first["number"]["value"] == pytest.approx(stored.number.value, abs=0.01)

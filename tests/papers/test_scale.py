@@ -1,4 +1,4 @@
-"""The recipes of SC: what they run, and the tables they make of it."""
+"""The experiments on scale: their runs, and the tables and figures made of them."""
 
 import json
 from dataclasses import replace
@@ -16,7 +16,7 @@ from recombine.training.run import train_run
 from recombine_papers import EXPERIMENTS
 from recombine_papers.claims import Level
 from recombine_papers.scale.runs import change
-from recombine_papers.scale.tables import correlate_decodability, draw_scale, tabulate_seeds
+from recombine_papers.scale.tables import correlate_measured, draw_scale, tabulate_seeds
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,7 @@ def test_a_random_support_as_small_as_the_disconnected_one():
 
 
 def test_means_over_seeds_by_hand(runs):
-    (table,) = tabulate_seeds(runs)
+    table = tabulate_seeds(runs)
     row = table.as_dicts()[1]
     assert [each["width"] for each in table.as_dicts()] == [8, 32]
     values = [run.score("ood", "r2_pooled") for run in runs.runs if run.record.settings["width"] == 32]
@@ -115,21 +115,20 @@ def test_means_over_seeds_by_hand(runs):
 
 
 def test_decodability_is_measured_once_and_correlated(runs, monkeypatch):
-    decodability, correlations = correlate_decodability(runs, "cpu")
-    assert len(decodability.rows) == 4
-    assert {row[0] for row in correlations.rows} == {"hidden.0", "hidden.1"}
-    held_out = [row["hidden.1 ood"] for row in decodability.as_dicts()]
-    scores = [run.score("ood", "r2_pooled") for run in runs.runs]
-    row = next(row for row in correlations.rows if row[:2] == ("hidden.1", "all"))
-    assert row[2] == 4
-    assert row[3] == pytest.approx(np.corrcoef(held_out, scores)[0, 1])
+    experiment = EXPERIMENTS["scale-decodability"]
+    measured = experiment.measure_runs(runs, "cpu")
+    rows = correlate_measured(measured).rows
+    assert [row[:3] for row in rows] == [("last hidden", "all", 4), ("last hidden", "covered and connected", 4)]
+    held_out = [run.measured["z_held_out"] for run in measured.runs]
+    assert rows[0][3] == pytest.approx(
+        np.corrcoef(held_out, [run.score("ood", "r2_pooled") for run in runs.runs])[0, 1]
+    )
     monkeypatch.setattr("recombine_papers.scale.decodability.decode_sites", None)  # all are measured already
-    assert correlate_decodability(runs, "cpu")[0].rows == decodability.rows
+    assert experiment.measure_runs(runs, "cpu") == measured
 
 
 def test_the_figure_of_all_runs(runs, tmp_path):
     """Four panels; a line for each split of a curve, a point a run of the last."""
-    correlate_decodability(runs, "cpu")
     names = {8: {"compositions": 4}, 32: {"support": "random"}}
     others = [
         FinishedRun(replace(run.record, settings=names[run.record.settings["width"]]), run.run) for run in runs.runs
@@ -142,7 +141,7 @@ def test_the_figure_of_all_runs(runs, tmp_path):
 def test_decodability_is_that_of_the_last_layer(monkeypatch):
     """Layer 10 comes after layer 9, although its name does not."""
     sites = {f"hidden.{layer}": {"ood": layer / 10} for layer in range(11)}
-    monkeypatch.setattr("recombine_papers.scale.tables.read_decodability", lambda run, device: {"sites": sites})
+    monkeypatch.setattr("recombine_papers.scale.runs.measure_decodability", lambda path, **_: {"sites": sites})
     assert EXPERIMENTS["scale-decodability"].measures(RunDirectory(Path("run")), "cpu") == {"z_held_out": 1.0}
 
 
@@ -166,14 +165,3 @@ def test_reproduce_prints_the_tables(tmp_path, capsys):
     assert value["tables"]["Means over seeds"][0]["parameters"] == run["result"]["num_parameters"]
     assert run_verb([*command, "-q"]) == 0
     assert "Do wider networks" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("model", ["mlp", "hypernetwork", "task_transformer"])
-def test_the_command_line_trains_and_probes_each_model(model, tmp_path, capsys):
-    flags = ["--scale", "tiny", "--model", model, "--steps", "5", "--evaluation-instances", "50"]
-    assert run_verb(["train", "hyperteacher", *flags, "--out", str(tmp_path), "-q"]) == 0
-    path = capsys.readouterr().out.split()[-1]
-    assert run_verb(["probe", path, "--no-tsne", "--num-instances", "200", "--json"]) == 0
-    probe = json.loads(capsys.readouterr().out)
-    assert probe["reading"]["labels"] == "the strength of each module in the task"
-    assert all("r2" in each["ood"] for each in probe["decoders"].values())

@@ -27,7 +27,8 @@ import torch
 
 from recombine import SRaven, Stream
 from recombine.tasks import RULES
-from recombine_papers.calculation import Calculation, Computes, share_with_interval
+from recombine_papers.claims import Computes
+from recombine_papers.experiment import Calculation, share_with_interval
 from recombine_papers.hypernetwork.fuzzy_logic import NEAR
 
 FEW = 0.005  # of the puzzles: less than half a percent in the paper

@@ -1,8 +1,11 @@
-"""What the latent codes of SRAVEN networks say about rules: the numbers of figures 5A, 5B, 5E and 5F, and of a swap.
+"""Figures 5A, 5B, 5E, 5F, A6, A7 and A8: do the latent codes of SRAVEN networks identify rules, and do answers follow them?
 
-Codes are read on puzzles without permutations, in two ways. The paper reads the code of the last query token with itself
-(`self`). `recombine probe` reads its codes with the same feature in its own row, itself included (`row`). In the first layer
-the code `self` is the same in all puzzles, unless a softmax over keys weighs it against them.
+The runs are those of `sraven-paper`. The paper prints pictures and no numbers for these figures, so the claims are its
+sentences, with bounds of our choice. The swap of codes is our question.
+
+Codes are read on puzzles without permutations, in two ways. The paper reads the code of the last query token attending to
+itself (`self`). `recombine probe` reads the codes of that token with the same feature in its row, itself included (`row`). In
+the first layer the code `self` is the same in all puzzles, unless a softmax over keys normalises it.
 
 The numbers are flat, so that they can be stored. A name starts with the reading and ends with the layer:
 
@@ -17,11 +20,6 @@ The numbers are flat, so that they can be stored. A name starts with the reading
 `untrained` in a name is the same network before training. `early` and `late` are means over the first and the second half of
 the layers, `last` is the last layer, and `best` a layer that is chosen on trained compositions. Swaps are also made with the
 codes of all keys (`all_swap_...`) and in all layers at once (`..._all_layers`).
-
-Figures 5A, 5B, 5E, 5F, A6 and A7: do the latent codes of SRAVEN networks identify rules? And does the answer follow them?
-
-The runs are those of `sraven-paper`. `rule_codes` says what is read from them. The paper prints pictures and no numbers for
-these figures, so the claims are its sentences, with bounds of our choice. The swap of codes is a question of our own.
 """
 
 from __future__ import annotations
@@ -53,17 +51,15 @@ from recombine.inside import (
 from recombine.sweeps import Finished, Group, Record, mean_cell
 from recombine.tasks import Scale, SRaven, SRavenReading, Task
 from recombine.training import Json, RunDirectory, load_run
-from recombine_papers.claims import Claim
+from recombine_papers.claims import Claim, Exceeds, Reads, Untested
 from recombine_papers.experiment import PaperExperiment
-from recombine_papers.hypernetwork.claims import OutOfReach
 from recombine_papers.hypernetwork.fuzzy_logic import ATTENTIONS, DROPOUTS
 from recombine_papers.hypernetwork.rule_figures import draw_rules, mean_of, name_network
 from recombine_papers.hypernetwork.sraven import SRavenPaper
 from recombine_papers.learning_curves import NAMES
-from recombine_papers.measured_claims import Exceeds, Reads
 
 RULE_CODES = Measurement(name="rule_codes", version=1)
-NUM_INSTANCES = 4_000  # per split, as `recombine probe` takes by default
+NUM_INSTANCES = 4_000  # per split, the default of `recombine probe`
 READINGS = ("self", "row")
 RELATED = {"addition", "subtraction"}
 HALVED = ("f1", "purity_rule", "purity_target")  # compared between early and late layers
@@ -226,10 +222,8 @@ def describe_arm(arm: SwapAnswers) -> dict[str, float | None]:
 MARGIN = 0.1  # above the untrained network, the majority, or answers without a swap
 LATER = 0.05  # between both halves of the layers, and between rule and target
 ALIKE, MORE_ALIKE = 0.8, 0.3  # cosine of addition and subtraction; its distance from the mean of other pairs
-KEPT, MOST = (
-    0.2,
-    0.5,
-)  # right answers with codes of the same rule above those of another; answers that follow the other rule
+KEPT = 0.2  # right answers with codes of the same rule above those with codes of another
+MOST = 0.5  # answers that follow the other rule
 READING_NAMES = {
     "self": "code of the query token attending to itself",
     "row": "codes with its row of the puzzle (ours)",
@@ -240,12 +234,11 @@ HALVES = {
     "self": ("last", "layer_1", "last and second layer"),
     "row": ("late", "early", "last two and first two layers"),
 }
-RELATED_FIGURE_5 = (
-    ("progression +1", "progression +2"),
-    ("progression -1", "progression -2"),
-)  # besides addition and subtraction
+# the related rules of figure 5E besides addition and subtraction
+RELATED_FIGURE_5 = (("progression +1", "progression +2"), ("progression -1", "progression -2"))
 
-ROWS = {  # of the table: words, and the name of a number; {} is the reading
+# The rows of the table, and the names of their numbers; {} is the reading. All numbers in claims are among them.
+ROWS = {
     "F1 of rules, first two layers": "{}_f1_early",
     "F1 of rules, last two layers": "{}_f1_late",
     "F1 of rules, second layer": "{}_f1_layer_1",
@@ -349,6 +342,7 @@ class Figure5(PaperExperiment):
     metric = "accuracy"
     compared = "attention"
     default_scale = "paper"
+    quantities = tuple(dict.fromkeys(name.format(reading) for name in ROWS.values() for reading in READINGS))
     claims = (
         *claim_number(
             "rules are decodable from the latent code (F1 above the untrained network and the majority)",
@@ -403,7 +397,7 @@ class Figure5(PaperExperiment):
             "purity_target",
             rises=False,
         ),
-        OutOfReach(
+        Untested(
             text="with 16 layers, codes of early layers cluster by target and those of the last by rule",
             where="softmax",
             source="section 4.4, figure A7",
@@ -453,9 +447,6 @@ class Figure5(PaperExperiment):
 
     def measures(self, run: RunDirectory, device: str) -> dict[str, float]:
         return flatten(read_rule_codes(run, device))
-
-    def tables(self, finished: Finished, device: str) -> list[Table]:
-        return [tabulate_rules(self.measure_runs(finished, device)), *super().tables(finished, device)]
 
     def summarise(self, finished: Finished) -> Table:
         return tabulate_rules(finished)

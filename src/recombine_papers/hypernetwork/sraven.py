@@ -1,10 +1,8 @@
-"""SRAVEN at the paper's size, and at a size that trains in minutes, with the bounds of each verdict.
+"""SRAVEN in Attention as a Hypernetwork: at the paper's size, and at a size that trains in minutes (figures 4, 4B, 5C, 5D, A5).
 
-Figures 4, 4B, 5C, 5D and A5 of the paper as experiments; `figure_2c` has those of fuzzy logic.
-
-The paper prints curves and no numbers for them, so the claims are its sentences, with bounds of our choice. Fractions held
-out and numbers of features on SRAVEN are our choice too, because the text does not give them. The grids are cut to what is
-telling, and runs are shared with other experiments where they are the same.
+The paper prints curves and no numbers for these figures, so the claims are its sentences, with bounds of our choice. Fractions
+held out and numbers of features are our choice too, because the text does not give them. The grids are reduced to the most
+informative points, and runs are shared with other experiments where they are the same.
 """
 
 from __future__ import annotations
@@ -13,20 +11,23 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, ClassVar
 
-from recombine.sweeps import Finished, Record, Setting, over_seeds
+from recombine.sweeps import Finished, Record
 from recombine.tasks import Scale
 from recombine.training import RunConfig, default_run
-from recombine_papers.claims import Fall, Lead, Level
+from recombine_papers.claims import Lead, Level
 from recombine_papers.experiment import PaperExperiment
 from recombine_papers.hypernetwork import published
 from recombine_papers.hypernetwork.fuzzy_logic import (
     ATTENTIONS,
     DROPOUTS,
+    FIRST_ATTENTIONS,
     LEAD,
-    NEAR,
     PRECISION,
     SEEDS,
+    SOLVED,
+    SeveralSeeds,
     change_model,
     change_task,
     claim_close,
@@ -35,6 +36,7 @@ from recombine_papers.hypernetwork.fuzzy_logic import (
     compare_leads,
     compare_rates,
     describe_rest,
+    near,
     with_steps,
 )
 from recombine_papers.learning_curves import NAMES, draw_learning_curves
@@ -57,16 +59,12 @@ def claim_lead_of_small(over: str, rate: float) -> Lead:
 
 def claim_accuracy(attention: str, rate: float) -> Level:
     """The accuracy is near the published one."""
-    number = published.SRAVEN[attention]
-    margin = NEAR * (number.error or 0)
     return Level(
         text="accuracy on Raven matrices matches the published one",
         where=f"{NAMES[attention]}, 10 million instances, {describe_rest({'dropout': rate})}",
         source=SRAVEN_SOURCE,
         of={"attention": attention, "dropout": rate},
-        low=round(number.value - margin, 4),
-        high=round(number.value + margin, 4),
-        published=number.value,
+        **near(published.SRAVEN[attention]),
     )
 
 
@@ -177,29 +175,12 @@ def draw_sraven_curves(experiment: PaperExperiment, finished: Finished, path: Pa
     return draw_learning_curves(experiment, finished, path, panels, x="training instances", per_step=batch)
 
 
-FIRST_ATTENTIONS = ("softmax", "hyla", "linear")  # in the order of worth
-HEADS: dict[Scale, tuple[int, ...]] = {"tiny": (8, 1, 2), "small": (16, 8, 4, 2, 1), "paper": (16, 8, 4, 2, 1)}
-DEPTHS = (4, 8)  # the two smallest of the paper's three
-FEATURES = (2, 4, 3)
-SRAVEN_HELD_OUT = (0.25, 0.7, 0.5)
-SOLVED = 0.8
 STEPS_OF_SIZES: dict[Scale, tuple[int, int]] = {  # of figure 4, in batches of 128
     "tiny": (1_500, 6_000),
     "small": (6_000, 24_000),
     "paper": (SRAVEN_STEPS, 312_500),
 }
 SMALLEST = "two features, a narrow model, 6,000 steps (`tiny`) instead of four features and 20M instances; bf16."
-
-
-class SeveralSeeds(PaperExperiment):
-    """An experiment with three seeds at its default scale, where runs take minutes, and one at larger scales."""
-
-    def records(self, scale: Scale) -> Iterator[Record]:
-        return over_seeds(self.variants(scale), SEEDS if scale == self.default_scale else SEEDS[:1])
-
-    @abstractmethod
-    def variants(self, scale: Scale) -> Iterator[Record]:
-        """The runs with one seed."""
 
 
 def sraven(scale: Scale) -> RunConfig:
@@ -263,121 +244,132 @@ def widen(run: RunConfig, factor: int = 4) -> RunConfig:
     return change_model(run, **{name: factor * getattr(run.model, name) for name in names})
 
 
-class Heads(SeveralSeeds):
+class SmallSRaven(SeveralSeeds):
+    """Another value of one setting of the model or the task, at the smallest size that learns."""
+
+    metric = "accuracy"
+    default_scale = "tiny"
+    differs = SMALLEST
+    setting: ClassVar[str]
+    values: ClassVar[tuple[int | float, ...]]
+
+    def list_values(self, scale: Scale) -> tuple[int | float, ...]:
+        return self.values
+
+    @abstractmethod
+    def change(self, run: RunConfig, value: Any) -> RunConfig:
+        """The run with a value of the setting."""
+
+    def variants(self, scale: Scale) -> Iterator[Record]:
+        for attention in FIRST_ATTENTIONS:
+            for value in self.list_values(scale):
+                config = change_model(self.change(sraven(scale), value), attention=attention)
+                yield Record(settings={"attention": attention, self.setting: value}, config=config)
+
+
+def claim_setting(
+    text: str, source: str, attention: str, setting: str, better: float, worse: float, **more: Any
+) -> Lead:
+    """One value of a setting leads to better recombination than another."""
+    settings = [{"attention": attention, setting: value} for value in (better, worse)]
+    fields: dict[str, Any] = {"where": NAMES[attention], "better": settings[0], "worse": settings[1], "by": LEAD}
+    return Lead(text=text, source=source, **fields | more)
+
+
+class Heads(SmallSRaven):
     """Figure 5C. Queries, keys and values have the same number of features over all heads together."""
 
     name = "heads"
     core_hours = (3.2, 7.1, 130)
-    default_scale = "tiny"
-    differs = SMALLEST
     question = "Does a single head, which leaves no hypernetwork, make recombination worse?"
-    metric = "accuracy"
     compared = "heads"
+    setting = "heads"
     claims = tuple(
-        Lead(
-            text="a single head recombines worse than several",
+        claim_setting(
+            "a single head recombines worse than several",
+            "section 4, figure 5C",
+            attention,
+            "heads",
+            heads,
+            1,
             where=f"{NAMES[attention]}, 1 head against {heads}",
-            source="section 4, figure 5C",
-            better={"attention": attention, "heads": heads},
-            worse={"attention": attention, "heads": 1},
-            by=LEAD,
         )
         for attention in ATTENTIONS
         for heads in (8, 2)
     )
 
-    def variants(self, scale: Scale) -> Iterator[Record]:
-        for attention in FIRST_ATTENTIONS:
-            for heads in HEADS[scale]:
-                config = change_model(sraven(scale), attention=attention, num_heads=heads)
-                yield Record(settings={"attention": attention, "heads": heads}, config=config)
+    def list_values(self, scale: Scale) -> tuple[int, ...]:
+        return (8, 1, 2) if scale == "tiny" else (16, 8, 4, 2, 1)
+
+    def change(self, run: RunConfig, value: Any) -> RunConfig:
+        return change_model(run, num_heads=value)
 
 
-class Depth(SeveralSeeds):
+class Depth(SmallSRaven):
     """Figures 4B and A4B: the number of layers. Runs with four layers are those of `sraven-dropout` without dropout."""
 
     name = "depth"
     core_hours = (1.6, 1.8, None)
-    default_scale = "tiny"
-    differs = SMALLEST
     question = "Does a deeper model recombine rules better?"
-    metric = "accuracy"
     compared = "layers"
+    setting = "layers"
+    values = (4, 8)  # the two smallest of the paper's three
     claims = tuple(
-        Lead(
-            text=f"a deeper model recombines better ({DEPTHS[1]} layers against {DEPTHS[0]})",
-            where=NAMES[attention],
-            source="section 4.4, figures 4B and A4B",
-            better={"attention": attention, "layers": DEPTHS[1]},
-            worse={"attention": attention, "layers": DEPTHS[0]},
-            by=LEAD,
+        claim_setting(
+            "a deeper model recombines better (8 layers against 4)",
+            "section 4.4, figures 4B and A4B",
+            attention,
+            "layers",
+            8,
+            4,
         )
         for attention in ATTENTIONS[::-1]
     )
     known_before = "the runs with four layers."
 
-    def variants(self, scale: Scale) -> Iterator[Record]:
-        for attention in FIRST_ATTENTIONS:
-            for layers in DEPTHS:
-                config = change_model(sraven(scale), attention=attention, num_layers=layers)
-                yield Record(settings={"attention": attention, "layers": layers}, config=config)
+    def change(self, run: RunConfig, value: Any) -> RunConfig:
+        return change_model(run, num_layers=value)
 
 
-class Features(SeveralSeeds):
-    """Figure 5D: the number of features, each with a rule of its own."""
+class Features(SmallSRaven):
+    """Figure 5D: the number of features, each with its own rule."""
 
     name = "features"
     core_hours = (4.8, 5.5, 70)
-    default_scale = "tiny"
-    differs = SMALLEST
     question = "Does the number of features make Raven matrices harder to recombine?"
-    metric = "accuracy"
-    compared = "attention"
+    setting = "features"
+    values = (2, 4, 3)
     claims = tuple(
-        Fall(
-            text="four features are harder than two",
-            where=NAMES[attention],
-            source="section 4, figure 5D",
-            higher={"attention": attention, "features": 2},
-            lower={"attention": attention, "features": 4},
-            by=LEAD,
+        claim_setting(
+            "four features are harder than two", "section 4, figure 5D", attention, "features", 2, 4, paired=False
         )
         for attention in ATTENTIONS
     )
 
-    def variants(self, scale: Scale) -> Iterator[Record]:
-        for attention in FIRST_ATTENTIONS:
-            for features in FEATURES:
-                config = change_task(sraven(scale), num_features=features)
-                settings: dict[str, Setting] = {"attention": attention, "features": features}
-                yield Record(settings=settings, config=change_model(config, attention=attention))
+    def change(self, run: RunConfig, value: Any) -> RunConfig:
+        return change_task(run, num_features=value)
 
 
-class HeldOut(SeveralSeeds):
+class HeldOut(SmallSRaven):
     """Figure A5: the fraction of rule compositions held out."""
 
     name = "held-out"
     core_hours = (3.3, 3.7, 84)
-    default_scale = "tiny"
-    differs = SMALLEST
     question = "How many compositions of rules can be held out from training?"
-    metric = "accuracy"
-    compared = "attention"
+    setting = "held_out"
+    values = (0.25, 0.7, 0.5)
     claims = tuple(
-        Fall(
-            text="accuracy falls when 70 % are held out instead of 25 %",
-            where=NAMES[attention],
-            source="figure A5",
-            higher={"attention": attention, "held_out": 0.25},
-            lower={"attention": attention, "held_out": 0.7},
-            by=LEAD,
+        claim_setting(
+            "accuracy falls when 70 % are held out instead of 25 %",
+            "figure A5",
+            attention,
+            "held_out",
+            0.25,
+            0.7,
+            paired=False,
         )
         for attention in ATTENTIONS
     )
 
-    def variants(self, scale: Scale) -> Iterator[Record]:
-        for attention in FIRST_ATTENTIONS:
-            for held_out in SRAVEN_HELD_OUT:
-                config = change_task(sraven(scale), held_out=held_out)
-                settings: dict[str, Setting] = {"attention": attention, "held_out": held_out}
-                yield Record(settings=settings, config=change_model(config, attention=attention))
+    def change(self, run: RunConfig, value: Any) -> RunConfig:
+        return change_task(run, held_out=value)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import get_args
+from dataclasses import dataclass
+from typing import ClassVar, get_args
 
 from recombine.attention import AttentionName
-from recombine.sweeps import Published, Record
+from recombine.sweeps import Experiment, Finished, Published, Record, difference_between, score_group
 from recombine.tasks import Scale
-from recombine.training import RunConfig, default_run
-from recombine_papers.claims import Claim, Close, Lead
+from recombine.training import RunConfig, SeedScore, default_run
+from recombine_papers.claims import AtLeast, Claim, Difference, Lead, Settings
 from recombine_papers.experiment import PaperExperiment
 from recombine_papers.hypernetwork import published
-from recombine_papers.hypernetwork.claims import Best
 from recombine_papers.hypernetwork.fuzzy_logic import (
     ATTENTIONS,
     CLOSE,
@@ -26,10 +26,30 @@ from recombine_papers.hypernetwork.fuzzy_logic import (
 )
 from recombine_papers.hypernetwork.sraven import SRAVEN_SOURCE, SRAVEN_STEPS
 from recombine_papers.learning_curves import NAMES
-from recombine_papers.measured_claims import Bounded
 
 Numbers = dict[str, Published]
 OTHERS = tuple(attention for attention in get_args(AttentionName) if attention != "hyla")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Best(AtLeast):
+    """One setting scores at least as high as the best of others: that with the highest mean over the seeds of all."""
+
+    number_name: ClassVar[str] = "difference to the best other row"
+    best: Settings
+    others: tuple[Settings, ...]
+
+    @property
+    def variants(self) -> list[Settings]:
+        return [self.best, *self.others]
+
+    def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:
+        groups = finished.find_all(*self.variants)
+        if groups is None:
+            return None
+        best, *others = groups
+        highest = max(others, key=lambda group: score_group(experiment, group, self.split, self.metric).value)
+        return difference_between(experiment, best, highest, self.split, self.metric)
 
 
 def claim_part(text: str, better: str, worse: str, numbers: Numbers, source: str, where: str = "") -> Lead:
@@ -53,7 +73,7 @@ def claim_column(prefix: str, numbers: Numbers, mixtures: Numbers, source: str) 
         f"{prefix}normalisation over heads alone helps linear attention", "linear_rms_head", "linear", numbers, source
     )
     value, plain = "linear_rms_head_nonlinear_value", "linear_rms_head"
-    yield Bounded(
+    yield Difference(
         text=f"{prefix}a nonlinear value network alone does not help",
         source=source,
         first={"attention": value, **mlp},
@@ -96,15 +116,16 @@ def claim_column(prefix: str, numbers: Numbers, mixtures: Numbers, source: str) 
         yield claim_mixture(prefix, attention, numbers, mixtures, source)
 
 
-def claim_mixture(prefix: str, attention: str, numbers: Numbers, mixtures: Numbers, source: str) -> Close:
+def claim_mixture(prefix: str, attention: str, numbers: Numbers, mixtures: Numbers, source: str) -> Difference:
     """A mixture of experts in place of the feed-forward network changes the score moderately at most."""
-    return Close(
+    return Difference(
         text=f"{prefix}a mixture of experts changes the score moderately at most",
         where=NAMES[attention],
         source=f"section A.1, {source}",
         first={"attention": attention, "feedforward": "mixture_of_experts"},
         second={"attention": attention, "feedforward": "mlp"},
-        within=CLOSE,
+        low=-CLOSE,
+        high=CLOSE,
         published=round(mixtures[attention].value - numbers[attention].value, 4),
     )
 

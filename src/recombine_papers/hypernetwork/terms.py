@@ -1,24 +1,20 @@
 """Figures 2B, 2D and A2: can the terms of a function be decoded from the code of the query, and does it cluster by them?
 
-Two decoders are applied. Ours is that of `recombine probe`: logistic regression of each layer, with both classes weighed
-alike, scored by F1 on held-out functions, next to the untrained network and the majority. That of the authors' release is
+Two decoders are applied. Ours is that of `recombine probe`: logistic regression from each layer with balanced classes,
+scored by F1 on held-out functions, next to the untrained network and the majority. That of the authors' release is
 ridge regression (penalty 1) from the codes of all layers to the bits of the terms, scored by R²; it is fitted on half of the
 instances. Both read instances that share their query. (The probe also reads instances that share their examples.)
 
-`term_neighbours` has the numbers of figures 2D and A2.
-
-The release trains with 96 tokens and 50 % held out for this figure; the caption of figure A2 says 32 and 70 %. Runs of the
-latter setting are those of `dropout`.
-
-Figures 2D and A2 in numbers: do the latent codes of the query cluster by term, more than by target?
-
-A number is the share of the ten nearest codes of the last layer that have the same term, or the same target
-(`probe.structure`), less what it is by chance. Codes are those of held-out functions that share their query, as in the
-authors' code, or their examples, as in the text of section 3.2:
+Neighbours (figures 2D and A2): the share of the ten nearest codes of the last layer that have the same term, or the same
+target, above chance (`recombine.inside.measure_structure`). Codes are those of held-out functions that share their query, as
+in the authors' code, or their examples, as in the text of section 3.2:
 
     terms_same_query              the same term, functions with the same query (`pictured`: with the same examples)
-    terms_untrained_same_query    of the same network before training
+    terms_untrained_same_query    the same in the network before training
     target_same_query             the same target, in bins
+
+The release trains with 96 tokens and 50 % held out for figure 2B; the caption of figure A2 says 32 and 70 %. Runs of the
+latter setting are those of `dropout`.
 """
 
 from __future__ import annotations
@@ -46,6 +42,7 @@ from recombine.inside import (
 from recombine.sweeps import Finished, Record, Setting, mean_cell
 from recombine.tasks import FuzzyLogic, Reading, Scale, Task
 from recombine.training import Json, RunDirectory, default_run, load_run
+from recombine_papers.claims import Exceeds, Reads
 from recombine_papers.experiment import PaperExperiment
 from recombine_papers.hypernetwork.fuzzy_logic import (
     ATTENTIONS,
@@ -58,7 +55,6 @@ from recombine_papers.hypernetwork.fuzzy_logic import (
     with_steps,
 )
 from recombine_papers.learning_curves import NAMES
-from recombine_papers.measured_claims import Exceeds, Reads
 
 NUM_INSTANCES = 2_000
 TERM_NEIGHBOURS = Measurement(name="term_neighbours", version=1)
@@ -103,6 +99,14 @@ def find_neighbours(model: nn.Module, reading: Reading) -> dict[str, float]:
 MARGIN = 0.1  # above the untrained network and the majority
 TERM_CODES = Measurement(name="term_codes", version=1)
 TOKENS_AND_HELD_OUT = ((96, 0.5), (32, 0.7))
+DECODED = {  # columns of the table, and the names of their numbers
+    "F1": "f1",
+    "untrained": "f1_untrained",
+    "majority": "f1_majority",
+    "R² of bits": "bits_held_out",
+    "trained functions": "bits_trained",
+    "bits untrained": "bits_untrained",
+}
 
 
 def list_settings() -> Iterator[dict[str, Any]]:
@@ -125,6 +129,14 @@ class Figure2B(PaperExperiment):
     metric = "r2"
     compared = "attention"
     default_scale = "paper"
+    quantities = (
+        *("f1_lead", *DECODED.values()),
+        *(
+            f"{name}_{shared}"
+            for shared in ("same_query", "pictured")
+            for name in ("terms", "terms_untrained", "target")
+        ),
+    )
     claims = (
         *(
             Reads(
@@ -194,9 +206,6 @@ class Figure2B(PaperExperiment):
                         settings: dict[str, Setting] = {"attention": attention, "tokens": tokens, "dropout": rate}
                         yield Record(settings=settings, config=config).with_seed(seed)
 
-    def tables(self, finished: Finished, device: str) -> list[Table]:
-        return [tabulate_decoders(self.measure_runs(finished, device)), *super().tables(finished, device)]
-
     def summarise(self, finished: Finished) -> Table:
         return tabulate_decoders(finished)
 
@@ -220,25 +229,17 @@ class Figure2B(PaperExperiment):
 
 def tabulate_decoders(finished: Finished) -> Table:
     """Both decoders on held-out functions that share their query, means over seeds."""
-    quantities = {
-        "F1": "f1",
-        "untrained": "f1_untrained",
-        "majority": "f1_majority",
-        "R² of bits": "bits_held_out",
-        "trained functions": "bits_trained",
-        "bits untrained": "bits_untrained",
-    }
     rows: list[tuple[Value, ...]] = [
         (
             *finished.show_settings(group.settings),
             len(group.runs),
-            *(mean_cell(group.measured(quantity)) for quantity in quantities.values()),
+            *(mean_cell(group.measured(quantity)) for quantity in DECODED.values()),
         )
         for group in finished.groups
     ]
     return Table(
         title="Terms decoded from the query's code of itself, on held-out functions with the same query",
-        columns=(*finished.setting_columns, "seeds", *quantities),
+        columns=(*finished.setting_columns, "seeds", *DECODED),
         rows=tuple(rows),
         note="F1: best layer; R² of bits: the authors' decoder, all layers; means over seeds",
     )

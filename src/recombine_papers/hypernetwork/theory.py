@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from recombine.attention import Attention, hypernetwork_view
-from recombine_papers.calculation import Calculation, Computes, log10_of
+from recombine_papers.claims import Computes, log10_of
+from recombine_papers.experiment import Calculation
 from recombine_papers.hypernetwork.fuzzy_logic import CLOSE
 from recombine_papers.scale.theory import build_modular_attention
 

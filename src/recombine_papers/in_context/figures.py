@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,25 +10,19 @@ import numpy as np
 
 from recombine.sweeps import Finished, Group, Setting
 from recombine.tasks import LIGHT_PALETTE, canvas
-from recombine_papers.in_context.claims import BOTTLENECK, METRIC, VANILLA, read_decodability, read_gradients
+from recombine_papers.in_context.measures import METRIC, read_decodability, read_gradients
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-CURVES: dict[str, dict[str, Setting]] = {
-    "vanilla": {**VANILLA},
-    "bottleneck": {**BOTTLENECK},
-    "bottleneck, no hypernetwork": {**BOTTLENECK, "model": "bottleneck_mlp"},
-    "vanilla, HYLA": {**VANILLA, "trunk": "hyla"},
-}
 Curves = list[tuple[str, str, Group]]  # name, colour, runs
 
 
-def draw_in_context(finished: Finished, folder: Path) -> list[Path]:
+def draw_in_context(finished: Finished, folder: Path, variants: Mapping[str, Mapping[str, Setting]]) -> list[Path]:
     """Two figures: scores and decodability, and gradients."""
     curves = [
         (name, colour, group)
-        for (name, variant), colour in zip(CURVES.items(), LIGHT_PALETTE, strict=False)
+        for (name, variant), colour in zip(variants.items(), LIGHT_PALETTE, strict=False)
         if (group := finished.find(**variant)) is not None
     ]
     paths = [folder / "in_context_scores.png", folder / "in_context_gradients.png"]

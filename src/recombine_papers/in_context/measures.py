@@ -1,27 +1,26 @@
-"""What a bottleneck can execute, apart from what it can infer: its code fitted to the examples of each sequence.
+"""Measurements of in-context networks: the latent in each layer, the best code of a bottleneck, and gradients.
+
+**Fitted code**: what a bottleneck can execute, apart from what it can infer. The code is fitted to the examples of each sequence,
 
     fitted code = argmin over codes of the mean over examples of |execution(code, x) - y|²
 
 by Adam, from the best of the codes that the model infers for this sequence and for others. Queries are then answered with
 that code. If held-out compositions fail with the inferred code and succeed with the fitted one, the model has learned
-modules that recombine, and what fails is the inference of the code from the examples. `fitted_code.json` has the keys of
-`FittedCode`.
+modules that recombine, and the inference of the code from the examples fails.
 
-Do compositions agree on the gradient? The variance of gradients between compositions, along training.
-
-With g_c the gradient of the loss of composition c, estimated twice from independent instances (a, b), so that sampling noise
-cancels in every product,
+**Gradients**: do compositions agree on the gradient? With g_c the gradient of the loss of composition c, estimated twice from
+independent instances (a, b), so that sampling noise cancels in every product,
 
     signal    = mean over c of  g_c(a) . g_c(b)
     agreement = mean over pairs c != c' of  g_c(a) . g_c'(b)
     variance share = (signal - agreement) / signal
 
 The share is the part of the gradient's mean square that is variance between compositions: 0 if all agree, as when shared
-modules are learned; 1 if each has a direction of its own, as when every composition gets its own solution. `transfer` is the
+modules are learned; 1 if every composition has its own direction, as when it gets its own solution. `transfer` is the
 cosine between the mean gradients of training and of held-out compositions: how a training step acts on held-out ones.
 
-Training is a pure function of its configuration, so `track_gradients` trains the same run again and measures on the way.
-`gradients.json` has the keys of `Gradients`. It depends on the configuration alone, not on the checkpoint.
+Training is a pure function of its configuration, so `track_gradients` trains the same run again and measures on the way:
+the numbers depend on the configuration alone, not on the checkpoint.
 """
 
 from __future__ import annotations
@@ -30,51 +29,31 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypedDict
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from recombine.foundation import InputError, check_positive
-from recombine.inside import Measurement, MeasurementKey
-from recombine.models import Code, HypernetworkTransformer
+from recombine.inside import Measurement
+from recombine.models import Code, HypernetworkTransformer, HypernetworkTransformerConfig
 from recombine.tasks import Batch, SplitName, Task
 from recombine.training import Json, RunConfig, RunDirectory, Trainer, load_run, resolve_device
+from recombine_papers.scale.decodability import measure_decodability
 
+METRIC = "r2_pooled"
 FITTED_CODE = Measurement(name="fitted_code", version=1)
 NUM_INSTANCES = 1_000
 NUM_STEPS = 500
 NUM_STARTS = 64
 
 
-class QueryR2(TypedDict):
-    """R² (pooled) at the queries."""
-
-    id: float
-    ood: float
-
-
-class FittedCodeNumbers(TypedDict):
-    """What is measured."""
-
-    num_instances: int
-    inferred: QueryR2
-    fitted: QueryR2
-
-
-class FittedCode(FittedCodeNumbers):
-    """`fitted_code.json`."""
-
-    key: MeasurementKey
-
-
 def measure_fitted_code(
     path: Path | str, *, num_instances: int = NUM_INSTANCES, device: str = "auto", code: Sequence[Code] = ()
 ) -> Json:
-    """The scores of a bottleneck with the inferred and with the fitted code (see `FittedCode`), kept in the run directory."""
+    """R² (pooled) at the queries with the inferred and with the fitted code, stored in `fitted_code.json` of the run."""
 
-    def measure() -> FittedCodeNumbers:
+    def measure() -> Json:
         run, config, model = load_run(path, device, code=code)
         if not isinstance(model, HypernetworkTransformer):
             raise InputError(
@@ -131,7 +110,7 @@ def fit_code(
 
 
 def _pooled_r2(task: Task, answers: Tensor, batch: Batch) -> float:
-    ratio = task.metrics(answers, batch)["r2_pooled"]
+    ratio = task.metrics(answers, batch)[METRIC]
     return (ratio.numerator.sum() / ratio.denominator.sum()).item()
 
 
@@ -139,33 +118,7 @@ GRADIENTS = Measurement(name="gradients", version=1, uses_checkpoint=False)
 NUM_POINTS = 12
 
 
-class GradientVariance(TypedDict):
-    """Agreement of gradients at one point of training."""
-
-    variance_share: float
-    transfer: float
-    signal: float
-
-
-class GradientRow(GradientVariance):
-    """The same, with the step."""
-
-    step: int
-
-
-class GradientsNumbers(TypedDict):
-    """What is measured."""
-
-    rows: list[GradientRow]
-
-
-class Gradients(GradientsNumbers):
-    """`gradients.json`."""
-
-    key: MeasurementKey
-
-
-def measure_gradients(model: nn.Module, task: Task, *, num_instances: int = 512, index: int = 0) -> GradientVariance:
+def measure_gradients(model: nn.Module, task: Task, *, num_instances: int = 512, index: int = 0) -> Json:
     """Variance share, transfer and signal of a model's gradients; `index` chooses the instances."""
     first, second = (composition_gradients(model, task, "test", num_instances, 2 * index + i) for i in range(2))
     held_out, held_out_again = (
@@ -189,7 +142,7 @@ def composition_gradients(
 ) -> Float[Tensor, "compositions parameters"]:
     """The gradient of the loss of each composition of a split, from its share of `num_instances` fresh instances."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    # a stream of its own: no batch here is one that training or scoring takes
+    # far behind the batches of training and scoring
     batch = task.sample(split, 10**6 + index, batch_size=num_instances, device=parameters[0].device)
     gradients = []
     for number in range(len(task.split.compositions(split))):
@@ -209,13 +162,13 @@ def composition_gradients(
 
 def track_gradients(
     config: RunConfig, *, steps: int | None = None, num_points: int = NUM_POINTS, device: torch.device | str = "cpu"
-) -> list[GradientRow]:
+) -> list[Json]:
     """Train a configuration again and measure its gradients at steps that are evenly spaced in their logarithm."""
     steps = config.training.steps if steps is None else steps
     check_positive(steps=steps, num_points=num_points)
     trainer = Trainer(config.build_model(), config.task, config.training, device)
     points = sorted({round(math.exp(math.log(steps) * i / max(num_points - 1, 1))) for i in range(num_points)})
-    rows: list[GradientRow] = []
+    rows: list[Json] = []
     for point in points:
         while trainer.step < point:
             trainer.advance()
@@ -231,9 +184,9 @@ def track_run(
     device: str = "auto",
     code: Sequence[Code] = (),
 ) -> list[Json]:
-    """The rows of `gradients.json` of a run, kept in its directory; `steps` is by default the length of the run."""
+    """The gradients of a run along its training, stored in `gradients.json`; `steps` is by default the length of the run."""
 
-    def measure() -> GradientsNumbers:
+    def measure() -> Json:
         config = RunConfig.from_dict(RunDirectory.open(path).config, code)
         return {"rows": track_gradients(config, steps=steps, num_points=num_points, device=resolve_device(device))}
 
@@ -241,3 +194,27 @@ def track_run(
         "rows"
     ]
     return rows
+
+
+def read_decodability(run: RunDirectory, device: str = "auto") -> Json:
+    """How well z can be read from each layer; measured once."""
+    return measure_decodability(run.path, device=device)
+
+
+def read_gradients(run: RunDirectory, device: str = "auto") -> list[Json]:
+    """Gradients between compositions along training; measured once."""
+    return list(track_run(run.path, device=device))
+
+
+def read_latents(run: RunDirectory, device: str) -> dict[str, float]:
+    """How well z can be decoded, and the score with the code fitted to the examples, for models that have a code."""
+    decodability = read_decodability(run, device)
+    best = decodability["sites"][decodability["best_site"]]
+    measured = {
+        "z_trained": best["id"],
+        "z_held_out": best["ood"],
+        "z_untrained": max(site["untrained"]["ood"] for site in decodability["sites"].values()),
+    }
+    if run.read_json("result.json")["model"] == HypernetworkTransformerConfig.kind:
+        measured["fitted_code"] = measure_fitted_code(run.path, device=device)["fitted"]["ood"]
+    return measured

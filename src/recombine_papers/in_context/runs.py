@@ -4,44 +4,158 @@ A vanilla transformer is compared with one that has a bottleneck (it infers the 
 
     connected       shared modules, training compositions on a ring
     disconnected    shared modules in two halves that never occur together in training
-    control         as many compositions, each with modules of its own
+    control         as many compositions, each with its own modules
 
 and on the connected support also with a bottleneck without hypernetwork, and with linear and hypernetwork (HYLA) attention in
-the trunk. The paper prints no numbers that can be compared with ours, only claims: see `claims`. Sizes and steps of `tiny`
-and `small` are our choice for minutes on a CPU; `paper` takes the sizes of the predecessor's generator and a budget of our
-choice.
+the trunk. The paper prints claims but no numbers that can be compared with ours. Their bounds were set before the runs:
 
-How many compositions must be trained before a transformer infers the code of new ones?
+    good        R² of at least 0.9
+    fails       R² on held-out compositions at least 0.1 below that on trained ones
+    decodable   R² of ridge regression to z of at least 0.5 on held-out compositions, and 0.1 above the untrained network's
 
-Six modules have 15 pairs. The ring trains six of them. The richer supports add second neighbours on the ring, up to twelve.
-In trials with one seed, the bottleneck did not infer the code of a new pair with the bare ring; with twelve pairs it did.
+Sizes and steps of `tiny` and `small` are our choice for minutes on a CPU; `paper` has the sizes of the predecessor's generator
+and a budget of our choice.
+
+`in-context-supports`: how many compositions must be trained before a transformer infers the code of new ones? Six modules have
+15 pairs. The ring trains six of them. The richer supports add second neighbours on the ring, up to twelve. In trials with one
+seed, the bottleneck did not infer the code of a new pair with the bare ring; with twelve pairs it did.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from recombine.attention import AttentionName
-from recombine.foundation import Table
-from recombine.sweeps import Finished, Record, over_seeds
+from recombine.foundation import Column, Table, Value
+from recombine.sweeps import Finished, Record, cell, explain_intervals, mean_cell, over_seeds
 from recombine.tasks import Scale
 from recombine.training import RunConfig, RunDirectory, default_run
-from recombine_papers.claims import Fall, Lead
+from recombine_papers.claims import Claim, Difference, Exceeds, Gap, Lead, Level, Reads, Settings
 from recombine_papers.experiment import PaperExperiment
-from recombine_papers.in_context.claims import (
-    BOTTLENECK,
-    GAP,
-    METRIC,
-    VANILLA,
-    conclude,
-    list_claims,
-    read_latents,
-    tabulate_variants,
-)
 from recombine_papers.in_context.figures import draw_in_context, draw_supports
+from recombine_papers.in_context.measures import METRIC, read_latents
+
+GOOD, GAP, DECODABLE, MARGIN = 0.9, 0.1, 0.5, 0.1
+ABSTRACT, TEXT = "arXiv 2407.12275, abstract", "arXiv 2407.12275, text"
+QUANTITIES = ("fitted_code", "z_trained", "z_held_out", "z_untrained")
+
+VANILLA: Settings = {"setting": "connected", "model": "vanilla", "trunk": "softmax"}
+BOTTLENECK: Settings = {**VANILLA, "model": "bottleneck"}
+
+
+CURVES: dict[str, Settings] = {
+    "vanilla": VANILLA,
+    "bottleneck": BOTTLENECK,
+    "bottleneck, no hypernetwork": {**BOTTLENECK, "model": "bottleneck_mlp"},
+    "vanilla, HYLA": {**VANILLA, "trunk": "hyla"},
+}
+
+
+def list_claims(vanilla: Settings, bottleneck: Settings, control: Settings, where: str) -> tuple[Claim, ...]:
+    """The claims about two models; `control` are the settings that turn shared modules into separate ones.
+
+    Compositions that are held out of the control consist of modules that were never trained, so that only its trained
+    compositions can be solved.
+    """
+    claims: tuple[Claim, ...] = (
+        Level(
+            text="the vanilla transformer fits trained compositions", source=TEXT, of=vanilla, split="test", low=GOOD
+        ),
+        Gap(
+            text="the vanilla transformer fails on held-out compositions",
+            source=ABSTRACT,
+            headline=True,
+            of=vanilla,
+            by=GAP,
+        ),
+        Level(text="the bottleneck fits trained compositions", source=TEXT, of=bottleneck, split="test", low=GOOD),
+        Level(
+            text="the bottleneck succeeds on held-out compositions",
+            source=ABSTRACT,
+            headline=True,
+            of=bottleneck,
+            low=GOOD,
+        ),
+        Lead(
+            text="the bottleneck is ahead of the vanilla transformer on held-out compositions",
+            headline=True,
+            source=ABSTRACT,
+            better=bottleneck,
+            worse=vanilla,
+            by=GAP,
+        ),
+        *claim_decodable("the vanilla transformer", vanilla),
+        *claim_decodable("the bottleneck", bottleneck),
+        Difference(
+            text="without shared modules the bottleneck solves trained compositions no better than the vanilla transformer",
+            source=f"{TEXT}: unstructured control task",
+            first={**bottleneck, **control},
+            second={**vanilla, **control},
+            split="test",
+            high=GAP / 2,
+        ),
+        Reads(
+            text="the bottleneck executes held-out compositions if the code is fitted to the examples (R²)",
+            source="our question: the predecessor of the paper fits the code",
+            of=bottleneck,
+            quantity="fitted_code",
+            low=GOOD,
+            ours=True,
+        ),
+    )
+    return tuple(replace(claim, where=where) for claim in claims)
+
+
+def claim_decodable(name: str, variant: Settings) -> tuple[Claim, ...]:
+    """The latent can be decoded on held-out compositions, and better than before training."""
+    return (
+        Reads(
+            text=f"the latent is decodable from {name} on held-out compositions",
+            source=f"{TEXT}: linear decoding",
+            of=variant,
+            quantity="z_held_out",
+            low=DECODABLE,
+        ),
+        Exceeds(
+            text=f"decodability from {name} is higher than before training",
+            source="our control",
+            of=variant,
+            quantity="z_held_out",
+            over="z_untrained",
+            by=MARGIN,
+            ours=True,
+        ),
+    )
+
+
+def tabulate_variants(finished: Finished) -> Table:
+    """One row per variant: scores with intervals, and means over seeds of what was read from the networks."""
+    rows: list[tuple[Value, ...]] = []
+    for group in finished.groups:
+        scores = [cell(group.score(split, METRIC)) for split in ("test", "ood")]
+        numbers = [mean_cell(group.measured(name)) for name in QUANTITIES]
+        minutes = mean_cell([run.result["seconds"] / 60 for run in group.runs])
+        rows.append((*finished.show_settings(group.settings), len(group.runs), *scores, *numbers, minutes))
+    return Table(
+        title="R² (pooled) of each variant",
+        columns=(
+            *finished.setting_columns,
+            "seeds",
+            "R² seen",
+            "R² held-out",
+            *(name.replace("_", " ") for name in QUANTITIES),
+            Column(name="minutes", format="fixed", digits=1),
+        ),
+        rows=tuple(rows),
+        note=f"{explain_intervals(finished.groups)}\n"
+        "fitted code: R² held out with the code fitted to the examples instead of inferred\n"
+        "z: R² of ridge regression to the latent, best layer",
+    )
+
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "connected": {},
@@ -78,13 +192,32 @@ def list_variants() -> Iterator[tuple[str, str, AttentionName]]:
             yield "connected", model, trunk
 
 
-class InContextExperiment(PaperExperiment):
-    """Every variant with every seed: another teacher, other sequences, other initial parameters."""
+class InContextVariants(PaperExperiment):
+    """Three seeds (one at `tiny`) of every variant: another teacher, other sequences, other initial parameters."""
+
+    metric = METRIC
+    quantities = QUANTITIES
+
+    def records(self, scale: Scale) -> Iterator[Record]:
+        return over_seeds(self.variants(scale), range(NUM_SEEDS[scale]))
+
+    @abstractmethod
+    def variants(self, scale: Scale) -> Iterator[Record]:
+        """One record per variant."""
+
+    def measures(self, run: RunDirectory, device: str) -> dict[str, float]:
+        return read_latents(run, device)
+
+    def summarise(self, finished: Finished) -> Table:
+        return tabulate_variants(finished)
+
+
+class InContextExperiment(InContextVariants):
+    """Settings, models and trunks."""
 
     name = "in-context"
     core_hours = (0.068, 1.9, 760)
     question = "Do transformers recombine modules that they infer in context, with and without a bottleneck?"
-    metric = METRIC
     figures_need_runs = True
     claims = (
         *list_claims(VANILLA, BOTTLENECK, {"setting": "control"}, "6 of 15 pairs trained"),
@@ -96,13 +229,14 @@ class InContextExperiment(PaperExperiment):
             by=GAP,
             ours=True,
         ),
-        Fall(
+        Lead(
             text="modules must be connected in training: the bottleneck on a disconnected support against the ring",
             source="our question: a sister paper has disconnected supports",
-            higher=BOTTLENECK,
-            lower={**BOTTLENECK, "setting": "disconnected"},
+            better=BOTTLENECK,
+            worse={**BOTTLENECK, "setting": "disconnected"},
             by=GAP,
             ours=True,
+            paired=False,
         ),
     )
     known_before = (
@@ -111,27 +245,14 @@ class InContextExperiment(PaperExperiment):
     )
     differs = "8 inputs and 32 examples, a trunk of 2 layers, 6,000 steps; no code of the paper is public."
 
-    def records(self, scale: Scale) -> Iterator[Record]:
-        return over_seeds(self.variants(scale), range(NUM_SEEDS[scale]))
-
-    def measures(self, run: RunDirectory, device: str) -> dict[str, float]:
-        return read_latents(run, device)
-
     def variants(self, scale: Scale) -> Iterator[Record]:
         for setting, model, trunk in list_variants():
             run = build_run(scale, model, trunk)
             config = replace(run, task=replace(run.task, **SETTINGS[setting]))
             yield Record(settings={"setting": setting, "model": model, "trunk": trunk}, config=config)
 
-    def tables(self, finished: Finished, device: str) -> list[Table]:
-        measured = self.measure_runs(finished, device)
-        return [*self.claim_tables(finished, device), *conclude(measured, device)]
-
-    def summarise(self, finished: Finished) -> Table:
-        return tabulate_variants(finished)
-
     def figures(self, finished: Finished, folder: Path) -> list[Path]:
-        return draw_in_context(finished, folder)
+        return draw_in_context(finished, folder, CURVES)
 
 
 RING = ("0-1", "1-2", "2-3", "3-4", "4-5", "0-5")
@@ -141,13 +262,12 @@ NUM_TRAINED = (MOST, len(RING), 8, 10)
 STEPS: dict[Scale, int] = {"tiny": 600, "small": 8_000, "paper": 60_000}
 
 
-class InContextSupports(PaperExperiment):
+class InContextSupports(InContextVariants):
     """Vanilla transformer and bottleneck on richer and richer supports, and the control on the richest."""
 
     name = "in-context-supports"
     core_hours = (0.062, 2.3, 430)
     question = "How many compositions must be trained before a transformer recombines modules in context?"
-    metric = METRIC
     claims = (
         *list_claims(
             {"trained": MOST, "model": "vanilla", "modules": "shared"},
@@ -155,13 +275,14 @@ class InContextSupports(PaperExperiment):
             {"modules": "own"},
             "12 of 15 pairs trained",
         ),
-        Fall(
+        Lead(
             text="the bottleneck needs more than a ring of trained pairs: 12 of 15 against 6",
             source="our question",
-            higher={"trained": MOST, "model": "bottleneck", "modules": "shared"},
-            lower={"trained": len(RING), "model": "bottleneck", "modules": "shared"},
+            better={"trained": MOST, "model": "bottleneck", "modules": "shared"},
+            worse={"trained": len(RING), "model": "bottleneck", "modules": "shared"},
             by=GAP,
             ours=True,
+            paired=False,
         ),
     )
     known_before = (
@@ -170,9 +291,6 @@ class InContextSupports(PaperExperiment):
     )
     differs = "12 of the 15 pairs are trained instead of the 6 of the ring; sizes as in `in-context`, 8,000 steps."
 
-    def records(self, scale: Scale) -> Iterator[Record]:
-        return over_seeds(self.variants(scale), range(NUM_SEEDS[scale]))
-
     def variants(self, scale: Scale) -> Iterator[Record]:
         ends, between = NUM_TRAINED[:2], NUM_TRAINED[2:]
         for modules, numbers in (("shared", ends), ("own", (MOST,)), ("shared", between)):
@@ -180,22 +298,12 @@ class InContextSupports(PaperExperiment):
                 for model in ("bottleneck", "vanilla"):
                     yield build_record(scale, trained, model, modules)
 
-    def measures(self, run: RunDirectory, device: str) -> dict[str, float]:
-        return read_latents(run, device)
-
-    def tables(self, finished: Finished, device: str) -> list[Table]:
-        measured = self.measure_runs(finished, device)
-        return [*self.claim_tables(finished, device), *conclude(measured, device)]
-
-    def summarise(self, finished: Finished) -> Table:
-        return tabulate_variants(finished)
-
     def figures(self, finished: Finished, folder: Path) -> list[Path]:
         return draw_supports(self.measure_runs(finished, "auto"), folder)
 
 
 def build_record(scale: Scale, trained: int, model: str, modules: str) -> Record:
-    """A model on the ring with so many pairs in all; `modules` are shared by compositions, or each has its own."""
+    """A model on the ring with so many pairs in all; `modules` are shared by compositions or not."""
     run = build_run(scale, model)
     pairs = (*RING, *SECOND_NEIGHBOURS)[:trained]
     choices: dict[str, Any] = {"support": "custom", "combinations": " ".join(pairs), "modules": modules}

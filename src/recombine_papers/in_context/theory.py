@@ -12,9 +12,10 @@ from collections.abc import Mapping
 import torch
 
 from recombine.tasks import InContext, ModularTeacher, apply_teacher
-from recombine_papers.calculation import Calculation, Computes, Untested, log10_of
-from recombine_papers.in_context.claims import ABSTRACT, GOOD, METRIC
-from recombine_papers.measured_claims import ComputesEach
+from recombine_papers.claims import Computes, Untested, log10_of
+from recombine_papers.experiment import Calculation
+from recombine_papers.in_context.measures import METRIC
+from recombine_papers.in_context.runs import ABSTRACT, GOOD
 from recombine_papers.scale.theory import build_modular_attention
 
 EXACT = -9.0  # log10 of a difference that is rounding
@@ -29,11 +30,12 @@ class InContextTheory(Calculation):
     question = "Is a transformer in principle expressive enough to recombine modules in context?"
     known_before = "all numbers."
     claims = (
-        ComputesEach(
+        Computes(
             text="attention executes held-out compositions, given their latent (log10 of the largest difference)",
             source=SOURCE,
             quantity="execution",
             high=EXACT,
+            per_seed=True,
         ),
         Computes(
             text="the examples determine the latent of held-out compositions (R² with known modules)",

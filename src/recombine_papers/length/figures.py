@@ -11,11 +11,12 @@ import numpy as np
 from recombine.foundation import show_setting
 from recombine.sweeps import Finished, Group
 from recombine.tasks import LIGHT_PALETTE, canvas
-from recombine_papers.length.tables import DRAWN_LENGTHS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+LENGTHS = (1, 2, 5, 10, 20, 50, 100)  # with measured numbers
+LONGEST = LENGTHS[-1]
 SMALLEST = 1e-8  # below that, 1 - R² is rounding
 
 
@@ -101,7 +102,7 @@ def draw_diversity(finished: Finished, folder: Path) -> list[Path]:
 def _draw_diversity_of(axes: Any, chosen: Mapping[float, Group], colour: str, label: str) -> None:
     """Ratio above, what identification misses below; means over seeds."""
     style: dict[str, Any] = {"color": colour, "marker": "o", "markersize": 4}
-    last = DRAWN_LENGTHS[-1]
+    last = LONGEST
     axes[0].plot(
         list(chosen), [np.mean(group.measured(f"ratio_{last}")) for group in chosen.values()], label=label, **style
     )
@@ -111,18 +112,18 @@ def _draw_diversity_of(axes: Any, chosen: Mapping[float, Group], colour: str, la
 
 def _read(group: Group, name: str) -> np.ndarray:
     """A measured number at each length: seeds × lengths. NaN, which is not drawn, where a run has none."""
-    return np.array([[run.measured.get(f"{name}_{length}", np.nan) for length in DRAWN_LENGTHS] for run in group.runs])
+    return np.array([[run.measured.get(f"{name}_{length}", np.nan) for length in LENGTHS] for run in group.runs])
 
 
 def _draw_seeds(axes: Axes, values: np.ndarray, colour: str, label: str | None = None, style: str = "-") -> None:
     """One line per seed: their mean would hide that some succeed and some fail."""
     axes.set(xscale="log", yscale="log")
     for number, seed in enumerate(values):
-        axes.plot(DRAWN_LENGTHS, seed, style, color=colour, label=None if number else label, linewidth=1.1, alpha=0.85)
+        axes.plot(LENGTHS, seed, style, color=colour, label=None if number else label, linewidth=1.1, alpha=0.85)
 
 
 def _finish(axes: Axes, title: str) -> None:
     axes.axvline(10, color="0.6", linewidth=0.8, linestyle=":")
     axes.set(title=title, xlabel="tokens T")
-    axes.set_xticks(DRAWN_LENGTHS, map(str, DRAWN_LENGTHS))
+    axes.set_xticks(LENGTHS, map(str, LENGTHS))
     axes.minorticks_off()

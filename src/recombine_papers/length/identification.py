@@ -10,26 +10,25 @@ A map teacher ≈ A student + b is fitted on one set of sequences and scored on 
   and nothing else, the order chosen on the sequences that `transfer` is fitted on (Hungarian method).
 
 R² is pooled over the teacher's units, 1 - Σ error² / Σ (value - mean of the position)², so that drift from position to
-position explains nothing. Random features of the tokens can be linearly close to the teacher as well: every number stands
-beside the one of the same student before training. As all functions are causal, position t of a long sequence is the
+position explains nothing. Random features of the tokens can be linearly close to the teacher as well: every number is compared
+with that of the same student before training. As all functions are causal, position t of a long sequence is the
 last token of a sequence of length t: numbers by position are numbers by length.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol, TypedDict, runtime_checkable
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 
 from recombine.foundation import InputError, check_positive
-from recombine.inside import Measurement, MeasurementKey, decide, evaluating, fit_ridge
+from recombine.inside import Measurement, decide, evaluating, fit_ridge
 from recombine.models import Code, RecurrentNetwork, SequenceModel
-from recombine.tasks import Batch, SplitName
+from recombine.tasks import Batch, SequenceTeacher, SplitName
 from recombine.training import Json, load_run
 
 IDENTIFICATION = Measurement(name="identification", version=4)
@@ -39,42 +38,6 @@ FIRST_BATCH = 10_000  # of the streams, far behind the batches that scores are m
 BATCH_SIZE = 500
 
 Hidden = Float[np.ndarray, "rows t units"]
-
-
-@runtime_checkable
-class TaughtTask(Protocol):
-    """A task whose sequences are labelled by a teacher: `info["hidden"]` of a batch holds the teacher's hidden states."""
-
-    @property
-    def identified_up_to_order(self) -> bool:
-        """Whether equal functions of the teacher's class can differ in the order of their hidden units only."""
-
-    def lengths(self, split: SplitName) -> tuple[int, int]:
-        """The fewest and the most tokens of a sequence of a split."""
-
-    def sample_length(
-        self,
-        split: SplitName,
-        index: int,
-        length: int,
-        *,
-        batch_size: int = 128,
-        rows: range | None = None,
-        device: torch.device | str = "cpu",
-    ) -> Batch:
-        """Batch `index` of a split with sequences of one length."""
-
-    def read(self, predictions: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Outputs, and hidden states if the model returns them as well."""
-
-
-class IdentificationNumbers(TypedDict):
-    """The fields of `Identification`."""
-
-    loss: list[float]
-    worst_share: list[float]
-    constant_loss: list[float]
-    r2: dict[str, list[float]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,47 +56,30 @@ class Identification:
     constant_loss: list[float]
     r2: dict[str, list[float]]
 
-    def as_dict(self) -> IdentificationNumbers:
-        return {"loss": self.loss, "worst_share": self.worst_share, "constant_loss": self.constant_loss, "r2": self.r2}
-
-
-class StudentNumbers(TypedDict):
-    """What is measured: the student after training and before it."""
-
-    num_sequences: int
-    trained: IdentificationNumbers
-    untrained: IdentificationNumbers
-
-
-class RunIdentification(StudentNumbers):
-    """`identification.json`."""
-
-    key: MeasurementKey
-
 
 def identify_run(
     path: Path | str, *, num_sequences: int = NUM_SEQUENCES, device: str = "auto", code: Sequence[Code] = ()
 ) -> Json:
-    """Identify the student of a run, after and before training (see `RunIdentification`); kept in its directory."""
+    """The `Identification` of a run's student, after and before training, stored in `identification.json` of the run."""
 
-    def measure() -> StudentNumbers:
+    def measure() -> Json:
         run, config, model = load_run(path, device, code=code)
         untrained = config.build_model().to(next(model.parameters()).device).eval()
-        if not isinstance(config.task, TaughtTask) or not isinstance(model, SequenceModel):
+        if not isinstance(config.task, SequenceTeacher) or not isinstance(model, SequenceModel):
             raise InputError(
                 f"{run.path} has no teacher to compare with: expected a run of a task such as sequence-teacher"
             )
         assert isinstance(untrained, SequenceModel)
         return {
             "num_sequences": num_sequences,
-            "trained": identify(model, config.task, num_sequences=num_sequences).as_dict(),
-            "untrained": identify(untrained, config.task, num_sequences=num_sequences).as_dict(),
+            "trained": asdict(identify(model, config.task, num_sequences=num_sequences)),
+            "untrained": asdict(identify(untrained, config.task, num_sequences=num_sequences)),
         }
 
     return IDENTIFICATION.load_or_measure(path, {"num_sequences": num_sequences}, measure, code=code)
 
 
-def identify(model: SequenceModel, task: TaughtTask, *, num_sequences: int = NUM_SEQUENCES) -> Identification:
+def identify(model: SequenceModel, task: SequenceTeacher, *, num_sequences: int = NUM_SEQUENCES) -> Identification:
     """Compare a student with its teacher, at every length up to the longest."""
     check_positive(num_sequences=num_sequences)
     trained, longest = task.lengths("test")[1], task.lengths("ood")[1]
@@ -172,7 +118,7 @@ def match_units(
 
 
 def _collect(
-    model: SequenceModel, task: TaughtTask, split: SplitName, length: int, num_sequences: int, *, part: int
+    model: SequenceModel, task: SequenceTeacher, split: SplitName, length: int, num_sequences: int, *, part: int
 ) -> dict[str, np.ndarray]:
     """Hidden states and errors, (rows, t, units) in double precision, of sequences that only this part sees."""
     columns: dict[str, list[np.ndarray]] = {}
@@ -186,7 +132,7 @@ def _collect(
     return {name: np.concatenate(values) for name, values in columns.items()}
 
 
-def _observe(model: SequenceModel, task: TaughtTask, batch: Batch) -> dict[str, torch.Tensor]:
+def _observe(model: SequenceModel, task: SequenceTeacher, batch: Batch) -> dict[str, torch.Tensor]:
     model.check_inputs(batch.inputs)
     with evaluating(model):
         hidden = model.represent(batch.inputs)

@@ -1,21 +1,23 @@
 """On Provable Length and Compositional Generalization (arXiv 2402.04875): students of four classes, and what they need.
 
-Published: with limited capacity and diverse data, students trained on at most 10 tokens follow their teacher to 100, and
-their hidden states are a linear map of the teacher's (see `published`); with higher capacity they need not, unless the
-intermediate values are supervised. AdamW, rate 1e-3, decay 0.01, betas 0.9 and 0.95, batch 256. The paper trains for 100
-epochs of a data set whose size we do not know. We draw new sequences at every step; the number of steps and the cosine to
-0 are our choice. The seed determines the teacher, the student and the data.
+With limited capacity and diverse data, students trained on at most 10 tokens match their teacher at up to 100, and their hidden
+states are a linear map of the teacher's; with higher capacity they need not, unless the intermediate values are supervised.
+AdamW, rate 1e-3, decay 0.01, betas 0.9 and 0.95, batch 256. The paper trains for 100 epochs of a data set of unknown size. We
+draw new sequences at every step; the number of steps and the cosine to 0 are our choice. The seed determines the teacher, the
+student and the data.
 
 Deep sets and recurrent networks are badly conditioned: at the paper's rate they do not converge in these steps, so they are
 also trained at ten times that rate.
 
-Longer training sequences: students of higher capacity follow their teacher further, once training goes far enough.
+Longer training sequences (`length-training`): the paper proves that general classes of functions generalise to every length
+approximately, provided that training sequences are longer than a threshold, of which it gives no value. Students have an MLP
+readout, as their teachers. Runs with 10 tokens are those of `length-capacity`.
 
-The paper proves that general classes of functions generalise to every length approximately, provided that training sequences
-are longer than a threshold, of which it gives no value. Students have an MLP readout, as their teachers. Runs with 10 tokens
-are those of `length-capacity`.
+Assumptions of the theorems, given up: diverse training sequences (`length-diversity`), and a teacher of the student's class
+(`length-realisability`).
 
-What the theorems assume, given up: diverse training sequences, and a teacher of the student's class (realisability).
+Tables have the median over seeds with the lowest and the highest, because single seeds can be off by orders of magnitude and
+would dominate a mean.
 """
 
 from __future__ import annotations
@@ -26,15 +28,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from recombine.foundation import Table, show_setting
-from recombine.sweeps import Finished, Record, over_seeds
+from recombine.foundation import Column, Format, Table, Value, show_setting
+from recombine.sweeps import Finished, Record, over_seeds, spread
 from recombine.tasks import Scale, SequenceTeacher
-from recombine.training import RunConfig, RunDirectory, default_run
-from recombine_papers.claims import Level
+from recombine.training import Json, RunConfig, RunDirectory, default_run
+from recombine_papers.claims import Exceeds, Level, Reads, log10_of
 from recombine_papers.experiment import PaperExperiment
-from recombine_papers.length import figures, tables
-from recombine_papers.length.tables import ABSTRACT, LOG10_ERROR, PAPER, R2
-from recombine_papers.measured_claims import HigherEach, LargestEach, Reads, ReadsEach
+from recombine_papers.length import figures
+from recombine_papers.length.figures import LENGTHS, LONGEST
+from recombine_papers.length.identification import identify_run
+
+LOG10_ERROR = (-7.0, -4.0)  # of the squared error at any length up to 100
+R2 = (0.96, 0.99)  # of the teacher's hidden states from a linear map of the student's
+PAPER = "arXiv 2402.04875"
+ABSTRACT = f"{PAPER}, abstract"
+
+NUM_SEQUENCES = 2_000  # to fit a map, and as many to score it
+SEED_NOTE = "median over seeds, in brackets the lowest and the highest"
+RATIO_NOTE = "ratio: to the squared error of the best constant at that position; 1 is no better than the constant"
 
 STUDENTS = SequenceTeacher.models
 HIGHER_RATE = 1e-2
@@ -59,10 +70,88 @@ def raise_rate(record: Record) -> Record:
     return replace(record, settings={**record.settings, "rate": HIGHER_RATE}, config=config)
 
 
+def ratio_to_constant(found: Json, length: int) -> float | None:
+    """The error of a trained student at a length, divided by that of the best constant; None if that is 0."""
+    error, constant = (float(found["trained"][name][length - 1]) for name in ("loss", "constant_loss"))
+    return error / constant if constant else None
+
+
+def read_lengths(run: RunDirectory, device: str) -> dict[str, float]:
+    """Error, its ratio to the best constant, and R² of the linear map: at the longest length, and for figures at some others.
+
+    `missed` is 1 − R². Where a teacher's outputs do not vary at all, no constant errs, and there is no ratio.
+    """
+    found, last = identify_run(run.path, num_sequences=NUM_SEQUENCES, device=device), LONGEST - 1
+    trained, untrained = found["trained"], found["untrained"]
+    numbers = {"log10_error": log10_of(trained["loss"][last])}
+    if (ratio := ratio_to_constant(found, LONGEST)) is not None:
+        numbers["log10_ratio"] = log10_of(ratio)
+    if "transfer" in trained["r2"]:
+        numbers |= {
+            "identified": trained["r2"]["transfer"][last],
+            "identified_before": untrained["r2"]["transfer"][last],
+        }
+    for length in LENGTHS:
+        numbers[f"error_{length}"] = trained["loss"][length - 1]
+        if (ratio := ratio_to_constant(found, length)) is not None:
+            numbers[f"ratio_{length}"] = ratio
+        if "transfer" in trained["r2"]:
+            numbers[f"missed_{length}"] = 1 - trained["r2"]["transfer"][length - 1]
+            numbers[f"missed_before_{length}"] = 1 - untrained["r2"]["transfer"][length - 1]
+    return numbers
+
+
+def tabulate_measured(finished: Finished) -> Table:
+    """Error and ratio at 10 and 100 tokens, and R² of the hidden states before and after training, medians over seeds."""
+    rows: list[tuple[Value, ...]] = []
+    for group in finished.groups:
+        errors = [
+            spread(group.measured(f"{name}_{length}"), "median") for name in ("error", "ratio") for length in (10, 100)
+        ]
+        identified = [spread(group.measured(name), "median") for name in ("identified_before", "identified")]
+        rows.append((*finished.show_settings(group.settings), len(group.runs), *errors, *identified))
+    scientific: Format = "scientific"
+    names = ("error, T = 10", "error, T = 100", "ratio, T = 10", "ratio, T = 100")
+    return Table(
+        title="Squared error, its ratio to the best constant, and R² of the teacher's hidden states at 100 tokens",
+        columns=(
+            *finished.setting_columns,
+            "seeds",
+            *(Column(name=name, format=scientific) for name in names),
+            "R² before",
+            "R² after",
+        ),
+        rows=tuple(rows),
+        note=f"{SEED_NOTE}\n{RATIO_NOTE}",
+    )
+
+
+def tabulate_corners(finished: Finished) -> Table:
+    """Scores on the training distribution and on the corners, both at the last token."""
+    rows: list[tuple[Value, ...]] = []
+    for group in finished.groups:
+        row: list[Value] = [*finished.show_settings(group.settings)]
+        for split in ("test", "ood"):
+            row.append(spread(group.scores(split, "loss"), "median"))
+            row.append(spread([1 - r2 for r2 in group.scores(split, "r2")], "median"))
+        rows.append(tuple(row))
+    columns = [Column(name=name, format="scientific") for name in ("ID", "ID ratio", "OOD", "OOD ratio")]
+    return Table(
+        title="Squared error where trained (ID) and in the corners (OOD)",
+        columns=(*finished.setting_columns, *columns),
+        rows=tuple(rows),
+        note=f"{SEED_NOTE}\n{RATIO_NOTE}",
+    )
+
+
 class LengthExperiment(PaperExperiment):
-    """Three seeds (one at `tiny`), and tables of the error at each length and of linear identification."""
+    """Three seeds (one at `tiny`), and a table of the error and of linear identification."""
 
     metric = "r2"
+    quantities = (
+        *("log10_error", "log10_ratio", "identified", "identified_before"),
+        *(f"{name}_{length}" for length in LENGTHS for name in ("error", "ratio", "missed", "missed_before")),
+    )
     known_before = f"earlier runs of the same experiment. {COUNTED}"
     num_seeds: int = 3
     default_scale = "paper"
@@ -78,13 +167,10 @@ class LengthExperiment(PaperExperiment):
         """One record per variant."""
 
     def measures(self, run: RunDirectory, device: str) -> dict[str, float]:
-        return tables.read_lengths(run, device)
-
-    def tables(self, finished: Finished, device: str) -> list[Table]:
-        return [*self.claim_tables(finished, device), *tables.tabulate_lengths(finished, device)]
+        return read_lengths(run, device)
 
     def summarise(self, finished: Finished) -> Table:
-        return tables.tabulate_measured(finished)
+        return tabulate_measured(finished)
 
 
 class LimitedCapacity(LengthExperiment):
@@ -102,7 +188,7 @@ class LimitedCapacity(LengthExperiment):
         claim
         for student in (*STUDENTS, "softmax_attention")
         for claim in (
-            ReadsEach(
+            Reads(
                 text="students match their teacher at 100 tokens (log10 of the squared error)",
                 where=show_setting(student),
                 headline=True,
@@ -111,16 +197,18 @@ class LimitedCapacity(LengthExperiment):
                 quantity="log10_error",
                 high=MATCHED,
                 published=LOG10_ERROR[1],
+                per_seed=True,
             ),
-            LargestEach(
+            Reads(
                 text="students match their teacher at every length (log10 of the largest squared error, 1 to 100 tokens)",
                 where=show_setting(student),
                 source=f"{PAPER}, experiments: 1e-7 to 1e-4",
                 of={"student": student, "rate": 1e-3},
                 quantity="error_100",
-                others=tuple(f"error_{length}" for length in tables.DRAWN_LENGTHS[:-1]),
+                largest_of=tuple(f"error_{length}" for length in LENGTHS[:-1]),
                 high=MATCHED,
                 published=LOG10_ERROR[1],
+                per_seed=True,
             ),
             Reads(
                 text="hidden states are a linear map of the teacher's (R² at 100 tokens)",
@@ -146,12 +234,6 @@ class LimitedCapacity(LengthExperiment):
         for student in ("deep_set", "rnn"):
             yield raise_rate(plain[student])
 
-    def tables(self, finished: Finished, device: str) -> list[Table]:
-        return [
-            *self.claim_tables(finished, device),
-            *tables.tabulate_lengths(finished, device, with_published=True),
-        ]
-
     def figures(self, finished: Finished, folder: Path) -> list[Path]:
         return figures.draw_lengths(self.measure_runs(finished, "auto"), folder)
 
@@ -173,7 +255,7 @@ class HigherCapacity(LengthExperiment):
         claim
         for student in STUDENTS
         for claim in (
-            HigherEach(
+            Exceeds(
                 text="students of higher capacity are worse at 100 tokens than those of limited capacity "
                 "(orders of magnitude of the ratio to a constant)",
                 where=f"{show_setting(student)} with an MLP readout",
@@ -183,8 +265,9 @@ class HigherCapacity(LengthExperiment):
                 than={"student": student, "supervision": LIMITED, "rate": 1e-3},
                 quantity="log10_ratio",
                 by=ORDER,
+                per_seed=True,
             ),
-            HigherEach(
+            Exceeds(
                 text="chain of thought repairs students of higher capacity (orders of magnitude)",
                 where=f"{show_setting(student)} with an MLP readout",
                 headline=True,
@@ -193,8 +276,9 @@ class HigherCapacity(LengthExperiment):
                 than={"student": student, "supervision": "chain of thought", "rate": 1e-3},
                 quantity="log10_ratio",
                 by=0.5,
+                per_seed=True,
             ),
-            ReadsEach(
+            Reads(
                 text="with chain of thought, students of higher capacity match their teacher at 100 tokens "
                 "(log10 of the squared error)",
                 where=f"{show_setting(student)} with an MLP readout",
@@ -202,8 +286,9 @@ class HigherCapacity(LengthExperiment):
                 of={"student": student, "supervision": "chain of thought", "rate": 1e-3},
                 quantity="log10_error",
                 high=MATCHED,
+                per_seed=True,
             ),
-            ReadsEach(
+            Reads(
                 text="students of higher capacity fail at 100 tokens (log10 of the ratio to a constant)",
                 where=f"{show_setting(student)} with an MLP readout",
                 source="our question: by the paper they need not follow their teacher, which `length-theory` shows",
@@ -211,6 +296,7 @@ class HigherCapacity(LengthExperiment):
                 quantity="log10_ratio",
                 low=-1.0,
                 ours=True,
+                per_seed=True,
             ),
         )
     )
@@ -266,17 +352,16 @@ class Corners(LengthExperiment):
                 settings={"student": student}, config=sequence_teacher(scale, student, generalise_to="corners")
             )
 
+    quantities = ()
+
     def measures(self, run: RunDirectory, device: str) -> dict[str, float]:
         return {}
 
-    def tables(self, finished: Finished, device: str) -> list[Table]:
-        return [*self.claim_tables(finished, device), *tables.tabulate_corners(finished)]
-
     def summarise(self, finished: Finished) -> Table:
-        return tables.tabulate_corners(finished)[0]
+        return tabulate_corners(finished)
 
 
-LENGTHS = (5, 40, 10, 20)  # the longest training sequence; the claims are about the first two
+TRAINING_LENGTHS = (5, 40, 10, 20)  # the longest training sequence; the claims are about the first two
 
 
 class TrainingLengths(LengthExperiment):
@@ -289,22 +374,23 @@ class TrainingLengths(LengthExperiment):
     )
     known_before = "the runs with 10 tokens, which are those of `length-capacity`."
     claims = tuple(
-        HigherEach(
+        Exceeds(
             text="longer training sequences bring students of higher capacity closer to their teacher at 100 tokens "
             "(orders of magnitude of the squared error)",
-            where=f"{show_setting(student)} with an MLP readout, {LENGTHS[0]} against {LENGTHS[1]} training tokens",
+            where=f"{show_setting(student)} with an MLP readout, {TRAINING_LENGTHS[0]} against {TRAINING_LENGTHS[1]} training tokens",
             headline=True,
             source=f"{ABSTRACT}, and theorems on thresholds of the length",
-            of={"student": student, "tokens": LENGTHS[0]},
-            than={"student": student, "tokens": LENGTHS[1]},
+            of={"student": student, "tokens": TRAINING_LENGTHS[0]},
+            than={"student": student, "tokens": TRAINING_LENGTHS[1]},
             quantity="log10_error",
             by=ORDER,
+            per_seed=True,
         )
         for student in STUDENTS
     )
 
     def variants(self, scale: Scale) -> Iterator[Record]:
-        for length in LENGTHS:
+        for length in TRAINING_LENGTHS:
             for student in STUDENTS:
                 config = sequence_teacher(
                     scale, student, model={"readout": "mlp"}, teacher_readout="mlp", max_length=length
@@ -324,7 +410,7 @@ class Diversity(LengthExperiment):
     question = "How diverse must training sequences be for students to follow their teacher to 100 tokens?"
     known_before = f"earlier runs of the same experiment, one seed and 3,000 steps. {COUNTED}"
     claims = tuple(
-        HigherEach(
+        Exceeds(
             text=f"{text} (orders of magnitude at 100 tokens)",
             where=show_setting(student),
             source="our question: the theorems assume diversity",
@@ -333,6 +419,7 @@ class Diversity(LengthExperiment):
             quantity="log10_ratio",
             by=ORDER,
             ours=True,
+            per_seed=True,
         )
         for student in ("deep_set", "attention")
         for name, few, many, text in (
@@ -366,7 +453,7 @@ class Realisability(LengthExperiment):
         "outputs do not vary at 100 tokens."
     )
     claims = tuple(
-        HigherEach(
+        Exceeds(
             text="a student fails with a teacher of another class (orders of magnitude at 100 tokens)",
             where=f"student {show_setting(student)}, teacher {show_setting(teacher)}",
             source="our question: the theorems assume realisability",
@@ -375,6 +462,7 @@ class Realisability(LengthExperiment):
             quantity="log10_ratio",
             by=ORDER,
             ours=True,
+            per_seed=True,
         )
         for student in STUDENTS
         for teacher in (*STUDENTS, "product")

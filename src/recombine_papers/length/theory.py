@@ -34,9 +34,9 @@ from recombine.foundation import InputError, check_positive, show_setting
 from recombine.models import CausalAttention, DeepSet, RecurrentNetwork, SequenceModel, StateSpaceModel, build_model
 from recombine.tasks import SequenceTeacher
 from recombine.training import default_run
-from recombine_papers.calculation import Calculation, log10_of
-from recombine_papers.length.tables import ABSTRACT, PAPER
-from recombine_papers.measured_claims import ComputesEach
+from recombine_papers.claims import Computes, log10_of
+from recombine_papers.experiment import Calculation
+from recombine_papers.length.runs import ABSTRACT, PAPER
 
 
 class Clip(nn.Module):
@@ -104,61 +104,67 @@ class SequenceTheory(Calculation):
     )
     claims = (
         *(
-            ComputesEach(
+            Computes(
                 text="diverse sequences of 10 tokens determine the outputs at 100 (log10 of the largest difference)",
                 where=show_setting(name),
                 source=f"{ABSTRACT}; {IDENTIFICATION.partition(', ')[2]}",
                 quantity=f"identified_{name}",
                 high=EXACT,
+                per_seed=True,
             )
             for name in (*CLASSES, "rnn")
         ),
         *(
-            ComputesEach(
+            Computes(
                 text="a single sequence of 10 tokens does not determine them (log10 of the largest difference)",
                 where=show_setting(name),
                 source=f"{ABSTRACT}: the data must be diverse",
                 quantity=f"undetermined_{name}",
                 low=CHANGED,
+                per_seed=True,
             )
             for name in (*CLASSES, "rnn")
         ),
         *(
-            ComputesEach(
+            Computes(
                 text="outputs do not determine the basis of hidden states (log10 of the change by a random rotation)",
                 where=show_setting(name),
                 source=IDENTIFICATION,
                 quantity=f"rotation_{name}",
                 high=EXACT,
+                per_seed=True,
             )
             for name in CLASSES
         ),
-        ComputesEach(
+        Computes(
             text="hidden units of an RNN can be permuted (log10 of the change of outputs)",
             source="our construction",
             ours=True,
             quantity="permutation_rnn",
             high=EXACT,
+            per_seed=True,
         ),
-        ComputesEach(
+        Computes(
             text="a random rotation of an RNN's hidden states changes its outputs (log10 of the change)",
             source="our construction",
             ours=True,
             quantity="rotation_rnn",
             low=CHANGED,
+            per_seed=True,
         ),
-        ComputesEach(
+        Computes(
             text="a student of higher capacity can be right up to 10 tokens (log10 of the largest difference)",
             source=CAPACITY,
             quantity="forgetful_trained",
             exact=True,
             high=EXACT,
         ),
-        ComputesEach(
+        Computes(
             text="that student is wrong at 100 tokens (log10 of the squared error)",
             source=CAPACITY,
             quantity="forgetful_long",
             low=-3.0,
+            per_seed=True,
         ),
     )
 

@@ -2,21 +2,18 @@
 
 The fast part of `probe_run`, for many runs at once: no pictures, no interventions. A module that no training composition has
 cannot be learned by a decoder either and is left out. R² is 0 where held-out compositions have no other module.
-`decodability.json` has the keys of `Decodability`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypedDict, cast
 
 from torch import nn
 
 from recombine.inside import (
     SPLITS,
     Measurement,
-    MeasurementKey,
     SiteDecoder,
     collect_activations,
     decode_components,
@@ -30,44 +27,20 @@ DECODABILITY = Measurement(name="decodability", version=1)
 NUM_INSTANCES = 2_000
 
 
-class SplitR2(TypedDict):
-    """R² pooled over the modules that are trained."""
-
-    id: float
-    ood: float
-
-
-class SiteR2(SplitR2):
-    """R² of a site, and that of the same site before training."""
-
-    untrained: SplitR2
-
-
-class DecodabilityNumbers(TypedDict):
-    """What is measured."""
-
-    num_instances: int
-    best_site: str  # with the best score on training compositions left out of the fit: id and ood are not looked at
-    sites: dict[str, SiteR2]
-
-
-class Decodability(DecodabilityNumbers):
-    """`decodability.json`."""
-
-    key: MeasurementKey
-
-
 def measure_decodability(
     path: Path | str, *, num_instances: int = NUM_INSTANCES, device: str = "auto", code: Sequence[Code] = ()
 ) -> Json:
-    """The decodability of each layer of a run (see `Decodability`), kept in its directory."""
+    """R² of each site after and before training, and the best site, stored in `decodability.json` of the run.
 
-    def measure() -> DecodabilityNumbers:
+    The best site has the highest score on training compositions left out of the fit: neither `id` nor `ood` is looked at.
+    """
+
+    def measure() -> Json:
         _, config, model = load_run(path, device, code=code)
         trained = decode_sites(model, config.task, num_instances=num_instances)
         untrained_model = config.build_model().to(next(model.parameters()).device)
         untrained = decode_sites(untrained_model, config.task, num_instances=num_instances)
-        sites: dict[str, SiteR2] = {
+        sites = {
             site: {**_read_r2(decoder), "untrained": _read_r2(untrained[site])} for site, decoder in trained.items()
         }
         best = find_best_site(trained, metrics=("r2",)) or next(iter(trained))
@@ -85,5 +58,5 @@ def decode_sites(model: nn.Module, task: Task, *, num_instances: int) -> dict[st
     return chosen or decoders
 
 
-def _read_r2(decoder: SiteDecoder) -> SplitR2:
-    return cast(SplitR2, {split: decoder[split]["r2"] for split in SPLITS})
+def _read_r2(decoder: SiteDecoder) -> Json:
+    return {split: decoder[split]["r2"] for split in SPLITS}

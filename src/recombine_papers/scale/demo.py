@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from recombine.foundation import Table, show_setting
 from recombine.inside import diagnose_run
-from recombine.sweeps import Finished, Group, Record, compare_scores, mean_cell, over_seeds
+from recombine.sweeps import Finished, Group, Record, mean_cell, over_seeds
 from recombine.tasks import Scale
 from recombine_papers.experiment import PaperExperiment
 from recombine_papers.scale.runs import change, hyperteacher
@@ -44,7 +44,7 @@ class Demo(PaperExperiment):
             yield Record(settings={"model": model}, config=run)
 
     def tables(self, finished: Finished, device: str) -> list[Table]:
-        return [compare_scores(self, finished), self.conclude(finished)]
+        return [*super().tables(finished, device), self.conclude(finished)]
 
     def conclude(self, finished: Finished) -> Table:
         """The verdict on each network, and what it means in a sentence."""

@@ -18,18 +18,17 @@ from recombine.models import ModelConfig
 from recombine.sweeps import Finished, Record, over_seeds
 from recombine.tasks import Hyperteacher, Scale, Support
 from recombine.training import RunConfig, RunDirectory, default_run
-from recombine_papers.claims import Fall, Lead, Level
+from recombine_papers.claims import Correlates, Lead, Level, Reads
 from recombine_papers.experiment import PaperExperiment
-from recombine_papers.measured_claims import Correlates, Reads
+from recombine_papers.scale.decodability import measure_decodability
 from recombine_papers.scale.tables import (
     METRIC,
-    correlate_decodability,
     correlate_measured,
     draw_scale,
-    read_decodability,
     tabulate_seeds,
 )
 
+NUM_INSTANCES = 4_000  # per split, to fit and score the decoders
 NUM_SEEDS: dict[Scale, int] = {"tiny": 1, "small": 3, "paper": 3}
 WIDTHS: dict[Scale, tuple[int, ...]] = {
     "tiny": (16, 64, 256),
@@ -61,7 +60,7 @@ GOOD = 0.9  # what counts as success in settings that are harder than the plain 
 
 
 class ScaleExperiment(PaperExperiment):
-    """Variants over seeds, and a table of means over seeds. The bounds of the claims are for `--scale small`."""
+    """Variants over seeds. The bounds of the claims are for `--scale small`."""
 
     metric = METRIC
     differs = "8 modules and inputs instead of 16, 4,000 steps at a higher learning rate instead of 300,000."
@@ -74,11 +73,8 @@ class ScaleExperiment(PaperExperiment):
     def variants(self, scale: Scale) -> Iterator[Record]:
         """One record per variant."""
 
-    def tables(self, finished: Finished, device: str) -> list[Table]:
-        return [*self.claim_tables(finished, device), *tabulate_seeds(finished)]
-
     def summarise(self, finished: Finished) -> Table:
-        return tabulate_seeds(finished)[0]
+        return tabulate_seeds(finished)
 
 
 class Widths(ScaleExperiment):
@@ -108,14 +104,15 @@ class Compositions(ScaleExperiment):
     core_hours = (0.0054, 0.048, 540)
     question = "Do networks trained on more compositions recombine modules better?"
     claims = (
-        Fall(
+        Lead(
             text="more training compositions lead to better recombination",
             where="81 against 14",
             headline=True,
             source=ABSTRACT,
-            higher={"compositions": 81},
-            lower={"compositions": 14},
+            better={"compositions": 81},
+            worse={"compositions": 14},
             by=BETTER,
+            paired=False,
         ),
     )
 
@@ -144,23 +141,25 @@ class Supports(ScaleExperiment):
             for support in ("random", "equal", "popular_modules", "unpopular_modules")
         ),
         *(
-            Fall(
+            Lead(
                 text=f"modules must be {word} in training: {support.replace('_', '-')} support against a random one",
                 headline=True,
                 source=ABSTRACT,
-                higher={"support": "random"},
-                lower={"support": support},
+                better={"support": "random"},
+                worse={"support": support},
                 by=BETTER,
+                paired=False,
             )
             for support, word in (("disconnected", "connected"), ("non_compositional", "covered"))
         ),
-        Fall(
+        Lead(
             text="the disconnected support fails because it is disconnected, not because it is small",
             source="our question",
-            higher={"support": "random_as_few_as_disconnected"},
-            lower={"support": "disconnected"},
+            better={"support": "random_as_few_as_disconnected"},
+            worse={"support": "disconnected"},
             by=BETTER,
             ours=True,
+            paired=False,
         ),
     )
 
@@ -204,6 +203,7 @@ class Decodability(ScaleExperiment):
 
     name = "scale-decodability"
     core_hours = (0.024, 0.17, 1500)
+    quantities = ("z_held_out",)
     question = "Do networks that recombine modules show them in their hidden layers?"
     claims = (
         Correlates(
@@ -236,14 +236,11 @@ class Decodability(ScaleExperiment):
         for experiment in (Widths(), Compositions(), Supports()):
             yield from experiment.variants(scale)
 
-    def tables(self, finished: Finished, device: str) -> list[Table]:
-        return [*self.claim_tables(finished, device), *correlate_decodability(finished, device)]
-
     def summarise(self, finished: Finished) -> Table:
         return correlate_measured(finished)
 
     def measures(self, run: RunDirectory, device: str) -> dict[str, float]:
-        sites = read_decodability(run, device)["sites"]
+        sites = measure_decodability(run.path, num_instances=NUM_INSTANCES, device=device)["sites"]
         return {"z_held_out": sites[last_site(sites)]["ood"]}
 
     def figures(self, finished: Finished, folder: Path) -> list[Path]:

@@ -1,94 +1,199 @@
-"""The grid worlds of the paper: which preferences or goals must be trained for a network to act on new mixtures of them.
+"""Sizes, encodings and grid worlds of Scaling can lead to compositional generalization (arXiv 2507.07207).
 
-The preference grid is trained on supports that cover and connect the preferences, and on two that do not. The goal grid was
+Width and training compositions together (`scale-surface`), the main figure of the paper. Scale is claimed to lead to
+recombination; width alone, with few training compositions, should not be enough, and neither should many compositions without
+width. Rows and columns that `scale-width` and `scale-compositions` have are the same runs.
+
+Encodings (`scale-encodings`): does a network recombine modules however the task is encoded, and does width help? Encodings that
+are not linear in the strengths of the modules take longer. At `small` the networks are therefore wider and trained for more
+steps than those of the other experiments. A network that does not fit trained compositions says nothing about held-out ones.
+
+The size of the task and the depth of the network (`scale-modules`, `scale-depth`). The released code varies the number of
+modules (8 to 32), of modules that are active together (2 to 7) and of layers (2 and 4). Networks have the width and the steps of
+`scale-encodings`, and the plain setting is a run of that experiment.
+
+Grid worlds (`scale-grids`): which preferences or goals must be trained for a network to act on new mixtures of them? The
+preference grid is trained on supports that cover and connect the preferences, and on two that do not. The goal grid was
 released without a sweep; its control gives every goal an arbitrary code, which does not say what a held-out goal asks for.
-
-The size of the task and of the network: modules, modules that are active together, and layers.
-
-The released code varies all three (8 to 32 modules, 2 to 7 of them active, 2 and 4 layers). Networks have the width and the
-steps of `scale-encodings`, and the plain setting is a run of that experiment.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from statistics import fmean
+from typing import Any, get_args
 
-from recombine.sweeps import Record, over_seeds
-from recombine.tasks import Scale
-from recombine.training import default_run
-from recombine_papers.claims import Fall
+from recombine.sweeps import Finished, Record, over_seeds
+from recombine.tasks import Encoding, Scale, canvas
+from recombine.training import RunConfig, default_run
+from recombine_papers.claims import Gap, Lead, Level
 from recombine_papers.experiment import PaperExperiment
-from recombine_papers.measured_claims import FittedLevel, Gap, NoGap
-from recombine_papers.scale.runs import GOOD, NUM_SEEDS, SOURCE, ScaleExperiment, change, hyperteacher
-from recombine_papers.scale.surface import FITTED, Encodings, train_longer
+from recombine_papers.scale.runs import (
+    ABSTRACT,
+    BETTER,
+    GOOD,
+    HELD_OUT,
+    NUM_SEEDS,
+    SOURCE,
+    SUCCESS,
+    ScaleExperiment,
+    change,
+    hyperteacher,
+)
+from recombine_papers.scale.tables import METRIC
 
-STEPS: dict[Scale, int] = {"tiny": 1_500, "small": 6_000, "paper": 3_000_000}
-SUPPORTS = ("random", "disconnected", "non_compositional")
-ENCODINGS = ("instruction", "arbitrary")
-LOWER = 0.05  # of the steps
+SURFACE_WIDTHS: dict[Scale, tuple[int, ...]] = {
+    "tiny": (16, 256),
+    "small": (16, 64, 128, 512),
+    "paper": (128, 512, 2048),
+}
+DARK = 0.8  # numbers on a darker ground are white
+LEAST, MOST = {"width": 16, "compositions": 14}, {"width": 512, "compositions": 81}  # the corners at `small`
 
 
-class Grids(PaperExperiment):
-    """Both grids; the order is that of worth, and all of it with the first seed comes first."""
+class Surface(ScaleExperiment):
+    """Every width with every number of training compositions."""
 
-    name = "scale-grids"
-    core_hours = (0.014, 1, 2100)
-    question = "Do networks act on new mixtures of preferences and on new goals?"
-    metric = "action_accuracy"
-    differs = (
-        "8 preferences instead of 16; goals in mazes of 7 × 7 instead of 11 × 11; 6,000 steps instead of 3 million."
-    )
+    name = "scale-surface"
+    core_hours = (0.013, 0.27, None)
+    question = "Do width and training compositions together lead to recombination?"
+    known_before = "one row and one column of the surface."
     claims = (
-        *(
-            Fall(
-                text=f"preferences must be {word} in training: {support.replace('_', '-')} support against a random one",
-                source=SOURCE,
-                higher={"task": "preference_grid", "variant": "random"},
-                lower={"task": "preference_grid", "variant": support},
-                by=LOWER,
-            )
-            for support, word in (("disconnected", "connected"), ("non_compositional", "covered"))
+        Level(
+            text="wide networks with enough data recombine modules",
+            source=ABSTRACT,
+            headline=True,
+            of=MOST,
+            low=SUCCESS,
         ),
-        *(
-            NoGap(
-                text="a network acts on new mixtures as on trained ones",
-                where=task.replace("_", " "),
-                source=SOURCE,
-                of={"task": task, "variant": variant},
-                by=LOWER,
-            )
-            for task, variant in (("preference_grid", "random"), ("goal_grid", "instruction"))
+        Lead(
+            text="data alone is not enough: width 16 against 512, both with 81 compositions",
+            source=f"{ABSTRACT}: scaling data and model size",
+            better=MOST,
+            worse={**MOST, "width": LEAST["width"]},
+            by=BETTER,
+            paired=False,
+        ),
+        Lead(
+            text="width alone is not enough: 14 compositions against 81, both with width 512",
+            source=f"{ABSTRACT}: scaling data and model size",
+            better=MOST,
+            worse={**MOST, "compositions": LEAST["compositions"]},
+            by=BETTER,
+            paired=False,
         ),
         Gap(
-            text="networks do not recombine goals given as arbitrary codes",
-            source="our question",
-            of={"task": "goal_grid", "variant": "arbitrary"},
-            by=0.2,
-            ours=True,
-        ),
-        Fall(
-            text="networks recombine goals better if they are given as instructions than as arbitrary codes",
-            source="our question",
-            higher={"task": "goal_grid", "variant": "instruction"},
-            lower={"task": "goal_grid", "variant": "arbitrary"},
-            by=0.2,
-            ours=True,
+            text="a wide network with 14 compositions fits them and fails on others",
+            source=ABSTRACT,
+            of={**MOST, "compositions": LEAST["compositions"]},
+            by=BETTER,
         ),
     )
 
-    def records(self, scale: Scale) -> Iterator[Record]:
-        return over_seeds(self.variants(scale), range(NUM_SEEDS[scale]))
+    def variants(self, scale: Scale) -> Iterator[Record]:
+        for width in SURFACE_WIDTHS[scale]:
+            for held_out in HELD_OUT[scale]:
+                config = change(hyperteacher(scale), {"hidden_dim": width}, held_out=held_out)
+                yield Record(settings={"width": width, "compositions": len(config.task.split.train)}, config=config)
+
+    def figures(self, finished: Finished, folder: Path) -> list[Path]:
+        return draw_surface(finished, folder)
+
+
+def draw_surface(finished: Finished, folder: Path) -> list[Path]:
+    """R² on held-out and on trained compositions, a map each: width to the right, training compositions upwards."""
+    path = folder / "scale_surface.png"
+    axis = {
+        name: sorted({int(group.settings[name]) for group in finished.groups}) for name in ("width", "compositions")
+    }
+    with canvas(path, 8, 3.2) as figure:
+        panels = figure.subplots(1, 2, sharey=True)
+        for axes, (split, title) in zip(
+            panels, {"ood": "held-out compositions", "test": "trained compositions"}.items(), strict=True
+        ):
+            rows = [[float("nan")] * len(axis["width"]) for _ in axis["compositions"]]
+            for group in finished.groups:
+                row = axis["compositions"].index(int(group.settings["compositions"]))
+                column = axis["width"].index(int(group.settings["width"]))
+                rows[row][column] = fmean(group.scores(split, METRIC))
+                colour = "white" if rows[row][column] > DARK else "black"
+                axes.text(column, row, f"{rows[row][column]:.2f}", ha="center", va="center", fontsize=8, color=colour)
+            image = axes.imshow(rows, origin="lower", aspect="auto", cmap="YlGnBu")
+            image.set_clim(0.4, 1.0)
+            axes.set_xticks(range(len(axis["width"])), map(str, axis["width"]))
+            axes.set_yticks(range(len(axis["compositions"])), map(str, axis["compositions"]))
+            axes.set(xlabel="width", title=f"R² of {title}")
+        panels[0].set_ylabel("training compositions")
+    return [path]
+
+
+FITTED = 0.97  # R² on trained compositions that counts as fitted
+LONG_WIDTH, LONG_STEPS = 512, 20_000  # at `small`
+NARROW: dict[Scale, int] = {"tiny": 16, "small": 16, "paper": 128}
+ENCODINGS: tuple[Encoding, ...] = tuple(name for name in get_args(Encoding) if name != "active_tokens")
+
+
+def train_longer(run: RunConfig, scale: Scale) -> RunConfig:
+    """The run with a width and a number of steps at which it can fit harder settings too; the paper's has them already."""
+    if scale != "small":
+        return run
+    training = replace(run.training, steps=LONG_STEPS, precision="bf16")
+    return replace(change(run, {"hidden_dim": LONG_WIDTH}), training=training)
+
+
+class Encodings(ScaleExperiment):
+    """The six encodings of the paper, with a width and a number of steps at which trained compositions can be fitted."""
+
+    name = "scale-encodings"
+    core_hours = (0.016, 1.3, None)
+    question = "Does it matter how the task is encoded for the network?"
+    differs = "8 modules and inputs instead of 16; 20,000 steps of width 512 at a higher rate instead of 300,000; bf16."
+    known_before = (
+        "one seed of four encodings at width 256 and 6,000 steps (held out 0.69 to 0.92). The condition that trained "
+        "compositions are fitted was a row of its own, and became part of the claim when all wide networks were known."
+    )
+    claims = tuple(
+        claim
+        for encoding in ENCODINGS
+        for claim in (
+            Level(
+                text="a network recombines modules whatever the encoding",
+                where=encoding.replace("_", " "),
+                headline=True,
+                source=ABSTRACT,
+                of={"encoding": encoding, "width": "wide"},
+                low=GOOD,
+                fitted=FITTED,
+            ),
+            Lead(
+                text="wider networks recombine better whatever the encoding",
+                where=f"{encoding.replace('_', ' ')}, width 512 against 16",
+                source=ABSTRACT,
+                better={"encoding": encoding, "width": "wide"},
+                worse={"encoding": encoding, "width": "narrow"},
+                by=BETTER,
+            ),
+            Level(
+                text="the network fits trained compositions",
+                where=encoding.replace("_", " "),
+                source="condition of the claim above",
+                of={"encoding": encoding, "width": "wide"},
+                split="test",
+                low=FITTED,
+                ours=True,
+            ),
+        )
+    )
 
     def variants(self, scale: Scale) -> Iterator[Record]:
-        for task, field, values in (("preference_grid", "support", SUPPORTS), ("goal_grid", "encoding", ENCODINGS)):
-            base = default_run(task, scale)
-            training = replace(base.training, steps=STEPS[scale])
-            for value in values:
-                change: dict[str, Any] = {field: value}
-                config = replace(base, task=replace(base.task, **change), training=training)
-                yield Record(settings={"task": task, "variant": value}, config=config)
+        configs = {encoding: change(hyperteacher(scale), encoding=encoding) for encoding in ENCODINGS}
+        for encoding, config in configs.items():
+            yield Record(settings={"encoding": encoding, "width": "wide"}, config=train_longer(config, scale))
+        for encoding, config in configs.items():
+            narrow = change(train_longer(config, scale), {"hidden_dim": NARROW[scale]})
+            yield Record(settings={"encoding": encoding, "width": "narrow"}, config=narrow)
 
 
 SWEEP = f"{SOURCE}, a sweep of the released code"
@@ -108,7 +213,7 @@ class Modules(ScaleExperiment):
     known_before = "the runs with 8 modules and 3 active ones, which are those of `scale-encodings`."
     claims = (
         *(
-            FittedLevel(
+            Level(
                 text="a network recombines modules whatever their number",
                 where=f"{modules} modules",
                 source=SWEEP,
@@ -119,7 +224,7 @@ class Modules(ScaleExperiment):
             for modules in MODULES["small"]
         ),
         *(
-            FittedLevel(
+            Level(
                 text="a network recombines modules however many are active",
                 where=f"up to {active} of {MODULES['small'][0]} modules",
                 source=SWEEP,
@@ -148,7 +253,7 @@ class Depths(ScaleExperiment):
     differs = Encodings.differs
     known_before = "the runs with 2 layers, which are those of `scale-encodings`."
     claims = tuple(
-        FittedLevel(
+        Level(
             text="a network recombines modules whatever its depth",
             where=f"{layers} layers",
             source=SWEEP,
@@ -163,3 +268,73 @@ class Depths(ScaleExperiment):
         for layers in DEPTHS:
             config = change(hyperteacher(scale), {"num_layers": layers})
             yield Record(settings={"layers": layers}, config=train_longer(config, scale))
+
+
+GRID_STEPS: dict[Scale, int] = {"tiny": 1_500, "small": 6_000, "paper": 3_000_000}
+SUPPORTS = ("random", "disconnected", "non_compositional")
+GOALS = ("instruction", "arbitrary")
+LOWER = 0.05  # of the steps
+
+
+class Grids(PaperExperiment):
+    """Both grids, the most important variants first."""
+
+    name = "scale-grids"
+    core_hours = (0.014, 1, 2100)
+    question = "Do networks act on new mixtures of preferences and on new goals?"
+    metric = "action_accuracy"
+    differs = (
+        "8 preferences instead of 16; goals in mazes of 7 × 7 instead of 11 × 11; 6,000 steps instead of 3 million."
+    )
+    claims = (
+        *(
+            Lead(
+                text=f"preferences must be {word} in training: {support.replace('_', '-')} support against a random one",
+                source=SOURCE,
+                better={"task": "preference_grid", "variant": "random"},
+                worse={"task": "preference_grid", "variant": support},
+                by=LOWER,
+                paired=False,
+            )
+            for support, word in (("disconnected", "connected"), ("non_compositional", "covered"))
+        ),
+        *(
+            Gap(
+                text="a network acts on new mixtures as on trained ones",
+                where=task.replace("_", " "),
+                source=SOURCE,
+                of={"task": task, "variant": variant},
+                by=LOWER,
+                at_most=True,
+            )
+            for task, variant in (("preference_grid", "random"), ("goal_grid", "instruction"))
+        ),
+        Gap(
+            text="networks do not recombine goals given as arbitrary codes",
+            source="our question",
+            of={"task": "goal_grid", "variant": "arbitrary"},
+            by=0.2,
+            ours=True,
+        ),
+        Lead(
+            text="networks recombine goals better if they are given as instructions than as arbitrary codes",
+            source="our question",
+            better={"task": "goal_grid", "variant": "instruction"},
+            worse={"task": "goal_grid", "variant": "arbitrary"},
+            by=0.2,
+            ours=True,
+            paired=False,
+        ),
+    )
+
+    def records(self, scale: Scale) -> Iterator[Record]:
+        return over_seeds(self.variants(scale), range(NUM_SEEDS[scale]))
+
+    def variants(self, scale: Scale) -> Iterator[Record]:
+        for task, field, values in (("preference_grid", "support", SUPPORTS), ("goal_grid", "encoding", GOALS)):
+            base = default_run(task, scale)
+            training = replace(base.training, steps=GRID_STEPS[scale])
+            for value in values:
+                choice: dict[str, Any] = {field: value}
+                config = replace(base, task=replace(base.task, **choice), training=training)
+                yield Record(settings={"task": task, "variant": value}, config=config)

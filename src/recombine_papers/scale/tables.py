@@ -1,15 +1,12 @@
-"""Tables of the scale experiments: means over seeds, and whether decodability goes with success.
+"""Tables and the figure of the scale experiments: scores over seeds, and whether decodability is correlated with success.
 
 Decodability is the R² of ridge regression from the activations of a layer to the strengths of the modules, fitted on half of
 the tasks of training compositions and scored on the other half and on held-out compositions (arXiv 2507.07207).
-
-The figure of the scale experiments: width, training compositions, supports, and decodability against success.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING
@@ -17,18 +14,15 @@ from typing import TYPE_CHECKING
 from recombine.foundation import Cell, Column, Table, Value, show_setting
 from recombine.sweeps import Finished, FinishedRun, Group, cell, explain_intervals, mean_cell, spread
 from recombine.tasks import LIGHT_PALETTE, canvas
-from recombine.training import Json, RunDirectory
-from recombine_papers.scale.decodability import measure_decodability
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 METRIC = "r2_pooled"
-NUM_INSTANCES = 4_000  # per split, to fit and score the decoders
 SPLITS = {"test": "R² trained", "ood": "R² held out", "unknown": "R² more at once"}
 
 
-def tabulate_seeds(finished: Finished) -> list[Table]:
+def tabulate_seeds(finished: Finished) -> Table:
     """Means over seeds, one row per setting."""
     rows: list[tuple[Value, ...]] = []
     for group in finished.groups:
@@ -62,86 +56,32 @@ def tabulate_seeds(finished: Finished) -> list[Table]:
         "trained: training compositions; as published: R² of held-out compositions by the paper's definition\n"
         "more at once: tasks with more modules than any training task"
     )
-    return [Table(title="Means over seeds", columns=columns, rows=tuple(rows), note=note)]
+    return Table(title="Means over seeds", columns=columns, rows=tuple(rows), note=note)
 
 
-@dataclass(frozen=True)
-class Readout:
-    """The score of a run, whether its split is covered and connected, and the decodability ID and OOD of each layer."""
-
-    score: float | None
-    fair: bool
-    sites: Mapping[str, tuple[float | None, float]]
-
-
-def correlate_decodability(finished: Finished, device: str) -> list[Table]:
-    """Decodability and score of each run, and their correlation."""
-    measured = finished.measure(lambda run: read_decodability(run, device))
-    readouts = {run.run.path: _read(run, measured[run.run.path]) for run in finished.runs}
-    sites = list(dict.fromkeys(site for readout in readouts.values() for site in readout.sites))
-    rows: list[tuple[Value, ...]] = []
-    for run in finished.runs:
-        readout = readouts[run.run.path]
-        numbers = [value for site in sites for value in readout.sites.get(site, (None, None))]
-        rows.append((*finished.show_settings(run.record.settings), run.record.seed, readout.score, *numbers))
-    table = Table(
-        title="How well the strengths of modules can be read from each layer",
-        columns=(
-            *finished.setting_columns,
-            "seed",
-            "R² held out",
-            *(f"{site} {side}" for site in sites for side in ("id", "ood")),
-        ),
-        rows=tuple(rows),
-        note="R², pooled over the modules that are trained",
-    )
-    return [table, _correlate(readouts, sites)]
+def is_fair(run: FinishedRun) -> bool:
+    """Whether the training compositions cover all modules and connect them."""
+    return bool(run.certificate["covered"] and run.certificate["connected"])
 
 
 def correlate_measured(finished: Finished) -> Table:
-    """The correlation for the last hidden layer, from the numbers that `scale-decodability` keeps of each run."""
-    readouts = {
-        run.run.path: _read(run, {"sites": {"last hidden": {"id": None, "ood": run.measured["z_held_out"]}}})
-        for run in finished.runs
-        if "z_held_out" in run.measured
-    }
-    return _correlate(readouts, ["last hidden"])
-
-
-def read_decodability(run: RunDirectory, device: str = "auto") -> Json:
-    """How well strengths can be read from each layer; measured once."""
-    return measure_decodability(run.path, num_instances=NUM_INSTANCES, device=device)
-
-
-def _correlate(readouts: Mapping[Path, Readout], sites: Sequence[str]) -> Table:
-    """Over all runs, and over those whose training compositions cover all modules and connect them."""
+    """The decodability of the last hidden layer and the score, over all runs and over those whose support is fair."""
     from scipy.stats import pearsonr, spearmanr
 
+    runs = [run for run in {run.run.path: run for run in finished.runs}.values() if "z_held_out" in run.measured]
     rows: list[tuple[Value, ...]] = []
-    for site in sites:
-        for which in ("all", "covered and connected"):
-            pairs = [
-                (readout.sites[site][1], readout.score)
-                for readout in readouts.values()
-                if site in readout.sites and (which == "all" or readout.fair)
-            ]
-            if len(pairs) < 3:
-                continue
-            decodable, scores = zip(*pairs, strict=True)
-            pearson, spearman = pearsonr(decodable, scores), spearmanr(decodable, scores)
-            rows.append((site, which, len(pairs), float(pearson[0]), float(spearman[0]), float(spearman[1])))
+    for which, chosen in (("all", runs), ("covered and connected", [run for run in runs if is_fair(run)])):
+        if len(chosen) < 3:
+            continue
+        decodable = [run.measured["z_held_out"] for run in chosen]
+        scores = [run.score("ood", METRIC) for run in chosen]
+        pearson, spearman = pearsonr(decodable, scores), spearmanr(decodable, scores)
+        numbers = (float(pearson[0]), float(spearman[0]), float(spearman[1]))
+        rows.append(("last hidden", which, len(chosen), *numbers))
     return Table(
         title="Decodability and score on held-out compositions, over runs",
         columns=("layer", "training compositions", "runs", "Pearson", "Spearman", "p (Spearman)"),
         rows=tuple(rows),
-    )
-
-
-def _read(run: FinishedRun, decodability: Json) -> Readout:
-    return Readout(
-        score=run.score("ood", METRIC),
-        fair=bool(run.certificate["covered"] and run.certificate["connected"]),
-        sites={site: (scores["id"], scores["ood"]) for site, scores in decodability["sites"].items()},
     )
 
 
@@ -207,8 +147,7 @@ def _draw_decodability(axes: Axes, finished: Finished) -> None:
     """A point per run; those whose training compositions leave modules uncovered or unconnected stand out."""
     names = {True: "covered and connected", False: "not covered or not connected"}
     for run in {run.run.path: run for run in finished.runs}.values():
-        fair = bool(run.certificate["connected"] and run.certificate["covered"])
-        decodable = run.measured["z_held_out"]
+        fair, decodable = is_fair(run), run.measured["z_held_out"]
         colour, marker = (BLUE, "o") if fair else (ORANGE, "x")
         axes.plot(
             decodable, run.score("ood", METRIC) or 0.0, marker, color=colour, markersize=5, label=names.pop(fair, None)

@@ -1,8 +1,6 @@
 """The paper's theorem as a construction: a multilayer perceptron for modular tasks with neurons linear in the modules.
 
-docs/theory.md derives it, and `recombine_papers.scale.theory` builds it. Nothing is trained.
-
-Networks built by hand instead of trained: what the theory says exists (docs/theory.md).
+docs/theory.md derives the networks, which are built by hand instead of trained.
 
 `build_modular_attention`: linear attention with one head per module computes sum_m z_m Theta_m x, exactly. The token of
 the task is the query and holds z. In head m the query is z_m, the key of the token of x is 1, and the value network is
@@ -28,7 +26,8 @@ from recombine.attention import Attention
 from recombine.foundation import InputError, check_positive
 from recombine.models import MultilayerPerceptron
 from recombine.tasks import Hyperteacher, ModularTeacher
-from recombine_papers.calculation import Calculation, Computes, Untested
+from recombine_papers.claims import Computes, Untested
+from recombine_papers.experiment import Calculation
 from recombine_papers.scale.runs import ABSTRACT
 
 

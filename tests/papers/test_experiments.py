@@ -1,4 +1,4 @@
-"""Records, filters, claims and their verdicts; experiments from outside the package."""
+"""Records, filters and tables of experiments; experiments from outside the package."""
 
 import json
 from dataclasses import replace
@@ -18,32 +18,53 @@ from recombine.sweeps import (
     find_experiment,
     list_references,
 )
-from recombine.tasks.base import Metric
-from recombine.tasks.fuzzy_logic import FuzzyLogic
 from recombine.training.config import default_run
 from recombine.training.directory import RunDirectory, hash_config
-from recombine.training.intervals import SeedScore
 from recombine_papers import EXPERIMENTS
-from recombine_papers.claims import Close, Fall, Lead, Level, tabulate_claims
-from recombine_papers.hypernetwork.fuzzy_logic import over_grid
+from recombine_papers.hypernetwork.fuzzy_logic import table_a3
 
 OWN_EXPERIMENT = """
 from dataclasses import replace
-from recombine.recipes import Experiment, Record
-from recombine.run import default_run
+from pathlib import Path
 
-class Lengths(Experiment):
+from recombine import Record, default_run
+from recombine_papers import Exceeds, Lead, PaperExperiment
+
+class Lengths(PaperExperiment):
     name = "lengths"
     question = "Do more examples help?"
     metric = "r2"
     compared = "examples"
+    default_scale = "tiny"
+    paper = "My paper (arXiv 2611.00001)"
+    quantities = ("length",)
+    claims = (
+        Lead(text="more examples help", source="figure 1", headline=True, by=2.0, paired=False,
+             better={"examples": 16}, worse={"examples": 8}),
+        Exceeds(text="longer sequences are longer", source="us", of={"examples": 16}, than={"examples": 8},
+                quantity="length", by=1.0, per_seed=True),
+    )
 
     def records(self, scale):
         for examples in (8, 16):
             run = default_run("fuzzy_logic", scale)
             task = replace(run.task, num_examples=examples, num_variables=3, held_out=0.5)
             model = replace(run.model, embedding_dim=8, kqv_dim=8, mlp_dim=8, num_heads=2, num_layers=1)
-            yield Record(settings={"examples": examples}, config=replace(run, task=task, model=model))
+            training = replace(run.training, steps=5, batch_size=8)
+            for seed in (0, 1):
+                yield Record(settings={"examples": examples}, config=replace(run, task=task, model=model,
+                             training=training)).with_seed(seed)
+
+    def measures(self, run, device):
+        return {"length": float(run.config["task"]["num_examples"])}
+
+    def answer(self, finished):
+        return f"{len(finished.runs)} runs say nothing."
+
+    def figures(self, finished, folder):
+        path = Path(folder) / "lengths.txt"
+        path.write_text(" ".join(str(run.score("ood", "r2")) for run in finished.runs))
+        return [path]
 
 NOT_ONE = 3
 """
@@ -80,21 +101,8 @@ def test_sraven_at_the_papers_size():
     assert {record.config.model.attention_dropout for record in records} == {0.0, 0.1}
 
 
-def test_every_claim_is_about_records_that_exist():
-    for name in ("dropout", "sraven-paper", "figure-2c", "table-a1", "depth", "heads", "features", "held-out"):
-        experiment = EXPERIMENTS[name]
-        records = list(experiment.records("paper"))
-        assert experiment.claims
-        for claim in experiment.claims:
-            variants = [value for value in vars(claim).values() if isinstance(value, dict)]
-            assert variants
-            for variant in variants:
-                assert any(variant.items() <= record.settings.items() for record in records), claim.text
-
-
 def test_the_grid_of_table_a3():
-    (record, *_) = EXPERIMENTS["fuzzy-logic"].records("paper")
-    points = list(over_grid(record))
+    points = table_a3("fuzzy_logic")[:4]
     assert [(point.config.training.learning_rate, point.config.training.weight_decay) for point in points] == [
         (1e-3, 0.03),
         (1e-3, 0.1),
@@ -102,10 +110,7 @@ def test_the_grid_of_table_a3():
         (3e-3, 0.1),
     ]
     assert points[0].settings == {"attention": "softmax", "learning_rate": 1e-3, "weight_decay": 0.03}
-    (record, *_) = EXPERIMENTS["sraven"].records("paper")
-    assert len({point.text for point in over_grid(record)}) == 8
-    with pytest.raises(InputError, match="unknown task with a grid 'hyperteacher'"):
-        list(over_grid(replace(record, config=default_run("hyperteacher", "tiny"))))
+    assert len({point.text for point in table_a3("sraven", attentions=["hyla"])}) == 8
 
 
 def options(**choices):
@@ -142,18 +147,39 @@ def test_bad_filters_are_one_line(flags, message, capsys, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-def test_an_experiment_from_a_file(tmp_path, capsys, monkeypatch):
+def test_an_experiment_from_outside_does_all_that_an_own_one_does(tmp_path, capsys, monkeypatch):
+    """Runs and tables; then stored results, verdicts, the page of claims, tables in other pages, figures and the index."""
     (tmp_path / "own.py").write_text(OWN_EXPERIMENT)
     monkeypatch.setattr("recombine.tasks.fuzzy_logic.FuzzyLogic.evaluation_instances", 200)
-    command = ["reproduce", f"{tmp_path}/own.py:Lengths", "--steps", "5", "--seeds", "0", "1", "--out", str(tmp_path)]
-    assert run_verb([*command, "--scale", "tiny", "--json"]) == 0
+    own, out = f"{tmp_path}/own.py:Lengths", ["--out", str(tmp_path / "runs"), "--figures", str(tmp_path)]
+    assert run_verb(["reproduce", own, *out, "--json"]) == 0
     value = json.loads(capsys.readouterr().out)
     assert [(run["settings"]["examples"], run["seed"]) for run in value["runs"]] == [(8, 0), (8, 1), (16, 0), (16, 1)]
-    scores, references = value["tables"].values()
+    claims, scores, references = value["tables"].values()
+    assert [row["verdict"] for row in claims] == ["not seen", "seen"]
     values = scores[0]["R²"]["values"]
     assert scores[0]["R²"]["value"] == pytest.approx(sum(values) / 2)
     assert len(values) == scores[0]["seeds"] == 2
     assert {"chance", "ceiling"} <= {row["strategy"] for row in references}
+    drawn = (tmp_path / "lengths.txt").read_text()
+
+    page, table = tmp_path / "claims.md", tmp_path / "page.md"
+    table.write_text("<!-- results: lengths tiny -->\n<!-- results: end -->\n")
+    flags = ["--results", str(tmp_path / "results"), "--page", str(page), str(table)]
+    assert run_verb(["reproduce", "claims", own, *out, *flags, "--json"]) == 0
+    judged = json.loads(capsys.readouterr().out)
+    assert [row["verdict"] for row in judged["claims"]] == ["not seen", "seen"]
+    (tmp_path / "runs").rename(tmp_path / "gone")  # stored results are enough
+    assert run_verb(["reproduce", "claims", own, *out, *flags, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["claims"] == judged["claims"]
+    assert "## My paper (arXiv 2611.00001)" in page.read_text()
+    assert "**4 runs say nothing.**" in page.read_text()
+    assert "| 16 | 2 |" in table.read_text()
+    assert [float(score) for score in (tmp_path / "lengths.txt").read_text().split()] == pytest.approx(
+        [float(score) for score in drawn.split()], rel=1e-6
+    )
+    assert "| `lengths-tiny.jsonl` | 4 | 0, 1 | 5 |" in (tmp_path / "results" / "README.md").read_text()
+    assert run_verb(["reproduce", "claims", "recombine_papers.nowhere:X"]) == 2
 
 
 @pytest.mark.parametrize(
@@ -162,7 +188,7 @@ def test_an_experiment_from_a_file(tmp_path, capsys, monkeypatch):
         ("own.py:NOT_ONE", "is not an experiment: expected a subclass of recombine.sweeps.Experiment"),
         ("own.py:Nothing", "has no 'Nothing'"),
         ("nowhere.py:Lengths", "is not a file"),
-        ("everything", "unknown experiment 'everything': expected one of dropout"),
+        ("everything", "unknown experiment 'everything': expected one of fuzzy-logic, sraven"),
         ("recombine.sweeps:Experiment", "cannot be created"),
     ],
 )
@@ -223,58 +249,3 @@ def test_the_comparison_pairs_seeds(tmp_path):
         {"strategy": "chance", "R²": {"value": 0.1}},
         {"strategy": "ceiling", "R²": {"value": 0.9}},
     ]
-
-
-HYLA, SOFTMAX = {"attention": "hyla"}, {"attention": "softmax"}
-WORDS: dict[str, Any] = {"text": "?", "source": "?"}
-
-
-@pytest.mark.parametrize(
-    ("claim", "lead", "verdict"),
-    [
-        (Lead(better=HYLA, worse=SOFTMAX, by=0.1, **WORDS), 0.2, "seen"),
-        (Lead(better=HYLA, worse=SOFTMAX, by=0.1, **WORDS), 0.05, "seen in part"),
-        (Lead(better=HYLA, worse=SOFTMAX, by=0.1, **WORDS), 0.0, "not seen"),
-        (Lead(better=HYLA, worse=SOFTMAX, by=0.1, **WORDS), -0.1, "refuted"),
-        (Lead(better=HYLA, worse={"attention": "linear"}, by=0.1, **WORDS), 0.2, "not run"),
-        (Close(first=HYLA, second=SOFTMAX, within=0.1, **WORDS), 0.05, "seen"),
-        (Close(first=HYLA, second=SOFTMAX, within=0.1, **WORDS), 0.2, "refuted"),
-        (Level(of=HYLA, low=0.45, **WORDS), 0.1, "seen in part"),
-        (Level(of=HYLA, high=0.45, **WORDS), 0.1, "not seen"),
-        (Level(of=HYLA, high=-5.0, **WORDS), 0.1, "refuted"),
-        (Fall(higher=HYLA, lower=SOFTMAX, by=0.1, **WORDS), 50, "seen"),
-    ],
-)
-def test_verdicts(claim, lead, verdict, tmp_path):
-    (row,) = tabulate_claims([claim], Made(), made_runs(tmp_path, lead)).as_dicts()
-    assert row["verdict"] == verdict
-    assert (row["number"] is None) == (verdict == "not run")
-
-
-def test_a_lead_in_a_loss_is_a_lower_number(tmp_path, monkeypatch):
-    monkeypatch.setattr(FuzzyLogic, "metric_info", {"r2": Metric(title="loss", higher_is_better=False)})
-    runs = made_runs(tmp_path, -0.2)  # HYLA has the lower numbers
-    rows = [Lead(better=HYLA, worse=SOFTMAX, by=0.1, **WORDS), Lead(better=SOFTMAX, worse=HYLA, by=0.1, **WORDS)]
-    assert [row["verdict"] for row in tabulate_claims(rows, Made(), runs).as_dicts()] == ["seen", "refuted"]
-    assert rows[0].measure(Made(), runs).value == pytest.approx(0.2)
-
-
-def test_a_claim_may_have_a_metric_of_its_own(tmp_path):
-    class Other(Made):
-        metric = "unknown"
-
-    runs = made_runs(tmp_path, 0.2)
-    for claim in (
-        Lead(better=HYLA, worse=SOFTMAX, by=0.1, metric="r2", **WORDS),
-        Close(first=HYLA, second=SOFTMAX, within=0.3, metric="r2", **WORDS),
-        Level(of=HYLA, low=0.4, metric="r2", **WORDS),
-        Fall(higher=HYLA, lower=SOFTMAX, by=0.1, metric="r2", **WORDS),
-    ):
-        assert claim.measure(Other(), runs).value > 0.15
-
-
-def test_a_lead_whose_interval_includes_zero_is_seen_in_part():
-    claim = Lead(better=HYLA, worse=SOFTMAX, by=0.1, **WORDS)
-    assert claim.judge(SeedScore(value=0.2, low=-0.1, high=0.5, values=(0.2,))) == "seen in part"
-    assert claim.bound == "difference of at least 0.1"
-    assert Level(of=HYLA, low=0.1, high=0.3, **WORDS).bound == "0.1 to 0.3"

@@ -15,12 +15,10 @@ from recombine.tasks.sequences.teacher import SequenceTeacher
 from recombine.training.config import TrainingConfig, default_run
 from recombine.training.directory import RunDirectory
 from recombine_papers import EXPERIMENTS
-from recombine_papers.length import tables
+from recombine_papers.length import runs as length
 from recombine_papers.length.theory import draw_bases, find_readout, fit_readout
 
 NAMES = [name for name in EXPERIMENTS if name.startswith("length-") and name != "length-theory"]
-SIZES = ["--token-dim", "3", "--teacher-dim", "4", "--target-dim", "2", "--hidden-dim", "4"]
-TRAIN = ["--steps", "20", "--batch-size", "16", "--evaluation-instances", "200", "--quiet"]
 
 
 def test_defaults_are_the_papers():
@@ -99,7 +97,7 @@ def test_reproduce_ends_with_tables(name, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(experiment, "records", shrink(experiment.records, 2))
     monkeypatch.setattr(SequenceTeacher, "evaluation_instances", 200)
     monkeypatch.setattr("recombine.tasks.sequences.teacher.NUM_MEAN_SEQUENCES", 512)
-    monkeypatch.setattr("recombine_papers.length.tables.NUM_SEQUENCES", 50)
+    monkeypatch.setattr("recombine_papers.length.runs.NUM_SEQUENCES", 50)
     arguments = ["reproduce", name, "--scale", "tiny", "--out", str(tmp_path)]
     figures = ["--figures", str(tmp_path / "figures")] if experiment.has_figures else []
     assert run_verb([*arguments, *figures, "--json"]) == 0
@@ -108,18 +106,17 @@ def test_reproduce_ends_with_tables(name, tmp_path, capsys, monkeypatch):
     for figure in shown.get("figures", []):
         assert Path(figure).read_bytes().startswith(b"\x89PNG")
     assert len(shown.get("figures", [])) == (0 if name in ("length-composition", "length-training") else 1)
-    num_claims = [len(experiment.claims)] if experiment.claims else []
-    counts = [2] if name == "length-composition" else [2, 2, 4]
-    assert [len(rows) for rows in shown_tables.values()] == [*num_claims, *counts]
+    claims, table, references = shown_tables.values()
+    assert len(claims) == len(experiment.claims)
+    assert len(table) == 2
+    assert references
     if name == "length-generalization":
-        _, loss, ratio, identified = shown_tables.values()
-        assert list(loss[0]) == ["student", "rate", "T = 10", "T = 20", "T = 50", "T = 100"]
-        assert (loss[0]["student"], loss[0]["rate"]) == ("deep set", 1e-3)
-        assert ratio[0]["T = 100"]["value"] > 0
-        assert [row["training"] for row in identified] == ["before", "after"] * 2
-        assert identified[1]["transfer, T = 100"]["value"] <= 1
+        assert list(table[0])[:4] == ["student", "rate", "seeds", "error, T = 10"]
+        assert (table[0]["student"], table[0]["rate"]) == ("deep set", 1e-3)
+        assert table[0]["ratio, T = 100"]["value"] > 0
+        assert table[0]["R² after"]["value"] <= 1
         assert run_verb([*arguments, "--quiet", "--report", str(tmp_path / "report.html")]) == 0
-        assert "before and after training" in capsys.readouterr().out
+        assert "R² after" in capsys.readouterr().out
         assert "squared error" in (tmp_path / "report.html").read_text()
 
 
@@ -129,58 +126,11 @@ def test_spread_over_seeds():
     assert spread([None]) is None
 
 
-@pytest.mark.parametrize("model", ["deep_set", "attention", "ssm", "rnn"])
-def test_train_evaluate_and_show(model, tmp_path, capsys):
-    flags = ["--model", model, *SIZES, "--longest", "14", *TRAIN, "--out", str(tmp_path)]
-    assert run_verb(["train", "sequence-teacher", *flags]) == 0
-    path = capsys.readouterr().out.strip()
-    assert f"sequence-teacher-{'sigmoid-attention' if model == 'attention' else model.replace('_', '-')}-" in path
-    assert run_verb(["evaluate", path, "--num-instances", "200", "--json"]) == 0
-    value = json.loads(capsys.readouterr().out)
-    assert value["scores"]["ood"]["r2"]["chance"] == 0
-    assert value["scores"]["ood"]["loss"]["ceiling"] == 0
-    assert len(value["composition_sums"]["ood"]["loss"][0]) == 4
-
-
-def test_other_verbs(tmp_path, capsys):
-    import pandas
-
-    assert run_verb(["show", "sequence-teacher", "--teacher", "rnn"]) == 0
-    assert "labelled by a teacher of class rnn" in capsys.readouterr().out
-    assert run_verb(["check", "sequence-teacher", "--num-instances", "64", *SIZES[:6]]) == 0
-    assert "every module trained" in capsys.readouterr().out
-    file = tmp_path / "rows.parquet"
-    assert run_verb(["export", "sequence-teacher", "-o", str(file), "--num-instances", "10", *SIZES[:6]]) == 0
-    frame = pandas.read_parquet(file)
-    assert {"inputs", "target", "length", "hidden"} <= set(frame.columns)
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--model", "gru"], "unknown model 'gru': expected one of attention, deep-set"),
-        (["--teacher", "gru"], "gru"),
-        (["--longest", "5"], "longest is 5: expected more than max_length = 10"),
-        (["--min-length", "0"], "min_length is 0"),
-        (
-            ["--chain-of-thought", "1", "--hidden-dim", "7"],
-            "which supervises 20 hidden states",
-        ),
-    ],
-)
-def test_bad_flags_are_one_line(flags, message, tmp_path, capsys):
-    assert run_verb(["train", "sequence-teacher", *flags, "--out", str(tmp_path / "runs")]) == 2
-    captured = capsys.readouterr()
-    assert message in captured.err
-    assert len(captured.err.splitlines()) == 1
-    assert not (tmp_path / "runs").exists()
-
-
 def test_a_teacher_whose_outputs_do_not_vary_leaves_no_ratio(monkeypatch):
     """A product of many features can be the same number for every sequence; no constant errs then."""
     numbers = {"loss": [0.5] * 100, "constant_loss": [1.0] * 99 + [0.0], "r2": {"transfer": [0.9] * 100}}
-    monkeypatch.setattr(tables, "read_identification", lambda run, device: {"trained": numbers, "untrained": numbers})
-    measured = tables.read_lengths(RunDirectory(Path("run")), "cpu")
+    monkeypatch.setattr(length, "identify_run", lambda path, **_: {"trained": numbers, "untrained": numbers})
+    measured = length.read_lengths(RunDirectory(Path("run")), "cpu")
     assert "log10_ratio" not in measured
     assert "ratio_100" not in measured
     assert (measured["ratio_50"], measured["error_100"]) == (0.5, 0.5)
@@ -211,6 +161,6 @@ def test_diverse_short_sequences_determine_long_ones_and_a_single_one_does_not(n
 
 def test_a_student_without_any_error_has_a_logarithm(monkeypatch, tmp_path):
     flat: dict[str, Any] = {"loss": [0.0] * 100, "constant_loss": [1.0] * 100, "r2": {}}
-    monkeypatch.setattr(tables, "read_identification", lambda run, device: {"trained": flat, "untrained": flat})
-    numbers = tables.read_lengths(RunDirectory(tmp_path), "cpu")
+    monkeypatch.setattr(length, "identify_run", lambda path, **_: {"trained": flat, "untrained": flat})
+    numbers = length.read_lengths(RunDirectory(tmp_path), "cpu")
     assert (numbers["log10_error"], numbers["log10_ratio"]) == (-18, -18)

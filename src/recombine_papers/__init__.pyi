@@ -1,0 +1,15 @@
+from .claims import AtLeast as AtLeast
+from .claims import Between as Between
+from .claims import Claim as Claim
+from .claims import Computes as Computes
+from .claims import Correlates as Correlates
+from .claims import Difference as Difference
+from .claims import Exceeds as Exceeds
+from .claims import Gap as Gap
+from .claims import Lead as Lead
+from .claims import Level as Level
+from .claims import Reads as Reads
+from .claims import Untested as Untested
+from .experiment import Calculation as Calculation
+from .experiment import PaperExperiment as PaperExperiment
+from .registry import EXPERIMENTS as EXPERIMENTS

@@ -1,0 +1,309 @@
+"""Pages in Markdown that are made of the card of claims and of stored results.
+
+- the page of all claims (`docs/claims.md`): a statement that is judged in several settings has one row, of the first setting
+  that was run; the others are folded away below;
+- its short form, between `<!-- claims: begin -->` and `<!-- claims: end -->` (`README.md`), with one verdict over all settings;
+- tables of results, between `<!-- results: scale-width small -->` and `<!-- results: end -->` (pages of the documentation);
+- the index of the stored files (`results/README.md`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import cast, get_args
+
+from recombine.foundation import Column, InputError, Table, check_choice, format_number, format_value
+from recombine.sweeps import cell
+from recombine.tasks import SCALES, Scale
+from recombine_papers.card import CardRow, Statement, count_verdicts, list_statements
+from recombine_papers.claims import Computes, SeedRange, Undecided
+from recombine_papers.experiment import PaperExperiment
+from recombine_papers.stored import count_core_hours, read_files
+
+BEGIN, END = "<!-- claims: begin -->", "<!-- claims: end -->"
+RESULTS_END = "<!-- results: end -->"
+CLAIMS_BLOCK = re.compile(f"{BEGIN}.*?{END}", re.DOTALL)
+RESULTS_BLOCK = re.compile(rf"<!-- results: ([\w-]+) (\w+) -->\n.*?{RESULTS_END}", re.DOTALL)
+NONE = "–"
+SHORT_COLUMNS = ("claim", "verdict", "ours", "seeds", "paper", "bound")
+RIGHT = {"ours", "seeds", "paper", "core-hours"}  # columns of claims that are aligned to the right
+Cells = dict[str, str]  # the cells of a row by their column
+
+TITLE = "# Claims\n"
+INTRODUCTION = f"""{TITLE}
+The claims of the four papers, with our number next to the paper's. Most are about trained networks; theorems and counts are
+computed. This page is written by `recombine reproduce claims` from the files in `results/`; nothing is entered by hand.
+
+- *Ours*: our number with its 95 % interval; below it, the number of seeds and compositions. With several seeds the interval
+  is over seeds and compositions together (`recombine.training.intervals`), with one seed over compositions. For numbers that are measured
+  inside the networks it is over seeds; a single network has no interval. With two seeds, both values are shown instead; the
+  interval, too wide to be useful, still enters the verdict (`recombine reproduce claims --json`). Logarithms of errors have
+  the median over seeds, with the lowest and the highest seed in brackets.
+- *Bound*: what the number must be for the claim to be seen. Bounds were fixed in the code before the runs. If earlier
+  results were already known, the experiment says so. Where the paper prints no number, the bound is our choice.
+- *Seen*: the number meets its bound and the interval agrees: that of a difference excludes zero, that of a level lies within
+  the bounds. *Seen in part*: only one of the two. *Not seen*: neither. *Refuted*: the whole interval is on the wrong side,
+  at our size and in our setting. *Not run*: runs are missing. A number from inside a single network has no interval, so it
+  is seen in part at best.
+- Where the bound is for every seed, the verdict counts seeds: all of them meet it (*seen*), at least half (*seen in part*),
+  fewer (*not seen*) or none (*refuted*; for a difference, if it has the wrong sign in all of them).
+- "In short" has one verdict for all settings of a claim that were run. If they differ, it is *seen in part* where the claim
+  is seen, at least in part, in any of them, and *not seen* otherwise. The number is of the setting in italics; *settings*
+  gives the lowest and the highest of all.
+- *Core-hours*: measured time of the runs behind the claim, on a busy machine. Next to a command: measured cost of all its runs
+  on one idle core.
+"""
+
+
+def format_page(rows: Sequence[CardRow]) -> str:
+    """The page of all claims."""
+    lines = [INTRODUCTION, "## In short", "", summarise_card(rows), ""]
+    for paper, of_paper in groupby(sorted(rows, key=lambda row: row.paper), key=lambda row: row.paper):
+        lines += [f"## {paper}", ""]
+        for experiment, claims in groupby(of_paper, key=lambda row: row.experiment):
+            lines += describe_experiment(experiment, list_statements(claims))
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def describe_experiment(experiment: PaperExperiment, statements: Sequence[Statement]) -> list[str]:
+    """The claims of one experiment, with the command that repeats them."""
+    rows = [row for statement in statements for row in statement.rows]
+    costs = dict(zip(SCALES, experiment.core_hours, strict=False))
+
+    def describe_command(row: CardRow) -> str:
+        hours = costs.get(row.scale)
+        return f"`{row.command}`" + ("" if hours is None else f" ({hours:g} core-hours)")
+
+    lines = [f"### {experiment.question}", ""]
+    for answer in dict.fromkeys(row.answer for row in rows if row.answer):
+        lines += [f"**{answer}**", ""]
+    lines += [*dict.fromkeys(map(describe_command, rows)), ""]
+    for score in dict.fromkeys(experiment.describe_score(row.scale) for row in rows):
+        lines += [f"Score: {score}.", ""] if score else []
+    if experiment.differs:
+        lines += [f"Differs from the paper: {experiment.differs}", ""]
+    if experiment.known_before:
+        lines += [f"Earlier results known when the bounds were set: {experiment.known_before}", ""]
+    shown = [statement.first for statement in statements]
+    lines += format_cells([{"claim": _name(row, f" ({row.claim.source})"), **_cells(row)} for row in shown])
+    further = [row for statement in statements for row in statement.further]
+    if further:
+        summary = f"<summary>Other settings: {count_verdicts(further)}</summary>"
+        folded = [line for statement in statements for line in describe_further(statement)]
+        lines += ["<details markdown>", summary, "", *folded, "</details>", ""]
+    return lines
+
+
+def describe_further(statement: Statement) -> list[str]:
+    """The further settings of a statement: a table of those that were run, and a line of the others."""
+    if not statement.further:
+        return []
+    run = [row for row in statement.further if row.number is not None]
+    missing = [row.where for row in statement.further if row.number is None]
+    lines = [f"*{statement.first.claim.text}*", ""]
+    lines += format_cells([{"setting": row.where or NONE, **_cells(row)} for row in run])
+    return lines + ([f"Not run: {'; '.join(missing)}.", ""] if missing else [])
+
+
+def _cells(row: CardRow) -> Cells:
+    missing = f"<br>{row.missing} run{'s' * (row.missing > 1)} missing" if row.missing and row.number else ""
+    return {
+        "verdict": _emphasise(row) + missing,
+        "ours": f"{_fold_number(row)}<br>{describe_interval(row)}" if row.number else NONE,
+        "paper": NONE if row.claim.published is None else format_number(row.claim.published),
+        "bound": shorten_bound(row.claim.bound),
+        "core-hours": f"{row.core_hours:.2f}" if row.core_hours else NONE,
+    }
+
+
+def _name(row: CardRow, source: str = "") -> str:
+    """The statement, with its setting on a separate line."""
+    return f"{row.claim.text}{source}" + (f"<br>*{row.where}*" if row.where else "")
+
+
+def _fold_number(row: CardRow) -> str:
+    """The number, with its interval on a separate line."""
+    return format_value(cell(row.number), Column(name="")).replace(" (", "<br>(")
+
+
+def _emphasise(row: CardRow | Statement) -> str:
+    return f"**{row.verdict}**" if row.verdict == "seen" else row.verdict
+
+
+def shorten_bound(bound: str) -> str:
+    """A bound with signs instead of words."""
+    signs = re.sub(r"(of )?at most ", "≤ ", re.sub(r"(of )?at least ", "≥ ", bound))
+    return re.sub(r"-(?=\d)", "−", signs)
+
+
+def describe_interval(row: CardRow) -> str:
+    """What the interval is over."""
+    assert row.number is not None
+    if isinstance(row.claim, Computes) and (row.claim.exact or row.claim.sample):
+        return "exact" if row.claim.exact else row.claim.sample
+    total = row.number.num_seeds
+    seeds = f"{total} seed{'s' * (total > 1)}"
+    if row.unmeasured:
+        seeds = f"{total} of {total + row.unmeasured} seeds; the others have no such number"
+    if isinstance(row.number, SeedRange) and total > 1:
+        seeds = f"median of {seeds}, lowest and highest"
+    if isinstance(row.number, Undecided):
+        return f"{seeds}; undecided: {row.number.reason}"
+    within = row.claim.count_within(row.number)
+    if total > 1 and 0 < within < total:
+        seeds += f", {within} of them within the bound"
+    count = row.number.num_compositions
+    return seeds if count is None else f"{seeds}, {count} compositions"
+
+
+def summarise_card(rows: Sequence[CardRow]) -> str:
+    """The headline claims that have been run, how many have not, and how many claims have each verdict."""
+    statements = [statement for statement in list_statements(rows) if not statement.first.claim.ours]
+    headlines = [statement for statement in statements if statement.first.claim.headline]
+    headlines.sort(key=lambda statement: statement.first.paper)
+    cells: list[Cells] = []
+    missing = []
+    for paper, members in groupby(headlines, key=lambda statement: statement.first.paper):
+        of_paper = list(members)
+        run = [statement for statement in of_paper if statement.first.number is not None]
+        if run:
+            cells += [dict.fromkeys(SHORT_COLUMNS, "") | {"claim": f"**{link_paper(paper)}**"}, *map(_short_cells, run)]
+        if len(run) < len(of_paper):
+            missing.append(f"{len(of_paper) - len(run)} of *{paper.partition(' (')[0]}*")
+    lines = format_cells(cells)
+    if missing:
+        lines += [f"Main claims not run yet: {', '.join(missing)}.", ""]
+    return "\n".join([*lines, count_claims(statements)])
+
+
+def count_claims(statements: Sequence[Statement]) -> str:
+    """How many claims have each verdict: those about trained networks, computed ones, and those that cannot be tested."""
+    kinds: dict[tuple[str, str], list[Statement]] = {}
+    for statement in statements:
+        if statement.first.claim.tested:
+            kinds.setdefault(statement.first.claim.kind, []).append(statement)
+    sentences = []
+    for (one, several), members in kinds.items():
+        rows = [row for statement in members for row in statement.rows]
+        missing = sum(row.number is None for row in rows)
+        settings = f"{len(rows) - missing} settings" + (f" ({missing} more not run)" if missing else "")
+        kind = one if len(members) == 1 else several
+        sentences.append(f"{len(members)} {kind}, run in {settings}: {count_verdicts(members)}.")
+    if untested := len(statements) - sum(map(len, kinds.values())):
+        sentences.append(f"{untested} claim{'s' * (untested > 1)} cannot be tested here.")
+    return " ".join(sentences)
+
+
+def _short_cells(statement: Statement) -> Cells:
+    row, cells = statement.first, _cells(statement.first)
+    return {
+        "claim": _name(row),
+        "verdict": _emphasise(statement) + _count_settings(statement),
+        "ours": _fold_number(row) + _span_settings(statement),
+        "seeds": NONE if row.number is None else str(row.number.num_seeds),
+        "paper": cells["paper"],
+        "bound": cells["bound"],
+    }
+
+
+def _count_settings(statement: Statement) -> str:
+    """The settings that were run, and how they differ, if there are several; and how many were not run."""
+    run = [row for row in statement.rows if row.number is not None]
+    missing = len(statement.rows) - len(run)
+    same = {row.verdict for row in run} == {statement.verdict}
+    parts = []
+    if len(run) > 1:
+        parts.append(f"in {len(run)} settings" if same else f"{len(run)} settings: {count_verdicts(run)}")
+    if missing:
+        parts.append(f"{missing} setting{'s' * (missing > 1)} not run")
+    return "".join(f"<br>{part}" for part in parts)
+
+
+def _span_settings(statement: Statement) -> str:
+    """The lowest and the highest number of all settings, if there are several."""
+    values = [row.number.value for row in statement.rows if row.number is not None]
+    if len(values) < 2:
+        return ""
+    return f"<br>settings: {format_number(min(values))} … {format_number(max(values))}"
+
+
+def link_paper(paper: str) -> str:
+    """The title of a paper as a link to arXiv, where the number is part of it."""
+    return re.sub(r"^(.*) \(arXiv ([\d.]+)\)$", r"[\1](https://arxiv.org/abs/\2)", paper)
+
+
+INDEX_TITLE = "# Results\n"
+INDEX_INTRODUCTION = f"""{INDEX_TITLE}
+The numbers behind [the card of claims](../docs/claims.md): scores, learning curves and measured numbers of every finished
+run, without its parameters. One line per run. `recombine reproduce claims --out RUNS` adds the finished runs of a folder and
+writes this page. A line is used only while the code would make the same run: its hash covers names, versions and settings.
+
+- A run that serves several experiments is in the file of each.
+- *core-hours*: wall time multiplied by threads; other work on the machine makes them longer.
+- *interrupted*: how often runs were stopped and resumed in another environment (code, machine or number of threads).
+"""
+
+
+def format_index(experiments: Collection[PaperExperiment], folder: Path) -> str:
+    """The index of the stored files, those of calculations last."""
+    files = [lines for experiment in experiments for lines in read_files(experiment, folder).values()]
+    distinct = {line["hash"]: line for lines in files for line in lines}
+    total = count_core_hours(list(distinct.values()))
+    rows = [row for experiment in experiments for row in experiment.describe_stored(folder)]
+    rows.sort(key=lambda row: row["runs"] == "none")
+    lines = [INDEX_INTRODUCTION, f"In all: {len(distinct)} different runs, {total:.1f} core-hours.", ""]
+    return "\n".join(lines + format_cells(rows, right={"runs", "core-hours", "interrupted"}))
+
+
+def update_page(
+    text: str, rows: Sequence[CardRow], results: Path, page: Path, experiments: Mapping[str, PaperExperiment]
+) -> str:
+    """A page with current claims and results between its markers; without markers, the page of all claims."""
+    if BEGIN not in text and not RESULTS_BLOCK.search(text):
+        if text and not text.startswith(TITLE):
+            raise InputError(f"{page} is another page: expected a new file, the page of claims, or one with markers")
+        return format_page(rows)
+    if BEGIN in text and not CLAIMS_BLOCK.search(text):
+        raise InputError(f"{page} has no place for the claims: expected the lines {BEGIN} and {END}")
+    text = CLAIMS_BLOCK.sub(lambda _: f"{BEGIN}\n{summarise_card(rows)}\n{END}", text)
+    return fill_results(text, results, experiments)
+
+
+def fill_results(text: str, folder: Path, experiments: Mapping[str, PaperExperiment]) -> str:
+    """A text with the current table of an experiment between each pair of markers."""
+
+    def fill(match: re.Match[str]) -> str:
+        name, scale = match.groups()
+        experiment = experiments[check_choice("experiment", name, experiments)]
+        chosen = cast(Scale, check_choice("scale", scale, get_args(Scale)))
+        finished = experiment.read(folder, chosen)
+        body = f"*`{experiment.command(chosen)}` has not been run.*"
+        if finished:
+            answer = experiment.answer(finished)
+            body = "\n\n".join([*([answer] if answer else []), format_table(experiment.summarise(finished))])
+        return f"<!-- results: {name} {scale} -->\n{body}\n{RESULTS_END}"
+
+    return RESULTS_BLOCK.sub(fill, text)
+
+
+def format_table(table: Table) -> str:
+    """A table of results: its title, the rows, and its note as a line below. Columns of numbers are aligned to the right."""
+    rows = table.as_text()
+    numbers = [name for column, name in enumerate(table.names) if all(row[column][:1] in "−0123456789" for row in rows)]
+    lines = [
+        f"**{table.title}**",
+        "",
+        *format_cells([dict(zip(table.names, row, strict=True)) for row in rows], numbers),
+    ]
+    return "\n".join([*lines, *([f"{'; '.join(table.note.splitlines())}."] if table.note else [])]).rstrip()
+
+
+def format_cells(rows: Sequence[Cells], right: Iterable[str] = RIGHT) -> list[str]:
+    """A table in Markdown, and an empty line, without the columns in which no row has anything."""
+    names = [name for name in (rows[0] if rows else ()) if any(row[name] not in ("", NONE) for row in rows)]
+    lines = [names, ["---:" if name in set(right) else "---" for name in names]]
+    lines += [[row[name] for name in names] for row in rows]
+    return [*(f"| {' | '.join(line)} |" for line in lines), ""] if rows else []

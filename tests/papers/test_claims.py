@@ -1,0 +1,228 @@
+"""Claims: their numbers, verdicts and bounds, over intervals and over seeds."""
+
+from typing import Any
+
+import pytest
+
+from recombine.foundation.errors import InputError
+from recombine.sweeps import Finished, Record
+from recombine.tasks.base import Metric
+from recombine.tasks.modular.hyperteacher import Hyperteacher
+from recombine.training.config import default_run
+from recombine.training.intervals import SeedScore, score_values
+from recombine_papers import (
+    Computes,
+    Correlates,
+    Difference,
+    Exceeds,
+    Gap,
+    Lead,
+    Level,
+    PaperExperiment,
+    Reads,
+    Untested,
+)
+from recombine_papers.claims import SeedRange, Undecided, decide, judge_seeds
+from stored_runs import NARROW, WIDE, Widths, build_world, stored_run
+
+CONFIG = default_run("hyperteacher", "tiny")
+WORDS: Any = {"text": "?", "source": "?"}
+READS = Reads(**WORDS, of={"width": 1}, quantity="log10_error", high=-3.0, per_seed=True)
+HIGHER = Exceeds(**WORDS, of={"width": 2}, than={"width": 1}, quantity="log10_error", by=1.0, per_seed=True)
+
+
+def decide_on(claim, **world):
+    return decide(claim, Widths(), Finished(tuple(stored_run(*parts) for parts in build_world(**world))))
+
+
+@pytest.mark.parametrize(
+    ("claim", "verdict", "value"),
+    [
+        (Lead(**WORDS, better=WIDE, worse=NARROW, by=0.1), "seen", 0.4),
+        (Lead(**WORDS, better=WIDE, worse=NARROW, by=0.5), "seen in part", 0.4),
+        (Lead(**WORDS, better=NARROW, worse=NARROW, by=0.1), "not seen", 0.0),
+        (Lead(**WORDS, better=NARROW, worse=WIDE, by=0.1), "refuted", -0.4),
+        (Lead(**WORDS, better=WIDE, worse={"width": 64}, by=0.1), "not run", None),
+        (Lead(**WORDS, better=WIDE, worse=NARROW, by=0.1, paired=False), "seen", 0.4),
+        (Lead(**WORDS, better=WIDE, worse={"width": 64}, by=0.1, paired=False), "not run", None),
+        (Difference(**WORDS, first=WIDE, second=NARROW, high=0.05), "refuted", 0.4),
+        (Difference(**WORDS, first=WIDE, second=NARROW, low=-0.5, high=0.5), "seen", 0.4),
+        (Level(**WORDS, of=WIDE, low=0.9), "seen", 0.9),
+        (Level(**WORDS, of=WIDE, high=0.8), "refuted", 0.9),
+        (Level(**WORDS, of=WIDE, split="test", low=0.9, high=0.96), "seen", 0.95),
+        (Gap(**WORDS, of=NARROW, by=0.1), "seen", 0.45),
+        (Gap(**WORDS, of=WIDE, by=0.1), "seen in part", 0.05),
+        (Gap(**WORDS, of=WIDE, by=0.1, at_most=True), "seen", 0.05),
+        (Gap(**WORDS, of=NARROW, by=0.1, at_most=True), "refuted", 0.45),
+        (Reads(**WORDS, of=WIDE, quantity="z", low=0.5), "seen", 0.8),
+        (Reads(**WORDS, of=NARROW, quantity="z", low=0.5), "refuted", 0.3),
+        (Reads(**WORDS, of=NARROW, quantity="other", low=0.5), "not run", None),
+        (Exceeds(**WORDS, of=WIDE, quantity="z", over="before", by=0.1), "seen", 0.7),
+        (Exceeds(**WORDS, of=WIDE, than=NARROW, quantity="z", by=0.1), "seen", 0.5),
+        (Exceeds(**WORDS, of=NARROW, than=WIDE, quantity="z", by=0.1), "refuted", -0.5),
+        (Correlates(**WORDS, quantity="z", by=0.7), "seen", 1.0),
+        (Untested(**WORDS, of={"width": 9}, needs="weeks"), "not run", None),
+    ],
+)
+def test_verdicts(claim, verdict, value):
+    def measure(record):
+        return {"z": 0.8 if record.settings["width"] == 512 else 0.3, "before": 0.1}
+
+    decided, number = decide_on(claim, measured=measure)
+    assert decided == verdict
+    assert (None if number is None else number.value) == (None if value is None else pytest.approx(value))
+
+
+@pytest.mark.parametrize(
+    ("claim", "bound"),
+    [
+        (Lead(**WORDS, better=WIDE, worse=NARROW, by=0.1), "difference of at least 0.1"),
+        (Difference(**WORDS, first=WIDE, second=NARROW, low=-0.1, high=0.1), "difference within ±0.1"),
+        (Difference(**WORDS, first=WIDE, second=NARROW, high=0.05), "difference at most 0.05"),
+        (Level(**WORDS, of=WIDE, low=0.1, high=0.3), "0.1 to 0.3"),
+        (Level(**WORDS, of=WIDE, low=0.9, fitted=0.97), "at least 0.9 if at least 0.97 on trained compositions"),
+        (Gap(**WORDS, of=WIDE, by=0.1, at_most=True), "trained minus held-out of at most 0.1"),
+        (READS, "at most −3 in every seed"),
+        (HIGHER, "difference of at least 1 in every seed"),
+        (Computes(**WORDS, quantity="error", low=1.0, high=1.0, exact=True), "exactly 1"),
+        (Untested(**WORDS, needs="weeks"), "needs weeks"),
+    ],
+)
+def test_bounds_in_words(claim, bound):
+    assert claim.bound == bound
+
+
+def test_a_lead_in_a_loss_is_a_lower_number(monkeypatch):
+    monkeypatch.setattr(Hyperteacher, "metric_info", {"r2_pooled": Metric(title="loss", higher_is_better=False)})
+    verdict, number = decide_on(Lead(**WORDS, better=NARROW, worse=WIDE, by=0.1))
+    assert (verdict, number.value) == ("seen", pytest.approx(0.4))
+
+
+def test_a_claim_may_have_another_metric_than_the_experiment(monkeypatch):
+    monkeypatch.setattr(Widths, "metric", "unknown")
+    for claim in (
+        Lead(**WORDS, better=WIDE, worse=NARROW, by=0.1, metric="r2_pooled"),
+        Difference(**WORDS, first=WIDE, second=NARROW, low=0.3, metric="r2_pooled"),
+        Level(**WORDS, of=WIDE, low=0.4, metric="r2_pooled"),
+        Lead(**WORDS, better=WIDE, worse=NARROW, by=0.1, metric="r2_pooled", paired=False),
+    ):
+        assert decide_on(claim)[0] == "seen"
+
+
+def test_the_interval_decides_too():
+    lead = Lead(**WORDS, better=WIDE, worse=NARROW, by=0.1)
+    assert lead.judge(SeedScore(value=0.2, low=-0.1, high=0.5, values=(0.2,))) == "seen in part"
+    assert Reads(**WORDS, of={}, quantity="z", low=0.5).judge(score_values([0.99])) == "seen in part"  # one seed
+    assert score_values([1.0, 2.0, 3.0]).high == pytest.approx(2 + 4.303 * 1 / 3**0.5, abs=1e-3)
+    with pytest.raises(InputError, match="no values to average"):
+        score_values([])
+
+
+class Numbers(PaperExperiment):
+    """An experiment that measures one number."""
+
+    name, question, metric = "numbers", "?", "r2"
+    quantities = ("z",)
+
+    def records(self, scale):
+        return []
+
+
+def test_a_claim_about_a_number_that_is_not_measured_is_an_error(monkeypatch):
+    monkeypatch.setattr(Numbers, "claims", (Reads(**WORDS, of=WIDE, quantity="z", low=0.5),))
+    assert Numbers().claims
+    for claim in (
+        Reads(**WORDS, of=WIDE, quantity="y", low=0.5),
+        Reads(**WORDS, of=WIDE, quantity="z", largest_of=("y",), low=0.5),
+        Exceeds(**WORDS, of=WIDE, quantity="z", over="y", by=0.1),
+        Correlates(**WORDS, quantity="y", by=0.1),
+    ):
+        monkeypatch.setattr(Numbers, "claims", (claim,))
+        with pytest.raises(InputError, match="unknown quantity in the claims of 'numbers' 'y': expected one of z"):
+            Numbers()
+
+
+def build(*rows, test=0.99, ood=0.95):
+    """One run per row: width, seed and measured numbers."""
+    runs = (
+        stored_run(
+            Record(settings={"width": width}, config=CONFIG).with_seed(seed), {"test": test, "ood": ood}, numbers
+        )
+        for width, seed, numbers in rows
+    )
+    return Finished(tuple(runs))
+
+
+def errors(width, *values):
+    return [(width, seed, {"log10_error": value}) for seed, value in enumerate(values)]
+
+
+def test_one_seed_that_is_far_off_moves_neither_the_number_nor_the_verdict():
+    verdict, number = decide(READS, Widths(), build(*errors(1, -3.6, -16.6, -4.0)))
+    assert verdict == "seen"
+    assert number == SeedRange(value=-4.0, low=-16.6, high=-3.6, values=(-3.6, -16.6, -4.0))
+
+
+@pytest.mark.parametrize(
+    ("values", "verdict"),
+    [
+        ((-4.0, -5.0, -3.0), "seen"),
+        ((-4.0, -5.0, -2.9), "seen in part"),
+        ((-4.0, -2.0), "seen in part"),
+        ((-1.9, -10.8, -1.8), "not seen"),
+        ((-1.0, -2.0, -2.9), "refuted"),
+        ((-9.0,), "seen in part"),
+        ((-1.0,), "not seen"),
+    ],
+)
+def test_the_verdict_counts_seeds(values, verdict):
+    assert decide(READS, Widths(), build(*errors(1, *values)))[0] == verdict
+    computed = Computes(**WORDS, quantity="error", high=-3.0, per_seed=True)
+    assert decide(computed, Widths(), Finished((), {"error": values}))[0] == verdict
+
+
+def test_half_of_the_seeds_is_enough_for_a_part():
+    assert [judge_seeds(within, 4) for within in range(5)] == ["refuted", "not seen", *["seen in part"] * 2, "seen"]
+
+
+def test_a_difference_is_between_equal_seeds_and_counts_them():
+    world = build(*errors(1, -4.0, -5.0, -16.0), *errors(2, -2.0, -4.5, -3.0))
+    verdict, number = decide(HIGHER, Widths(), world)
+    assert (verdict, number) == ("seen in part", SeedRange(value=2.0, low=0.5, high=13.0, values=(2.0, 0.5, 13.0)))
+    assert HIGHER.count_within(number) == 2
+    assert decide(HIGHER, Widths(), build(*errors(1, -4.0), *errors(2, -3.5)))[0] == "not seen"
+    assert decide(HIGHER, Widths(), build(*errors(1, -4.0)))[0] == "not run"
+    assert decide(HIGHER, Widths(), build(*errors(1, -4.0), (2, 1, {"log10_error": 0.0})))[0] == "not run"
+    # a difference of the right sign is not refuted
+    assert HIGHER.judge(SeedRange(value=0.2, low=-0.1, high=0.5, values=(-0.1, 0.2, 0.5))) == "not seen"
+    assert HIGHER.judge(SeedRange(value=-0.2, low=-0.5, high=-0.1, values=(-0.5, -0.2, -0.1))) == "refuted"
+
+
+def test_the_largest_of_several_numbers_decides_and_all_are_needed():
+    fields: Any = {"quantity": "error_100", "largest_of": ("error_10",), "high": -3.0, "per_seed": True}
+    claim = Reads(**WORDS, of={"width": 1}, **fields)
+    good, bad = {"error_10": 1e-4, "error_100": 1e-6}, {"error_10": 1e-2, "error_100": 1e-6}
+    assert decide(claim, Widths(), build((1, 0, good), (1, 1, good)))[0] == "seen"
+    verdict, number = decide(claim, Widths(), build((1, 0, good), (1, 1, bad)))
+    assert (verdict, number.values) == ("seen in part", pytest.approx((-4.0, -2.0)))
+    assert decide(claim, Widths(), build((1, 0, {"error_100": 1e-6})))[0] == "not run"
+    assert decide(claim, Widths(), build((1, 0, {"error_10": 0.0, "error_100": 0.0}), (1, 1, good)))[0] == "seen"
+
+
+def test_exact_numbers_have_no_seeds_to_count():
+    claim = Computes(**WORDS, quantity="error", high=-3.0, exact=True)
+    verdict, number = decide(claim, Widths(), Finished((), {"error": (-4.0,) * 3}))
+    assert (verdict, number.num_seeds) == ("seen", 1)
+
+
+@pytest.mark.parametrize(
+    ("test", "ood", "verdict"), [(0.98, 0.95, "seen"), (0.98, 0.5, "refuted"), (0.9, 0.85, "not run")]
+)
+def test_a_score_decides_only_where_trained_compositions_are_fitted(test, ood, verdict):
+    claim = Level(**WORDS, of={"width": 1}, low=0.9, fitted=0.97)
+    found, number = decide(claim, Widths(), build(*errors(1, 0.0, 0.0, 0.0), test=test, ood=ood))
+    assert (found, number.value) == (verdict, pytest.approx(ood))
+    assert isinstance(number, Undecided) == (verdict == "not run")
+    if isinstance(number, Undecided):
+        assert number.reason == "trained compositions are not fitted (0.900)"
+    assert decide(claim, Widths(), build(*errors(2, 0.0)))[0] == "not run"
