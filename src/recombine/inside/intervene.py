@@ -45,6 +45,7 @@ from recombine.tasks.base import Ratio, Task
 from recombine.tasks.reading import Counterfactual, Reading
 from recombine.tasks.sampling import Batch
 from recombine.training.intervals import compare_rows
+from recombine.training.schema import Json
 from recombine.training.score import CompositionSums
 
 MAX_INSTANCES = 500  # per split: there are many ablations to measure
@@ -66,7 +67,7 @@ def measure_ablations(
 
         def measure(layer: int, kind: Kind, head: int | None = None) -> Ablation:
             maps = [make_edit(kind, mean, head) if i == layer else None for i, mean in enumerate(means)]
-            ablation: dict[str, object] = {"layer": layer, "kind": kind} | ({} if head is None else {"head": head})
+            ablation: Json = {"layer": layer, "kind": kind} | ({} if head is None else {"head": head})
             for split, batch in batches.items():
                 partner = find_partners(batch.composition) if kind == "swap" else None
                 changed = score_rows(model, task, batch, metric, maps, partner)

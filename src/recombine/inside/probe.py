@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -37,6 +37,7 @@ from recombine.inside.result import (
     DecoderKey,
     ProbeNumbers,
     ProbeResult,
+    SiteDecoder,
     describe_site,
 )
 from recombine.inside.structure import (
@@ -84,12 +85,12 @@ def probe_model(
     activations, before = probe.decode_reading("decoders", model, untrained, reading, num_instances, sites)
     if activations is None:
         raise InputError(probe.numbers["skipped"]["collect"])
-    drawn = activations, before
+    drawn: tuple[Activations, Activations | None] = activations, before
     for name, variant in variants.items():
-        found = probe.decode_reading(f"decoders_{name}", model, untrained, variant, num_variant, ())
-        if found[0] is not None:
+        varied, before = probe.decode_reading(f"decoders_{name}", model, untrained, variant, num_variant, ())
+        if varied is not None:
             probe.numbers["reading"][name] = variant.instances  # type: ignore[literal-required]
-            drawn = found if name == reading.pictured else drawn
+            drawn = (varied, before) if name == reading.pictured else drawn
     probe.arrays |= activations.columns(("",) if save_activations else ("codes",))
     probe.embed(*drawn, seed=task.seed, tsne=tsne, size=num_pictured)
     probe.intervene(model, task, reading, torch_device)
@@ -246,7 +247,7 @@ class _Probe:
         before = self.collect(untrained, reading, min(num_instances, 2 * MAX_FITTING_ROWS), sites)
         if before is not None:
             with self.part("decode"):
-                decoders = self.numbers.get(key) or {}
+                decoders: dict[str, SiteDecoder] = cast(Any, self.numbers).get(key, {})
                 found = decode_components(before, seed=reading.task.seed, controlled=False)
                 for site in decoders.keys() & found.keys():
                     for split in SPLITS:
@@ -273,8 +274,9 @@ class _Probe:
             return
         with self.part("structure"):
             structure = {site: measure_structure(activations, site, rows) for site in sites}
-            for site in () if before is None else before.by_site.keys() & structure.keys():
-                add_untrained_purity(structure[site], measure_structure(before, site, sample_rows(before, size)))
+            if before is not None:
+                for site in before.by_site.keys() & structure.keys():
+                    add_untrained_purity(structure[site], measure_structure(before, site, sample_rows(before, size)))
             self.numbers["structure"] = structure
             if activations.binary:
                 self.numbers["similarity"] = {site: measure_similarity(activations, site) for site in sites}

@@ -105,6 +105,9 @@ class Decodability:
         """Position between the baseline (0) and a perfect decoder (1), on held-out compositions."""
         return (self.held_out - self.baseline) / max(1 - self.baseline, 1e-9)
 
+    def as_dict(self) -> Json:
+        return {**asdict(self), "informed": self.informed}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
@@ -156,11 +159,13 @@ def diagnose(
         ambiguity = held_out["ceiling"] / held_out["chance"] if held_out["chance"] > 0 else 0.0
 
     def decide(trained_value: float, held_out_value: float) -> Verdict | None:
-        normalised = (
-            normalise(value, score["chance"], score["ceiling"], higher_is_better=higher_is_better)
-            for value, score in ((trained_value, trained), (held_out_value, held_out))
+        return _decide(
+            normalise(trained_value, trained["chance"], trained["ceiling"], higher_is_better),
+            normalise(held_out_value, held_out["chance"], held_out["ceiling"], higher_is_better),
+            ambiguity,
+            certificate,
+            decodability,
         )
-        return _decide(*normalised, ambiguity, certificate, decodability)
 
     verdict = decide(trained["value"], held_out["value"])
     if verdict is None:
@@ -176,7 +181,7 @@ def diagnose(
         "covered": certificate["covered"],
         "connected": certificate["connected"],
         "uncovered_modules": [module for module, count in certificate.get("coverage", {}).items() if count == 0],
-        "decodability": decodability and {**asdict(decodability), "informed": decodability.informed},
+        "decodability": None if decodability is None else decodability.as_dict(),
     }
     return Diagnosis(
         verdict=verdict,
@@ -211,7 +216,7 @@ def _decide(
     return "inferred but unused" if readable else "not inferred"
 
 
-def normalise(value: float, chance: float, ceiling: float, *, higher_is_better: bool) -> float:
+def normalise(value: float, chance: float, ceiling: float, higher_is_better: bool) -> float:
     """The position of a value between chance (0) and ceiling (1)."""
     sign = 1 if higher_is_better else -1
     span = sign * (ceiling - chance)
@@ -240,7 +245,7 @@ def _place(score: Mapping[str, float | None], split: str, higher_is_better: bool
         "chance": chance,
         "ceiling": ceiling,
         "agnostic": known.get("agnostic"),
-        "placed": normalise(value, chance, ceiling, higher_is_better=higher_is_better),
+        "placed": normalise(value, chance, ceiling, higher_is_better),
     }
 
 
