@@ -14,8 +14,8 @@ import pytest
 
 from recombine.cli.main import run as run_verb
 from recombine.foundation.errors import InputError
-from recombine.foundation.files import data_folder
 from recombine.report.page import write_report
+from recombine.tasks.language.corpus import corpus_folder
 from recombine.tasks.language.task import Language
 from recombine.tasks.language.tokenizers import ByteTokenizer
 from report_cases import make_run, make_score
@@ -96,28 +96,25 @@ def test_lists_of_two_hundred_runs(verb, copies, tmp_path, capsys):
     assert seconds[200] < 3 * seconds[100] + 0.5
 
 
-def make_corpus(num_bytes: int, num_shards: int = 1) -> str:
-    """A corpus whose training tokens have so many bytes but take none of the disk; a shard holds two documents out."""
+def make_corpus(num_bytes: int) -> str:
+    """A corpus whose training tokens have so many bytes but take none of the disk."""
     name = f"{num_bytes:016x}"
-    folder = data_folder("language", "corpora") / name
+    folder = corpus_folder(name)
     folder.mkdir()
-    shards = []
-    for number in range(num_shards):
-        with open(folder / f"{number:05d}.train.bin", "wb") as file:
-            file.truncate(num_bytes // num_shards)
-        (folder / f"{number:05d}.held_out.bin").write_bytes(np.full(2_000, 97, np.uint16).tobytes())
-        lengths = {"train": [num_bytes // num_shards // 2], "held_out": [1_000, 1_000]}
-        shards.append({"number": number, "dtype": "uint16", **lengths})
+    with open(folder / "train.bin", "wb") as file:
+        file.truncate(num_bytes)
+    (folder / "held_out.bin").write_bytes(np.full(2_000, 97, np.uint16).tobytes())
     (folder / "tokenizer").write_bytes(ByteTokenizer.content)
-    manifest = {"corpus": name, "vocabulary": 4096, "problems": [], "shards": shards}
+    lengths = {"num_documents": 1, "num_tokens": num_bytes // 2, "held_out": [1_000, 1_000]}
+    manifest = {"vocabulary": 4096, "problems": [], "dtype": "uint16", **lengths}
     (folder / "manifest.json").write_text(json.dumps(manifest))
     return name
 
 
-def read_corpus(num_bytes: int, num_shards: int, num_batches: int) -> float:
+def read_corpus(num_bytes: int, num_batches: int) -> float:
     """Milliseconds per batch of 32 rows of 256 tokens; memory and open files do not grow on the way."""
     files = count_open_files()
-    task = Language(corpus=make_corpus(num_bytes, num_shards), grammar_fraction=0.0, recall_fraction=0.0)
+    task = Language(corpus=make_corpus(num_bytes), grammar_fraction=0.0, recall_fraction=0.0)
     task.sample("train", 0, batch_size=32)
     gc.collect()
     memory = read_memory("RssAnon")
@@ -127,7 +124,7 @@ def read_corpus(num_bytes: int, num_shards: int, num_batches: int) -> float:
     milliseconds = (time.process_time() - started) / num_batches * 1e3
     grown, mapped = read_memory("RssAnon") - memory, read_memory("RssFile")
     print(
-        f"{num_bytes / 1e9:g} GB of tokens in {num_shards} files: {milliseconds:.1f} ms of CPU per batch of 32 x 256; "
+        f"{num_bytes / 1e9:g} GB of tokens: {milliseconds:.1f} ms of CPU per batch of 32 x 256; "
         f"memory of its own grew by {grown} MB, {mapped} MB mapped, {count_open_files() - files} more open files"
     )
     assert count_open_files() == files
@@ -142,23 +139,22 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("cache")
 def test_a_corpus_of_ten_gigabytes():
-    """In as many files as `prepare` makes of so much text, which a process may not keep open all at once."""
-    read_corpus(10 * 10**9, 2_500, 20)
+    read_corpus(10 * 10**9, 20)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("cache")
 def test_a_batch_takes_as_long_from_ten_gigabytes_as_from_ten_megabytes():
-    small, large = read_corpus(10 * 10**6, 1, 1_000), read_corpus(10 * 10**9, 2_500, 1_000)
+    small, large = read_corpus(10 * 10**6, 1_000), read_corpus(10 * 10**9, 1_000)
     assert large < 3 * small + 5
 
 
 DAMAGES = [
     ("manifest.json", b"{}", "KeyError"),
     ("manifest.json", b"[" * 10**5, "RecursionError|JSONDecodeError"),
-    ("manifest.json", b'{"problems": [], "vocabulary": 1, "shards": [{"number": 0, "dtype": "O"}]}', "KeyError"),
-    ("00000.train.bin", b"abc", "00000.train.bin has 3 bytes instead of 4000"),
-    ("00000.held_out.bin", b"", "00000.held_out.bin has 0 bytes instead of 4000"),
+    ("manifest.json", b'{"problems": [], "vocabulary": 1, "num_tokens": 9, "dtype": "O"}', "KeyError"),
+    ("train.bin", b"abc", "train.bin has 3 bytes instead of 4000"),
+    ("held_out.bin", b"", "held_out.bin has 0 bytes instead of 4000"),
 ]
 
 
@@ -166,7 +162,7 @@ DAMAGES = [
 @pytest.mark.parametrize(("name", "content", "message"), DAMAGES)
 def test_a_damaged_corpus_is_named(name, content, message):
     corpus = make_corpus(4_000)
-    (data_folder("language", "corpora") / corpus / name).write_bytes(content)
+    (corpus_folder(corpus) / name).write_bytes(content)
     with pytest.raises(InputError, match=f"cannot be read .*({message}).*: delete the folder to make it again"):
         _ = Language(corpus=corpus).tokens
 

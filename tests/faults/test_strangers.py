@@ -3,7 +3,6 @@
 import json
 import os
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from recombine.cli.generate import show_text
 from recombine.cli.main import run as run_verb
 from recombine.foundation.errors import InputError
 from recombine.integrations.huggingface.prompts import read_prompts
-from recombine.tasks.language import sources as hub
 from recombine.tasks.language.tokenizers import read_tokenizer
 from recombine.training.directory import RunDirectory
 from recombine.training.schema import MetricsRow
@@ -113,16 +111,6 @@ def test_a_damaged_model_ends_in_one_line(name, content, pretrained, tmp_path):
     with pytest.raises(InputError) as caught:
         load_model(tmp_path, with_head=True)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(("version", "flags"), [("2.19.0", {"trust_remote_code": False}), ("5.2.0", {})])
-def test_a_data_set_runs_no_code_of_its_own(version, flags, monkeypatch):
-    """Versions before 4 could run a script of the data set, those before 2.20 without a question."""
-    given: dict[str, Any] = {}
-    fake = SimpleNamespace(__version__=version, load_dataset=lambda *_, **options: given.update(options))
-    monkeypatch.setattr(hub, "import_extra", lambda *_, **__: fake)
-    hub._open_of_hub("far/away")
-    assert given == {"split": "train", "streaming": True, **flags}
 
 
 @pytest.mark.parametrize(

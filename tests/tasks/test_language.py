@@ -13,7 +13,7 @@ from recombine.models.base import build_model
 from recombine.models.transformer import TransformerConfig
 from recombine.tasks.language import rows as grammar
 from recombine.tasks.language import rows as recall
-from recombine.tasks.language.scoring import GRAMMAR, RECALL, TEXT
+from recombine.tasks.language.rows import GRAMMAR, RECALL, TEXT
 from recombine.tasks.language.task import Language
 from recombine.training.config import default_run
 from recombine.training.score import score

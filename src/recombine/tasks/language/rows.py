@@ -1,16 +1,15 @@
-"""The rows of a language task: windows of text, sentences of the grammar, and in-context recall.
+"""The rows of a language task: windows of text, sentences of a grammar, and in-context recall.
 
-A small artificial grammar that is mixed into the text: verbs × nouns × modifiers, some pairs of which are never trained.
+The grammar has verbs, nouns and modifiers, and some pairs of verb and noun are never trained:
 
     dax wug twice: fep lom fep lom
 
-Every verb and every noun has a word of its own in the answer, and the modifier says in which order and how often they are
+Every verb and every noun has its own word in the answer; the modifier says in which order and how often they are
 repeated. The answer is therefore a function of the command, and a network that has learned verbs, nouns and modifiers can
-answer every command. All commands with a held-out pair of verb and noun are held out, with every modifier.
+answer every command. All commands with a held-out pair of verb and noun are held out, with every modifier. The words are
+invented, so that text does not help. Modules are numbered: verbs first, then nouns, then modifiers.
 
-The words are invented, so that text does not help. Modules are numbered: verbs first, then nouns, then modifiers.
-
-In-context recall: pairs of a key and a value, then keys again, whose values are to be recalled.
+In-context recall shows pairs of a key and a value, then keys again, whose values are to be recalled:
 
     k3 v7 k1 v2 k8 v5 | k1 v2 k3 v7 ...
 
@@ -33,13 +32,13 @@ from torch import Tensor
 
 from recombine.compositions import Composition, CompositionSplit, split_compositions
 from recombine.random import Stream
-from recombine.tasks.language.scoring import GRAMMAR, RECALL, TEXT
 from recombine.tasks.language.tokenizers import Tokenizer
 from recombine.tasks.sampling import Batch, SplitName
 
 if TYPE_CHECKING:
     from recombine.tasks.language.task import Language
 
+TEXT, GRAMMAR, RECALL = 0, 1, 2  # kinds of rows, in `info["kind"]`
 VERBS = ("dax", "blick", "zup", "kiki", "tove", "gorp", "fren", "mib")
 NOUNS = ("wug", "lorp", "nazz", "quib", "sarn", "pell", "hob", "jex")
 ACTIONS = ("fep", "rit", "bosh", "cug", "nal", "wem", "yat", "vod")
@@ -195,7 +194,7 @@ class Rows:
         kind[share >= 1 - self.task.recall_fraction] = RECALL
         starts = (stream.bits(1)[:, 0] & (2**63 - 1)).numpy() % max(1, self.corpus.num_tokens)
         number, modules = self.task.draw_compositions("train", stream)
-        text, grammatical, recalling = ((kind == each).nonzero()[:, 0] for each in (TEXT, GRAMMAR, RECALL))
+        text, grammatical, recalling = ((kind == value).nonzero()[:, 0] for value in (TEXT, GRAMMAR, RECALL))
         shape = (len(kind), length)
         tokens = torch.empty(shape, dtype=torch.int64, device="cpu")
         scored = torch.ones(shape, dtype=torch.bool, device="cpu")
@@ -203,8 +202,8 @@ class Rows:
         for row in text.tolist():
             windows[row] = self.corpus.window(int(starts[row]), length)
         tokens[grammatical], scored[grammatical] = self._pack("train", stream, length, rows=grammatical)
-        made = draw_recall(stream, self.tokenizer, self.num_pairs, length, rows=recalling)
-        tokens[recalling], scored[recalling], _ = made
+        recall = draw_recall(stream, self.tokenizer, self.num_pairs, length, rows=recalling)
+        tokens[recalling], scored[recalling], _ = recall
         return self._batch(tokens, scored, kind, number, modules)
 
     def _pack(
@@ -224,20 +223,19 @@ class Rows:
         sentences = self._sentences["train"]
         count = -(-length // sentences.shortest) + 1
         chosen = stream.integers(len(self.split.train), count)
-        room = length + sentences.tokens.shape[1]
         if last is None:
             first = stream.integers(sentences.tokens.shape[1], 1)
             if rows is not None:
                 chosen, first = chosen[rows], first[rows]
-            tokens, answers, _ = sentences.pack(chosen, room)
+            tokens, answers, _ = sentences.pack(chosen, length + sentences.tokens.shape[1])
         else:
             every = self._sentences["all"]
             shift = len(self.split.train) if split == "ood" else 0
             chosen = torch.cat([chosen, (last + shift)[:, None]], dim=1)
-            room = int(every.ends[chosen].sum(dim=1).max())
-            tokens, answers, sentence = every.pack(chosen, room)
+            ends = every.ends[chosen].sum(dim=1, keepdim=True)
+            tokens, answers, sentence = every.pack(chosen, int(ends.max()))
             answers = answers & (sentence == count)
-            first = every.ends[chosen].sum(dim=1, keepdim=True) - length
+            first = ends - length
         places = first + torch.arange(length)
         return tokens.gather(1, places), answers.gather(1, places)
 
@@ -245,9 +243,8 @@ class Rows:
     def _sentences(self) -> dict[str, Sentences]:
         """The sentences of trained commands, and those of all commands, trained ones first."""
         every = (*self.split.train, *self.split.ood)
-        longest = self._longest_sentence
-        made = {"train": self.split.train, "all": every}
-        return {name: Sentences.write(commands, self.tokenizer, longest) for name, commands in made.items()}
+        commands = {"train": self.split.train, "all": every}
+        return {name: Sentences.write(some, self.tokenizer, self._longest_sentence) for name, some in commands.items()}
 
     @cached_property
     def _longest_sentence(self) -> int:
@@ -267,8 +264,7 @@ class Rows:
 
     def _read_held_out(self, stream: Stream) -> Batch:
         """Windows of held-out documents, equally likely; the first starts with the document."""
-        windows = self.corpus.windows(self.length)
-        chosen = windows[stream.integers(len(windows), 1)[:, 0].numpy()]
+        chosen = self._windows[stream.integers(len(self._windows), 1)[:, 0].numpy()]
         tokens = torch.full((len(chosen), self.length + 1), self.tokenizer.pad)
         lengths = torch.from_numpy(chosen[:, 2] - chosen[:, 1])
         for row, (_, start, stop) in enumerate(chosen.tolist()):
@@ -279,6 +275,10 @@ class Rows:
         return self._batch(
             tokens, scored, torch.full_like(document, TEXT), document, FIRST_DOCUMENT + document[:, None]
         )
+
+    @cached_property
+    def _windows(self) -> np.ndarray:
+        return self.corpus.windows(self.length)
 
     def _batch(self, tokens: Tensor, scored: Tensor, kind: Tensor, number: Tensor, modules: Tensor) -> Batch:
         inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()

@@ -1,36 +1,26 @@
 """Language modelling with a compositional probe: predict the next token of text, of a grammar and of recalled pairs.
 
-Training rows are windows of packed text; some are sentences of an artificial grammar (`grammar`), some in-context recall
-(`recall`), and in these only the answers are trained. Scores are kept apart:
+Training rows are windows of packed text; some are sentences of an artificial grammar, some in-context recall (see `rows`), and
+in these only the answers are trained. Each kind is scored separately:
 
     test, ood    grammar with trained and with held-out pairs of verb and noun: seen and held-out compositions
     text         held-out documents, with intervals over documents
     recall       in-context recall
 
-A batch is a pure function of (corpus, seed, split, index). The name of the corpus, a hash of its content and its tokeniser,
-is part of the run. References: Attention as a Hypernetwork, section 5 (arXiv 2406.05816); NanoDO; Zoology.
+A batch is a pure function of (corpus, seed, split, index). The name of the corpus, a hash of its content and its tokenizer,
+is part of the run.
 
-Sizes of the language task: a test, the small setting of the authors' release, and the paper's.
-
-`paper`: table A3 of Attention as a Hypernetwork with what NanoDO, its code base, sets besides (arXiv 2406.05816, section 5):
-512 tokens, no biases, Xavier-uniform weights, second moments with 0.98, 256 rows per step for about 10⁶ steps (131 billion
-tokens). `small`: the released WikiText experiment, 8 layers of width 128 with a relative position bias and SwiGLU. Its
-documents were cut and padded; here they are packed. `tiny` is for tests.
-
-What a probe reads of language: commands of the grammar, up to the token behind which their answers begin to differ.
-
-There the model must know verb, noun and modifier. This token is the colon, or a space behind it if the tokeniser has a token
-for it (`bytes`). The latent code is that of this token attending to the command.
-
-A swap gives this token the codes of a command whose answer begins differently; the tokens of the row stay. If the codes alone
-decide, the answer begins as that of the other command. If they say where to look, as the weights of softmax attention do,
-it need not: the words that are found there are the row's own.
+Scales: `paper` is table A3 of Attention as a Hypernetwork (arXiv 2406.05816, section 5) with the other settings of NanoDO, its
+code base: 512 tokens, no biases, Xavier-uniform weights, second moments with 0.98, 256 rows per step for about 10⁶ steps (131
+billion tokens). `small` is the released WikiText experiment: 8 layers of width 128 with a relative position bias and SwiGLU;
+its documents were cut and padded, here they are packed. `tiny` is for tests.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -38,19 +28,28 @@ from typing import Any, ClassVar
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
+from torch.nn import functional
 
 from recombine.compositions import Composition, CompositionSplit
 from recombine.foundation.errors import InputError, check_choice, check_positive, require
 from recombine.foundation.tables import Table
 from recombine.random import Stream
 from recombine.tasks.base import Metric, Preset, Ratio, Scale, Task
-from recombine.tasks.language import rows as grammar
-from recombine.tasks.language import rows as recall
-from recombine.tasks.language import scoring
-from recombine.tasks.language import scoring as positions
 from recombine.tasks.language.corpus import Corpus, Request, load_corpus, prepare
-from recombine.tasks.language.rows import FIRST_DOCUMENT, FIRST_KEY, Rows
-from recombine.tasks.language.scoring import RECALL, TEXT
+from recombine.tasks.language.rows import (
+    FIRST_DOCUMENT,
+    FIRST_KEY,
+    GRAMMAR,
+    NUM_KEYS,
+    RECALL,
+    TEXT,
+    WORDS,
+    Rows,
+    Sentences,
+    length_of,
+    longest_sentence,
+    split_commands,
+)
 from recombine.tasks.language.sources import download_dataset
 from recombine.tasks.language.tokenizers import BYTES, SENTENCEPIECE, ByteTokenizer, Tokenizer
 from recombine.tasks.reading import Counterfactual, Reading
@@ -101,13 +100,15 @@ TRAINING: dict[Scale, dict[str, Any]] = {
 }
 
 
-def language_preset(task: type[Language], scale: Scale, model: str) -> Preset:
-    """The run of a scale; only the language model has sizes."""
-    check_choice("model for task 'language'", model, task.models)
-    return Preset(task=task(**TASKS[scale]), model=model, sizes=MODELS[scale], training=TRAINING[scale])
-
-
-SPLIT_TITLES = {"text": "Held-out documents", "recall": "In-context recall"}
+IGNORED = -100
+CERTAIN = 30.0  # logit of a token that a predictor is sure of
+METRICS: dict[str, Metric] = {
+    "accuracy": Metric(title="accuracy"),
+    "token_accuracy": Metric(title="accuracy per token"),
+    "loss": Metric(title="cross-entropy", higher_is_better=False),
+    "bits_per_byte": Metric(title="bits per byte", higher_is_better=False),
+}
+SPLIT_TITLES = {"text": "held-out documents", "recall": "in-context recall"}
 SPLIT_MEANINGS = {"text": "documents that are not trained", "recall": "values recalled from pairs earlier in the row"}
 LARGEST = 1 << 26  # numbers in a prediction that is held at once
 
@@ -122,7 +123,7 @@ class LanguageSplit(CompositionSplit):
         if split == "text":
             return tuple((FIRST_DOCUMENT + number,) for number in range(self.num_documents))
         if split == "recall":
-            return tuple((FIRST_KEY + number,) for number in range(recall.NUM_KEYS))
+            return tuple((FIRST_KEY + number,) for number in range(NUM_KEYS))
         return super().compositions(split)
 
 
@@ -136,7 +137,7 @@ class Language(Task):
     )
     splits: ClassVar[tuple[SplitName, ...]] = ("train", "test", "ood", "text", "recall")
     models: ClassVar[tuple[str, ...]] = ("language_model",)
-    metric_info: ClassVar[Mapping[str, Metric]] = scoring.METRICS
+    metric_info: ClassVar[Mapping[str, Metric]] = METRICS
     column_info: ClassVar[Mapping[str, str]] = {
         "kind": "kind of the row: text, grammar or recall, by number",
         "scored": "whether each token is scored",
@@ -176,8 +177,8 @@ class Language(Task):
 
     def __post_init__(self) -> None:
         check_positive(vocabulary=self.vocabulary, context_length=self.context_length, num_pairs=self.num_pairs)
-        require(self.num_pairs <= recall.NUM_KEYS, "num_pairs", self.num_pairs, f"at most {recall.NUM_KEYS}")
-        shortest = recall.length_of(self.num_pairs)
+        require(self.num_pairs <= NUM_KEYS, "num_pairs", self.num_pairs, f"at most {NUM_KEYS}")
+        shortest = length_of(self.num_pairs)
         require(
             self.context_length >= shortest, "context_length", self.context_length, f"at least 4 num_pairs = {shortest}"
         )
@@ -194,7 +195,9 @@ class Language(Task):
 
     @classmethod
     def preset(cls, scale: Scale, model: str | None = None) -> Preset:
-        return language_preset(cls, scale, cls.models[0] if model is None else model)
+        model = cls.models[0] if model is None else model
+        check_choice("model for task 'language'", model, cls.models)  # no other has sizes
+        return Preset(task=cls(**TASKS[scale]), model=model, sizes=MODELS[scale], training=TRAINING[scale])
 
     # text
 
@@ -239,7 +242,7 @@ class Language(Task):
 
     @cached_property
     def split(self) -> LanguageSplit:
-        commands = grammar.split_commands(self.held_out, self.seed)
+        commands = split_commands(self.held_out, self.seed)
         documents = self.tokens.num_documents["held_out"]
         return LanguageSplit(train=commands.train, ood=commands.ood, redraws=commands.redraws, num_documents=documents)
 
@@ -285,14 +288,35 @@ class Language(Task):
     # scores
 
     def loss(self, predictions: Tensor, batch: Batch) -> Float[Tensor, ""]:
-        return scoring.cross_entropy(predictions, batch)
+        """The mean cross-entropy of the scored tokens, in nats."""
+        labels = batch.targets.masked_fill(~batch.info["scored"], IGNORED)
+        return functional.cross_entropy(predictions.flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
 
     def loss_weight(self, batch: Batch) -> Tensor:
         return batch.info["scored"].sum()
 
     def metrics(self, predictions: Tensor, batch: Batch) -> dict[str, Ratio]:
-        """The whole answer, in the grammar; bits per byte, in text; recalled values, in recall."""
-        return scoring.measure(predictions, batch)
+        """The whole answer, in the grammar; bits per byte, in text; recalled values, in recall. Rows must be of one kind."""
+        scored = batch.info["scored"]
+        count = scored.sum(dim=1).double()
+        loss = measure_token_losses(predictions, batch).double().sum(dim=1)
+        right = (predictions.argmax(dim=-1) == batch.targets) & scored
+        tokens = Ratio(right.sum(dim=1).double(), count)
+        if (batch.info["kind"] == GRAMMAR).all():
+            whole = (right | ~scored).all(dim=1).double()
+            return {
+                "accuracy": Ratio(whole, torch.ones_like(whole)),
+                "token_accuracy": tokens,
+                "loss": Ratio(loss, count),
+            }
+        if (batch.info["kind"] == RECALL).all():
+            return {"accuracy": tokens, "loss": Ratio(loss, count)}
+        num_bytes = batch.info["num_bytes"].masked_fill(~scored, 0).sum(dim=1).double()
+        return {
+            "bits_per_byte": Ratio(loss / math.log(2), num_bytes),
+            "loss": Ratio(loss, count),
+            "accuracy": tokens,
+        }
 
     def chance(self, batch: Batch) -> Tensor:
         """The frequencies of tokens: at each place of an answer, in the text, or of the values to recall."""
@@ -300,14 +324,16 @@ class Language(Task):
 
     def best_predictions(self, batch: Batch, *, split: SplitName | None, metric: str) -> Tensor:
         """The targets. In the grammar and in recall the input determines them; in text they are an upper bound."""
-        return scoring.predict_targets(batch, self.vocabulary_size)
+        shape = (*batch.targets.shape, self.vocabulary_size)
+        zeros = torch.zeros(shape, dtype=torch.float32, device=batch.targets.device)
+        return zeros.scatter_(-1, batch.targets[..., None], CERTAIN)
 
     def tables_of(
         self, predict: Callable[[Tensor], Tensor], num_instances: int, device: torch.device | str
     ) -> list[Table]:
         """Cross-entropy and perplexity of held-out text by position in the row."""
         batches = evaluation_batches(self, "text", num_instances, device)
-        return [positions.tabulate(predict, batches, self.context_length)]
+        return [tabulate_positions(predict, batches, self.context_length)]
 
     def split_title(self, split: SplitName) -> str:
         return SPLIT_TITLES.get(split) or super().split_title(split)
@@ -318,7 +344,6 @@ class Language(Task):
     # words
 
     def reading(self) -> Reading:
-
         return LanguageReading(self)
 
     def describe(self, composition: Composition) -> str:
@@ -338,7 +363,35 @@ class Language(Task):
 def _name_module(module: int) -> str:
     if module >= FIRST_DOCUMENT:
         return f"document {module - FIRST_DOCUMENT}"
-    return grammar.WORDS[module] if module < len(grammar.WORDS) else f"key {module - FIRST_KEY}"
+    return WORDS[module] if module < len(WORDS) else f"key {module - FIRST_KEY}"
+
+
+def measure_token_losses(predictions: Float[Tensor, "b t vocabulary"], batch: Batch) -> Float[Tensor, "b t"]:
+    """The cross-entropy of each token in nats; 0 where it is not scored."""
+    losses = functional.cross_entropy(predictions.mT, batch.targets, reduction="none")
+    return losses.masked_fill(~batch.info["scored"], 0.0)
+
+
+def tabulate_positions(predict: Callable[[Tensor], Tensor], batches: Iterable[Batch], length: int) -> Table:
+    """Cross-entropy, perplexity and number of tokens by position, in groups by powers of two, then of all."""
+    total, count = (torch.zeros(length, dtype=torch.float64) for _ in range(2))
+    with torch.inference_mode():
+        for batch in batches:
+            total += measure_token_losses(predict(batch.inputs).float(), batch).double().sum(dim=0).cpu()
+            count += batch.info["scored"].double().sum(dim=0).cpu()
+    starts = [0, *(2**power for power in range(length.bit_length()) if 2**power < length)]
+    groups = [*zip(starts, [*starts[1:], length], strict=True), (0, length)]
+    rows = []
+    for first, last in groups:
+        num_tokens = count[first:last].sum().item()
+        if num_tokens:
+            loss = total[first:last].sum().item() / num_tokens
+            rows.append((f"{first + 1} to {last}", loss, math.exp(loss), int(num_tokens)))
+    return Table(
+        title="Held-out text by position",
+        columns=("positions", "cross-entropy", "perplexity", "tokens"),
+        rows=tuple(rows),
+    )
 
 
 class LanguageReading(Reading):
@@ -350,14 +403,11 @@ class LanguageReading(Reading):
     codes = "the last token attending to the command"
     labels = "the words of the command"
 
-    def __init__(self, task: Language) -> None:
-        super().__init__(task)
-
     @cached_property
-    def sentences(self) -> grammar.Sentences:
+    def sentences(self) -> Sentences:
         """All commands with their answers."""
         commands, tokenizer = (*self.task.split.train, *self.task.split.ood), self.task.tokenizer_in_use
-        return grammar.Sentences.write(commands, tokenizer, grammar.longest_sentence(tokenizer, commands))
+        return Sentences.write(commands, tokenizer, longest_sentence(tokenizer, commands))
 
     def batches(self, split: SplitName, num_instances: int, device: torch.device | str = "cpu") -> Iterator[Batch]:
         """The rows that are evaluated, without the rest of their answers; all are cut to the same length."""

@@ -1,13 +1,12 @@
-"""Tokenisers: plain bytes, SentencePiece, and the files that Hugging Face calls `tokenizer.json`.
+"""Tokenizers: plain bytes, SentencePiece, and `tokenizer.json` files of Hugging Face.
 
-A tokeniser knows how many bytes of text each token stands for, so that losses can be given in bits per byte, which are
-comparable between tokenisers. SentencePiece is trained with the settings of a language model for text of any kind: no
+A tokenizer knows the number of bytes of text of each token, so that losses can be given in bits per byte, which are
+comparable between tokenizers. SentencePiece is trained with the settings of a language model for text of any kind: no
 normalisation, so that decoding gives back the text; unknown characters as bytes; spaces and line ends as tokens.
 """
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import re
@@ -29,6 +28,9 @@ NUM_TRAINING_THREADS = 4  # fixed, because sums over threads decide about ties
 NUM_BYTES = 256
 MIN_VOCABULARY = 512
 OTHERWISE = ", or --tokenizer bytes"
+# of documents, in a tokenizer.json
+STARTS = ("<s>", "<bos>", "<|begin_of_text|>", "[CLS]")
+ENDS = ("</s>", "<|endoftext|>", "<eos>", "<|end_of_text|>", "[SEP]")
 
 
 class Tokenizer(ABC):
@@ -38,6 +40,7 @@ class Tokenizer(ABC):
     bos: int
     eos: int
     pad: int
+    content: bytes  # the file that it can be loaded from again
 
     @abstractmethod
     def encode_part(self, text: str) -> list[int]:
@@ -50,21 +53,12 @@ class Tokenizer(ABC):
     @property
     @abstractmethod
     def num_bytes(self) -> np.ndarray:
-        """How many bytes of text each token stands for."""
+        """The number of bytes of text of each token."""
 
     @property
     @abstractmethod
     def rare(self) -> tuple[int, ...]:
         """At least 128 tokens that hardly occur in text, for in-context recall."""
-
-    @property
-    @abstractmethod
-    def content(self) -> bytes:
-        """The file that the tokeniser can be loaded from again."""
-
-    @cached_property
-    def sha256(self) -> str:
-        return hashlib.sha256(self.content).hexdigest()
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text of any length."""
@@ -94,7 +88,7 @@ class SentencePieceTokenizer(Tokenizer):
     """A SentencePiece model."""
 
     def __init__(self, content: bytes, size: int | None = None) -> None:
-        self._content = content
+        self.content = content
         try:
             self.model: Any = _sentencepiece().SentencePieceProcessor(model_proto=content)
         except RuntimeError as error:
@@ -104,10 +98,6 @@ class SentencePieceTokenizer(Tokenizer):
         if min(self.bos, self.eos) < 0:
             self.bos = self.eos = max(self.bos, self.eos, self.model.unk_id())
         self.pad = pad if pad >= 0 else self.eos
-
-    @property
-    def content(self) -> bytes:
-        return self._content
 
     def encode_part(self, text: str) -> list[int]:
         return self.model.encode(text)
@@ -133,33 +123,23 @@ class SentencePieceTokenizer(Tokenizer):
 
 
 class FileTokenizer(Tokenizer):
-    """A tokeniser in a `tokenizer.json` of Hugging Face."""
-
-    STARTS = ("<s>", "<bos>", "<|begin_of_text|>", "[CLS]")
-    ENDS = ("</s>", "<|endoftext|>", "<eos>", "<|end_of_text|>", "[SEP]")
+    """A `tokenizer.json` of Hugging Face."""
 
     def __init__(self, content: bytes) -> None:
         tokenizers = import_extra("tokenizers", extra="language", user="a tokenizer.json", instead=OTHERWISE)
-        self._content = content
+        self.content = content
         try:
             self.model = tokenizers.Tokenizer.from_buffer(content)
         except Exception as error:  # the package raises nothing more special
             raise InputError(f"the tokenizer cannot be read ({error}): expected a tokenizer.json") from None
         self.size = self.model.get_vocab_size()
         ends, starts = (
-            [token for name in names if (token := self._find(name)) is not None] for names in (self.ENDS, self.STARTS)
+            [token for token in map(self.model.token_to_id, names) if token is not None] for names in (ENDS, STARTS)
         )
         if not ends:
-            raise InputError(f"the tokenizer has no token for the end: expected one of {', '.join(self.ENDS)}")
+            raise InputError(f"the tokenizer has no token for the end: expected one of {', '.join(ENDS)}")
         self.eos = self.pad = ends[0]
         self.bos = (starts or ends)[0]
-
-    def _find(self, name: str) -> int | None:
-        return self.model.token_to_id(name)
-
-    @property
-    def content(self) -> bytes:
-        return self._content
 
     def encode_part(self, text: str) -> list[int]:
         return self.model.encode(text, add_special_tokens=False).ids
@@ -169,7 +149,7 @@ class FileTokenizer(Tokenizer):
 
     @cached_property
     def num_bytes(self) -> np.ndarray:
-        content = json.loads(self._content)
+        content = json.loads(self.content)
         byte_level = "ByteLevel" in json.dumps(content.get("decoder"))
         as_bytes = re.compile("<0x[0-9A-F]{2}>" if content["model"].get("byte_fallback") else "(?!)")
         prefix = content["model"].get("continuing_subword_prefix") or ""  # WordPiece has one, and drops white space
@@ -200,12 +180,8 @@ def _sentencepiece() -> Any:
 
 def train_sentencepiece(documents: Iterator[str], vocabulary: int) -> bytes:
     """A byte-pair model of at most `vocabulary` tokens, trained on the lines of documents."""
-    require(
-        vocabulary >= MIN_VOCABULARY,
-        "vocabulary",
-        vocabulary,
-        f"at least {MIN_VOCABULARY}, all bytes and some characters",
-    )
+    least = f"at least {MIN_VOCABULARY}, all bytes and some characters"
+    require(vocabulary >= MIN_VOCABULARY, "vocabulary", vocabulary, least)
     lines = (
         line[start : start + MAX_SENTENCE]
         for text in documents
@@ -239,20 +215,18 @@ def train_sentencepiece(documents: Iterator[str], vocabulary: int) -> bytes:
     return model.getvalue()
 
 
-def load_tokenizer(content: bytes, vocabulary: int | None = None) -> Tokenizer:
-    """The tokeniser that a content was saved from; `vocabulary` is at least the number of its tokens, if known."""
-    return _load(content, vocabulary)
-
-
 @lru_cache(maxsize=8)
-def _load(content: bytes, vocabulary: int | None) -> Tokenizer:
+def load_tokenizer(content: bytes, vocabulary: int | None = None) -> Tokenizer:
+    """The tokenizer that a content was saved from; `vocabulary` is at least the number of its tokens, if known."""
     if content == ByteTokenizer.content:
         return ByteTokenizer()
     return FileTokenizer(content) if content[:1] == b"{" else SentencePieceTokenizer(content, vocabulary)
 
 
 def read_tokenizer(path: str) -> bytes:
-    """The content of a tokeniser file that the user names."""
+    """The content of a tokenizer that the user names: bytes, or a file."""
+    if path == BYTES:
+        return ByteTokenizer.content
     try:
         return read_file(Path(path))
     except OSError as error:
