@@ -69,7 +69,7 @@ def test_codes_that_carry_nothing_are_at_the_majority_baseline():
         assert found[split]["r2"] < 0.02
 
 
-def test_codes_that_only_tell_compositions_apart_are_a_trap_that_is_seen():
+def test_codes_that_only_distinguish_compositions_have_no_selectivity():
     """Read in distribution, not on new compositions; and the control reads them as well, so selectivity is nil."""
     found = decode_components(plant("compositions"))["codes.0"]
     assert found["id"]["f1"] > 0.9
@@ -78,13 +78,6 @@ def test_codes_that_only_tell_compositions_apart_are_a_trap_that_is_seen():
     assert found["ood"]["f1"] < 0.5
     assert found["ood"]["exact"] < 0.2
     assert found["cross_validated"]["f1"] < 0.5
-
-
-def test_selectivity_separates_truth_from_trap():
-    real, trap = (
-        decode_components(plant(kind))["codes.0"]["ood"]["selectivity"]["f1"] for kind in ("modules", "compositions")
-    )
-    assert real > trap + 0.4
 
 
 def test_nothing_but_the_fitting_rows_is_learned_from():
@@ -178,7 +171,7 @@ def test_scores_by_hand():
     assert score_values(np.full_like(truth, 0.5), truth) == {"r2": 0}
 
 
-def test_the_control_deals_labels_to_whole_kinds_of_rows():
+def test_the_control_permutes_labels_between_kinds_of_rows():
     planted = plant("modules")
     dealt = permute_labels(planted, 0)
     for composition in range(len(PAIRS)):
@@ -218,7 +211,7 @@ def test_too_few_compositions_to_leave_any_out():
     assert "ood" not in decode_components(without_ood)["codes.0"]
 
 
-def test_a_unit_that_hardly_fires_does_not_drown_the_others():
+def test_a_unit_that_rarely_fires_does_not_dominate():
     values = np.zeros((300, 2), np.float32)
     values[:, 0] = np.random.default_rng(0).normal(size=300)
     values[0, 1] = 1e-3  # once in the rows to fit on

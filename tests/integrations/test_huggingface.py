@@ -47,18 +47,6 @@ def test_every_attention_of_table_a1_is_causal_and_computes_something_of_its_own
     assert torch.allclose(ours, softmax, atol=1e-5) == (attention == "softmax")
 
 
-def test_without_our_mask_the_future_would_be_seen():
-    from transformers import AttentionInterface
-
-    from recombine.integrations.huggingface.attention import make_attention
-
-    def unmasked(module, query, key, value, attention_mask, **options):
-        return make_attention("hyla")(module, query, key, value, attention_mask, **{**options, "is_causal": False})
-
-    AttentionInterface.register("hyla_without_a_mask", unmasked)
-    assert count_seen(build_model("llama", "hyla_without_a_mask"), 6, 2)[3:].all()
-
-
 def test_a_sliding_window_hides_what_is_far():
     seen = count_seen(build_model("mistral", num_hidden_layers=1), 12, 9)
     assert seen.nonzero().flatten().tolist() == list(range(10 - WINDOW, 10))

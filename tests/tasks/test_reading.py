@@ -95,5 +95,5 @@ def test_in_context_swaps_are_measured_by_their_slope():
 
 def test_a_task_without_a_swap_says_so():
     task = TASKS["goal_grid"].preset("tiny").task
-    with pytest.raises(InputError, match="task 'goal_grid' does not say what the answer is with the codes of another"):
+    with pytest.raises(InputError, match="task 'goal_grid' does not define the answer with the codes of another"):
         measure_swaps(torch.nn.Linear(1, 1), task.reading(), num_instances=10)

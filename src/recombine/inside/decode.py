@@ -17,8 +17,8 @@ Each score is compared with three others:
 - majority: the best score without activations: always yes for F1, the more frequent answer for the rest;
 - control: a decoder of the same kind and strength for labels that are permuted between the kinds of rows (a kind: composition
   and labels), so that they can be memorised but not inferred (Hewitt & Liang 2019);
-- selectivity: the score minus the control's. It separates a code that represents modules from one that only tells
-  compositions apart.
+- selectivity: the score minus the control's. It separates a code that represents modules from one that only distinguishes
+  compositions.
 
 Logistic regression minimises, for every module m,
 
@@ -190,7 +190,7 @@ def decodable_modules(activations: Activations) -> Int[np.ndarray, " modules"]:
 
 
 def permute_labels(activations: Activations, seed: int) -> Float[np.ndarray, "rows modules"]:
-    """Labels of the control: each kind of row gets those of another kind of the same side of the split."""
+    """Labels of the control, permuted between the kinds of rows on the same side of the split."""
     generator = np.random.default_rng(seed)
     permuted = activations.labels.copy()
     for side in (activations.rows("fit", "id"), activations.rows("ood")):

@@ -189,7 +189,7 @@ def measure_swaps(
     swapped = reading.swap
     if swapped is None:
         raise InputError(
-            f"task {reading.task.name!r} does not say what the answer is with the codes of another instance: "
+            f"task {reading.task.name!r} does not define the answer with the codes of another instance: "
             "expected a task whose reading defines a swap"
         )
     num_instances = min(num_instances, MAX_INSTANCES_SWAP)

@@ -1,4 +1,4 @@
-"""The shape of the latent codes: which lie close together, and what those have in common.
+"""The shape of the latent codes: their neighbourhoods, similarities and a map.
 
 For a sample of rows, as many ID as OOD: t-SNE to two dimensions (van der Maaten & Hinton 2008), and two numbers computed from
 the codes themselves, for each of the two colourings, by target and by module:
@@ -31,7 +31,7 @@ MAX_TARGET_VALUES = 16  # more different targets than these are binned
 
 
 def sample_rows(activations: Activations, size: int = NUM_SAMPLED) -> Int[np.ndarray, " sampled"]:
-    """The first rows of `id` and of `ood`, as many of each."""
+    """The first rows of `id` and of `ood`, equally many."""
     trained, held_out = activations.rows("id"), activations.rows("ood")
     return np.concatenate([trained[: size // 2], held_out[: size // 2]])
 

@@ -225,7 +225,7 @@ COLUMNS = {
 
 
 def describe_columns(task: Task) -> dict[str, str]:
-    """What each column of an export of this task holds."""
+    """Descriptions of the columns of an export of this task."""
     own = task.columns(task.sample(task.splits[0], 0, batch_size=1))
     splits = ", ".join(f"{split} ({task.split_title(split)})" for split in task.splits)
     return COLUMNS | {"split": f"split of the row: {splits}"} | {name: task.column_info.get(name, "") for name in own}

@@ -79,7 +79,7 @@ class PromptFile:
         return " + ".join(self.labels[label] for label in composition)
 
     def make_split(self, held_out: float, seed: int) -> CompositionSplit:
-        """The split that the file gives, or one by the hash of compositions; none held out if each has a label of its own."""
+        """The split that the file gives, or one by the hash of compositions; none is held out if all have a single label."""
         compositions = sorted({prompt.composition for prompt in self.prompts})
         if self.prompts[0].split is not None:
             ood = {prompt.composition for prompt in self.prompts if prompt.split == "ood"}
@@ -192,14 +192,14 @@ class Prompts(Task):
 
     @cached_property
     def rows(self) -> dict[str, list[Prompt]]:
-        """The prompts of each split. Those of training compositions are dealt to `train` and `test` in turn."""
+        """The prompts of each split. Those of training compositions alternate between `train` and `test`."""
         trained = [prompt for prompt in self.file.prompts if prompt.composition in set(self.split.train)]
         held_out = [prompt for prompt in self.file.prompts if prompt.composition in set(self.split.ood)]
-        dealt: dict[Composition, int] = {}
+        counts: dict[Composition, int] = {}
         rows: dict[str, list[Prompt]] = {"train": [], "test": [], "ood": held_out}
         for prompt in trained:
-            turn = dealt[prompt.composition] = dealt.get(prompt.composition, -1) + 1
-            rows["train" if turn % 2 == 0 else "test"].append(prompt)
+            counts[prompt.composition] = count = counts.get(prompt.composition, -1) + 1
+            rows["train" if count % 2 == 0 else "test"].append(prompt)
         if not rows["test"]:
             raise InputError(
                 "no composition of labels has two prompts: expected some that have, to fit on one and score on one"
