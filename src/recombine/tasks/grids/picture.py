@@ -65,7 +65,9 @@ def draw_map(
         drawn.append(f'<path class="{name}" d="{path}"/>')
     lines = "".join([f"M{x} 0v{height}" for x in range(1, width)] + [f"M0 {y}h{width}" for y in range(1, height)])
     drawn.append(f'<path class="lines" d="{lines}"/>')
-    drawn += [_draw_object(mark, *centre(mark.cell).tolist(), 0.3) for mark in marks]
+    for mark in marks:
+        x, y = centre(mark.cell).tolist()
+        drawn.append(_draw_object(mark, x, y, 0.3))
     drawn += _draw_walk([centre(number) for number in walk])
     key, bottom = _draw_key(marks, ending)
     parts = [

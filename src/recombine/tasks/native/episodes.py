@@ -9,6 +9,7 @@ import ctypes
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -24,8 +25,12 @@ MAX_OTHERS, MAX_CELLS = 8, 1024  # as in episodes.c
 def open_library() -> ctypes.CDLL | str:
     """The compiled kernel, or why there is none, in one line."""
     address = ctypes.c_void_p
-    functions = {"recombine_collect": [address, ctypes.c_float], "recombine_pursue": [address]}
-    return open_kernel(Path(__file__).with_suffix(".c"), functions | {"recombine_observe": [address]})
+    functions: dict[str, Sequence[Any]] = {
+        "recombine_collect": [address, ctypes.c_float],
+        "recombine_pursue": [address],
+        "recombine_observe": [address],
+    }
+    return open_kernel(Path(__file__).with_suffix(".c"), functions)
 
 
 def is_available(device: torch.device) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -26,7 +27,7 @@ Layer = tuple[Float[Tensor, "_ _"], Float[Tensor, " _"]]  # weight (output, inpu
 def open_library() -> ctypes.CDLL | str:
     """The compiled kernel, or why there is none, in one line."""
     address, number = ctypes.c_void_p, ctypes.c_int64
-    functions = {
+    functions: dict[str, Sequence[Any]] = {
         "recombine_apply_layers": [address],
         "recombine_sum_layers": [address, address],
         "recombine_clear_padding": [address, address, number, number, number],
