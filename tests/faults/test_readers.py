@@ -13,7 +13,6 @@ import pytest
 from fuzz import call
 from mutations import NASTY_SHAPES, NASTY_TEXTS
 from recombine.foundation.errors import InputError
-from recombine.foundation.files import read_npz
 from recombine.inside.collect import load_activations
 from recombine.integrations.exchange.predictions import read_predictions
 
@@ -79,19 +78,8 @@ def test_members_of_an_archive_that_are_no_arrays(tmp_path):
     with zipfile.ZipFile(tmp_path / "predictions.npz", "w") as archive:
         archive.writestr("row_id.npy", rows.getvalue())
         archive.writestr("answer", b"123")
-    with pytest.raises(InputError, match="'answer' is not an array"):
+    with pytest.raises(InputError, match="a member that is not an array"):
         read_predictions(tmp_path / "predictions.npz")
-
-
-@pytest.mark.parametrize("kind", ["<U0", "|V0"])
-def test_arrays_of_values_without_size(kind, tmp_path):
-    """A header of a few bytes that nothing follows can claim any number of them."""
-    header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, {"descr": kind, "fortran_order": False, "shape": (10**12,)})
-    with zipfile.ZipFile(tmp_path / "arrays.npz", "w") as archive:
-        archive.writestr("labels.npy", header.getvalue())
-    with pytest.raises(InputError, match=r"labels\.npy has values of 0 bytes"):
-        read_npz(tmp_path / "arrays.npz")
 
 
 ACTIVATIONS = {
@@ -120,8 +108,8 @@ PLANNED |= {"metric": "r2", "higher_is_better": True}
 PLAN: dict[str, Any] = {"format": "recombine-sweep", "format_version": 1, "source": "here", "runs": [PLANNED]}
 RESULT: dict[str, Any] = {
     "seconds": 1.0,
-    "scores": {"test": {"r2": {"value": 0.5}}},
-    "metrics": {"r2": {"title": "R²"}},
+    "scores": {"test": {"r2": {"value": 0.5, "low": 0.4, "high": 0.6}}},
+    "metrics": {"r2": {"title": "R²", "higher_is_better": True}},
 }
 
 
@@ -146,13 +134,6 @@ def status_of(folder: Path, plan=PLAN, **files) -> tuple[int | None, str]:
 def test_any_value_in_the_plan_of_a_sweep(key, tmp_path):
     for value in (*NASTY_TEXTS, *NASTY_SHAPES, *STRANGE):
         status_of(tmp_path, PLAN | {"runs": [PLANNED | {key: value}]})
-
-
-@pytest.mark.parametrize("name", ["../a-1", "/etc", "a/b", ".", "a\0", "\ud800", "a\x1b[2J"])
-def test_a_plan_leads_to_no_other_folder(name, tmp_path):
-    code, err = status_of(tmp_path, PLAN | {"runs": [PLANNED | {"run": name}]})
-    assert code == 2
-    assert "expected the name of a folder" in err
 
 
 def test_any_value_in_the_files_of_a_sweep(tmp_path):

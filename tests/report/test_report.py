@@ -135,7 +135,7 @@ def test_what_users_write_is_text(tmp_path):
 
 def test_a_score_that_is_no_number_is_damage(render, tmp_path):
     run = make_run(tmp_path, "hyla", make_score(float("nan")))
-    with pytest.raises(InputError, match=r"result\.json is damaged: .* expected a finite number"):
+    with pytest.raises(InputError, match=r"result\.json cannot be read .* expected JSON"):
         render(run)
 
 
@@ -144,7 +144,7 @@ def test_a_loss_that_is_no_number_is_damage_and_a_row_cut_short_is_not(render, t
     (run / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "lo')
     assert read_runs([run])[0].loss_curve() == ([1], [2.0])
     (run / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "loss": NaN}\n')
-    with pytest.raises(InputError, match=r"metrics\.jsonl line 2 is damaged: loss is nan: expected a finite number"):
+    with pytest.raises(InputError, match=r"metrics\.jsonl line 2 cannot be read .* expected JSON"):
         render(run)
 
 

@@ -113,7 +113,7 @@ def test_a_failure_with_a_traceback(tmp_path, here, monkeypatch):
     def fail(*arguments, **choices):
         raise ZeroDivisionError("by nothing")
 
-    monkeypatch.setattr("recombine.training.run.train_run", fail)
+    monkeypatch.setattr("recombine.sweeps.local.train_run", fail)
     status = run_sweep(make_plan([BASE], "here"), here, out=tmp_path)
     assert [run.error for run in status.runs] == ["ZeroDivisionError: by nothing"]
     failure = json.loads((tmp_path / status.runs[0].run / "failure.json").read_text())

@@ -89,7 +89,7 @@ def test_status_tells_running_from_killed(tmp_path):
     beat = tmp_path / ".running" / f"{key}.json"
     beat.write_text("{}")
     (tmp_path / key).mkdir()
-    (tmp_path / key / "metrics.jsonl").write_text('{"step": 5, "seconds": 0.5}\n{"step": 10, "sec')
+    (tmp_path / key / "metrics.jsonl").write_text('{"step": 5, "loss": 1.0, "seconds": 0.5}\n{"step": 10, "sec')
     (run,) = SweepReader(tmp_path).read().runs
     assert (run.state, run.step, run.seconds) == ("running", 5, 0.5)
     os.utime(beat, (time.time() - 3600, time.time() - 3600))

@@ -4,14 +4,20 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
+from typing import get_type_hints
 
 import pytest
 import torch
 
-from recombine.foundation.errors import InputError
+from recombine.foundation.errors import InputError, find_schema_error
+from recombine.training import schema
 from recombine.training.directory import FORMAT_VERSION, RunDirectory, describe_environment, hash_config, hash_source
+from recombine.training.run import train_run
+from test_freshness import CONFIG as TRAINED
+from test_freshness import StoppedError
 
-CONFIG = {"task": {"name": "x"}, "steps": 3}
+CONFIG = {"task": {"name": "x"}, "model": {}, "training": {"steps": 3}}
 
 
 @pytest.fixture
@@ -65,14 +71,14 @@ def test_a_score_that_is_no_number_is_left_out_of_the_metrics(run):
 
 def test_metrics_survive_a_cut_and_rewind(run):
     for step in (10, 20, 30):
-        run.append_metrics({"step": step})
+        run.append_metrics({"step": step, "loss": 1.0})
     with open(run.path / "metrics.jsonl", "a") as file:
         file.write('{"step": 4')
     assert [row["step"] for row in run.read_metrics()] == [10, 20, 30]
     run.rewind_metrics(20)
     assert [row["step"] for row in run.read_metrics()] == [10, 20]
-    (run.path / "metrics.jsonl").write_text('{"step": 1}\nrubbish\n{"step": 2}\n')
-    with pytest.raises(InputError, match="line 2 is not JSON"):
+    (run.path / "metrics.jsonl").write_text('{"step": 1, "loss": 1}\nrubbish\n{"step": 2, "loss": 1}\n')
+    with pytest.raises(InputError, match="line 2 cannot be read"):
         run.read_metrics()
 
 
@@ -94,7 +100,7 @@ def test_missing_foreign_and_other_versions(tmp_path, run):
     with pytest.raises(InputError, match="expected JSON"):
         RunDirectory.open(run.path)
     (run.path / "config.json").write_text("[]")
-    with pytest.raises(InputError, match="holds list: expected a JSON object"):
+    with pytest.raises(InputError, match="it: expected object, got array"):
         RunDirectory.open(run.path)
 
 
@@ -134,3 +140,36 @@ def test_the_environment_says_what_can_move_a_number():
     assert environment["torch"] == torch.__version__
     assert environment["source_sha256"] == hash_source()
     assert len(hash_source()) == 64
+
+
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory):
+    """A real run, stopped and resumed, so that every file is as full as it gets."""
+    out = tmp_path_factory.mktemp("runs")
+
+    def interrupt(progress):
+        raise StoppedError
+
+    config = replace(TRAINED, training=replace(TRAINED.training, steps=60))
+    with pytest.raises(StoppedError):
+        train_run(config, out=out, evaluation_instances=50, watch=interrupt)
+    return train_run(config, out=out, evaluation_instances=50)
+
+
+@pytest.mark.parametrize("name", schema.FILES)
+def test_files_hold_exactly_what_is_declared(resumed, name):
+    contents = resumed.read_json(name, complete=True)
+    assert set(contents) == set(get_type_hints(schema.FILES[name]))
+    assert find_schema_error(contents | {"more": 1}, schema.FILES[name]) is None
+    for key in contents:
+        fault = find_schema_error(contents | {key: b"?"}, schema.FILES[name], complete=False)
+        assert fault is not None, key
+        assert fault.startswith(key), fault
+
+
+def test_scores_and_rows_hold_what_is_declared(resumed):
+    result, rows = resumed.read_json("result.json"), resumed.read_metrics()
+    scores = [score for metrics in result["scores"].values() for score in metrics.values()]
+    assert {frozenset(score) for score in scores} == {frozenset(get_type_hints(schema.ScoreDict))}
+    assert {frozenset(row) | {"scores"} for row in rows} == {frozenset(get_type_hints(schema.MetricsRow))}
+    assert "scores" in rows[-1]

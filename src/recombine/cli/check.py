@@ -12,8 +12,8 @@ from recombine.foundation.errors import InputError, require
 from recombine.foundation.tables import Column, Table, tables_as_dict
 from recombine.tasks.base import REFERENCES
 from recombine.tasks.sampling import find_leaks
-from recombine.training.schema import Json
-from recombine.training.score import MetricDict, SplitDict, describe_metrics, describe_splits, score_references
+from recombine.training.schema import Json, MetricDict, SplitDict
+from recombine.training.score import describe_metrics, describe_splits, score_references
 
 EXAMPLES = (
     "recombine check fuzzy-logic --held-out 0.7",

@@ -29,8 +29,7 @@ from recombine.training.benchmark import load_config
 from recombine.training.config import RunConfig, TrainingConfig, default_run
 from recombine.training.directory import RunDirectory
 from recombine.training.loop import Progress, StepWatcher, Watcher
-from recombine.training.schema import Json
-from recombine.training.score import MetricDict, SplitDict
+from recombine.training.schema import Json, MetricDict, SplitDict
 
 REFERENCE_LEGEND = (
     "chance: the score of the best answer that ignores the input\nceiling: the best possible score on the split\n"

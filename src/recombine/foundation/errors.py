@@ -1,11 +1,6 @@
-"""Errors that a user can cause: one line with the value, what was expected and the choices.
+"""Errors that a user can cause, in one line with the value, what was expected and the choices; and the checks that raise them.
 
-Packages that only some users need, each in an extra of this package. A missing one is an error that names its extra.
-
-Refuse what cannot fit into memory before any of it is taken.
-
-Sizes come from the command line and from files that others wrote. Without a check, a size that is too large ends in a
-traceback, in a machine that stops responding, or in a process that the operating system kills without a word.
+Choices and numbers, optional packages, sizes that memory cannot hold, the types of settings, and the schemas of stored files.
 """
 
 from __future__ import annotations
@@ -20,18 +15,9 @@ from dataclasses import asdict, fields
 from functools import cache
 from pathlib import Path
 from types import ModuleType, NoneType, UnionType
-from typing import (
-    Any,
-    Literal,
-    NotRequired,
-    Required,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-    is_typeddict,
-)
+from typing import Any, Literal, TypedDict, TypeVar, Union, get_args, get_origin, get_type_hints, is_typeddict
+
+import msgspec
 
 NOT_SHOWN = ("Cc", "Cf", "Cs", "Zl", "Zp")  # categories of Unicode: control, format, surrogates, ends of lines
 
@@ -128,7 +114,7 @@ def format_count(count: int) -> str:
 
 Owner = TypeVar("Owner")
 
-# Types of a class by name; kept, because evaluating them takes most of the time of making a configuration.
+# Types of a class by name; cached, because evaluating them takes most of the time of making a configuration.
 _annotations: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
 
 PLAIN_TYPES = {
@@ -141,57 +127,36 @@ PLAIN_TYPES = {
 
 
 class Settings:
-    """Base class of tasks, model configurations and training configurations."""
+    """Base class of tasks, model configurations and training configurations, whose values have the declared types."""
 
     def __new__(cls: type[Owner], *args: Any, **values: Any) -> Owner:
-        check_settings(cls, values)
+        annotations = _annotations(cls)
+        for name, value in values.items():
+            annotation = annotations.get(name)
+            if get_origin(annotation) is Literal:
+                check_choice(name, value, get_args(annotation))
+            elif annotation is not None and not _fits(value, annotation):
+                raise InputError(f"{name} is {value!r}: expected {_describe(annotation)}")
         return object.__new__(cls)
 
 
-def check_settings(owner: type, values: Mapping[str, Any]) -> None:
-    """Require each value to have the type of the field it is for; unknown names are left to the constructor."""
-    annotations = _annotations(owner)
-    for name, value in values.items():
-        annotation = annotations.get(name)
-        if get_origin(annotation) is Literal:
-            check_choice(name, value, get_args(annotation))
-        elif annotation is not None and not fits(value, annotation):
-            raise InputError(f"{name} is {value!r}: expected {describe(annotation)}")
-
-
-def fits(value: Any, annotation: Any) -> bool:
-    """Whether a value has a type; types that settings do not usually have are not checked."""
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin in (Union, UnionType):
-        return any(fits(value, argument) for argument in arguments)
-    if origin is Literal:
-        return value in arguments
-    if origin is tuple and arguments[1:] == (...,):
-        return isinstance(value, tuple) and all(fits(item, arguments[0]) for item in value)
-    if annotation is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and is_finite(value)
-    if annotation is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return annotation not in PLAIN_TYPES or isinstance(value, annotation)
-
-
-def is_finite(value: int | float) -> bool:
-    """Whether a number is a float that is neither NaN nor infinite, or a whole number that could be one."""
+def _fits(value: Any, annotation: Any) -> bool:
+    """Whether a value has a type without conversion, except of whole numbers to floats, and is finite."""
     try:
-        return math.isfinite(value)
-    except OverflowError:  # a whole number beyond any float
+        return bool(msgspec.convert(value, annotation) == value) and not (
+            isinstance(value, float) and math.isinf(value)
+        )
+    except msgspec.ValidationError:
         return False
 
 
-def describe(annotation: Any) -> str:
+def _describe(annotation: Any) -> str:
     """A type in words."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in (Union, UnionType):
-        return " or ".join(map(describe, arguments))
-    if origin is Literal:
-        return f"one of {', '.join(map(str, arguments))}"
+        return " or ".join(map(_describe, arguments))
     if origin is tuple and arguments[1:] == (...,):
-        return f"several values, each {describe(arguments[0])}"
+        return f"several values, each {_describe(arguments[0])}"
     return PLAIN_TYPES.get(annotation, str(annotation))
 
 
@@ -199,7 +164,7 @@ def settings_as_dict(settings: Any) -> dict[str, Any]:
     """The values of a dataclass by name; a whole number for a float is written as a float, so that 1 and 1.0 are the same."""
     annotations = _annotations(type(settings))
     return {
-        name: float(value) if isinstance(value, int) and _is_float(annotations[name]) else value
+        name: msgspec.convert(value, annotations[name]) if type(value) is int else value
         for name, value in asdict(settings).items()
     }
 
@@ -217,74 +182,19 @@ def settings_from_dict(owner: type[Owner], values: Mapping[str, Any]) -> Owner:
     return owner(**converted)
 
 
-def _is_float(annotation: Any) -> bool:
-    choices = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
-    return float in choices and int not in choices
-
-
-def find_schema_error(value: Any, declared: Any, location: str = "", *, complete: bool = True) -> str | None:
-    """What does not fit, in words, or None. With `complete=False`, keys may be missing."""
-    if declared is Any:
-        return None
-    if is_typeddict(declared):
-        return _find_in_object(value, declared, location, complete)
-    origin, arguments = get_origin(declared), get_args(declared)
-    if origin in (NotRequired, Required):
-        return find_schema_error(value, arguments[0], location, complete=complete)
-    if origin in (Union, UnionType):
-        faults = [find_schema_error(value, choice, location, complete=complete) for choice in arguments]
-        return None if None in faults else faults[0]
-    if origin is Literal:
-        return None if value in arguments else _say(location, value, f"one of {', '.join(map(repr, arguments))}")
-    if origin is list:
-        if not isinstance(value, list):
-            return _say(location, value, "a list")
-        located = ((item, arguments[0], f"{location}[{number}]") for number, item in enumerate(value))
-        return _first(located, complete)
-    if origin is dict:
-        if not isinstance(value, dict):
-            return _say(location, value, "an object")
-        return _first(((item, arguments[1], _join(location, key)) for key, item in value.items()), complete)
-    return None if _is_plain(value, declared) else _say(location, value, PLAIN_TYPES.get(declared, str(declared)))
-
-
-def _find_in_object(value: Any, declared: Any, location: str, complete: bool) -> str | None:
-    if not isinstance(value, dict):
-        return _say(location, value, "an object")
-    fields, required = _fields(declared)
-    missing = next((key for key in fields if key in required and key not in value), None)
-    if missing is not None and complete:
-        return f"{_join(location, missing)} is missing"
-    located = ((value[key], hint, _join(location, key)) for key, hint in fields.items() if key in value)
-    return _first(located, complete)
+def find_schema_error(value: Any, schema: Any, *, complete: bool = True) -> str | None:
+    """What does not fit a schema, in words, or None. With `complete=False`, keys of a `TypedDict` may be missing."""
+    try:
+        msgspec.convert(value, schema if complete else _partial(schema), str_keys=True)
+    except msgspec.ValidationError as error:
+        message, _, place = str(error).replace("`", "").partition(" - at $")
+        place, missing = place.removeprefix("."), message.removeprefix("Object missing required field ")
+        if missing != message:
+            return f"{'.'.join(filter(None, (place, missing)))} is missing"
+        return f"{place or 'it'}: {message[0].lower()}{message[1:]}"
+    return None
 
 
 @cache
-def _fields(declared: Any) -> tuple[dict[str, Any], frozenset[str]]:
-    hints = get_type_hints(declared, include_extras=True)
-    # `__required_keys__` knows nothing of NotRequired where annotations are strings
-    optional = {key for key, hint in hints.items() if get_origin(hint) is NotRequired}
-    return hints, frozenset(declared.__required_keys__ - optional)
-
-
-def _is_plain(value: Any, declared: Any) -> bool:
-    if declared is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool) and is_finite(value)
-    if declared is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, declared)
-
-
-def _first(located: Iterable[tuple[Any, Any, str]], complete: bool) -> str | None:
-    faults = (find_schema_error(*location, complete=complete) for location in located)
-    return next((fault for fault in faults if fault is not None), None)
-
-
-def _join(location: str, key: Any) -> str:
-    return f"{location}.{key}" if location else str(key)
-
-
-def _say(location: str, value: Any, expected: str) -> str:
-    text = repr(value)
-    shown = text if len(text) <= 40 else f"{text[:30]}…"
-    return f"{location or 'it'} is {shown}: expected {expected}"
+def _partial(schema: Any) -> Any:
+    return TypedDict("Partial", get_type_hints(schema), total=False) if is_typeddict(schema) else schema  # type: ignore[operator]

@@ -1,12 +1,7 @@
-"""Atomic writes: a file is complete or absent, even if the process is killed or the power fails; reads that end.
+"""Files: atomic writes, JSON that fits a schema, NumPy archives without pickles, folders for data, and code that a user names.
 
-NumPy archives (`.npz`) that others may have made: never pickles, and no memory before the sizes are known to be true.
-
-The header of an array says how large it is. A file of a few bytes can claim terabytes, and a compressed one can hold them.
-So each header is compared with the length of its member, and the sum with the memory of the machine, before anything is
-read.
-
-Names of files in a folder of runs that several parts read, also those that do without torch.
+What a loaded file may do is decided here: it is a regular file of limited size, it holds data and never code, and an error in it
+is one line. A file that is written is complete or absent, even if the process is killed or the power fails.
 """
 
 from __future__ import annotations
@@ -16,25 +11,23 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
-import math
+import json
 import os
 import pkgutil
 import stat
 import sys
 import tempfile
-import tokenize
 import traceback
 import zipfile
-import zlib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import msgspec
 import numpy as np
-from numpy.lib import format as npy
 
-from recombine.foundation.errors import InputError, require_memory
+from recombine.foundation.errors import InputError, find_schema_error, require_memory
 
 
 def replace_file(path: Path, content: bytes) -> None:
@@ -56,8 +49,9 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def read_file(path: Path) -> bytes:
-    """The content of a regular file."""
+    """The content of a regular file that fits into memory."""
     require_regular(path)
+    require_memory(path.stat().st_size, str(path))
     return path.read_bytes()
 
 
@@ -65,6 +59,37 @@ def require_regular(path: Path) -> None:
     """Refuse a pipe or a device in the place of a file: reading it might never end."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+
+
+def read_json(path: Path, schema: Any = dict[str, Any], *, complete: bool = True) -> Any:
+    """The content of a JSON file; an `InputError` if it is missing, damaged or does not fit the schema."""
+    try:
+        content = read_file(path)
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist: expected a file that Recombine wrote") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error}): expected JSON") from None
+    return parse_json(content, schema, str(path), complete=complete)
+
+
+def parse_json(content: bytes | str, schema: Any, source: str, *, complete: bool = True) -> Any:
+    """JSON that fits a schema, a type that msgspec knows (see `find_schema_error`); `source` is named in errors."""
+    try:
+        value = msgspec.json.decode(content)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise InputError(f"{source} cannot be read ({str(error).splitlines()[0]}): expected JSON") from None
+    if (fault := find_schema_error(value, schema, complete=complete)) is not None:
+        raise InputError(f"{source} is damaged: {fault}")
+    return value
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a JSON file atomically. NaN and infinity, which JSON does not have, are errors."""
+    try:
+        text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        raise InputError(f"{path} would hold NaN or infinity: expected finite numbers") from None
+    replace_file(path, f"{text}\n".encode())
 
 
 def sync_directory(directory: Path) -> None:
@@ -145,55 +170,25 @@ def is_private(path: Path, owners: Collection[int] | None = None) -> bool:
     return {what.st_uid, path.lstat().st_uid} <= set(trusted) and not what.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
-HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
-UNREADABLE = (OSError, ValueError, EOFError, KeyError, NotImplementedError, RuntimeError, SyntaxError, TypeError)
-
-
 def read_npz(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of an archive by name."""
+    """The arrays of an archive by name; never Python objects."""
     try:
         require_regular(path)
-        with open(path, "rb") as file:
-            if file.read(len(npy.MAGIC_PREFIX)) == npy.MAGIC_PREFIX:
-                raise InputError(f"{path} holds one array: expected an npz file of several")
-        _check_headers(path)
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except InputError:
-        raise
+        with zipfile.ZipFile(path) as archive:
+            require_memory(sum(member.file_size for member in archive.infolist()), f"{path}, unpacked,")
+            if any(
+                not member.filename.endswith(".npy") for member in archive.infolist()
+            ):  # NumPy would return its bytes
+                raise ValueError("it has a member that is not an array")
+        with np.load(path, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in arrays.files}
     except FileNotFoundError:
         raise InputError(f"{str(path)!r} does not exist: expected an npz file") from None
-    except (*UNREADABLE, zipfile.BadZipFile, zlib.error, tokenize.TokenError) as error:
+    except InputError:
+        raise
+    except Exception as error:  # NumPy raises many kinds for a damaged file
         reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
         raise InputError(f"{path} cannot be read ({reason}): expected an npz file without Python objects") from None
-
-
-def _check_headers(path: Path) -> None:
-    with zipfile.ZipFile(path) as archive:
-        members = archive.infolist()
-        require_memory(sum(member.file_size for member in members), f"{path}, unpacked,")
-        for member in members:
-            if not member.filename.endswith(".npy"):  # NumPy would give its bytes instead of an array
-                raise ValueError(f"{member.filename!r} is not an array")
-            with archive.open(member) as content:
-                _check_header(path, member, content)
-
-
-def _check_header(path: Path, member: zipfile.ZipInfo, content: Any) -> None:
-    read_header = HEADERS.get(npy.read_magic(content))
-    if read_header is None:
-        raise ValueError(f"{member.filename} has an unknown version")
-    shape, _, dtype = read_header(content)
-    if dtype.hasobject:
-        raise ValueError(f"{member.filename} holds Python objects")
-    if not dtype.itemsize:  # nothing would follow, however large it claims to be
-        raise ValueError(f"{member.filename} has values of 0 bytes")
-    claimed = math.prod(shape) * dtype.itemsize
-    stored = member.file_size - content.tell()
-    if claimed != stored or min(shape, default=0) < 0:
-        raise InputError(
-            f"{path} is damaged: the header of {member.filename} claims {claimed} bytes, expected the {stored} that follow it"
-        )
 
 
 RESULT = "result.json"  # in a run directory that is finished

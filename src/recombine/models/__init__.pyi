@@ -8,6 +8,7 @@ from .base import models_by_kind as models_by_kind
 from .hypernetwork import HypernetworkTransformer as HypernetworkTransformer
 from .hypernetwork import HypernetworkTransformerConfig as HypernetworkTransformerConfig
 from .language_model import LanguageModel as LanguageModel
+from .mlp import MLPConfig as MLPConfig
 from .mlp import MultilayerPerceptron as MultilayerPerceptron
 from .sequence import CausalAttention as CausalAttention
 from .sequence import DeepSet as DeepSet

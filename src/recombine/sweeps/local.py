@@ -12,7 +12,6 @@ from any machine that shares the folder.
 from __future__ import annotations
 
 import contextlib
-import json
 import multiprocessing
 import os
 import signal
@@ -29,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from recombine.foundation.errors import InputError, check_positive
-from recombine.foundation.files import FAILURE, RUNNING, replace_file
+from recombine.foundation.files import FAILURE, RUNNING, write_json
 from recombine.sweeps.engine import LOST_RETRIES, Engine, FailureKind, Job, Outcome, count_threads, lost_outcome
 from recombine.training.config import RunConfig
 from recombine.training.directory import LockedError, RunDirectory
@@ -113,7 +112,7 @@ def heartbeat(job: Job) -> Iterator[None]:
     """Say where the run is being trained, for as long as it is."""
     path = Path(job.out) / RUNNING / f"{job.key}.json"
     path.parent.mkdir(exist_ok=True)
-    replace_file(path, json.dumps({"host": socket.gethostname(), "process": os.getpid()}).encode())
+    write_json(path, {"host": socket.gethostname(), "process": os.getpid()})
     ended = threading.Event()
 
     def beat() -> None:

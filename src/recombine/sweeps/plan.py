@@ -11,14 +11,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from recombine.foundation.errors import InputError
-from recombine.foundation.files import describe_error, load_object, replace_file
+from recombine.foundation.files import describe_error, load_object, write_json
 from recombine.sweeps.records import ROLES, Record, as_records, as_setting
 from recombine.sweeps.status import FORMAT, FORMAT_VERSION, PLAN
 from recombine.training.config import RunConfig
@@ -153,6 +152,6 @@ def write_plan(contents: Json, out: Path) -> None:
     """Write the list of runs into the sweep's folder, where `recombine sweep status` finds it."""
     try:
         out.mkdir(parents=True, exist_ok=True)
-        replace_file(out / PLAN, (json.dumps(contents, indent=1) + "\n").encode())
+        write_json(out / PLAN, contents)
     except OSError as error:
         raise InputError(f"cannot write to {out}: {error.strerror}; expected a writable folder") from None

@@ -37,18 +37,16 @@ Key = tuple[tuple[str, Any], ...]
 def write_results(status: SweepStatus, folder: Path) -> list[Path]:
     """Write both files; returns their paths."""
     import pyarrow
-    import pyarrow.parquet
+    from pyarrow import parquet
 
     rows = [describe_run(run) for run in status.runs]
     names = list(dict.fromkeys(name for row in rows for name in row))
-    columns = {name: _same_type([row.get(name) for row in rows]) for name in names}
-    parquet = pyarrow.BufferOutputStream()
-    pyarrow.parquet.write_table(pyarrow.table(columns), parquet)
-    replace_file(folder / PARQUET, parquet.getvalue().to_pybytes())
+    table = pyarrow.table({name: _same_type([row.get(name) for row in rows]) for name in names})
+    content = pyarrow.BufferOutputStream()
+    parquet.write_table(table, content)
+    replace_file(folder / PARQUET, content.getvalue().to_pybytes())
     text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(names)
-    writer.writerows(zip(*columns.values(), strict=True))
+    csv.writer(text).writerows([names, *zip(*table.to_pydict().values(), strict=True)])
     replace_file(folder / CSV, text.getvalue().encode())
     return [folder / PARQUET, folder / CSV]
 

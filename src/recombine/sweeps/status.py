@@ -6,23 +6,26 @@ within a minute; otherwise it is waiting, with the step of its last metrics if i
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
+
+import msgspec
 
 from recombine.foundation.errors import InputError, find_schema_error
-from recombine.foundation.files import FAILURE, METRICS, RESULT, RUNNING, read_file, require_regular
+from recombine.foundation.files import FAILURE, METRICS, RESULT, RUNNING, parse_json, read_json
 from recombine.foundation.tables import describe_settings
+from recombine.training.schema import MetricsRow, ResultFile
 
 FORMAT = "recombine-sweep"
 FORMAT_VERSION = 1
 PLAN = "sweep.json"
 SILENT_SECONDS = 60.0  # after which a worker counts as dead
-MAX_STEPS = 2**63 - 1
+LAST_BYTES = 16_384  # of the metrics: several rows
 
 State = Literal["finished", "failed", "running", "waiting"]
 STATES: tuple[State, ...] = ("running", "finished", "failed", "waiting")
@@ -31,7 +34,7 @@ STATES: tuple[State, ...] = ("running", "finished", "failed", "waiting")
 class PlannedRun(TypedDict):
     """A run in `sweep.json`."""
 
-    run: str  # the name of its directory
+    run: Annotated[str, msgspec.Meta(pattern="^[-.A-Za-z0-9_]+$")]  # the name of its directory
     settings: dict[str, str | int | float | bool | None]
     searched: list[str]
     seed: int
@@ -43,30 +46,10 @@ class PlannedRun(TypedDict):
 class PlanFile(TypedDict):
     """`sweep.json`."""
 
+    format: str
+    format_version: int
     source: str
     runs: list[PlannedRun]
-
-
-class Shown(TypedDict):
-    """Of a score or of a metric in `result.json`, what a status shows."""
-
-    value: NotRequired[float]
-    title: NotRequired[str]
-
-
-class Result(TypedDict):
-    """Of `result.json`, what a status relies on."""
-
-    seconds: float
-    scores: dict[str, dict[str, Shown]]
-    metrics: dict[str, Shown]
-
-
-class Progress(TypedDict):
-    """Of a line of `metrics.jsonl`, what a status relies on."""
-
-    step: int
-    seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +59,7 @@ class RunStatus:
     run: str
     settings: Mapping[str, Any]
     seed: int
-    searched: tuple[str, ...]
+    searched: Sequence[str]
     steps: int
     metric: str
     higher_is_better: bool
@@ -136,7 +119,7 @@ class SweepReader:
     def __init__(self, folder: Path | str, plan: Mapping[str, Any] | None = None) -> None:
         self.folder = Path(folder)
         self.plan = plan  # if None, the plan in the folder, which another sweep may replace
-        self.results: dict[str, tuple[int, Mapping[str, Any]]] = {}
+        self.results: dict[Path, tuple[int, Mapping[str, Any]]] = {}
 
     def read(self) -> SweepStatus:
         plan = self.plan or read_plan(self.folder)
@@ -150,102 +133,67 @@ class SweepReader:
 
     def _read_run(self, entry: dict[str, Any], alive: set[str]) -> RunStatus:
         path = self.folder / entry["run"]
-        known = {name: entry[name] for name in ("run", "settings", "seed", "steps", "metric", "higher_is_better")}
-        known["searched"] = tuple(entry["searched"])
-        running = entry["run"] in alive
-        result = None if running else self._read_result(path)
+        if entry["run"] in alive:
+            step, seconds = _read_progress(path)
+            return RunStatus(**entry, state="running", step=step, seconds=seconds)
+        result = self._read_result(path / RESULT)
         if result is not None:
-            seconds = float(result.get("seconds", 0))
-            return RunStatus(**known, state="finished", step=entry["steps"], seconds=seconds, result=result)
-        step, seconds = _read_progress(path / METRICS)
-        failure = None if running else read_json(path / FAILURE)
-        state: State = "running" if running else "waiting" if failure is None else "failed"
-        error = "" if failure is None else str(failure.get("error"))
-        return RunStatus(**known, state=state, step=step, seconds=seconds, error=error)
+            return RunStatus(
+                **entry, state="finished", step=entry["steps"], seconds=float(result.get("seconds", 0)), result=result
+            )
+        step, seconds = _read_progress(path)
+        if (path / FAILURE).exists():
+            error = str(read_json(path / FAILURE).get("error"))
+            return RunStatus(**entry, state="failed", step=step, seconds=seconds, error=error)
+        return RunStatus(**entry, state="waiting", step=step, seconds=seconds)
 
     def _read_result(self, path: Path) -> Mapping[str, Any] | None:
         try:
-            changed = (path / RESULT).stat().st_mtime_ns
+            changed = path.stat().st_mtime_ns
         except OSError:
             return None
-        if path.name not in self.results or self.results[path.name][0] != changed:
-            self.results[path.name] = changed, _without_sums(_read_result(path / RESULT))
-        return self.results[path.name][1]
+        if self.results.get(path, (0, {}))[0] != changed:
+            result = read_json(path, ResultFile, complete=False)
+            large = ("composition_sums", "baselines")
+            self.results[path] = changed, {name: value for name, value in result.items() if name not in large}
+        return self.results[path][1]
 
 
 def read_plan(folder: Path) -> dict[str, Any]:
     """The list of runs that `recombine sweep` left in its folder."""
-    plan = read_json(folder / PLAN)
-    if plan is None or plan.get("format") != FORMAT or not plan.get("runs"):
+    path = folder / PLAN
+    plan: dict[str, Any] = read_json(path) if path.exists() else {}
+    if plan.get("format") != FORMAT:
         raise InputError(
             f"{folder} is not the folder of a sweep: expected one with a {PLAN} that `recombine sweep` wrote"
         )
     if plan.get("format_version") != FORMAT_VERSION:
-        raise InputError(f"{folder / PLAN} has version {plan.get('format_version')!r}: expected {FORMAT_VERSION}")
-    fault = find_schema_error(plan, PlanFile) or next(filter(None, map(_find_fault_of_run, plan["runs"])), None)
-    if fault is not None:
-        raise InputError(f"{folder / PLAN} is damaged: {fault}")
-    return plan
-
-
-def _find_fault_of_run(entry: PlannedRun) -> str | None:
-    """A name that leads out of the folder, or steps beyond any training."""
-    if not entry["run"].isprintable() or Path(entry["run"]).name != entry["run"]:
-        return f"run is {entry['run'][:40]!r}: expected the name of a folder"
-    if not 0 <= entry["steps"] <= MAX_STEPS:
-        return f"steps is {str(entry['steps'])[:40]}: expected a number from 0 to {MAX_STEPS}"
-    return None
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """A JSON object, or None if there is none."""
-    try:
-        value = json.loads(read_file(path))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path} cannot be read ({error}): expected JSON") from None
-    return value if isinstance(value, dict) else None
-
-
-def _read_result(path: Path) -> dict[str, Any]:
-    result = read_json(path) or {}
-    fault = find_schema_error(result, Result, complete=False)
-    if fault is not None:
+        raise InputError(f"{path} has version {plan.get('format_version')!r}: expected {FORMAT_VERSION}")
+    if (fault := find_schema_error(plan, PlanFile)) is not None:
         raise InputError(f"{path} is damaged: {fault}")
-    return result
-
-
-def _without_sums(result: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in result.items() if name not in ("composition_sums", "baselines")}
+    return plan
 
 
 def _list_alive(folder: Path) -> set[str]:
     """The runs whose workers have given a sign of life."""
     alive = set()
-    try:
-        for entry in os.scandir(folder):
-            if entry.name.endswith(".json") and time.time() - entry.stat().st_mtime < SILENT_SECONDS:
-                alive.add(entry.name.removesuffix(".json"))
-    except OSError:  # no worker has started, or one has just ended
-        pass
+    for path in folder.glob("*.json"):
+        with contextlib.suppress(FileNotFoundError):  # the worker has just ended
+            if time.time() - path.stat().st_mtime < SILENT_SECONDS:
+                alive.add(path.stem)
     return alive
 
 
 def _read_progress(path: Path) -> tuple[int, float]:
     """Step and seconds of the last whole line of a run's metrics."""
     try:
-        require_regular(path)
-        with open(path, "rb") as file:
-            file.seek(max(0, path.stat().st_size - 16_384))
-            lines: Sequence[bytes] = file.read().splitlines()
+        with open(path / METRICS, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - LAST_BYTES))
+            lines = file.read().splitlines()
     except OSError:
         return 0, 0.0
     for line in reversed(lines):
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if find_schema_error(row, Progress) is None and row["step"] <= MAX_STEPS:
-            return row["step"], float(row["seconds"])
+        with contextlib.suppress(InputError):  # a row that is being written
+            row = parse_json(line, MetricsRow, METRICS)
+            return row["step"], float(row.get("seconds", 0))
     return 0, 0.0

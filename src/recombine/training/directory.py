@@ -37,18 +37,8 @@ from torch import Tensor
 from recombine.attention.cpu import kernels as cpu_library
 from recombine.foundation import native as compiler
 from recombine.foundation.errors import InputError, find_schema_error
-from recombine.foundation.files import read_file, replace_file, require_regular
-from recombine.training.schema import (
-    FILES,
-    CheckpointInfo,
-    Environment,
-    EnvironmentFile,
-    Json,
-    MetricsRow,
-    Parts,
-    Stretch,
-    find_uneven_sums,
-)
+from recombine.foundation.files import parse_json, read_file, read_json, replace_file, require_regular, write_json
+from recombine.training.schema import FILES, CheckpointInfo, ConfigFile, Environment, Json, MetricsRow, Stretch
 
 FORMAT = "recombine-run"
 FORMAT_VERSION = 2
@@ -102,22 +92,23 @@ class RunDirectory:
     @property
     def config(self) -> Json:
         """Names, versions and settings of task, model and training."""
-        config = self.read_json("config.json")
-        if config.pop("format", None) != FORMAT:
+        path = self.path / "config.json"
+        config = read_json(path)
+        if config.get("format") != FORMAT:
+            raise InputError(f"{path} does not belong to a Recombine run: expected format {FORMAT!r}")
+        if config.get("format_version") != FORMAT_VERSION:
             raise InputError(
-                f"{self.path / 'config.json'} does not belong to a Recombine run: expected format {FORMAT!r}"
+                f"{self.path} has format version {config.get('format_version')!r}: expected {FORMAT_VERSION}"
             )
-        version = config.pop("format_version", None)
-        if version != FORMAT_VERSION:
-            raise InputError(f"{self.path} has format version {version!r}: expected {FORMAT_VERSION}")
-        config.pop("origins", None)
-        return config
+        if (fault := find_schema_error(config, ConfigFile, complete=False)) is not None:
+            raise InputError(f"{path} is damaged: {fault}")
+        return {part: config.get(part, {}) for part in ("task", "model", "training")}
 
     @property
     def origins(self) -> dict[str, str]:
         """Where the classes of the run came from, if they are not part of this package; by role, task or model."""
-        origins = self.read_json("config.json").get("origins")
-        return {role: str(origin) for role, origin in origins.items()} if isinstance(origins, dict) else {}
+        origins: dict[str, str] = self.read_json("config.json").get("origins", {})
+        return origins
 
     @property
     def finished(self) -> bool:
@@ -131,7 +122,7 @@ class RunDirectory:
         except ImportError:  # no such locks on this platform
             yield
             return
-        with open(self.path / "lock", "a", opener=_open_unlinked) as file:
+        with open(self.path / "lock", "a") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -141,58 +132,39 @@ class RunDirectory:
             yield
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
-        try:
-            text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
-        except ValueError:
-            raise InputError(f"{self.path / name} would hold NaN or infinity: expected finite numbers") from None
-        self.write_bytes(name, f"{text}\n".encode())
+        write_json(self.path / name, value)
 
     def read_json(self, name: str, *, complete: bool = False) -> Json:
-        """A file whose values have the declared types; with `complete`, nothing that is declared may be missing."""
-        path = self.path / name
-        try:
-            value = json.loads(read_file(path))
-        except FileNotFoundError:
-            raise InputError(f"{path} does not exist: expected a complete run directory") from None
-        except (OSError, ValueError, RecursionError) as error:
-            raise InputError(f"{path} cannot be read ({error}): expected JSON") from None
-        if not isinstance(value, dict):
-            raise InputError(f"{path} holds {type(value).__name__}: expected a JSON object")
-        fault = find_schema_error(value, FILES.get(name, Json), complete=complete)
-        if fault is None and name == "result.json":
-            fault = find_uneven_sums(value)
-        if fault is not None:
-            raise InputError(f"{path} is damaged: {fault}")
-        return value
+        """A file whose values have the declared types (`schema.py`); with `complete`, no key may be missing."""
+        return read_json(self.path / name, FILES.get(name, Json), complete=complete)
 
     def write_bytes(self, name: str, content: bytes) -> None:
         replace_file(self.path / name, content)
 
     def append_metrics(self, row: MetricsRow) -> None:
         """Add a row. A score that is not a number is left out, because JSON has none."""
-        kept = dict(row)
-        if "scores" in row:
-            kept["scores"] = {
-                split: {name: value for name, value in scores.items() if math.isfinite(value)}
-                for split, scores in row["scores"].items()
-            }
-        with open(self.path / "metrics.jsonl", "a", opener=_open_unlinked) as file:
-            file.write(json.dumps(kept, allow_nan=False) + "\n")
+        finite = {
+            split: {name: value for name, value in scores.items() if math.isfinite(value)}
+            for split, scores in row.get("scores", {}).items()
+        }
+        with open(self.path / "metrics.jsonl", "a") as file:
+            file.write(json.dumps({**row, "scores": finite} if "scores" in row else row, allow_nan=False) + "\n")
 
     def read_metrics(self, *, damaged: Literal["refuse", "drop"] = "refuse") -> list[Json]:
         """The rows in order; a last line that a kill cut short is left out. `drop` leaves out all rows from damage on."""
         path = self.path / "metrics.jsonl"
+        lines = read_file(path).splitlines(keepends=True) if path.exists() else []
         rows: list[Json] = []
-        lines = read_file(path).decode(errors="replace").splitlines() if path.exists() else []
         for number, line in enumerate(lines, start=1):
-            row, fault = _parse_row(line)
-            if fault is None:
-                rows.append(row)
-            elif damaged == "drop":
-                _log.warning("%s is damaged from line %d on; these rows are dropped", path, number)
+            try:
+                rows.append(parse_json(line, MetricsRow, f"{path} line {number}"))
+            except InputError as error:
+                if number == len(lines) and not line.endswith(b"\n"):
+                    break
+                if damaged == "refuse":
+                    raise
+                _log.warning("%s; it and the rows after it are dropped", error)
                 break
-            elif row or number < len(lines):
-                raise InputError(f"{path} line {number} {fault}")
         return rows
 
     def rewind_metrics(self, step: int) -> None:
@@ -230,10 +202,7 @@ class RunDirectory:
         return read_checkpoint(previous, config_hash=config_hash, device=device)
 
     def _sync_metrics(self) -> None:
-        with (
-            contextlib.suppress(FileNotFoundError),
-            open(self.path / "metrics.jsonl", "a", opener=_open_unlinked) as file,
-        ):
+        with contextlib.suppress(FileNotFoundError), open(self.path / "metrics.jsonl", "rb+") as file:
             os.fsync(file.fileno())
 
     def _keep_checkpoint(self) -> None:
@@ -248,23 +217,6 @@ class RunDirectory:
         (self.path / PREVIOUS_CHECKPOINT).unlink(missing_ok=True)
 
 
-def _open_unlinked(path: str, flags: int) -> int:
-    """Open a file, but not through a link: a run directory may come from somebody else."""
-    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
-
-
-def _parse_row(line: str) -> tuple[Json, str | None]:
-    """A row of metrics, or what is wrong with the line. The row is empty if the line is not JSON at all."""
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        return {}, "is not JSON: expected one object per line"
-    fault = find_schema_error(row, MetricsRow, complete=False)
-    if fault is None and "step" not in row:
-        fault = "step is missing"
-    return (row, None) if fault is None else ({"row": row}, f"is damaged: {fault}")
-
-
 def find_runs(folder: Path | str) -> list[RunDirectory]:
     """The runs in a folder and its subfolders, by path; the folder may also be a run itself.
 
@@ -275,26 +227,13 @@ def find_runs(folder: Path | str) -> list[RunDirectory]:
         raise InputError(f"{str(folder)!r} is not a folder: expected one that holds run directories")
     runs = []
     for path in sorted(folder.rglob("config.json")):
-        if not _is_run(path):
-            continue
         try:
-            run = RunDirectory.open(path.parent)
-            fault = find_schema_error(run.config, Parts)
-            if fault is not None:
-                raise InputError(f"{path} is damaged: {fault}")
-            runs.append(run)
+            if read_json(path).get("format") != FORMAT:
+                continue
+            runs.append(RunDirectory.open(path.parent))
         except InputError as error:
             _log.warning("left out: %s", error)
     return runs
-
-
-def _is_run(path: Path) -> bool:
-    """Whether a file is the configuration of a run. Damaged ones count, so that they are reported."""
-    try:
-        config = json.loads(read_file(path))
-    except (OSError, ValueError, RecursionError):
-        return (path.parent / "split.json").exists()
-    return isinstance(config, dict) and config.get("format") == FORMAT
 
 
 class DamagedError(InputError):
@@ -331,15 +270,11 @@ def read_header(path: Path) -> tuple[dict[str, str], CheckpointInfo]:
         require_regular(path)
         with safetensors.safe_open(path, framework="pt") as file:
             header: dict[str, str] = dict(file.metadata() or {})
-        info = json.loads(header["info"])
-    except (safetensors.SafetensorError, KeyError, ValueError, OSError, RecursionError) as error:
+        return header, parse_json(header["info"], CheckpointInfo, str(path))
+    except InputError as error:
+        raise DamagedError(str(error)) from None
+    except (safetensors.SafetensorError, KeyError, OSError) as error:
         raise _unreadable(path, error) from None
-    fault = find_schema_error(info, CheckpointInfo, complete=False)
-    if fault is None and "step" not in info:
-        fault = "it does not say at which step it was saved"
-    if fault is not None:
-        raise DamagedError(f"{path} is damaged: {fault}")
-    return header, cast(CheckpointInfo, info)
 
 
 def _unreadable(path: Path, error: Exception) -> DamagedError:
@@ -362,9 +297,9 @@ def record_environment(run: RunDirectory, device: torch.device, step: int, num_p
     current = describe_environment(device, num_processes)
     history: list[Stretch] = []
     if step > 0 and (run.path / "environment.json").exists():
-        stored = cast(EnvironmentFile, run.read_json("environment.json"))
-        previous = stored.pop("previous", [])  # type: ignore[misc]
-        history = [stretch for stretch in (*previous, stored) if stretch.get("first_step", 0) < step]
+        stored = run.read_json("environment.json")
+        stretches = [*stored.pop("previous", []), stored]
+        history = [stretch for stretch in stretches if stretch.get("first_step", 0) < step]
     latest: Stretch = {**current, "first_step": step}
     if history:
         if changes := describe_changes(cast(Json, history[-1]), cast(Json, current)):

@@ -150,6 +150,9 @@ def have_same_instances(run: Sums, other: Sums) -> bool:
 
 
 def _as_table(sums: Sums) -> Float[Tensor, "2 compositions"]:
+    counts = [len(row) for row in sums]
+    if len(counts) != 2 or counts[0] != counts[1] or sum(sums[1]) == 0:
+        raise InputError(f"sums of {counts} compositions: expected numerators and as many denominators, not all 0")
     return torch.tensor(sums, dtype=torch.float64)
 
 

@@ -1,57 +1,45 @@
-"""What the files of a run directory hold. `tests/test_schema.py` compares a real run's files with these types."""
+"""The contents of the files in a run directory; `tests/training/test_store.py` compares a real run with these types."""
 
 from __future__ import annotations
 
 from typing import Any, NotRequired, TypedDict
 
-from recombine.training.score import MetricDict, ScoreDict, SplitDict
-
 Json = dict[str, Any]
 
 
-class Parts(TypedDict):
-    """What every reader of a configuration relies on; the rest of it is checked by the classes that it names."""
+class ConfigFile(TypedDict):
+    """`config.json`: names, versions and settings, which the classes that it names check further."""
 
+    format: str
+    format_version: int
+    origins: NotRequired[dict[str, str]]  # where classes from outside the package came from, by role
     task: Json
     model: Json
     training: Json
 
 
-class ConfigFile(TypedDict):
-    """`config.json`: names, versions and settings. `origins` says where classes from outside the package came from."""
+class SplitFile(TypedDict):
+    """`split.json`: the certificate of the split (`Certificate.as_dict`), and the compositions of each of its parts."""
 
-    format: str
-    format_version: int
-    origins: dict[str, str]
-    task: Json  # name, version, and the task's fields
-    model: Json  # kind, version, and the model's fields
-    training: Json  # version, and the fields of TrainingConfig
+    certificate: CertificateDict
+    compositions: NotRequired[dict[str, list[list[int]]]]
 
 
 class CertificateDict(TypedDict):
-    """`recombine.compositions.Certificate` in `split.json`."""
+    """What is read of a certificate."""
 
     num_train: int
     num_ood: int
     num_unknown: int
     covered: bool
-    min_coverage: int
     coverage: dict[str, int]  # by module
     connected: bool
     num_components: int
     overlap: int
-    redraws: int
     sha256: str
 
 
-class SplitFile(TypedDict):
-    """`split.json`: the certificate of the split, and the compositions of each of its parts."""
-
-    certificate: CertificateDict
-    compositions: dict[str, list[list[int]]]
-
-
-class Environment(TypedDict):
+class Environment(TypedDict, total=False):
     """Versions, code and machine, as far as they can change a number."""
 
     recombine: str
@@ -62,17 +50,17 @@ class Environment(TypedDict):
     processor: str
     device: str
     num_threads: int
-    num_processes: NotRequired[int]  # that trained together
+    num_processes: int  # that trained together
     kernel: str  # which attention kernel is used, how it was compiled, or why the plain definition is used
 
 
-class Stretch(Environment):
+class Stretch(Environment, total=False):
     """The environment in which a run was trained from `first_step` on."""
 
     first_step: int
 
 
-class EnvironmentFile(Stretch):
+class EnvironmentFile(Stretch, total=False):
     """`environment.json`: the latest environment, and those in which earlier steps were trained, oldest first."""
 
     previous: list[Stretch]
@@ -82,10 +70,10 @@ class CheckpointInfo(TypedDict):
     """`checkpoint.json`, and the `info` in the header of `checkpoint.safetensors`."""
 
     step: int
-    loss: float  # mean over the last logging interval
-    seconds: float
-    timed_steps: int
-    timed_seconds: float
+    loss: NotRequired[float]  # mean since the last row of metrics
+    seconds: NotRequired[float]
+    timed_steps: NotRequired[int]
+    timed_seconds: NotRequired[float]
 
 
 class MetricsRow(TypedDict):
@@ -93,18 +81,34 @@ class MetricsRow(TypedDict):
 
     step: int
     loss: float
-    learning_rate: float
-    seconds: float
+    learning_rate: NotRequired[float]
+    seconds: NotRequired[float]
     scores: NotRequired[dict[str, dict[str, float]]]  # split -> metric -> value
 
 
-class Versions(TypedDict):
-    """Versions of everything that determines a number; see docs/architecture.md for when they are raised."""
+class ScoreDict(TypedDict):
+    """A score in `result.json`: `recombine.training.Score` without its sums."""
 
-    task: int | str
-    model: int | str
-    training: int
-    evaluation: int
+    value: float
+    low: float
+    high: float
+    chance: NotRequired[float | None]
+    ceiling: NotRequired[float | None]
+    agnostic: NotRequired[float | None]
+
+
+class MetricDict(TypedDict):
+    """How to show a metric, in `result.json`: tables can be made without the task's class."""
+
+    title: str
+    higher_is_better: bool
+
+
+class SplitDict(TypedDict):
+    """What a split is, in `result.json`: a title and a line."""
+
+    title: str
+    meaning: str
 
 
 class ResultFile(TypedDict):
@@ -119,33 +123,19 @@ class ResultFile(TypedDict):
     steps: int
     seconds: float
     steps_per_second: float  # without the warm-up of each process
-    versions: Versions
+    versions: dict[str, int | str]  # of task, model, training and evaluation; see docs/architecture.md
     evaluation_instances: int  # per split
     evaluation_source_sha256: str  # the code that computed the scores
     metrics: dict[str, MetricDict]  # how to show each metric
     splits: NotRequired[dict[str, SplitDict]]  # what each split is; older results lack it
     scores: dict[str, dict[str, ScoreDict]]  # split -> metric -> score
-    composition_sums: dict[
-        str, dict[str, list[list[float]]]
-    ]  # split -> metric -> numerators and denominators per composition
+    composition_sums: dict[str, dict[str, list[list[float]]]]  # per composition: numerators and denominators
     baselines: dict[str, dict[str, dict[str, float]]]  # strategy -> split -> metric -> value
-
-
-def find_uneven_sums(result: Json) -> str | None:
-    """Which sums of a result are not numerators and denominators of the same compositions, in words, or None."""
-    for split, metrics in result.get("composition_sums", {}).items():
-        for name, sums in metrics.items():
-            place = f"composition_sums.{split}.{name}"
-            if len(sums) != 2 or len(sums[0]) != len(sums[1]):
-                return f"{place} has {' and '.join(str(len(row)) for row in sums)} numbers: expected two equal counts"
-            if sum(sums[1]) == 0:
-                return f"{place} has denominators whose sum is 0: expected another"
-    return None
 
 
 # the type of each file; what a file with another name holds is not checked here
 FILES: dict[str, Any] = {
-    "config.json": Parts,
+    "config.json": ConfigFile,
     "split.json": SplitFile,
     "environment.json": EnvironmentFile,
     "checkpoint.json": CheckpointInfo,

@@ -16,9 +16,9 @@ There are three reference scores, all measured on the same instances as the scor
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
-from typing import TypedDict
+from typing import cast
 
 import torch
 from jaxtyping import Float, Int
@@ -28,6 +28,7 @@ from recombine.foundation.errors import InputError, check_choice, check_positive
 from recombine.random import Stream
 from recombine.tasks.base import Ratio, Reference, Task
 from recombine.tasks.sampling import Batch, SplitName, evaluation_batches
+from recombine.training.schema import MetricDict, ScoreDict, SplitDict
 
 EVALUATION_VERSION = 2
 """Raise it when the same predictor on the same task gets different scores, intervals or reference scores than before: other
@@ -36,31 +37,6 @@ instances, another bootstrap, another definition of chance or ceiling. Scores of
 NUM_RESAMPLES = 2_000
 
 Predictor = Callable[[Tensor], Tensor]
-
-
-class ScoreDict(TypedDict):
-    """A score in `result.json`."""
-
-    value: float
-    low: float
-    high: float
-    chance: float | None
-    ceiling: float | None
-    agnostic: float | None
-
-
-class MetricDict(TypedDict):
-    """How to show a metric, in `result.json`: tables can be made without the task's class."""
-
-    title: str
-    higher_is_better: bool
-
-
-class SplitDict(TypedDict):
-    """What a split is, in `result.json`: a title and a line."""
-
-    title: str
-    meaning: str
 
 
 ReferenceScores = dict[str, dict[str, dict[Reference, float]]]  # split -> metric -> reference -> value
@@ -80,14 +56,8 @@ class Score:
     sums: tuple[tuple[float, ...], ...] = field(default=(), repr=False)  # numerators, denominators by composition
 
     def as_dict(self) -> ScoreDict:
-        return {
-            "value": self.value,
-            "low": self.low,
-            "high": self.high,
-            "chance": self.chance,
-            "ceiling": self.ceiling,
-            "agnostic": self.agnostic,
-        }
+        """The entry in `result.json`, which holds the sums elsewhere."""
+        return cast(ScoreDict, {name: value for name, value in asdict(self).items() if name != "sums"})
 
 
 Scores = dict[SplitName, dict[str, Score]]  # split -> metric -> score
