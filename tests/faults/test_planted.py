@@ -154,38 +154,12 @@ INFO = [
     ({"timed_steps": 1.5}, "timed_steps: expected int, got float"),
     ({"interval": {"first_step": 0, "loss_sums": [0.5]}}, "stopped by an earlier version in the middle of a logging"),
     ({"step": True}, "step: expected int, got bool"),
-    ({"step": -5}, "a checkpoint of step -5: expected one from 0 to 20"),
 ]
 
 
 @pytest.mark.parametrize(("info", "message"), INFO)
 def test_what_a_checkpoint_says_of_itself_is_checked(info, message, run):
     forge(run, **info)
-    code, err = resume(run)
-    assert code == 2
-    assert message in err
-
-
-def altered(part: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Tensors], Tensors]:
-    return lambda tensors: {name: change(value) if part in name else value for name, value in tensors.items()}
-
-
-TENSORS = [
-    (lambda tensors: {name: value for name, value in tensors.items() if "optimizer" not in name}, "has no moments"),
-    (lambda tensors: {name: value for name, value in tensors.items() if "exp_avg_sq" not in name}, "lacks some of the"),
-    (altered("exp_avg/", lambda value: value.double()), "exp_avg of embed.weight is (8, 5), torch.float64"),
-    (altered("exp_avg/", lambda value: value.to(torch.int8)), "torch.int8"),
-    (altered("exp_avg/", lambda value: value * torch.nan), "exp_avg of embed.weight is negative or NaN"),
-    (altered("exp_avg_sq", lambda value: -value - 1), "exp_avg_sq of embed.weight is negative or NaN"),
-    (altered("optimizer/step", lambda value: torch.zeros(3)), "step of embed.weight is (3,), torch.float32"),
-    (altered("model/", lambda value: value * torch.nan), "not finite: expected finite parameters"),
-    (altered("model/", lambda value: value.double()), "is torch.float64, not torch.float32"),
-]
-
-
-@pytest.mark.parametrize(("change", "message"), TENSORS)
-def test_tensors_that_do_not_fit_are_named(change, message, run):
-    forge(run, change)
     code, err = resume(run)
     assert code == 2
     assert message in err

@@ -159,38 +159,6 @@ def test_an_edited_configuration_is_refused(finished):
         load_run(finished.path)
 
 
-@pytest.mark.parametrize(
-    ("change", "step", "message"),
-    [
-        (
-            lambda tensors: tensors.pop("optimizer/exp_avg/output.weight"),
-            100,
-            "lacks some of the moments of output.weight",
-        ),
-        (
-            lambda tensors: tensors["model/output.weight"].fill_(float("nan")),
-            100,
-            "values of output.weight that are not",
-        ),
-        (
-            lambda tensors: tensors.update({"model/output.bias": tensors["model/output.bias"].double()}),
-            100,
-            "float64, not",
-        ),
-        (lambda tensors: None, -5, "a checkpoint of step -5: expected one from 0 to 120"),
-        (lambda tensors: None, 10**9, "a checkpoint of step 1000000000"),
-    ],
-)
-def test_checkpoints_that_no_run_writes(tmp_path, change, step, message):
-    """Intact by their digest, but not what training needs."""
-    run = stop(tmp_path, 100)
-    tensors, info = run.load_checkpoint()
-    change(tensors)
-    run.save_checkpoint(tensors, {**info, "step": step})
-    with pytest.raises(InputError, match=message):
-        train(tmp_path)
-
-
 def test_a_checkpoint_without_a_digest_is_refused(finished):
     path = finished.path / "checkpoint.safetensors"
     save_file(load_file(path), path, {"info": json.dumps({"step": 120})})

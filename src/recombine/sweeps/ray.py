@@ -20,9 +20,6 @@ from recombine.sweeps.local import train_job
 
 LOST_RETRIES_OF_RAY = 3
 CLUSTER_PORT, CLIENT_PORT = 6379, 10001  # of HOST and of ray://HOST
-HTTP2_SETTINGS = b"\x04"  # type of the frame that opens a connection
-HTTP2_HEADER = 9  # bytes of a frame's header: length, type, flags, stream
-HTTP2_OPENING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0" + HTTP2_SETTINGS + b"\0\0\0\0\0"
 
 
 class RayEngine(Engine):
@@ -114,10 +111,9 @@ class RayEngine(Engine):
 
 
 def check_answers(address: str, seconds: float) -> None:
-    """Require a Ray that answers at an address within a time limit; `ray.init` would try for minutes.
+    """Require that something answers at an address within a time limit; `ray.init` would try for minutes.
 
-    Ray speaks gRPC, so a server's first frame follows the first bytes of HTTP/2. `auto` without RAY_ADDRESS is left to Ray,
-    which looks for a cluster on this machine; so is what comes after the connection if Ray uses TLS.
+    `auto` without RAY_ADDRESS is left to Ray, which looks for a cluster on this machine.
     """
     if address == "auto" and (address := os.environ.get("RAY_ADDRESS", "auto")) == "auto":
         return
@@ -125,17 +121,10 @@ def check_answers(address: str, seconds: float) -> None:
     require(not port or port.isdigit(), "address", address, "auto, HOST:PORT or ray://HOST:PORT")
     default = CLIENT_PORT if address.startswith("ray://") else CLUSTER_PORT
     try:
-        with socket.create_connection((host, int(port or default)), timeout=seconds) as connection:
-            if os.environ.get("RAY_USE_TLS", "0") != "0":
-                return
-            connection.sendall(HTTP2_OPENING)
-            answer = connection.recv(HTTP2_HEADER)
+        socket.create_connection((host, int(port or default)), timeout=seconds).close()
+        return
     except OSError as error:
         reason = error.strerror or str(error)
-    else:
-        if answer[3:4] == HTTP2_SETTINGS:
-            return
-        reason = "something else than Ray is there"
     raise InputError(
         f"the cluster at {address} does not answer ({reason}): expected an answer within {seconds:g} seconds"
     )

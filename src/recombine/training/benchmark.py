@@ -23,7 +23,6 @@ from recombine.training.identity import UnidentifiedError, identify_module
 from recombine.training.loop import Clock, Trainer, Watcher, choose_intervals, fit, load_model
 from recombine.training.run import (
     check_evaluation_instances,
-    check_step,
     finish_run,
     is_up_to_date,
     join_group,
@@ -143,8 +142,6 @@ def load_run(
     checkpoint = run.load_checkpoint(torch_device)
     if checkpoint is None:
         raise InputError(f"{run.path} has no checkpoint yet: expected a run that has been trained")
-    tensors, info = checkpoint
-    check_step(run, info, config.training.steps)
     model = config.build_model().to(torch_device)
-    load_model(model, tensors)
+    load_model(model, checkpoint[0])
     return run, config, model.eval()

@@ -62,6 +62,14 @@ PLAIN = (
     PurePath,
     re.Pattern,
 )
+WRAPPERS: dict[type, tuple[str, ...]] = {
+    MethodType: ("__func__", "__self__"),
+    staticmethod: ("__func__",),
+    classmethod: ("__func__",),
+    property: ("fget", "fset"),
+    functools.cached_property: ("func",),
+    functools.partial: ("func", "args", "keywords"),
+}
 HEAP_TYPE = 1 << 9  # flag of classes that are written in Python, whose instances have no hidden state
 
 
@@ -118,16 +126,8 @@ class _Identity:
             self.say(value.__qualname__)
             if not isinstance(owner, ModuleType):
                 self.add(owner)
-        elif isinstance(value, MethodType):
-            self.add_items({"function": value.__func__, "self": value.__self__})
-        elif isinstance(value, staticmethod | classmethod):
-            self.add(value.__func__)
-        elif isinstance(value, property):
-            self.add_items({"get": value.fget, "set": value.fset})
-        elif isinstance(value, functools.cached_property):
-            self.add(value.func)
-        elif isinstance(value, functools.partial):
-            self.add_items({"function": value.func, "arguments": value.args, "keywords": value.keywords})
+        elif kind in WRAPPERS:
+            self.add_items({name: getattr(value, name) for name in WRAPPERS[kind]})
         elif isinstance(value, ModuleType):
             self.add_installed(value.__name__)
         elif isinstance(value, MemberDescriptorType | GetSetDescriptorType):
@@ -145,7 +145,7 @@ class _Identity:
         hooks = (tensor._backward_hooks, getattr(tensor, "_post_accumulate_grad_hooks", None))
         if any(hooks):
             raise UnidentifiedError("it has hooks")
-        if type(tensor) not in (Tensor, nn.Parameter, nn.Buffer if hasattr(nn, "Buffer") else Tensor):
+        if type(tensor) not in (Tensor, nn.Parameter):
             raise UnidentifiedError(f"it has a {type(tensor).__qualname__}")
         self.say(tensor.requires_grad, digest_tensors({"": tensor}))
 
@@ -163,8 +163,9 @@ class _Identity:
         attributes = dict(getattr(value, "__dict__", {}))
         if any(name.endswith("hooks") and item for name, item in attributes.items()):
             raise UnidentifiedError("it has hooks")
-        slots = {name for base in owner.__mro__ for name in _names(vars(base).get("__slots__", ()))}
-        self.add_items(attributes | {name: getattr(value, name) for name in sorted(slots) if hasattr(value, name)})
+        if any(vars(base).get("__slots__") for base in owner.__mro__):
+            raise UnidentifiedError(f"it reaches a {owner.__qualname__}, which has slots")
+        self.add_items(attributes)
 
     def add_class(self, owner: type) -> None:
         for base in owner.__mro__:
@@ -235,10 +236,6 @@ def _is_empty(cell: CellType) -> bool:
     except ValueError:
         return True
     return False
-
-
-def _names(slots: Any) -> tuple[str, ...]:
-    return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
 @functools.cache

@@ -74,18 +74,17 @@ class ProcessGroup(Group):
         return numbers.tolist()
 
     def run_on_leader(self, work: Callable[[], Any]) -> Any:
-        if not self.is_leader:
-            outcome = json.loads(self.broadcast(b""))
-            if "error" in outcome:
-                raise InputError(outcome["error"])  # which the leader reports
-            return outcome["result"]
+        outcome: dict[str, Any] = {}
         try:
-            result = work()
+            outcome = {"result": work()} if self.is_leader else {}
         except BaseException as error:
-            self.broadcast(json.dumps({"error": str(error) or type(error).__name__}).encode())
+            outcome = {"error": str(error) or type(error).__name__}
             raise
-        self.broadcast(json.dumps({"result": result}).encode())
-        return result
+        finally:
+            outcome = json.loads(self.broadcast(json.dumps(outcome).encode()))
+        if "error" in outcome:
+            raise InputError(outcome["error"])  # which the leader reports
+        return outcome["result"]
 
     def broadcast(self, content: bytes) -> bytes:
         received = torch.frombuffer(bytearray(content or b"\0"), dtype=torch.uint8)
@@ -110,18 +109,16 @@ class ProcessGroup(Group):
             ) from None
 
 
+LOST_CONNECTION = ("closed by peer", "reset by peer", "Broken pipe")
+
+
 def find_reason(error: RuntimeError) -> str | None:
     """Why an exchange failed; None for an error of another kind."""
     text = str(error)
-    for sign, reason in {
-        "closed by peer": "connection closed",
-        "reset by peer": "connection closed",
-        "Broken pipe": "connection closed",
-        "imed out": "no answer within the time limit",
-        "imeout": "no answer within the time limit",
-    }.items():
-        if sign in text:
-            return reason
+    if any(sign in text for sign in LOST_CONNECTION):
+        return "connection closed"
+    if "imed out" in text or "imeout" in text:
+        return "no answer within the time limit"
     return "connection lost" if isinstance(error, dist.DistError) or "gloo" in text.lower() else None
 
 

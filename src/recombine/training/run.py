@@ -14,7 +14,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import ClassVar, cast
@@ -189,7 +189,7 @@ def train_and_evaluate(
     group, steps = trainer.group, config.training.steps
     clock = restore(run, trainer)
     group.run_on_leader(lambda: write_description(run, config, trainer, num_instances))
-    with track(trackers if group.is_leader else (), run, trainer.step) as tracking:
+    with contextlib.closing(Tracking(trackers if group.is_leader else (), run, trainer.step)) as tracking:
         with request.deferred():
             intervals = choose_intervals(steps, config.task.training_evaluations)
             fit(
@@ -224,6 +224,11 @@ def restore(run: RunDirectory, trainer: Trainer) -> Clock:
                 raise InputError(f"{run.path} has a result but no checkpoint: delete it to train the run again")
             return None
         tensors, info = checkpoint
+        if "interval" in info:
+            raise InputError(
+                f"{run.path} was stopped by an earlier version in the middle of a logging interval: expected a checkpoint "
+                "of this version; delete the folder to train the run again"
+            )
         loaded.update(tensors)
         if not run.finished:
             _log.info("%s resumes at step %d", run.path, info["step"])
@@ -232,25 +237,16 @@ def restore(run: RunDirectory, trainer: Trainer) -> Clock:
     info: CheckpointInfo | None = trainer.group.run_on_leader(load)
     if info is None:
         return Clock()
-    check_step(run, info, trainer.config.steps)
     if trainer.group.size > 1:
         from recombine.training.processes import broadcast_tensors
 
         loaded = broadcast_tensors(loaded, trainer.group)
     trainer.load_state({name: tensor.to(trainer.device) for name, tensor in loaded.items()}, info["step"])
-    names = [field.name for field in fields(Clock) if not field.name.startswith("_")]
-    return Clock(**{name: info.get(name, 0) for name in names})  # type: ignore[arg-type]
-
-
-def check_step(run: RunDirectory, info: CheckpointInfo, steps: int) -> None:
-    """Require the step of a checkpoint to be one of its run."""
-    if not 0 <= info["step"] <= steps:
-        raise InputError(f"{run.path} has a checkpoint of step {info['step']}: expected one from 0 to {steps}")
-    if "interval" in info:
-        raise InputError(
-            f"{run.path} was stopped by an earlier version in the middle of a logging interval: expected a checkpoint of this "
-            "version; delete the folder to train the run again"
-        )
+    return Clock(
+        seconds=info.get("seconds", 0.0),
+        timed_steps=info.get("timed_steps", 0),
+        timed_seconds=info.get("timed_seconds", 0.0),
+    )
 
 
 def write_description(run: RunDirectory, config: RunConfig, trainer: Trainer, num_instances: int) -> None:
@@ -487,7 +483,9 @@ class Tracker(ABC):
 class Tracking:
     """The trackers of a run; one that fails is dropped with a warning, because the run does not depend on it."""
 
-    def __init__(self, trackers: Sequence[Tracker]) -> None:
+    def __init__(self, trackers: Sequence[Tracker], run: RunDirectory, step: int) -> None:
+        for tracker in trackers:
+            tracker.start(run, step)
         self.trackers = list(trackers)
 
     def call(self, method: str, *arguments: object) -> None:
@@ -499,17 +497,8 @@ class Tracking:
                 _log.warning("%s failed and is left out: %s", tracker.name, str(error).split("\n")[0])
                 self.trackers.remove(tracker)
 
-
-@contextlib.contextmanager
-def track(trackers: Sequence[Tracker], run: RunDirectory, step: int) -> Iterator[Tracking]:
-    """Start trackers, and close them at the end."""
-    for tracker in trackers:
-        tracker.start(run, step)
-    tracking = Tracking(trackers)
-    try:
-        yield tracking
-    finally:
-        tracking.call("close")
+    def close(self) -> None:
+        self.call("close")
 
 
 SECONDS_BETWEEN_UPDATES = 1.0  # of the progress bar, within a logging interval
