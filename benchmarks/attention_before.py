@@ -18,7 +18,10 @@ ATTENTIONS = {"softmax": ("softmax", "linear"), "linear": ("none", "linear"), "H
 TOKENS, HEADS, WIDTH = 4096, 8, 64
 MEASURE = """
 import sys, time, torch
-from recombine.kernels import attend
+try:
+    from recombine.attention.dispatch import attend
+except ImportError:  # before the rooms were folded
+    from recombine.kernels import attend
 for line in sys.stdin:
     normalisation, value_network, batch, length, heads, width = line.split()
     torch.manual_seed(0)

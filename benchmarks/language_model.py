@@ -18,7 +18,7 @@ from dataclasses import replace
 import torch
 
 from recombine.attention.dispatch import use_kernel
-from recombine.models.language_model import LanguageModel, LanguageModelConfig, parameter_table
+from recombine.models.language_model import LanguageModel, LanguageModelConfig
 from recombine.models.transformer import count_parameters
 from recombine.training.config import build_optimizer, default_run
 from recombine.training.precision import use_precision
@@ -72,7 +72,7 @@ def measure_paper(attention: str, rows: int, parts: int, precision: str) -> None
     run = default_run("language", "paper")
     config = replace(run.model, attention=attention)
     model = LanguageModel(config, num_tokens=32_000, context_length=512)
-    print(f"{count_parameters(model):,} parameters: {parameter_table(model)}", flush=True)
+    print(f"{count_parameters(model):,} parameters", flush=True)
     take_step(model, 1, 64, 1, precision)
     started, processor = time.perf_counter(), time.process_time()
     take_step(model, rows, 512, parts, precision)

@@ -11,7 +11,8 @@ Arguments are checked and broadcast here, once for all kernels. Then, for attent
 
 The rules depend on shapes and on the kind of processor only (measured by `benchmarks/kernel_choice.py`), never on a timing at
 run time, so that a resumed run computes the same bits. `use_kernel` forces a kernel inside a `with` block, the environment
-variable RECOMBINE_KERNEL for a process. The choice is logged once.
+variable RECOMBINE_KERNEL for a process: `reference`, `cpu` (never the shorter ways `linear` and `sdpa`), `chunked` or `triton`.
+The choice is logged once.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from recombine.attention.definition import (
 from recombine.foundation.errors import InputError, check_choice
 from recombine.foundation.native import constant_in_graphs, is_amd_with_avx512
 
-Kernel = Literal["auto", "reference", "cpu", "triton", "chunked", "linear", "sdpa"]
+Kernel = Literal["auto", "reference", "cpu", "triton", "chunked"]
 KERNELS: tuple[Kernel, ...] = get_args(Kernel)  # once: compilers of old versions of torch cannot follow get_args
 DIMENSIONS = {"q": "(b, q, h, d)", "k": "(b, k, h, d)", "v": "(b, k, h, e)"}
 
@@ -114,17 +115,9 @@ def _choose_kernel(
         return triton.attend if triton.supports(q, k, v, options) else None
     if kernel == "chunked":
         return definition.attend_in_chunks
-    if (
-        kernel in ("auto", "linear")
-        and supports_linear(q, k, v, options)
-        and (kernel == "linear" or linear_is_faster(q, k, causal=options.causal))
-    ):
+    if kernel == "auto" and supports_linear(q, k, v, options) and linear_is_faster(q, k, causal=options.causal):
         return linear.attend
-    if (
-        kernel in ("auto", "sdpa")
-        and supports_sdpa(q, k, v, options)
-        and (kernel == "sdpa" or sdpa_is_faster(q, k, causal=options.causal))
-    ):
+    if kernel == "auto" and supports_sdpa(q, k, v, options) and sdpa_is_faster(q, k, causal=options.causal):
         return attend_sdpa
     if kernel in ("auto", "cpu") and cpu.supports(q, k, v, options):
         if _cpu_kernel_is_available():

@@ -47,10 +47,6 @@ def run(argv: list[str]) -> None:
     config, options = parse_run(TrainOptions, argv, verb="train")
     trackers = [build_tracker(name) for name in options.track]
     quiet = options.quiet or options.json or is_follower()
-    parts = config.model.count_parts(config.task)
-    if parts and not quiet:
-        listed = ", ".join(f"{name} {count:,}" for name, count in parts.items())
-        options.say(f"{sum(parts.values()):,} parameters: {listed}")
     with progress_bar(config.name, quiet=quiet) as bar:
         watch = Starting(bar)
         directory = train_run(

@@ -115,10 +115,6 @@ class ModelConfig(Settings, ABC):
                     f"model {self.kind!r} does not fit task {task.name!r}, which {lack}: expected a task {need.expected}"
                 )
 
-    def count_parts(self, task: Task) -> dict[str, int]:
-        """Numbers of parameters of the parts of the model, where it distinguishes them; `train` prints them."""
-        return {}
-
     @abstractmethod
     def build(self, task: Task) -> nn.Module:
         """The model with its initial parameters, from inputs of the task to predictions."""

@@ -78,13 +78,6 @@ class LanguageModelConfig(ModelConfig):
     def needs(self) -> tuple[Need, ...]:
         return (TOKENS,)
 
-    def count_parts(self, task: Task) -> dict[str, int]:
-        self.check_task(task)
-        with torch.device("meta"):
-            model = self.build(task)
-        assert isinstance(model, LanguageModel)
-        return parameter_table(model)
-
     def build(self, task: Task) -> nn.Module:
         assert task.vocabulary_size is not None
         return LanguageModel(self, num_tokens=task.vocabulary_size, context_length=task.sequence_length)
@@ -213,22 +206,6 @@ def drop_biases(model: nn.Module) -> None:
             if name.endswith("bias"):
                 delattr(module, name)
                 module.register_buffer(name, torch.zeros_like(parameter), persistent=False)
-
-
-def parameter_table(model: LanguageModel) -> dict[str, int]:
-    """Where the parameters of a language model are."""
-    counts = {"embedding, also the output layer": model.embedding.weight.numel()}
-    for name, parameter in model.named_parameters():
-        where = (
-            "attention"
-            if ".attention." in name
-            else "feed-forward"
-            if ".feedforward." in name
-            else "norms and positions"
-        )
-        if not name.startswith("embedding."):
-            counts[where] = counts.get(where, 0) + parameter.numel()
-    return counts
 
 
 def generate(

@@ -1,4 +1,4 @@
-/* Fused attention on CPUs, forward and backward: the fast path of recombine/kernels/reference.py.
+/* Fused attention on CPUs, forward and backward: what recombine/attention/definition.py defines.
 
 Nothing of size (query, key, feature) or (head, query, key) is ever stored: a tile of a few queries and at most 64 keys is
 computed, used and forgotten, and the backward pass computes it again. Lanes are keys: a `vec` holds one number for each of

@@ -35,7 +35,7 @@ static void contract_block(const plan *l, const products *of, const tile *k, con
   else of->contract(k, s, packed + v0 * k->H * k->F, rows);
 }
 
-/* ---------------------------------------------------------------- dropout: the bits of kernels/dropout.py */
+/* ---------------------------------------------------------------- dropout: the bits of definition.py */
 
 /* Which of LANES keys are kept: 16 bits each, four keys to a word. */
 static ivec kept_keys(const problem *p, uint64_t row, int64_t key) {

@@ -296,7 +296,7 @@ class _Attend(torch.autograd.Function):
 
 
 def _refuse_second_derivative(ctx, *grads):
-    raise NotImplementedError("the CPU kernel has no second derivatives: use the reference kernel for them")
+    raise NotImplementedError("the CPU kernels have no second derivatives: use RECOMBINE_KERNEL=reference for them")
 
 
 # the same as operators, for torch.compile
@@ -449,9 +449,8 @@ class _Gelu(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_out):
         hidden, bias = ctx.saved_tensors
-        if torch.is_grad_enabled():  # for second derivatives, which torch's own first one has
-            grad_hidden = torch.ops.aten.gelu_backward(grad_out, hidden + bias, approximate="tanh")
-            return grad_hidden.to(hidden.dtype), grad_hidden.to(bias.dtype).flatten(0, -2).sum(dim=0)
+        if torch.is_grad_enabled():
+            _refuse_second_derivative(ctx)
         grad_hidden, grad_bias = torch.empty_like(hidden), torch.empty_like(bias)
         tensors = {"grad_out": grad_out.contiguous(), "grad_hidden": grad_hidden, "grad_bias": grad_bias}
         _run_gelu("recombine_gelu_backward", hidden, bias, **tensors)
@@ -493,7 +492,7 @@ class _AddNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, residual, update, gain, shift, epsilon):
         ctx.set_materialize_grads(False)
-        ctx.epsilon, ctx.has_update = epsilon, update is not None
+        ctx.has_update = update is not None
         residual, gain, shift = residual.contiguous(), gain.contiguous(), shift.contiguous()
         total = residual if update is None else torch.empty_like(residual)
         normed = torch.empty_like(residual)
@@ -508,27 +507,15 @@ class _AddNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_total, grad_normed):
         total, gain, shift, statistics = ctx.saved_tensors
-        if torch.is_grad_enabled():  # for second derivatives
-            grad, *grads = _differentiate_norm(total, gain, ctx.epsilon, grad_total, grad_normed)
-        else:
-            grad, *grads = torch.empty_like(total), torch.empty_like(gain), torch.empty_like(shift)
-            tensors = dict(zip(("grad", "grad_gain", "grad_shift"), (grad, *grads), strict=True))
-            for name, given in (("grad_total", grad_total), ("grad_normed", grad_normed)):
-                if given is not None:
-                    tensors[name] = given.contiguous()
-            _run_norm("recombine_norm_backward", total, gain, statistics, **tensors)
-        return grad, grad if ctx.has_update else None, *grads, None
-
-
-def _differentiate_norm(total, gain, epsilon, grad_total, grad_normed):
-    """The equations of norm.c in operations that torch can differentiate again."""
-    g = torch.zeros_like(total) if grad_normed is None else grad_normed.to(gain.dtype)
-    centred = total.to(gain.dtype) - total.to(gain.dtype).mean(dim=-1, keepdim=True)
-    scale = (centred.square().mean(dim=-1, keepdim=True) + epsilon).rsqrt()
-    x, a = centred * scale, g * gain
-    grad = (a - a.mean(dim=-1, keepdim=True) - x * (a * x).mean(dim=-1, keepdim=True)) * scale
-    grad = (grad if grad_total is None else grad + grad_total).to(total.dtype)
-    return grad, (g * x).flatten(0, -2).sum(dim=0), g.flatten(0, -2).sum(dim=0)
+        if torch.is_grad_enabled():
+            _refuse_second_derivative(ctx)
+        grad, grad_gain, grad_shift = torch.empty_like(total), torch.empty_like(gain), torch.empty_like(shift)
+        tensors = {"grad": grad, "grad_gain": grad_gain, "grad_shift": grad_shift}
+        for name, given in (("grad_total", grad_total), ("grad_normed", grad_normed)):
+            if given is not None:
+                tensors[name] = given.contiguous()
+        _run_norm("recombine_norm_backward", total, gain, statistics, **tensors)
+        return grad, grad if ctx.has_update else None, grad_gain, grad_shift, None
 
 
 def _run_norm(
