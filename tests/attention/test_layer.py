@@ -133,18 +133,15 @@ def test_bias_per_head_moves_only_its_own_pair(name):
 
 
 @pytest.mark.parametrize("name", MAIN)
-@pytest.mark.parametrize("context_dim", [None, EMBEDDING, 7])
-def test_cross_attention_treats_keys_as_a_set_and_queries_apart(name, context_dim):
-    layer, x = build(name, context_dim=context_dim), draw_tokens()
-    context = draw_tokens(2, 3, context_dim or EMBEDDING)
+def test_cross_attention_treats_keys_as_a_set_and_queries_apart(name):
+    layer, x = build(name), draw_tokens()
+    context = draw_tokens(2, 3, EMBEDDING)
     output, codes = layer(x, context)
     assert output.shape == (2, TOKENS, EMBEDDING)
     assert codes.shape == (2, HEADS, TOKENS, 3)
     torch.testing.assert_close(layer(x, context.flip(1))[0], output)
     torch.testing.assert_close(layer(x[:, 1:2], context)[0], output[:, 1:2])
-    assert layer.packed == (context_dim in (None, EMBEDDING))
-    if layer.packed:
-        torch.testing.assert_close(layer(x, x), layer(x))
+    torch.testing.assert_close(layer(x, x), layer(x))
 
 
 @pytest.mark.parametrize("name", ["softmax", "hyla", "hyla_deep"])
@@ -183,17 +180,11 @@ def test_code_map_reaches_the_kernel():
         ({"kqv_dim": 10}, "kqv_dim 10 is not divisible by num_heads 4"),
         ({"attention": "hylo"}, "unknown attention 'hylo': expected one of softmax, linear, hyla"),
         ({"num_heads": 0}, "num_heads is 0: expected a whole number of at least 1"),
-        ({"context_dim": 0}, "context_dim is 0: expected a whole number of at least 1"),
     ],
 )
 def test_bad_configuration_is_named(options, message):
     with pytest.raises(InputError, match=message):
         Attention(EMBEDDING, **{"num_heads": HEADS, "kqv_dim": KQV} | options)
-
-
-def test_bad_calls_are_named():
-    with pytest.raises(InputError, match="context is missing: expected one of context_dim = 7 features"):
-        build(context_dim=7)(draw_tokens())
 
 
 CALL: dict[str, Any] = {"causal": False, "code_map": None, "return_codes": False, "deep_weight": None}

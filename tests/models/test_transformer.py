@@ -1,14 +1,24 @@
-"""The model: the published number of parameters, the same numbers for less work, codes on request."""
+"""The transformer: the published number of parameters, the same numbers for less work, codes on request; its feed-forward layers."""
 
 from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional
 
 from recombine.attention.layer import ATTENTIONS
 from recombine.foundation.errors import InputError
 from recombine.models.base import build_model
-from recombine.models.transformer import FEEDFORWARDS, Transformer, TransformerConfig, count_parameters
+from recombine.models.transformer import (
+    FEEDFORWARDS,
+    MLP,
+    MixtureOfExperts,
+    SwiGLU,
+    Transformer,
+    TransformerConfig,
+    build_feedforward,
+    count_parameters,
+)
 from recombine.tasks.fuzzy_logic import FuzzyLogic
 
 TASK = FuzzyLogic()
@@ -74,13 +84,6 @@ def test_causality_by_zero_gradients(attention):
         assert gradient[0, : token + 1].abs().sum(dim=-1).gt(0).all()
 
 
-def test_without_a_causal_mask_everything_is_seen():
-    model = small_model(12)
-    x = torch.randn(1, 12, 5, dtype=torch.float64, requires_grad=True)
-    (gradient,) = torch.autograd.grad(model(x)[0, 0].sum(), x)
-    assert gradient[0].abs().sum(dim=-1).gt(0).all()
-
-
 def test_initial_parameters_depend_on_the_seed_alone():
     def first(seed: int):
         return next(build_model(TransformerConfig(**SMALL), TASK, seed=seed).parameters())
@@ -110,3 +113,78 @@ def test_bad_choices(changes, message, unchecked):
 def test_heads_that_do_not_divide():
     with pytest.raises(InputError, match="kqv_dim 16 is not divisible by num_heads 5"):
         build_model(TransformerConfig(num_heads=5), TASK, seed=0)
+
+
+def randomise(layer):
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.normal_()
+    return layer.double()
+
+
+def plain_mlp(x, input_weight, input_bias, output_weight, output_bias):
+    return output_weight @ functional.gelu(input_weight @ x + input_bias, approximate="tanh") + output_bias
+
+
+def test_mlp_is_its_formula():
+    layer, x = randomise(MLP(4, 6)), torch.randn(4).double()
+    expected = plain_mlp(x, layer.input.weight, layer.input.bias, layer.output.weight, layer.output.bias)
+    torch.testing.assert_close(layer(x), expected)
+
+
+def test_swiglu_is_its_formula():
+    layer, x = randomise(SwiGLU(4, 6)), torch.randn(4).double()
+    gate, up = layer.gate_and_up.weight.chunk(2)
+    torch.testing.assert_close(layer(x), layer.output.weight @ ((gate @ x) * torch.sigmoid(gate @ x) * (up @ x)))
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 4])
+def test_mixture_of_experts_equals_routing_token_by_token_in_values_and_gradients(top_k):
+    layer, x = (
+        randomise(MixtureOfExperts(4, 6, num_experts=4, top_k=top_k)),
+        torch.randn(2, 3, 4).double().requires_grad_(),
+    )
+    rows = []
+    for token in x.reshape(-1, 4):
+        logits = layer.gate.weight @ token
+        chosen = sorted(range(4), key=(-logits).tolist().__getitem__)[:top_k]
+        total = sum(logits[expert].exp() for expert in chosen)
+        experts = (layer.input_weight, layer.input_bias, layer.output_weight, layer.output_bias)
+        rows.append(sum(logits[i].exp() / total * plain_mlp(token, *(part[i] for part in experts)) for i in chosen))
+    expected, output = torch.stack(rows).view(2, 3, 4), layer(x)
+    torch.testing.assert_close(output, expected)
+    leaves = [x, *layer.parameters()]
+    gradients = [torch.autograd.grad(out.square().sum(), leaves, allow_unused=True) for out in (output, expected)]
+    for name, ours, plain in zip(["x", *dict(layer.named_parameters())], *gradients, strict=True):
+        if name == "gate.weight" and top_k == 1:  # one chosen expert always weighs 1
+            assert not ours.any()
+        else:
+            torch.testing.assert_close(ours, plain)
+
+
+def test_route_chooses_exactly_top_k_even_among_ties():
+    layer = MixtureOfExperts(4, 6, num_experts=5, top_k=2)
+    weights = layer.route(torch.zeros(3, 4))
+    assert torch.equal((weights > 0).sum(dim=-1), torch.full((3,), 2))
+    torch.testing.assert_close(weights.sum(dim=-1), torch.ones(3))
+
+
+def test_initial_weights_are_lecun_normal_and_biases_zero():
+    torch.manual_seed(0)
+    layers = [build_feedforward(name, 64, 256) for name in FEEDFORWARDS]
+    for name, parameter in (pair for layer in layers for pair in layer.named_parameters()):
+        if name.endswith("bias"):
+            assert not parameter.any(), name
+        else:
+            assert parameter.var().item() == pytest.approx(1 / parameter.shape[-1], rel=0.15), name
+
+
+def test_bad_feedforward_layers_are_named():
+    with pytest.raises(InputError, match="unknown feed-forward layer 'mpl': expected one of mlp, swiglu"):
+        build_feedforward("mpl", 4, 6)
+    with pytest.raises(InputError, match="top_k is 5: expected at most num_experts = 4"):
+        MixtureOfExperts(4, 6, top_k=5)
+    for layer in FEEDFORWARDS.values():
+        with pytest.raises(InputError, match="hidden_dim is 0: expected a whole number of at least 1"):
+            layer(4, 0)

@@ -93,7 +93,7 @@ OPTIONS_OF_PAIRS = ("causal", "dropout", "return_codes", "code_map")
 
 
 class Attention(nn.Module):
-    """Self-attention, or cross-attention to a context of `context_dim` features; `kqv_dim` is the total over heads.
+    """Self-attention, or cross-attention to a context of the same width; `kqv_dim` is the total over heads.
 
     In training, the fraction `dropout` of the latent codes is dropped, in one of the forms of `definition.py`. The last
     `num_isolated` tokens are seen only by themselves.
@@ -106,7 +106,6 @@ class Attention(nn.Module):
         num_heads: int,
         kqv_dim: int,
         attention: str = "hyla",
-        context_dim: int | None = None,
         dropout: float = 0.0,
         dropout_form: DropoutForm = "pairs",
         output_scale: OutputScale = "none",
@@ -119,14 +118,8 @@ class Attention(nn.Module):
         self.attention = check_choice("attention", attention, ATTENTIONS)
         self.output_scale = choose_output_scale(output_scale, ATTENTIONS[attention][0])
         self.num_heads, self.kqv_dim, self.num_isolated = num_heads, kqv_dim, num_isolated
-        self.context_dim = embedding_dim if context_dim is None else context_dim
-        check_positive(context_dim=self.context_dim)
-        # packed wherever the widths allow it, so that self-attention is one matrix product
-        if self.context_dim == embedding_dim:
-            self.qkv_weight = nn.Parameter(torch.empty(3 * kqv_dim, embedding_dim))
-        else:
-            self.query_weight = nn.Parameter(torch.empty(kqv_dim, embedding_dim))
-            self.key_value_weight = nn.Parameter(torch.empty(2 * kqv_dim, self.context_dim))
+        # one weight, so that self-attention is one matrix product
+        self.qkv_weight = nn.Parameter(torch.empty(3 * kqv_dim, embedding_dim))
         self.qkv_bias = nn.Parameter(torch.empty(3 * kqv_dim))
         self.deep_weight: nn.Parameter | None = None
         if ATTENTIONS[attention][1] == "hyper_deep":
@@ -145,15 +138,10 @@ class Attention(nn.Module):
         nn.init.zeros_(self.qkv_bias)
         nn.init.zeros_(self.output.bias)
 
-    @property
-    def packed(self) -> bool:
-        """Whether queries, keys and values share one weight."""
-        return hasattr(self, "qkv_weight")
-
     def forward(
         self,
         x: Float[Tensor, "#b q embedding"],
-        context: Float[Tensor, "#b k context"] | None = None,
+        context: Float[Tensor, "#b k embedding"] | None = None,
         *,
         bias: Float[Tensor, "*#pairs"] | None = None,
         mask: Bool[Tensor, "*#pairs"] | None = None,
@@ -199,25 +187,16 @@ class Attention(nn.Module):
         return self.output(heads.flatten(-2)), codes
 
     def project(
-        self, x: Float[Tensor, "#b q embedding"], context: Float[Tensor, "#b k context"] | None = None
+        self, x: Float[Tensor, "#b q embedding"], context: Float[Tensor, "#b k embedding"] | None = None
     ) -> tuple[Float[Tensor, "#b q h d"], Float[Tensor, "#b k h d"], Float[Tensor, "#b k h d"]]:
         """Project to the queries, keys and values of each head."""
         if context is None:
-            if not self.packed:
-                raise InputError(f"context is missing: expected one of context_dim = {self.context_dim} features")
             q, k, v = dense(x, self.qkv_weight, self.qkv_bias).chunk(3, dim=-1)
         else:
-            query_weight, key_value_weight = self.split_weights()
-            q = dense(x, query_weight, self.qkv_bias[: self.kqv_dim])
-            k, v = dense(context, key_value_weight, self.qkv_bias[self.kqv_dim :]).chunk(2, dim=-1)
+            q = dense(x, self.qkv_weight[: self.kqv_dim], self.qkv_bias[: self.kqv_dim])
+            k, v = dense(context, self.qkv_weight[self.kqv_dim :], self.qkv_bias[self.kqv_dim :]).chunk(2, dim=-1)
         heads = (self.num_heads, -1)
         return q.unflatten(-1, heads), k.unflatten(-1, heads), v.unflatten(-1, heads)
-
-    def split_weights(self) -> tuple[Float[Tensor, "kqv embedding"], Float[Tensor, "2*kqv context"]]:
-        """The weights of the queries, and those of the keys stacked on those of the values."""
-        if self.packed:
-            return self.qkv_weight[: self.kqv_dim], self.qkv_weight[self.kqv_dim :]
-        return self.query_weight, self.key_value_weight
 
     def extra_repr(self) -> str:
         return f"attention={self.attention}, num_heads={self.num_heads}, kqv_dim={self.kqv_dim}"

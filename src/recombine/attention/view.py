@@ -102,7 +102,7 @@ def _check_layer(attention: nn.MultiheadAttention | Attention) -> None:
 
 def _split_heads(attention: nn.MultiheadAttention | Attention) -> HeadWeights:
     if isinstance(attention, Attention):
-        value_weight, bias, output = attention.split_weights()[1].chunk(2)[1], attention.qkv_bias, attention.output
+        value_weight, bias, output = attention.qkv_weight.chunk(3)[2], attention.qkv_bias, attention.output
     else:
         packed, bias, output = attention.in_proj_weight, attention.in_proj_bias, attention.out_proj
         value_weight = attention.v_proj_weight if packed is None else packed.chunk(3)[2]

@@ -192,7 +192,7 @@ def measure_variances(num_features: int = 512, num_tokens: int = 8) -> dict[str,
     codes = layer(torch.randn(1, num_tokens, num_features, dtype=torch.float64))[1].flatten(2)[0]
     heads = (NUM_HEADS, -1)
     weights = {
-        "value": layer.split_weights()[1].chunk(2)[1].unflatten(0, heads),
+        "value": layer.qkv_weight.chunk(3)[2].unflatten(0, heads),
         "output": layer.output.weight.unflatten(1, heads).transpose(0, 1),
     }
     numbers = {}
