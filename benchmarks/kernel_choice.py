@@ -61,11 +61,11 @@ def main() -> None:
         if width not in options.widths:
             continue
         other, is_faster = ALTERNATIVES[attention]
-        options = AttentionOptions("softmax" if attention == "softmax" else "none", "linear", causal=causal)
+        call = AttentionOptions("softmax" if attention == "softmax" else "none", "linear", causal=causal)
         for length in options.lengths:
             passes = {
-                "fused": partial(cpu.attend, options=options),
-                "other": partial(other, options=options),
+                "fused": partial(cpu.attend, options=call),
+                "other": partial(other, options=call),
             }
             passes = {name: make_pass(attend, length, heads, width) for name, attend in passes.items()}
             times = machine.take_medians(machine.time_interleaved(passes, options.seconds))

@@ -133,7 +133,7 @@ def by_other(function):
 @given(**ATTENTION, chunk_size=st.integers(1, 30))
 def test_attention_in_chunks_of_queries(chunk_size, **drawn):
     compare_attention(
-        lambda *qkv, **options: definition.attend_in_chunks(*qkv, AttentionOptions(**options), chunk_size),
+        lambda q, k, v, **options: definition.attend_in_chunks(q, k, v, AttentionOptions(**options), chunk_size),
         torch.float32,
         **drawn,
     )
@@ -503,8 +503,8 @@ def define_norm(residual, update, gain, shift, epsilon=EPSILON):
     return total * 1, functional.layer_norm(total, gain.shape, gain, shift, epsilon)
 
 
-def add_norm(*arguments):
-    return cpu.add_norm(*arguments, EPSILON)
+def add_norm(residual, update, gain, shift):
+    return cpu.add_norm(residual, update, gain, shift, EPSILON)
 
 
 def draw_norm(*shape, with_update=True, offset=0.0, seed=0):

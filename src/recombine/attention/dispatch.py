@@ -158,7 +158,9 @@ def supports_sdpa(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) ->
     return (
         options.normalisation == "softmax"
         and options.value_network == "linear"
-        and options.bias is options.mask is options.dropout is None
+        and options.bias is None
+        and options.mask is None
+        and options.dropout is None
         and q.dtype in dtypes
         and q.dtype == k.dtype == v.dtype
         and q.shape[3] == v.shape[3]
@@ -185,8 +187,8 @@ def attend_sdpa(
 ) -> Float[Tensor, "b q h d"]:
     """Softmax attention by torch's `scaled_dot_product_attention`."""
     with torch.autocast(q.device.type, enabled=False):
-        heads_first = (x.transpose(1, 2) for x in (q, k, v))
-        return functional.scaled_dot_product_attention(*heads_first, is_causal=options.causal).transpose(1, 2)
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        return functional.scaled_dot_product_attention(q, k, v, is_causal=options.causal).transpose(1, 2)
 
 
 def dense(

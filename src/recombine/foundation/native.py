@@ -213,6 +213,7 @@ def list_attempts(is_clang: bool) -> list[tuple[str, ...]]:
     runtimes = find_torch_runtimes()
     gnu = [path for path in runtimes if Path(path).name.startswith("libgomp")][:1]
     llvm = [path for path in runtimes if Path(path).name.startswith(("libomp", "libiomp5"))][:1]
+    openmp: list[tuple[str, ...]]
     if is_clang:
         openmp = [("-Xclang", "-fopenmp", path) for path in llvm] or [("-fopenmp",)]
     else:

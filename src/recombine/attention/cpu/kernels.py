@@ -500,7 +500,7 @@ class _AddNorm(torch.autograd.Function):
         tensors = {"residual": residual, "normed": normed, "shift": shift}
         if update is not None:
             tensors["update"] = update.contiguous()
-        _run_norm("recombine_norm_forward", total, gain, statistics, epsilon=epsilon, **tensors)
+        _run_norm("recombine_norm_forward", total, gain, statistics, epsilon, **tensors)
         ctx.save_for_backward(total, gain, shift, statistics)
         return total, normed
 
@@ -514,13 +514,11 @@ class _AddNorm(torch.autograd.Function):
         for name, given in (("grad_total", grad_total), ("grad_normed", grad_normed)):
             if given is not None:
                 tensors[name] = given.contiguous()
-        _run_norm("recombine_norm_backward", total, gain, statistics, **tensors)
+        _run_norm("recombine_norm_backward", total, gain, statistics, 0.0, **tensors)
         return grad, grad if ctx.has_update else None, grad_gain, grad_shift, None
 
 
-def _run_norm(
-    function: str, total: Tensor, gain: Tensor, statistics: Tensor, *, epsilon: float = 0.0, **more: Tensor
-) -> None:
+def _run_norm(function: str, total: Tensor, gain: Tensor, statistics: Tensor, epsilon: float, **more: Tensor) -> None:
     tensors = {"total": total, "gain": gain, "statistics": statistics, **more}
     problem = _NormProblem(epsilon=epsilon, **{name: tensor.data_ptr() for name, tensor in tensors.items()})
     problem.width, problem.bf16 = gain.numel(), total.dtype == torch.bfloat16

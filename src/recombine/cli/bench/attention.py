@@ -51,9 +51,9 @@ def make_passes(shape: Shape, attention: str, precision: str, *contenders: str) 
     options = AttentionOptions(normalisation, value_network, causal=shape.causal)
     compiled = torch.compile(definition.attend, dynamic=False)
     functions: dict[str, Callable[..., Any]] = {
-        "eager": lambda *qkv, bias: definition.attend(*qkv, options._replace(bias=bias))[0],
-        "compiled": lambda *qkv, bias: compiled(*qkv, options._replace(bias=bias))[0],
-        "fused": lambda *qkv, bias: cpu.attend(*qkv, options._replace(bias=bias)),
+        "eager": lambda q, k, v, bias: definition.attend(q, k, v, options._replace(bias=bias))[0],
+        "compiled": lambda q, k, v, bias: compiled(q, k, v, options._replace(bias=bias))[0],
+        "fused": lambda q, k, v, bias: cpu.attend(q, k, v, options._replace(bias=bias)),
     }
     torch.manual_seed(0)
     qkv = torch.randn(shape.b, shape.k, 3 * shape.h * shape.d).to(PRECISIONS[precision])
