@@ -12,4 +12,5 @@ from .claims import Reads as Reads
 from .claims import Untested as Untested
 from .experiment import Calculation as Calculation
 from .experiment import PaperExperiment as PaperExperiment
+from .experiment import SeededExperiment as SeededExperiment
 from .registry import EXPERIMENTS as EXPERIMENTS

@@ -1,4 +1,4 @@
-"""Experiments on the claims of a paper, with runs (`PaperExperiment`) or without (`Calculation`)."""
+"""Experiments on the claims of a paper: with runs (`PaperExperiment`, `SeededExperiment`) or without (`Calculation`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from statistics import NormalDist
 from typing import ClassVar
 
 from recombine.foundation import InputError, Table, check_choice
-from recombine.sweeps import Experiment, Finished, Record, compare_scores, list_references
+from recombine.sweeps import Experiment, Finished, Record, compare_scores, list_references, over_seeds
 from recombine.tasks import SCALES, Scale
 from recombine.training import CONFIDENCE
 from recombine_papers import stored
@@ -83,6 +83,20 @@ class PaperExperiment(Experiment):
     def describe_stored(self, results: Path) -> list[stored.FileCells]:
         """The row of `results/README.md` of each file of stored results."""
         return stored.describe_files(self, results)
+
+
+class SeededExperiment(PaperExperiment):
+    """An experiment whose variants are all repeated with the same number of seeds: one at `tiny`, otherwise three."""
+
+    @abstractmethod
+    def variants(self, scale: Scale) -> Iterator[Record]:
+        """The runs with one seed, the most important first."""
+
+    def count_seeds(self, scale: Scale) -> int:
+        return 1 if scale == "tiny" else 3
+
+    def records(self, scale: Scale) -> Iterator[Record]:
+        return over_seeds(self.variants(scale), range(self.count_seeds(scale)))
 
 
 class Calculation(PaperExperiment):

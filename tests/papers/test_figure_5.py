@@ -13,7 +13,6 @@ from recombine.inside.probe import probe_run
 from recombine.models.base import build_model
 from recombine.models.transformer import TransformerConfig
 from recombine.sweeps import Finished, FinishedRun
-from recombine.tasks.sraven.generator import RULES
 from recombine.tasks.sraven.task import SRaven
 from recombine.training.config import TrainingConfig
 from recombine.training.directory import hash_config
@@ -89,7 +88,7 @@ def test_the_numbers_of_the_row_are_those_of_the_probe(trained):
     assert [measured[f"self_code_addition_head_{head}"] for head in range(4)] == pytest.approx(
         list(mean[-4:]), rel=1e-5
     )
-    swap = probe["swap"]["splits"]["ood"]
+    swap: Any = probe["swap"]["splits"]["ood"]
     assert measured["swap_none_own"] == swap["base"]["own"]
     for arm in swap["arms"]:
         reading = {"probed": "row", "all": "all"}[arm["keys"]]
@@ -168,51 +167,24 @@ def test_every_claim_reads_a_number_that_is_measured(trained):
         assert verdict in ("seen in part", "not seen")
 
 
-@pytest.fixture
-def group():
-    """A network with a number of its own for everything that is drawn."""
-    names = [
-        f"{reading}_{name}{state}_layer_{layer}"
-        for reading in ("self", "row")
-        for layer in (0, 1)
-        for name in rule_codes.HALVED
-        for state in ("", "_untrained")
-    ]
-    names += [f"{reading}_cosine_{one}_{other}" for reading in ("self", "row") for one in RULES for other in RULES]
-    names += [name.format(share) for _, name in rule_figures.list_swaps(2) for share in ("other", "own", "same_rule")]
-    names += [f"self_code_{rule}_head_{head}" for head in range(4) for rule in RULES]
-    names += ["f1_majority", "chance_rule"]
-    measured = {name: number / len(names) / 2 for number, name in enumerate(names)}
-    (record, *_) = EXPERIMENT.records("tiny")
-    return Finished((stored_run(record, {"ood": 0.5}, measured, "accuracy"),)).groups[0]
-
-
-def test_figures_draw_what_is_stored(group, tmp_path):
-    measured = group.runs[0].measured
-    decoders, neighbours, similarity, codes, swap = Figure().subplots(1, 5)
+def test_figures_draw_what_is_stored(trained, tmp_path):
+    group, measured = Finished((trained,)).groups[0], trained.measured
+    decoders, neighbours, similarity, swap = Figure().subplots(1, 4)
     rule_figures.draw_decoders(decoders, group)
     lines = {line.get_label(): list(line.get_ydata()) for line in decoders.lines}
-    assert lines["with itself"] == [measured["self_f1_layer_0"], measured["self_f1_layer_1"]]
-    assert lines["with its row, untrained"] == [
-        measured["row_f1_untrained_layer_0"],
-        measured["row_f1_untrained_layer_1"],
-    ]
+    for label, name in (("with itself", "self_f1"), ("with its row, untrained", "row_f1_untrained")):
+        assert lines[label] == [measured[f"{name}_layer_{layer}"] for layer in (0, 1)]
     assert set(lines["majority"]) == {measured["f1_majority"]}
     rule_figures.draw_neighbours(neighbours, group)
     lines = {line.get_label(): list(line.get_ydata()) for line in neighbours.lines}
     assert lines["target, with its row"] == [measured[f"row_purity_target_layer_{layer}"] for layer in (0, 1)]
-    image = rule_figures.draw_similarity(similarity, group, "self", named=True)
-    assert image.get_array()[6, 5] == image.get_array()[5, 6] == measured["self_cosine_addition_subtraction"]
-    scaled = rule_figures.draw_codes(codes, group, named=True).get_array()
-    assert scaled.shape == (8, 4)
-    assert (scaled[0] < scaled[1]).all()  # numbers rise from rule to rule
-    np.testing.assert_allclose(scaled.std(axis=0), 1)
+    matrix = rule_figures.draw_similarity(similarity, group, "self", named=True).get_array()
+    assert matrix[6, 5] == matrix[5, 6] == measured["self_cosine_addition_subtraction"]
     rule_figures.draw_swap(swap, group)
     rows = rule_figures.list_swaps(2)
     assert [label.get_text() for label in swap.get_yticklabels()] == [words for words, _ in rows]
-    widths = [bar.get_width() for bar in swap.patches]
-    assert widths[: len(rows)] == [measured[name.format("other")] for _, name in rows]
-    assert widths[len(rows) : 2 * len(rows)] == pytest.approx([measured[name.format("own")] for _, name in rows])
-    paths = EXPERIMENT.figures(Finished(group.runs), tmp_path)
+    widths = [bar.get_width() for bar in swap.patches][: len(rows)]
+    assert widths == [measured[name.format("other")] for _, name in rows]
+    paths = EXPERIMENT.figures(Finished((trained,)), tmp_path)
     assert [path.name for path in paths] == [f"inside_sraven_{name}.png" for name in ("layers", "similarity", "swap")]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)

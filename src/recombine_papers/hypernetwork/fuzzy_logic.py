@@ -11,7 +11,6 @@ grid is reduced to the most informative points, and runs are shared with other e
 from __future__ import annotations
 
 import re
-from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,14 +26,13 @@ from recombine.sweeps import (
     Setting,
     difference_between,
     grid,
-    over_seeds,
     score_group,
     search,
 )
 from recombine.tasks import Scale
 from recombine.training import Precision, RunConfig, SeedScore, default_run, subtract
 from recombine_papers.claims import AtLeast, Difference, Lead, Level, Settings
-from recombine_papers.experiment import PaperExperiment
+from recombine_papers.experiment import PaperExperiment, SeededExperiment
 from recombine_papers.hypernetwork import published
 from recombine_papers.learning_curves import NAMES, draw_learning_curves
 
@@ -332,17 +330,13 @@ class Dropout(PaperExperiment):
                         yield record.with_seed(seed)
 
 
-class SeveralSeeds(PaperExperiment):
-    """An experiment with three seeds at its default scale, where runs take minutes, and one at larger scales."""
+class SeveralSeeds(SeededExperiment):
+    """An experiment with three seeds at its default scale, where runs take minutes, and one at the others."""
 
     compared = "attention"
 
-    def records(self, scale: Scale) -> Iterator[Record]:
-        return over_seeds(self.variants(scale), SEEDS if scale == self.default_scale else SEEDS[:1])
-
-    @abstractmethod
-    def variants(self, scale: Scale) -> Iterator[Record]:
-        """The runs with one seed."""
+    def count_seeds(self, scale: Scale) -> int:
+        return 3 if scale == self.default_scale else 1
 
 
 @dataclass(frozen=True, kw_only=True)

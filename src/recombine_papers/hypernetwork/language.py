@@ -25,14 +25,13 @@ from recombine.sweeps import (
     cell,
     difference_to_baseline,
     explain_intervals,
-    over_seeds,
     score_group,
     spread,
 )
 from recombine.tasks import ATTENTION_COLOURS, QUIET, Language, Scale, canvas
 from recombine.training import RunConfig, default_run
 from recombine_papers.claims import Difference, Lead, Untested
-from recombine_papers.experiment import PaperExperiment
+from recombine_papers.experiment import PaperExperiment, SeededExperiment
 from recombine_papers.hypernetwork.fuzzy_logic import ATTENTIONS, change_model
 
 SMALL_TASK: dict[str, Any] = {
@@ -119,7 +118,7 @@ def base_run(scale: Scale) -> RunConfig:
     )
 
 
-class LanguageModelling(PaperExperiment):
+class LanguageModelling(SeededExperiment):
     """Figure 6 of the paper, with the recall and grammar scores that may explain it."""
 
     name = "language"
@@ -134,13 +133,13 @@ class LanguageModelling(PaperExperiment):
         "rate 3e-3 instead of the best of a grid."
     )
 
-    def records(self, scale: Scale) -> Iterator[Record]:
-        base = base_run(scale)
-        records = [
-            Record(settings={"attention": attention}, config=change_model(base, attention=attention))
-            for attention in ATTENTIONS
-        ]
-        return over_seeds(records, (0, 1) if scale == "small" else (0,))
+    def count_seeds(self, scale: Scale) -> int:
+        return 2 if scale == "small" else 1
+
+    def variants(self, scale: Scale) -> Iterator[Record]:
+        for attention in ATTENTIONS:
+            config = change_model(base_run(scale), attention=attention)
+            yield Record(settings={"attention": attention}, config=config)
 
     def tables(self, finished: Finished, device: str) -> list[Table]:
         return [*super().tables(finished, device), tabulate_probes(finished)]

@@ -7,13 +7,12 @@ informative points, and runs are shared with other experiments where they are th
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from recombine.sweeps import Finished, Record
+from recombine.sweeps import Finished, Record, Setting
 from recombine.tasks import Scale
 from recombine.training import RunConfig, default_run
 from recombine_papers.claims import Lead, Level
@@ -245,26 +244,23 @@ def widen(run: RunConfig, factor: int = 4) -> RunConfig:
 
 
 class SmallSRaven(SeveralSeeds):
-    """Another value of one setting of the model or the task, at the smallest size that learns."""
+    """Several values of one setting of the model or the task, at the smallest size that learns."""
 
     metric = "accuracy"
     default_scale = "tiny"
     differs = SMALLEST
     setting: ClassVar[str]
+    field: ClassVar[str]  # of the model or the task
     values: ClassVar[tuple[int | float, ...]]
-
-    def list_values(self, scale: Scale) -> tuple[int | float, ...]:
-        return self.values
-
-    @abstractmethod
-    def change(self, run: RunConfig, value: Any) -> RunConfig:
-        """The run with a value of the setting."""
+    more_values: ClassVar[tuple[int | float, ...]] = ()  # at larger scales, if others
 
     def variants(self, scale: Scale) -> Iterator[Record]:
         for attention in FIRST_ATTENTIONS:
-            for value in self.list_values(scale):
-                config = change_model(self.change(sraven(scale), value), attention=attention)
-                yield Record(settings={"attention": attention, self.setting: value}, config=config)
+            run = change_model(sraven(scale), attention=attention)
+            change = change_model if hasattr(run.model, self.field) else change_task
+            for value in self.values if scale == "tiny" else self.more_values or self.values:
+                settings: dict[str, Setting] = {"attention": attention, self.setting: value}
+                yield Record(settings=settings, config=change(run, **{self.field: value}))
 
 
 def claim_setting(
@@ -283,7 +279,8 @@ class Heads(SmallSRaven):
     core_hours = (3.2, 7.1, 130)
     question = "Does a single head, which leaves no hypernetwork, make recombination worse?"
     compared = "heads"
-    setting = "heads"
+    setting, field = "heads", "num_heads"
+    values, more_values = (8, 1, 2), (16, 8, 4, 2, 1)
     claims = tuple(
         claim_setting(
             "a single head recombines worse than several",
@@ -298,12 +295,6 @@ class Heads(SmallSRaven):
         for heads in (8, 2)
     )
 
-    def list_values(self, scale: Scale) -> tuple[int, ...]:
-        return (8, 1, 2) if scale == "tiny" else (16, 8, 4, 2, 1)
-
-    def change(self, run: RunConfig, value: Any) -> RunConfig:
-        return change_model(run, num_heads=value)
-
 
 class Depth(SmallSRaven):
     """Figures 4B and A4B: the number of layers. Runs with four layers are those of `sraven-dropout` without dropout."""
@@ -312,7 +303,7 @@ class Depth(SmallSRaven):
     core_hours = (1.6, 1.8, None)
     question = "Does a deeper model recombine rules better?"
     compared = "layers"
-    setting = "layers"
+    setting, field = "layers", "num_layers"
     values = (4, 8)  # the two smallest of the paper's three
     claims = tuple(
         claim_setting(
@@ -327,9 +318,6 @@ class Depth(SmallSRaven):
     )
     known_before = "the runs with four layers."
 
-    def change(self, run: RunConfig, value: Any) -> RunConfig:
-        return change_model(run, num_layers=value)
-
 
 class Features(SmallSRaven):
     """Figure 5D: the number of features, each with its own rule."""
@@ -337,7 +325,7 @@ class Features(SmallSRaven):
     name = "features"
     core_hours = (4.8, 5.5, 70)
     question = "Does the number of features make Raven matrices harder to recombine?"
-    setting = "features"
+    setting, field = "features", "num_features"
     values = (2, 4, 3)
     claims = tuple(
         claim_setting(
@@ -346,9 +334,6 @@ class Features(SmallSRaven):
         for attention in ATTENTIONS
     )
 
-    def change(self, run: RunConfig, value: Any) -> RunConfig:
-        return change_task(run, num_features=value)
-
 
 class HeldOut(SmallSRaven):
     """Figure A5: the fraction of rule compositions held out."""
@@ -356,7 +341,7 @@ class HeldOut(SmallSRaven):
     name = "held-out"
     core_hours = (3.3, 3.7, 84)
     question = "How many compositions of rules can be held out from training?"
-    setting = "held_out"
+    setting = field = "held_out"
     values = (0.25, 0.7, 0.5)
     claims = tuple(
         claim_setting(
@@ -370,6 +355,3 @@ class HeldOut(SmallSRaven):
         )
         for attention in ATTENTIONS
     )
-
-    def change(self, run: RunConfig, value: Any) -> RunConfig:
-        return change_task(run, held_out=value)

@@ -23,7 +23,6 @@ seed, the bottleneck did not infer the code of a new pair with the bare ring; wi
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -31,11 +30,11 @@ from typing import Any
 
 from recombine.attention import AttentionName
 from recombine.foundation import Column, Table, Value
-from recombine.sweeps import Finished, Record, cell, explain_intervals, mean_cell, over_seeds
+from recombine.sweeps import Finished, Record, cell, explain_intervals, mean_cell
 from recombine.tasks import Scale
 from recombine.training import RunConfig, RunDirectory, default_run
 from recombine_papers.claims import Claim, Difference, Exceeds, Gap, Lead, Level, Reads, Settings
-from recombine_papers.experiment import PaperExperiment
+from recombine_papers.experiment import SeededExperiment
 from recombine_papers.in_context.figures import draw_in_context, draw_supports
 from recombine_papers.in_context.measures import METRIC, read_latents
 
@@ -164,7 +163,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 MODELS = ("vanilla", "bottleneck", "bottleneck_mlp")
 TRUNKS: tuple[AttentionName, ...] = ("softmax", "linear", "hyla")
-NUM_SEEDS: dict[Scale, int] = {"tiny": 1, "small": 3, "paper": 3}
 
 
 def build_run(scale: Scale, model: str, attention: AttentionName = "softmax") -> RunConfig:
@@ -192,18 +190,11 @@ def list_variants() -> Iterator[tuple[str, str, AttentionName]]:
             yield "connected", model, trunk
 
 
-class InContextVariants(PaperExperiment):
-    """Three seeds (one at `tiny`) of every variant: another teacher, other sequences, other initial parameters."""
+class InContextVariants(SeededExperiment):
+    """Every seed has another teacher, other sequences and other initial parameters."""
 
     metric = METRIC
     quantities = QUANTITIES
-
-    def records(self, scale: Scale) -> Iterator[Record]:
-        return over_seeds(self.variants(scale), range(NUM_SEEDS[scale]))
-
-    @abstractmethod
-    def variants(self, scale: Scale) -> Iterator[Record]:
-        """One record per variant."""
 
     def measures(self, run: RunDirectory, device: str) -> dict[str, float]:
         return read_latents(run, device)

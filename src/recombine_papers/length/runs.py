@@ -22,18 +22,17 @@ would dominate a mean.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from recombine.foundation import Column, Format, Table, Value, show_setting
-from recombine.sweeps import Finished, Record, over_seeds, spread
+from recombine.sweeps import Finished, Record, spread
 from recombine.tasks import Scale, SequenceTeacher
 from recombine.training import Json, RunConfig, RunDirectory, default_run
 from recombine_papers.claims import Exceeds, Level, Reads, log10_of
-from recombine_papers.experiment import PaperExperiment
+from recombine_papers.experiment import SeededExperiment
 from recombine_papers.length import figures
 from recombine_papers.length.figures import LENGTHS, LONGEST
 from recombine_papers.length.identification import identify_run
@@ -144,7 +143,7 @@ def tabulate_corners(finished: Finished) -> Table:
     )
 
 
-class LengthExperiment(PaperExperiment):
+class LengthExperiment(SeededExperiment):
     """Three seeds (one at `tiny`), and a table of the error and of linear identification."""
 
     metric = "r2"
@@ -153,18 +152,10 @@ class LengthExperiment(PaperExperiment):
         *(f"{name}_{length}" for length in LENGTHS for name in ("error", "ratio", "missed", "missed_before")),
     )
     known_before = f"earlier runs of the same experiment. {COUNTED}"
-    num_seeds: int = 3
     default_scale = "paper"
     differs = (
         "New sequences at every step instead of 100 epochs; the number of steps and the cosine schedule are our choice."
     )
-
-    def records(self, scale: Scale) -> Iterator[Record]:
-        return over_seeds(self.variants(scale), range(1 if scale == "tiny" else self.num_seeds))
-
-    @abstractmethod
-    def variants(self, scale: Scale) -> Iterator[Record]:
-        """One record per variant."""
 
     def measures(self, run: RunDirectory, device: str) -> dict[str, float]:
         return read_lengths(run, device)

@@ -12,19 +12,18 @@ from dataclasses import replace
 
 from recombine.foundation import Table, show_setting
 from recombine.inside import diagnose_run
-from recombine.sweeps import Finished, Group, Record, mean_cell, over_seeds
+from recombine.sweeps import Finished, Group, Record, mean_cell
 from recombine.tasks import Scale
-from recombine_papers.experiment import PaperExperiment
+from recombine_papers.experiment import SeededExperiment
 from recombine_papers.scale.runs import change, hyperteacher
 
 HELD_OUT = 0.6
 STEPS = 3_000
-SEEDS = range(3)
 SIZES = {"mlp": {"hidden_dim": 256}, "hypernetwork": {"hidden_dim": 64}}
 LOST = 0.9  # held-out score relative to the trained one, below which a network is said to fail
 
 
-class Demo(PaperExperiment):
+class Demo(SeededExperiment):
     """A network that fails on held-out compositions, and one that does not."""
 
     name = "demo"
@@ -33,10 +32,10 @@ class Demo(PaperExperiment):
     metric = "r2"
     compared = "model"
 
-    def records(self, scale: Scale) -> Iterator[Record]:
-        return over_seeds(self.variants(), SEEDS)
+    def count_seeds(self, scale: Scale) -> int:
+        return 3
 
-    def variants(self) -> Iterator[Record]:
+    def variants(self, scale: Scale) -> Iterator[Record]:
         """One record per network; the demo has one size."""
         for model, sizes in SIZES.items():
             run = change(hyperteacher("small", model), dict(sizes), held_out=HELD_OUT)

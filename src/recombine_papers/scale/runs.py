@@ -6,7 +6,6 @@ The paper's sizes (16 modules, up to 3 active, 300,000 steps at a constant rate)
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,11 +14,11 @@ from typing import Any, get_args
 from recombine.foundation import Table
 from recombine.inside import last_site
 from recombine.models import ModelConfig
-from recombine.sweeps import Finished, Record, over_seeds
+from recombine.sweeps import Finished, Record
 from recombine.tasks import Hyperteacher, Scale, Support
 from recombine.training import RunConfig, RunDirectory, default_run
 from recombine_papers.claims import Correlates, Lead, Level, Reads
-from recombine_papers.experiment import PaperExperiment
+from recombine_papers.experiment import SeededExperiment
 from recombine_papers.scale.decodability import measure_decodability
 from recombine_papers.scale.tables import (
     METRIC,
@@ -29,7 +28,6 @@ from recombine_papers.scale.tables import (
 )
 
 NUM_INSTANCES = 4_000  # per split, to fit and score the decoders
-NUM_SEEDS: dict[Scale, int] = {"tiny": 1, "small": 3, "paper": 3}
 WIDTHS: dict[Scale, tuple[int, ...]] = {
     "tiny": (16, 64, 256),
     "small": (16, 32, 64, 128, 256, 512),
@@ -59,19 +57,12 @@ BETTER, SUCCESS = 0.1, 0.95  # what counts as clearly better, and as success
 GOOD = 0.9  # what counts as success in settings that are harder than the plain one
 
 
-class ScaleExperiment(PaperExperiment):
+class ScaleExperiment(SeededExperiment):
     """Variants over seeds. The bounds of the claims are for `--scale small`."""
 
     metric = METRIC
     differs = "8 modules and inputs instead of 16, 4,000 steps at a higher learning rate instead of 300,000."
     known_before = "earlier runs of the same experiments."
-
-    def records(self, scale: Scale) -> Iterator[Record]:
-        return over_seeds(self.variants(scale), range(NUM_SEEDS[scale]))
-
-    @abstractmethod
-    def variants(self, scale: Scale) -> Iterator[Record]:
-        """One record per variant."""
 
     def summarise(self, finished: Finished) -> Table:
         return tabulate_seeds(finished)

@@ -25,17 +25,16 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, get_args
 
-from recombine.sweeps import Finished, Record, over_seeds
+from recombine.sweeps import Finished, Record
 from recombine.tasks import Encoding, Scale, canvas
 from recombine.training import RunConfig, default_run
 from recombine_papers.claims import Gap, Lead, Level
-from recombine_papers.experiment import PaperExperiment
+from recombine_papers.experiment import SeededExperiment
 from recombine_papers.scale.runs import (
     ABSTRACT,
     BETTER,
     GOOD,
     HELD_OUT,
-    NUM_SEEDS,
     SOURCE,
     SUCCESS,
     ScaleExperiment,
@@ -276,7 +275,7 @@ GOALS = ("instruction", "arbitrary")
 LOWER = 0.05  # of the steps
 
 
-class Grids(PaperExperiment):
+class Grids(SeededExperiment):
     """Both grids, the most important variants first."""
 
     name = "scale-grids"
@@ -326,9 +325,6 @@ class Grids(PaperExperiment):
             paired=False,
         ),
     )
-
-    def records(self, scale: Scale) -> Iterator[Record]:
-        return over_seeds(self.variants(scale), range(NUM_SEEDS[scale]))
 
     def variants(self, scale: Scale) -> Iterator[Record]:
         for task, field, values in (("preference_grid", "support", SUPPORTS), ("goal_grid", "encoding", GOALS)):
