@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from recombine.cli.main import run as run_verb
-from recombine.models.transformer import TransformerConfig
 from recombine.sweeps import Finished, Record
 from recombine.tasks.modular.in_context import InContext
 from recombine.training.config import TrainingConfig, default_run
@@ -23,17 +22,6 @@ from recombine_papers.in_context.theory import compare_execution, score_inferenc
 from stored_runs import stored_run
 
 TASK = InContext(input_size=3, hidden_size=4, num_examples=6, num_queries=2, output_size=2)
-SIZES: dict[str, Any] = {
-    "attention": "softmax",
-    "num_layers": 1,
-    "embedding_dim": 8,
-    "kqv_dim": 8,
-    "mlp_dim": 8,
-    "num_heads": 2,
-}
-SMALL = TransformerConfig(**SIZES, position="none")
-
-
 CONTROL = {"setting": "control"}
 CLAIMS = EXPERIMENTS["in-context"].claims
 DISCONNECTED = {**BOTTLENECK, "setting": "disconnected"}
@@ -141,8 +129,7 @@ def test_the_curve_over_supports_has_a_line_per_model(tmp_path, monkeypatch):
 @pytest.mark.parametrize("scale", ["tiny", "small", "paper"])
 def test_every_comparison_is_there_at_every_scale(scale):
     records = list(EXPERIMENTS["in-context"].records(scale))
-    num_runs = 11 * (1 if scale == "tiny" else 3)
-    assert len({json.dumps(record.config.as_dict(), sort_keys=True) for record in records}) == num_runs == len(records)
+    assert len(records) == 11 * (1 if scale == "tiny" else 3)
     for claim in CLAIMS:
         assert any(is_concerned(claim, record) for record in records)
 

@@ -9,8 +9,6 @@ import pytest
 import torch
 
 from recombine.cli.main import run as run_verb
-from recombine.foundation.tables import Cell
-from recombine.sweeps import spread
 from recombine.tasks.sequences.teacher import SequenceTeacher
 from recombine.training.config import TrainingConfig, default_run
 from recombine.training.directory import RunDirectory
@@ -31,17 +29,6 @@ def test_defaults_are_the_papers():
         training = run.training
         assert (training.batch_size, training.learning_rate, training.weight_decay) == (256, 1e-3, 0.01)
         assert training.beta2 == 0.95
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_run_of_an_experiment_is_another(name):
-    for scale, num_seeds in (("tiny", 1), ("paper", 3)):
-        records = list(EXPERIMENTS[name].records(scale))
-        assert len({json.dumps(record.config.as_dict(), sort_keys=True) for record in records}) == len(records)
-        assert len({record.text for record in records}) == len(records)
-        assert {record.seed for record in records} <= set(range(num_seeds))
-    for record in EXPERIMENTS[name].records("tiny"):
-        record.config.model.build(record.config.task)
 
 
 def test_chain_of_thought_is_the_only_difference_between_pairs():
@@ -118,12 +105,6 @@ def test_reproduce_ends_with_tables(name, tmp_path, capsys, monkeypatch):
         assert run_verb([*arguments, "--quiet", "--report", str(tmp_path / "report.html")]) == 0
         assert "R² after" in capsys.readouterr().out
         assert "squared error" in (tmp_path / "report.html").read_text()
-
-
-def test_spread_over_seeds():
-    assert spread([1e-4]) == Cell(value=1e-4)
-    assert spread([1e-4, 2e-4, 9e-4], "median") == Cell(value=2e-4, low=1e-4, high=9e-4, values=(1e-4, 2e-4, 9e-4))
-    assert spread([None]) is None
 
 
 def test_a_teacher_whose_outputs_do_not_vary_leaves_no_ratio(monkeypatch):
