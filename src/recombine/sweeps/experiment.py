@@ -1,11 +1,7 @@
-"""Named experiments, one folder per paper: runs, tables, figures and published numbers.
-
-The finished runs of an experiment, alone, in groups that differ in their seed only, and all together.
-
-What an experiment is: records to run, and the tables and figures made of the finished runs.
+"""Experiments: named records to run, and the tables and figures made of the finished runs.
 
 A `Record` is one run with its named settings as data. The same records reach the command line, the tables and the figures,
-so that nothing is ever read back from text. To add an experiment, subclass `Experiment` and yield its records:
+so that nothing is read back from text. To add an experiment, subclass `Experiment` and yield its records:
 
     class Widths(Experiment):
         name = "widths"
@@ -18,10 +14,11 @@ so that nothing is ever read back from text. To add an experiment, subclass `Exp
                 run = default_run("hyperteacher", scale)
                 yield Record(settings={"width": width}, config=replace(run, model=replace(run.model, hidden_dim=width)))
 
-A file in a folder of `recipes` is found by itself; one anywhere else is named on the command line:
-`recombine reproduce path/to/file.py:Widths`.
+`recombine reproduce path/to/file.py:Widths` runs it; installed packages register experiments through the entry-point group
+`recombine.experiments`. `recombine_papers.PaperExperiment` adds claims and stored results.
 
-The table that most experiments need: one score per setting, differences, and the published numbers.
+`Finished` holds the finished runs, in groups that differ in their seed only. `compare_scores` is the table that most
+experiments need: one score per setting, differences, and the published numbers.
 """
 
 from __future__ import annotations
