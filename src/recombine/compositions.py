@@ -19,7 +19,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 
 from recombine.foundation.errors import InputError, format_count, require
@@ -85,19 +85,9 @@ class Certificate:
         return self.num_components == 1
 
     def as_dict(self) -> dict[str, object]:
-        return {
-            "num_train": self.num_train,
-            "num_ood": self.num_ood,
-            "num_unknown": self.num_unknown,
-            "covered": self.min_coverage > 0,
-            "min_coverage": self.min_coverage,
-            "coverage": {str(module): count for module, count in self.coverage.items()},
-            "connected": self.connected,
-            "num_components": self.num_components,
-            "overlap": self.overlap,
-            "redraws": self.redraws,
-            "sha256": self.sha256,
-        }
+        coverage = {str(module): count for module, count in self.coverage.items()}
+        derived = {"covered": self.min_coverage > 0, "min_coverage": self.min_coverage, "connected": self.connected}
+        return {**asdict(self), **derived, "coverage": coverage}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recombine.foundation.errors import InputError
-from recombine.tasks.sequences.functions import draw_weights, read_out, represent
+from recombine.tasks.sequences.functions import apply_layers, draw_weights, represent
 from recombine.tasks.sequences.teacher import SequenceTeacher
 
 CLASSES = ("deep_set", "attention", "ssm", "rnn", "product")
@@ -206,7 +206,7 @@ def test_words():
     hidden = represent(
         "rnn", draw_weights("rnn", "linear", token_dim=3, hidden_dim=4, target_dim=2, seed=0), batch.inputs
     )
-    assert read_out(TASK.weights, hidden).shape == (1, 14, 2)
+    assert apply_layers(TASK.weights, "readout", hidden).shape == (1, 14, 2)
 
 
 def test_the_table_finds_outputs_that_stand_still():

@@ -47,7 +47,7 @@ def run(argv: list[str]) -> None:
     value = {
         "task": task.name,
         "certificate": certificate,
-        "leaks": [leak.as_dict() for leak in leaks],
+        "leaks": [leak._asdict() for leak in leaks],
         "metrics": metrics,
         "references": references,
         "tables": tables_as_dict(facts),
@@ -55,7 +55,7 @@ def run(argv: list[str]) -> None:
     tables = [references_table(references, metrics, describe_splits(task))] if references else []
     options.show(value, certificate_table(certificate), f"sha256 {certificate['sha256']}\n", *tables, *facts)
     if leaks:
-        raise InputError(f"task {task.name!r} breaks its split: {leaks[0].describe(task)}")
+        raise InputError(f"task {task.name!r} breaks its split: {leaks[0]}")
 
 
 class ProgressLines:

@@ -17,7 +17,6 @@ from markupsafe import Markup
 from recombine.inside.result import DECODER_TITLES
 from recombine.report.findings import RESOLUTION, Change, Decoded, EmbeddingMap, Found
 from recombine.report.runs import (
-    SPLIT_TITLES,
     Curve,
     ReportRun,
     RunGroup,
@@ -162,7 +161,7 @@ def draw_loss(runs: Sequence[ReportRun]) -> Figure:
 
 def draw_curves(runs: Sequence[ReportRun], metric: str) -> Figure:
     """Score on each split over steps. The axis has the range where runs end; chance and ceiling are dotted."""
-    splits = sorted(list_splits(runs), key=[*SPLIT_TITLES].index)
+    splits = list_splits(runs)
     figure = make_figure(1 + 2.6 * len(splits), 3.1)
     panels = figure.subplots(1, len(splits), squeeze=False)[0]
     for axes, split in zip(panels, splits, strict=True):

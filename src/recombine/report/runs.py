@@ -13,6 +13,7 @@ from recombine.foundation.errors import InputError
 from recombine.foundation.tables import format_number
 from recombine.models.base import Code
 from recombine.tasks.base import Task
+from recombine.tasks.sampling import SPLIT_TITLES
 from recombine.training.benchmark import load_config
 from recombine.training.comparison import SEEDS, differing_settings, label_settings, order_runs
 from recombine.training.directory import RunDirectory, find_runs, hash_config
@@ -23,7 +24,6 @@ from recombine.training.score import Score
 Curve = tuple[list[int], list[float]]  # steps, values
 
 MAX_POINTS = 1_000  # of a curve: as many as a screen can show
-SPLIT_TITLES = {"ood": "Held-out compositions", "test": "Seen compositions", "unknown": "Unseen modules"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +176,8 @@ def metric_title(metric: str, runs: Iterable[ReportRun] = ()) -> str:
 def split_title(split: str, runs: Iterable[ReportRun] = ()) -> str:
     """The title of a split according to the tasks of these runs; without runs, its usual title."""
     titles = " / ".join(dict.fromkeys(filter(None, (run.describe("splits", split) for run in runs))))
-    return titles[:1].upper() + titles[1:] or SPLIT_TITLES.get(split) or split.replace("_", " ")
+    title = titles or SPLIT_TITLES.get(split, split.replace("_", " "))
+    return title[:1].upper() + title[1:]
 
 
 def show_number(value: float | None) -> str:

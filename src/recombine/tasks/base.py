@@ -21,8 +21,6 @@ from recombine.compositions import Composition
 from recombine.foundation.errors import InputError
 from recombine.foundation.tables import Table
 from recombine.tasks.sampling import (
-    LARGER_MEANING,
-    LARGER_TITLE,
     SPLIT_MEANINGS,
     SPLIT_TITLES,
     Batch,
@@ -226,13 +224,15 @@ class Task(Sampler):
 
     def split_title(self, split: SplitName) -> str:
         """A split in two or three words, for headings."""
-        return LARGER_TITLE if split == "unknown" and self.split.only_larger else SPLIT_TITLES[split]
+        larger = split == "unknown" and self.split.only_larger
+        return "more modules at once" if larger else SPLIT_TITLES.get(split, split)
 
     def split_meaning(self, split: SplitName) -> str:
         """What a split holds, in a line."""
         if split == "ood" and self.split.certificate.min_coverage == 0:
             return "held-out compositions, with modules never trained"
-        return LARGER_MEANING if split == "unknown" and self.split.only_larger else SPLIT_MEANINGS[split]
+        larger = split == "unknown" and self.split.only_larger
+        return "more modules at once than in training" if larger else SPLIT_MEANINGS.get(split, split)
 
     @abstractmethod
     def describe(self, composition: Composition) -> str:

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property, wraps
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Int
@@ -37,7 +37,6 @@ SPLIT_MEANINGS: dict[SplitName, str] = {
     "ood": "held-out compositions of trained modules",
     "unknown": "modules never trained, or more at once than trained",
 }
-LARGER_TITLE, LARGER_MEANING = "more modules at once", "more modules at once than in training"  # such an `unknown`
 
 
 @dataclass(frozen=True)
@@ -87,11 +86,8 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Batch:
         """The batch on a device."""
-        return self._map(lambda column: column.to(device))
-
-    def _map(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        info = {name: change(column) for name, column in self.info.items()}
-        return Batch(change(self.inputs), change(self.targets), change(self.latents), info)
+        info = {name: column.to(device) for name, column in self.info.items()}
+        return Batch(self.inputs.to(device), self.targets.to(device), self.latents.to(device), info)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,9 +257,8 @@ def evaluation_batches(
                 meter.update(first + part.stop)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Leak:
-    """Instances of a split that are made from compositions that it does not have."""
+class Leak(NamedTuple):
+    """Instances of a split that are made from compositions of another split, or of none."""
 
     split: SplitName
     num_foreign: int
@@ -271,46 +266,24 @@ class Leak:
     composition: Composition  # the first of them
     belongs_to: SplitName | None  # the split that has it, if any
 
-    def describe(self, task: Sampler) -> str:
-        """The leak in a line."""
+    def __str__(self) -> str:
         owner = "no split" if self.belongs_to is None else repr(self.belongs_to)
         return (
             f"{self.num_foreign:,} of {self.num_instances:,} instances of {self.split!r} are made from compositions that it "
             f"does not have, the first from {list(self.composition)} of {owner}: expected compositions of {self.split!r} only"
         )
 
-    def as_dict(self) -> dict[str, object]:
-        return {**asdict(self), "composition": list(self.composition)}
-
 
 def find_leaks(task: Sampler, *, num_instances: int) -> list[Leak]:
     """The leaks of every split among its first instances; none in a correct task."""
-    owners: dict[Composition, SplitName] = {}
-    for split in task.splits:
-        for composition in task.split.compositions(split):
-            owners.setdefault(composition, split)
+    compositions = {split: set(task.split.compositions(split)) for split in task.splits}
     leaks = []
-    for split in task.splits:
-        own = set(task.split.compositions(split))
-        if not own:
-            continue
-        foreign = [
-            composition
-            for batch in evaluation_batches(task, split, num_instances)
-            for composition in list_compositions(batch)
-            if composition not in own
-        ]
+    for split, own in compositions.items():
+        batches = evaluation_batches(task, split, num_instances) if own else ()
+        foreign = [modules for batch in batches for modules in list_compositions(batch) if modules not in own]
         if foreign:
-            first = foreign[0]
-            leaks.append(
-                Leak(
-                    split=split,
-                    num_foreign=len(foreign),
-                    num_instances=num_instances,
-                    composition=first,
-                    belongs_to=owners.get(first),
-                )
-            )
+            owner = next((name for name, some in compositions.items() if foreign[0] in some), None)
+            leaks.append(Leak(split, len(foreign), num_instances, foreign[0], owner))
     return leaks
 
 

@@ -24,12 +24,11 @@ from collections.abc import Callable
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from recombine.random import Stream
 from recombine.tasks.native import layers as kernel
-from recombine.tasks.sequences.tokens import clear_padding
 
 SequenceClass = Literal["deep_set", "attention", "ssm", "rnn", "product"]
 AttentionWeights = Literal["sigmoid", "softmax", "linear", "relu"]
@@ -37,6 +36,18 @@ Readout = Literal["linear", "mlp"]
 Weights = dict[str, Tensor]
 
 WEIGHT_DEVIATION = 0.6
+
+
+def mark_real(x: Float[Tensor, "b t features"], lengths: Int[Tensor, " b"]) -> Bool[Tensor, "b t"]:
+    """True for tokens, False for padding."""
+    return torch.arange(x.shape[1], device=x.device) < lengths[:, None]
+
+
+def clear_padding(x: Float[Tensor, "b t features"], lengths: Int[Tensor, " b"]) -> Float[Tensor, "b t features"]:
+    """Multiply the features of padding by 0, in place."""
+    if kernel.changes_in_place(x, lengths):
+        return kernel.clear_padding(x, lengths)
+    return x.mul_(mark_real(x, lengths)[..., None])
 
 
 def draw_weights(
@@ -99,7 +110,7 @@ def label(
         if kernel.supports(x, [*embed, *readout]):
             return kernel.sum_layers(x, lengths, embed, readout)
     hidden = represent(name, weights, x, attention=attention, lengths=lengths)
-    y = read_out(weights, hidden, lengths)
+    y = apply_layers(weights, "readout", hidden, lengths)
     return (hidden, y) if lengths is None else (clear_padding(hidden, lengths), clear_padding(y, lengths))
 
 
@@ -139,13 +150,6 @@ def attention_weights(scores: Float[Tensor, "b t t"], attention: AttentionWeight
         scores = scores.relu()
     length = torch.arange(1, size + 1, device=scores.device, dtype=scores.dtype)
     return scores.masked_fill(later, 0) / length[:, None]
-
-
-def read_out(
-    weights: Weights, hidden: Float[Tensor, "*b hidden"], lengths: Int[Tensor, " rows"] | None = None
-) -> Float[Tensor, "*b targets"]:
-    """Outputs from hidden states."""
-    return apply_layers(weights, "readout", hidden, lengths)
 
 
 def apply_layers(

@@ -1,16 +1,19 @@
 """Sequences labelled at every position by a random frozen teacher (On Provable Length and Compositional Generalization,
 arXiv 2402.04875): does a student trained on short sequences match the teacher on long ones?
 
-The teacher is a causal function of one of the classes in `functions.py`; its hidden states come with every batch. Which
-sequences are trained and held out is in `tokens.py`.
+The teacher is a causal function of one of the classes in `functions.py`; its hidden states come with every batch. Tokens are
+uniform in [0, 1]^d. What is held out:
 
-Padding never enters a loss or a score, and causal models never see it.
+- `lengths`: train on 2..10 tokens, `ood` has 11..100. A sequence of T tokens applies one and the same module T times, so its
+  composition is the multiset of T copies of module 0.
+- `corners`: all sequences have 10 tokens. In training Σ_t x_t stays in [0.25 T, 0.75 T] on the first half of the features
+  (by rejection); in `ood` each feature takes all its tokens from [0, 0.25] or all from [0.75, 1]. Module 2i is "feature i
+  is low", 2i + 1 "feature i is high": training mixes them over time, a held-out corner has one of both for each feature.
+  Of all corners of the cube 64 are drawn, which is our choice.
+
+Shorter rows are padded with zeros at the end. Padding never enters a loss or a score, and causal models never see it.
 Scores are those of the last token: as functions are causal, that is the score at exactly this length. The constant that a
 ratio compares with knows the position: for each position the mean output over the training distribution of tokens.
-
-A sequence and its teacher's outputs as a picture, with the longest trained length marked.
-
-What a probe reads of sequence teachers: the last token of the longest sequences, and the teacher's hidden state there.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, get_args
+from typing import ClassVar, Literal, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -27,39 +30,34 @@ from markupsafe import Markup
 from torch import Tensor
 from torch.nn import functional
 
+from recombine.compositions import Composition, CompositionSplit
 from recombine.foundation.errors import InputError, check_choice, check_positive
 from recombine.foundation.tables import Table
 from recombine.random import Stream
-from recombine.tasks.base import METRICS, Metric, Preset, Ratio, Scale
+from recombine.tasks.base import METRICS, Metric, Preset, Ratio, Scale, Task
 from recombine.tasks.reading import Reading
 from recombine.tasks.sampling import BATCH_SIZE, Batch, SplitName, once_per_device
-from recombine.tasks.sequences.functions import AttentionWeights, Readout, SequenceClass, Weights, draw_weights, label
-from recombine.tasks.sequences.tokens import SequenceTask, mark_real
+from recombine.tasks.sequences.functions import (
+    AttentionWeights,
+    Readout,
+    SequenceClass,
+    Weights,
+    clear_padding,
+    draw_weights,
+    label,
+    mark_real,
+)
 from recombine.tasks.view import Panel, draw_tokens
 
-
-def draw_labelled(task: SequenceTeacher, batch: Batch, row: int) -> Markup:
-    """Tokens and outputs; the outputs that the score is about are framed."""
-    length = int(batch.info["length"][row])
-    x, y = (values[row, :length].detach().cpu().T.numpy() for values in (batch.inputs, batch.targets))
-    trained = min(length, task.max_length)
-    parts = [("trained", trained), ("positions that are never trained", length - trained)]
-    composition = task.describe(tuple(batch.latents[row].tolist()))
-    return draw_tokens(
-        title=f"{composition}, labelled by a teacher of class {task.teacher}",
-        panels=[Panel("tokens x", x), Panel("outputs y", y, asked=range(length - 1, length))],
-        parts=parts if length > trained else [(f"{length} tokens", length)],
-        framed="the output that is scored; all are trained",
-    )
-
-
+Generalisation = Literal["lengths", "corners"]
+NUM_CORNERS = 64
 NUM_STILLEST = 5
 NUM_SHOWN = 12  # tokens
 NUM_MEAN_SEQUENCES = 4_096
 
 
 @dataclass(frozen=True, kw_only=True)
-class SequenceTeacher(SequenceTask):
+class SequenceTeacher(Task):
     """Imitate a random sequence model, and go on where training sequences end."""
 
     name: ClassVar[str] = "sequence_teacher"
@@ -75,6 +73,21 @@ class SequenceTeacher(SequenceTask):
         "hidden": "hidden state of the teacher after each token",
     }
 
+    generalise_to: Generalisation = "lengths"
+    """What is never trained: longer sequences, or features that stay low or high."""
+    token_dim: int = 20
+    """Number of features per token."""
+    min_length: int = 2
+    """Minimum length of a training sequence, where lengths are held out."""
+    max_length: int = 10
+    """Maximum length of a training sequence; where corners are held out, the length of every sequence."""
+    longest: int = 100
+    """Maximum length of a held-out sequence, where lengths are held out."""
+    support: float = 1.0
+    """Width of the interval around 0.5 that training tokens come from; held-out tokens come from all of [0, 1]."""
+    num_sequences: int | None = None
+    """Number of different training sequences (default: every sequence is new)."""
+
     teacher: SequenceClass = "deep_set"
     """Class of the function that labels the sequences."""
     teacher_attention: AttentionWeights = "sigmoid"
@@ -89,7 +102,17 @@ class SequenceTeacher(SequenceTask):
     """Weight of the squared error of the hidden states in the loss. With 0 they are not supervised."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        check_choice("generalise_to", self.generalise_to, get_args(Generalisation))
+        check_positive(token_dim=self.token_dim)
+        check_positive(min_length=self.min_length, max_length=self.max_length, longest=self.longest)
+        if self.num_sequences is not None:
+            check_positive(num_sequences=self.num_sequences)
+        if self.generalise_to == "lengths" and self.min_length > self.max_length:
+            raise InputError(f"min_length is {self.min_length}: expected at most max_length = {self.max_length}")
+        if self.generalise_to == "lengths" and self.longest <= self.max_length:
+            raise InputError(f"longest is {self.longest}: expected more than max_length = {self.max_length}")
+        if not 0 < self.support <= 1:
+            raise InputError(f"support is {self.support}: expected a width above 0 and at most 1")
         check_choice("teacher", self.teacher, get_args(SequenceClass))
         check_choice("attention", self.teacher_attention, get_args(AttentionWeights))
         check_choice("readout", self.teacher_readout, get_args(Readout))
@@ -116,6 +139,22 @@ class SequenceTeacher(SequenceTask):
         )
 
     @property
+    def input_dim(self) -> int:
+        return self.token_dim
+
+    @property
+    def sequence_length(self) -> int:
+        return self.longest if self.generalise_to == "lengths" else self.max_length
+
+    @property
+    def train_length(self) -> int:
+        return self.max_length
+
+    @property
+    def num_read(self) -> int:
+        return self.sequence_length
+
+    @property
     def output_dim(self) -> int:
         return self.target_dim
 
@@ -127,6 +166,116 @@ class SequenceTeacher(SequenceTask):
     def identified_up_to_order(self) -> bool:
         """Whether equal functions of the teacher's class can differ in the order of their hidden units only."""
         return self.teacher == "rnn"
+
+    @cached_property
+    def split(self) -> CompositionSplit:
+        if self.generalise_to == "lengths":
+            return CompositionSplit(
+                train=tuple((0,) * length for length in range(self.min_length, self.max_length + 1)),
+                ood=tuple((0,) * length for length in range(self.max_length + 1, self.longest + 1)),
+            )
+        places = 2 * torch.arange(self.token_dim)
+        high = Stream(self.name, self.seed, "corners", rows=range(NUM_CORNERS)).integers(2, self.token_dim)
+        corners = sorted({tuple(corner) for corner in (places + high).tolist()})
+        return CompositionSplit(train=(tuple(range(2 * self.token_dim)),), ood=tuple(corners))
+
+    def make_batch(self, split: SplitName, stream: Stream) -> Batch:
+        """Sequences of the split with the teacher's outputs; `info` has their lengths and the teacher's hidden states."""
+        return self._label(split, *self._draw_tokens(split, stream, padded=True))
+
+    def sample_length(
+        self,
+        split: SplitName,
+        index: int,
+        length: int,
+        *,
+        batch_size: int = 128,
+        rows: range | None = None,
+        device: torch.device | str = "cpu",
+    ) -> Batch:
+        """Batch `index` of a split with sequences of one length, which must be one of the lengths of the split."""
+        shortest, longest = self.lengths(split)
+        if not shortest <= length <= longest:
+            raise InputError(f"length is {length}: expected {shortest} to {longest}, the lengths of {split!r}")
+        stream = self.stream(split, index, batch_size=batch_size, rows=rows, device=device)
+        x, composition, lengths = self._draw_tokens(split, stream)
+        lengths = torch.full_like(lengths, length)
+        if self.generalise_to == "lengths":
+            composition = lengths - shortest
+        return self._label(split, x[:, :length], composition, lengths)
+
+    def _draw_tokens(
+        self, split: SplitName, stream: Stream, *, padded: bool = False
+    ) -> tuple[Float[Tensor, "b t tokens"], Int[Tensor, " b"], Int[Tensor, " b"]]:
+        """Tokens, 0 behind the length if they are to be padded; the number of the composition; the length."""
+        if split == "train" and self.num_sequences is not None:
+            number = stream.integers(self.num_sequences, 1)[:, 0]
+            x, composition, lengths = (column[number] for column in self._pool(stream.device))
+        elif padded and self.generalise_to == "lengths" and (self.support == 1 or split == "ood"):
+            composition, lengths = self._draw_lengths(split, stream)
+            return stream.uniform_sequences(lengths, self.lengths(split)[1], self.token_dim), composition, lengths
+        else:
+            x, composition, lengths = self._draw(split, stream)
+        # in place, for it was drawn for this batch alone
+        return clear_padding(x, lengths) if padded else x, composition, lengths
+
+    def _label(
+        self,
+        split: SplitName,
+        x: Float[Tensor, "b t tokens"],
+        composition: Int[Tensor, " b"],
+        lengths: Int[Tensor, " b"],
+    ) -> Batch:
+        """The batch of these sequences, with the outputs and hidden states of the teacher."""
+        hidden, y = self.label(x, lengths)
+        modules = self.look_up_modules(split, composition)
+        if self.generalise_to == "lengths":
+            modules = modules[:, : x.shape[1]].contiguous()  # module 0 at every token, -1 for padding
+        return Batch(x, y, modules, {"composition": composition, "length": lengths, "hidden": hidden})
+
+    def lengths(self, split: SplitName) -> tuple[int, int]:
+        """The fewest and the most tokens of a sequence of a split."""
+        if self.generalise_to == "corners":
+            return self.max_length, self.max_length
+        return (self.max_length + 1, self.longest) if split == "ood" else (self.min_length, self.max_length)
+
+    def _draw_lengths(self, split: SplitName, stream: Stream) -> tuple[Int[Tensor, " b"], Int[Tensor, " b"]]:
+        """The number of the composition, and the length."""
+        shortest, longest = self.lengths(split)
+        composition = stream.integers(len(self.split.compositions(split)), 1)[:, 0]
+        lengths = composition + shortest if self.generalise_to == "lengths" else torch.full_like(composition, longest)
+        return composition, lengths
+
+    def _draw(self, split: SplitName, stream: Stream) -> tuple[Tensor, Tensor, Tensor]:
+        """Tokens, before padding; the number of the composition; the length."""
+        composition, lengths = self._draw_lengths(split, stream)
+        x = stream.uniform(self.lengths(split)[1], self.token_dim)
+        if split != "ood":
+            x = self.narrow(x)
+        if self.generalise_to == "corners" and split == "ood":
+            corners = (torch.tensor(self.split.ood, device=x.device) % 2).to(x.dtype)  # not the default type
+            x = x / 4 + 0.75 * corners[composition][:, None]
+        elif self.generalise_to == "corners":
+            x = self._keep_sums_central(x, stream)
+        return x, composition, lengths
+
+    def narrow(self, x: Tensor) -> Tensor:
+        return x if self.support == 1 else 0.5 + (x - 0.5) * self.support
+
+    def _keep_sums_central(self, x: Tensor, stream: Stream) -> Tensor:
+        """Draw again where Σ_t x_t of a feature of the first half leaves the middle; a row depends on its own draws only."""
+        constrained = torch.arange(self.token_dim, device=x.device) < self.token_dim // 2
+        while True:
+            outside = ((x.mean(dim=1) - 0.5).abs() > 0.25) & constrained
+            if not outside.any():
+                return x
+            x = torch.where(outside[:, None], self.narrow(stream.uniform(*x.shape[1:])), x)
+
+    @once_per_device
+    def _pool(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+        """The distinct training sequences."""
+        rows = range(self.num_sequences or 0)
+        return self._draw("train", Stream(self.name, self.seed, "pool", rows=rows, device=device))
 
     def label(
         self, x: Float[Tensor, "b t tokens"], lengths: Int[Tensor, " b"] | None = None
@@ -243,27 +392,53 @@ class SequenceTeacher(SequenceTask):
             Table(title="outputs of the teacher that vary least in training", columns=columns, rows=rows, note=note)
         ]
 
-    def reading(self) -> Reading:
+    def split_title(self, split: SplitName) -> str:
+        lengths = {"test": "trained lengths", "ood": "longer sequences"}
+        corners = {"test": "trained corners", "ood": "held-out corners"}
+        return (lengths if self.generalise_to == "lengths" else corners).get(split, super().split_title(split))
 
+    def split_meaning(self, split: SplitName) -> str:
+        if self.generalise_to == "lengths":
+            ends = {"test": (self.min_length, self.max_length), "ood": (self.max_length + 1, self.longest)}
+            shortest, longest = ends.get(split, ends["test"])
+            longer = "longer sequences than trained" if split == "ood" else "new sequences of the lengths trained"
+            return f"{longer}, {shortest} to {longest} tokens"
+        corners = {"test": "new sequences as trained", "ood": "sequences in corners of the cube that are never trained"}
+        return corners.get(split, super().split_meaning(split))
+
+    def describe(self, composition: Composition) -> str:
+        if self.generalise_to == "lengths":
+            return f"{sum(module >= 0 for module in composition)} tokens"
+        if len(composition) == 2 * self.token_dim:
+            return "every feature low and high, in turn"
+        return "features " + "".join("+" if module % 2 else "−" for module in composition)
+
+    def reading(self) -> Reading:
         return SequenceTeacherReading(self)
 
     def picture(self, batch: Batch, row: int) -> Markup:
-        return draw_labelled(self, batch, row)
+        """Tokens and outputs; the outputs that the score is about are framed."""
+        length = int(batch.info["length"][row])
+        x, y = (values[row, :length].detach().cpu().T.numpy() for values in (batch.inputs, batch.targets))
+        trained = min(length, self.max_length)
+        parts = [("trained", trained), ("positions that are never trained", length - trained)]
+        composition = self.describe(tuple(batch.latents[row].tolist()))
+        return draw_tokens(
+            title=f"{composition}, labelled by a teacher of class {self.teacher}",
+            panels=[Panel("tokens x", x), Panel("outputs y", y, asked=range(length - 1, length))],
+            parts=parts if length > trained else [(f"{length} tokens", length)],
+            framed="the output that is scored; all are trained",
+        )
 
     def render(self, batch: Batch, row: int) -> str:
         length = int(batch.info["length"][row])
         lines = [f"{self.describe(tuple(batch.latents[row].tolist()))}, labelled by a teacher of class {self.teacher}"]
-        shown = range(length) if length <= NUM_SHOWN else [*range(NUM_SHOWN - 2), *range(length - 2, length)]
-        for t in shown:
-            if t == length - 2 and length > NUM_SHOWN:
-                lines.append("   …")
-            x, y = (_shorten(values[row, t].tolist()) for values in (batch.inputs, batch.targets))
+        for t, values in enumerate(zip(batch.inputs[row, :length].tolist(), batch.targets[row].tolist(), strict=False)):
+            x, y = (" ".join(f"{value:.2f}" for value in some[:5]) + " …" * (len(some) > 5) for some in values)
             lines.append(f"{t + 1:>4}  x {x}   y {y}")
+        if length > NUM_SHOWN:  # the first and the last tokens
+            lines[NUM_SHOWN - 1 : -2] = ["   …"]
         return "\n".join(lines)
-
-
-def _shorten(values: list[float]) -> str:
-    return " ".join(f"{value:.2f}" for value in values[:5]) + (" …" if len(values) > 5 else "")
 
 
 class SequenceTeacherReading(Reading):
@@ -272,9 +447,6 @@ class SequenceTeacherReading(Reading):
     task: SequenceTeacher
     instances = "sequences of the greatest length of their split"
     labels = "the teacher's hidden state"
-
-    def __init__(self, task: SequenceTeacher) -> None:
-        super().__init__(task)
 
     def batches(self, split: SplitName, num_instances: int, device: torch.device | str = "cpu") -> Iterator[Batch]:
         length = self.task.lengths(split)[1]
