@@ -364,30 +364,6 @@ def test_large_scores_have_the_softmax_of_the_definition(choice, scale):
     assert_agree(differentiate(fuse, q, k, v, **options), exact, plain)
 
 
-USER_PROGRAM = """
-import torch, recombine
-layer = recombine.Attention(32, num_heads=4, kqv_dim=32, attention="softmax")
-x, context = torch.randn(8, 5, 32), torch.randn(1, 7, 32)
-out, _ = layer(x, context, return_codes=False)
-out.sum().backward()
-expected, _ = layer(x, context)
-print(torch.allclose(out, expected, atol=1e-5))
-try:
-    layer(x, context, mask=torch.ones(8, 1, 1, 7), return_codes=False)
-except recombine.InputError as error:
-    print(error)
-"""
-
-
-def test_as_a_user_runs_it():
-    done = subprocess.run(
-        [sys.executable, "-c", USER_PROGRAM], capture_output=True, text=True, env=os.environ, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    expected = ["True", "mask has type torch.float32: expected torch.bool, True where a query may attend"]
-    assert done.stdout.splitlines() == expected
-
-
 @needs_onednn
 def test_onednn_is_used_where_it_is_faster(monkeypatch, unchecked):
     calls: list[Any] = []

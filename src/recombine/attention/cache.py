@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from recombine.attention import linear
@@ -53,52 +52,34 @@ class AttentionCache:
 class LinearCache(AttentionCache):
     """The sum of products of keys and values.
 
-    Codes, code maps, dropout and masks of pairs need the keys: if the first call has any of these, keys and values are
-    cached instead. If a later call has them, that is an error.
+    Codes, code maps, dropout and masks need the keys: if the first call has any of these, keys and values are cached instead.
+    If a later call has them, that is an error.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._total: Float[Tensor, "b h d e"] | None = None
-        self._visible: Bool[Tensor, "b tokens"] | None = None
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, *, code_map: Any = None, return_codes: bool = True, **options: Any
     ) -> tuple[Tensor, Tensor | None]:
         chosen = AttentionOptions(**options)
-        needs_keys = return_codes or code_map is not None or not supports_linear(q, k, v, chosen)
+        needs_keys = return_codes or code_map is not None or chosen.mask is not None
+        needs_keys = needs_keys or not supports_linear(q, k, v, chosen)
         if self._keys is not None or (needs_keys and self.length == 0):
             return super().attend(q, k, v, code_map=code_map, return_codes=return_codes, **options)
         if needs_keys:
             raise InputError(
                 f"the cache holds a sum over {self.length} tokens: expected one that keeps their keys "
-                "(keep_keys=True), as codes, code maps, dropout and masks of pairs need them"
+                "(keep_keys=True), as codes, code maps, dropout and masks need them"
             )
-        visible = self._find_visible(k, chosen.mask)
-        mask = None if visible is None else visible[:, None, None]
-        out = linear.attend(q, k, v, chosen._replace(mask=mask))
+        out = linear.attend(q, k, v, chosen)
         if self._total is not None:
             out = out + linear.read_sum(q, self._total)
-        added = linear.sum_products(k, v, chosen.value_network, visible)
+        added = linear.sum_products(k, v, chosen.value_network)
         self._total = added if self._total is None else self._total + added
         self.length += k.shape[1]
         return out, None
-
-    def _find_visible(self, k: Tensor, mask: Tensor | None) -> Bool[Tensor, "b k"] | None:
-        """The part of a mask of keys that belongs to the new ones."""
-        end, earlier = self.length + k.shape[1], self._visible
-        if mask is None and earlier is None:
-            return None
-        everything = k.new_ones(len(k), 1, 1, 1, dtype=torch.bool)
-        visible = (everything if mask is None else mask & everything).expand(-1, -1, -1, end)[:, 0, 0]
-        if earlier is None:
-            earlier = everything[:, 0, 0].expand(-1, self.length)
-        if not torch.equal(visible[:, : self.length], earlier):
-            raise InputError(
-                f"the mask differs from the one with which the first {self.length} tokens were added: expected the same"
-            )
-        self._visible = visible
-        return visible[:, self.length :]
 
     @property
     def num_bytes(self) -> int:

@@ -65,12 +65,12 @@ def arrange_masks(
 def merge_masks(masks: list[Tensor], *, softmax: bool) -> tuple[Tensor | None, Tensor | None]:
     """Merge torch's masks into the kernel's bias and mask; `softmax` says whether the scores go through one."""
     bias = mask = None
-    for given in masks:
-        if given.dtype == torch.bool:
-            allowed = ~given
+    for torch_mask in masks:
+        if torch_mask.dtype == torch.bool:
+            allowed = ~torch_mask
         else:
-            allowed = given > (-torch.inf if softmax else MASKED_SCORE)
-            finite = given.masked_fill(~allowed, 0.0)
+            allowed = torch_mask > (-torch.inf if softmax else MASKED_SCORE)
+            finite = torch_mask.masked_fill(~allowed, 0.0)
             bias = finite if bias is None else bias + finite
         mask = allowed if mask is None else mask & allowed
     return bias, mask

@@ -18,7 +18,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
@@ -45,13 +45,10 @@ def attend(
 
 
 def sum_products(
-    k: Float[Tensor, "b k h d"],
-    v: Float[Tensor, "b k h e"],
-    value_network: str,
-    key_mask: Bool[Tensor, "b k"] | None = None,
+    k: Float[Tensor, "b k h d"], v: Float[Tensor, "b k h e"], value_network: str
 ) -> Float[Tensor, "b h d e"]:
-    """S of some tokens, without those that `key_mask` marks False."""
-    k, v = _prepare(k, v, value_network, key_mask)
+    """S of some tokens."""
+    k, v = _prepare(k, v, value_network, None)
     with _full_precision(k):
         return _sum_products(k, v)
 

@@ -3,7 +3,7 @@
     x = embedding[tokens];  x = x + attention(norm(x));  x = x + feedforward(norm(x));  logits = norm(x) embeddingᵀ
 
 Attention is causal, positions are rotary (or a relative bias, as in the released WikiText experiment), and the embedding
-is also the output layer. `LanguageModel.start` returns a cache with which tokens can be given one at a time.
+is also the output layer. `LanguageModel.start` returns a cache for inference one token at a time.
 
 Generate tokens with a language model, one at a time.
 

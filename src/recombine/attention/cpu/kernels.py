@@ -9,7 +9,7 @@
     add_norm       a residual sum and its LayerNorm in one pass (`norm.c`)
 
 Each library is found or built on first use. The numbers are those of torch's own operations up to rounding. Dispatch
-(`dispatch.py`) has checked shapes and types before it calls a function of this file, and asked the matching `supports`.
+(`dispatch.py`) checks shapes and types, and the matching `supports`, before it calls a function of this file.
 
 Eager calls of attention go through an `autograd.Function`, which costs half as much per call as an operator of
 `torch.library`; under `torch.compile` the operators `recombine::attend_forward` and `recombine::attend_backward` keep the
@@ -195,7 +195,7 @@ def _allocate_outputs(q: Tensor, v: Tensor, choices: _Choices) -> tuple[Tensor, 
 
 
 def _allocate_gradients(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v and, if it is given, of the bias."""
+    """Gradients of q, k, v and of the bias, if any."""
     grad_bias = q.new_empty(0, dtype=torch.float32) if bias is None else torch.empty_like(bias)
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), grad_bias
 
@@ -511,9 +511,9 @@ class _AddNorm(torch.autograd.Function):
             _refuse_second_derivative(ctx)
         grad, grad_gain, grad_shift = torch.empty_like(total), torch.empty_like(gain), torch.empty_like(shift)
         tensors = {"grad": grad, "grad_gain": grad_gain, "grad_shift": grad_shift}
-        for name, given in (("grad_total", grad_total), ("grad_normed", grad_normed)):
-            if given is not None:
-                tensors[name] = given.contiguous()
+        for name, incoming in (("grad_total", grad_total), ("grad_normed", grad_normed)):
+            if incoming is not None:
+                tensors[name] = incoming.contiguous()
         _run_norm("recombine_norm_backward", total, gain, statistics, 0.0, **tensors)
         return grad, grad if ctx.has_update else None, grad_gain, grad_shift, None
 
