@@ -1,11 +1,14 @@
 """Devices: CUDA before the CPU, MPS with a warning, deterministic algorithms on request."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from recombine.foundation.errors import InputError
 from recombine.training import run
-from recombine.training.run import resolve_device, use_deterministic_algorithms
+from recombine.training.config import default_run
+from recombine.training.run import resolve_device, train_run, use_deterministic_algorithms
 
 
 @pytest.fixture
@@ -44,3 +47,13 @@ def test_deterministic_algorithms_are_switched_on_and_off():
     with use_deterministic_algorithms():
         assert torch.are_deterministic_algorithms_enabled()
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_a_finished_run_needs_no_device(tmp_path):
+    """The node that started a sweep on a cluster may have no GPU: it reads what the workers have trained there."""
+    config = default_run("hyperteacher", "tiny", "mlp")
+    config = replace(config, training=replace(config.training, steps=2))
+    finished = train_run(config, out=tmp_path, evaluation_instances=50, device="cpu")
+    assert train_run(config, out=tmp_path, evaluation_instances=50, device="cuda:99").path == finished.path
+    with pytest.raises(InputError, match="device 'cuda:99' is not available"):
+        train_run(config, out=tmp_path, evaluation_instances=60, device="cuda:99")

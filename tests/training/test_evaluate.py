@@ -16,7 +16,6 @@ from recombine.training.intervals import compare, compare_rows
 from recombine.training.score import (
     CompositionSums,
     describe_metrics,
-    evaluate_predictor,
     evaluation_splits,
     score,
     score_references,
@@ -71,13 +70,13 @@ def test_every_batch_is_sampled_once(monkeypatch):
     sampled: list[Any] = []
     plain = SRaven.sample
     monkeypatch.setattr(SRaven, "sample", record_calls(plain, sampled))
-    evaluation = evaluate_predictor(lambda x: x[:, -4:-2], task, num_instances=1_200)
+    evaluation = score(lambda x: x[:, -4:-2], task, num_instances=1_200)
     assert [call[1:3] for call in sampled] == [("test", 0), ("test", 1), ("ood", 0), ("ood", 1)]
     rows = [plain(task, "ood", index, batch_size=1_000, rows=range(n)) for index, n in ((0, 1_000), (1, 200))]
     right = [task.metrics(task.baselines(batch)["panel to the left"], batch)["accuracy"].numerator for batch in rows]
     assert evaluation.baselines["panel to the left"]["ood"]["accuracy"] == torch.cat(right).mean()
     assert evaluation.baselines.keys() == {"panel to the left", "most frequent answer"}
-    assert evaluation.scores == score(lambda x: x[:, -4:-2], task, num_instances=1_200)
+    assert evaluation == score(lambda x: x[:, -4:-2], task, num_instances=1_200)
 
 
 def test_metrics_are_described_by_the_task():

@@ -15,6 +15,8 @@ from torch import nn
 from torch.nn import functional
 
 import recombine
+from recombine.training.config import default_run
+from recombine.training.loop import Progress
 
 TASK = recombine.FuzzyLogic(num_examples=4)
 TRAINING = recombine.TrainingConfig(steps=2, batch_size=8)
@@ -148,7 +150,7 @@ CHANGES = {
 def run(make, path):
     """The scores and the directory of a model with fixed initial parameters, and whether it was trained."""
     torch.manual_seed(0)
-    rows = []
+    rows: list[Progress] = []
     scores = recombine.benchmark(
         make(path), TASK, training=TRAINING, evaluation_instances=60, out=path, watch=rows.append
     )
@@ -175,7 +177,7 @@ REUSED = {
         nn.Linear(8, 1),
         nn.Flatten(),
     ),
-    "task": lambda _: recombine.training.default_run("fuzzy-logic", "tiny").build_model(),
+    "task": lambda _: default_run("fuzzy-logic", "tiny").build_model(),
 }
 
 

@@ -94,7 +94,8 @@ def run(argv: list[str]) -> None:
         show_work(find_work(make_plan(records, experiment.name).records, options.out, retry=True), options)
         return
     finished = experiment.complete(train_records(records, options) if records else Finished(()))
-    tables = experiment.tables(finished, options.device)
+    device = options.device if options.engine == "local" else "auto"  # workers may have a GPU that this node lacks
+    tables = experiment.tables(finished, device)
     closing: list[str] = []
     value: Json = {
         "experiment": experiment.name,

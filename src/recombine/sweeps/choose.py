@@ -1,24 +1,19 @@
-"""Where runs are trained: processes of this machine, Ray or SLURM, behind one interface.
-
-Which engine trains the runs, and how the cores are divided among them. The fields are flags of the command line.
-
-Train many configurations through an engine; each ends as a run directory or as a failure that is kept there.
-"""
+"""Train many configurations through an engine that flags choose; each ends as a run directory or as a failure kept there."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import tyro
 
 from recombine.foundation.errors import InputError, check_choice, check_positive
-from recombine.foundation.files import replace_file
 from recombine.sweeps.engine import Engine, Job, Outcome, count_cores, describe_for_worker
 from recombine.sweeps.local import LocalEngine, record_failure
 from recombine.sweeps.ray import RayEngine
@@ -56,32 +51,23 @@ class EngineFlags:
     def open_engine(self, num_runs: int) -> Engine:
         """The engine for a number of runs."""
         check_choice("engine", self.engine, ENGINES)
-        for name in ("jobs", "threads"):
-            if getattr(self, name) is not None:
-                check_positive(**{name: getattr(self, name)})
-        clustered = self.engine == "slurm" or (self.engine == "ray" and self.address is not None)
+        check_positive(**{name: value for name in ("jobs", "threads") if (value := getattr(self, name)) is not None})
         jobs, threads = split_cores(num_runs, jobs=self.jobs, threads=self.threads)
-        if clustered:  # the cores of this machine say nothing about the cluster
-            jobs_limit, threads = self.jobs, self.threads or read_count("OMP_NUM_THREADS") or 1
         if self.engine == "local":
             return LocalEngine(jobs=jobs, threads=threads)
+        on_cluster = self.engine == "slurm" or (self.engine == "ray" and self.address is not None)
+        shared: dict[str, Any] = {
+            "jobs": jobs,
+            "threads": threads,
+            "gpus": self.gpus,
+            "answer_within": self.answer_within,
+        }
+        if on_cluster:  # the cores of this machine say nothing about the cluster
+            shared |= {"jobs": self.jobs, "threads": self.threads or read_count("OMP_NUM_THREADS") or 1}
         if self.engine == "ray":
-            return RayEngine(
-                jobs=jobs_limit if clustered else jobs,
-                threads=threads,
-                gpus=self.gpus,
-                address=self.address,
-                answer_within=self.answer_within,
-            )
-        return SlurmEngine(
-            jobs=jobs_limit if clustered else jobs,
-            threads=threads,
-            gpus=self.gpus,
-            cluster="slurm" if clustered else "local",
-            partition=self.partition,
-            time_limit=self.time_limit,
-            answer_within=self.answer_within,
-        )
+            return RayEngine(**shared, address=self.address)
+        cluster: Literal["slurm", "local"] = "slurm" if on_cluster else "local"
+        return SlurmEngine(**shared, cluster=cluster, partition=self.partition, time_limit=self.time_limit)
 
 
 def split_cores(num_runs: int, *, jobs: int | None = None, threads: int | None = None) -> tuple[int, int]:
@@ -143,29 +129,19 @@ def train_all(
         resolve_device(device)  # elsewhere, the worker knows which devices there are
     folder = Path(out).absolute()
     sent = {config.directory_name: describe_for_worker(config) for config in configs}
-    with_mark = Mark(folder)
-    try:
+    with mark_folder(folder) as mark:
         jobs = {
             key: Job(
-                key=key,
-                config=config,
-                code=code,
-                out=str(folder),
-                device=device,
-                threads=engine.threads,
-                mark=with_mark.name,
+                key=key, config=config, code=code, out=str(folder), device=device, threads=engine.threads, mark=mark
             )
             for key, (config, code) in sent.items()
         }
-        outcomes = engine.train(list(jobs.values())) if jobs else iter(())
-        for outcome in outcomes:
+        for outcome in engine.train(list(jobs.values())) if jobs else ():
             if outcome.kind == "folder":
                 raise InputError(outcome.error)
             if outcome.kind == "lost":
                 record_failure(jobs[outcome.key], outcome)
             yield outcome
-    finally:
-        with_mark.remove()
 
 
 def raise_failure(outcome: Outcome) -> None:
@@ -179,17 +155,16 @@ def raise_failure(outcome: Outcome) -> None:
     raise InputError(outcome.error)
 
 
-class Mark:
-    """A file with a random name in the folder of a sweep, by which workers recognise it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.name = f".shared-{secrets.token_hex(8)}"
-        self.path = folder / self.name
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            replace_file(self.path, str(os.getpid()).encode())
-        except OSError as error:
-            raise InputError(f"cannot write to {folder}: {error.strerror}; expected a writable folder") from None
-
-    def remove(self) -> None:
-        self.path.unlink(missing_ok=True)
+@contextlib.contextmanager
+def mark_folder(folder: Path) -> Iterator[str]:
+    """The name of a file in the folder of a sweep, by which workers recognise it; it is random and removed at the end."""
+    path = folder / f".shared-{secrets.token_hex(8)}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    except OSError as error:
+        raise InputError(f"cannot write to {folder}: {error.strerror}; expected a writable folder") from None
+    try:
+        yield path.name
+    finally:
+        path.unlink(missing_ok=True)

@@ -14,7 +14,6 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import ClassVar, cast
@@ -35,7 +34,7 @@ from recombine.training.score import (
     EVALUATION_VERSION,
     describe_metrics,
     describe_splits,
-    evaluate_predictor,
+    score,
     scores_as_dict,
 )
 
@@ -43,21 +42,6 @@ _log = logging.getLogger(__name__)
 
 COPIES_IN_TRAINING = 4  # parameters, gradients and two moments
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Execution:
-    """How a run is computed. None of it is part of the configuration: it changes results by rounding only."""
-
-    compile: bool = False
-    """Train under torch.compile."""
-    shard: bool = False
-    """Keep only a part of the model in each process (FSDP2)."""
-    deterministic: bool = False
-    """Use only algorithms that give the same bits in every run."""
-
-
-DEFAULT_EXECUTION = Execution()
 
 
 def train_run(
@@ -75,7 +59,9 @@ def train_run(
     """Train a configuration in its run directory, from the last checkpoint if there is one, and evaluate it.
 
     A finished run is returned unchanged, unless it was evaluated with another number of instances or another version of the
-    evaluation. `compile`, `shard` and `deterministic` (see `Execution`) are not part of the configuration.
+    evaluation. Three arguments are not part of the configuration, because they change results by rounding only: `compile`
+    trains under torch.compile, `shard` keeps a part of the model in each process (FSDP2), and `deterministic` uses only
+    algorithms that give the same bits in every run.
     Under `torchrun`, all processes call this function and train one model together; the first one reads and writes files.
     """
     num_instances = check_evaluation_instances(config.task, evaluation_instances)
@@ -87,8 +73,18 @@ def train_run(
     model = config.build_model(copies=COPIES_IN_TRAINING)  # invalid sizes are errors before anything is written
     group = join_group(torch_device)
     run = RunDirectory(Path(group.run_on_leader(lambda: str(open_directory(config, Path(out)).path))))
-    execution = Execution(compile=compile, shard=shard, deterministic=deterministic)
-    finish_run(run, config, model, torch_device, num_instances, execution=execution, watch=watch, trackers=trackers)
+    with use_deterministic_algorithms() if deterministic else contextlib.nullcontext():
+        finish_run(
+            run,
+            config,
+            model,
+            torch_device,
+            num_instances,
+            compile=compile,
+            shard=shard,
+            watch=watch,
+            trackers=trackers,
+        )
     return run
 
 
@@ -141,7 +137,8 @@ def finish_run(
     device: torch.device,
     num_instances: int,
     *,
-    execution: Execution = DEFAULT_EXECUTION,
+    compile: bool = False,
+    shard: bool = False,
     watch: Watcher | None = None,
     trackers: Sequence[Tracker] = (),
 ) -> None:
@@ -150,22 +147,12 @@ def finish_run(
     advice = f"checkpoints are in {run.path}; run the same command again to go on, with any number of processes"
     with contextlib.ExitStack() as stack:
         stack.enter_context(group.name_lost_process(advice))
-        if execution.deterministic:
-            stack.enter_context(use_deterministic_algorithms())
         request = stack.enter_context(handle_stop_signals())
         if group.run_on_leader(lambda: lock(run, num_instances, stack)):
             _log.info("%s is already finished", run.path)
             run.drop_previous_checkpoint()
             return
-        trainer = Trainer(
-            model,
-            config.task,
-            config.training,
-            device,
-            compile=execution.compile,
-            group=group,
-            shard=execution.shard,
-        )
+        trainer = Trainer(model, config.task, config.training, device, compile=compile, group=group, shard=shard)
         train_and_evaluate(run, config, trainer, request, num_instances, watch, trackers)
 
 
@@ -280,12 +267,9 @@ def summarise(config: RunConfig, trainer: Trainer, clock: Clock, num_instances: 
     is_leader = trainer.group.is_leader
     if not (is_leader or trainer.is_sharded):
         return None
-    evaluation = evaluate_predictor(
-        trainer.model, config.task, num_instances=num_instances, references=is_leader, device=trainer.device
-    )
+    scores = score(trainer.model, config.task, num_instances=num_instances, references=is_leader, device=trainer.device)
     if not is_leader:
         return None
-    scores = evaluation.scores
     return {
         "task": config.task.name,
         "model": config.model.kind,
@@ -311,7 +295,7 @@ def summarise(config: RunConfig, trainer: Trainer, clock: Clock, num_instances: 
             split: {name: [list(sums) for sums in metric.sums] for name, metric in metrics.items()}
             for split, metrics in scores.items()
         },
-        "baselines": evaluation.baselines,
+        "baselines": scores.baselines,
     }
 
 
@@ -440,15 +424,10 @@ def handle_stop_signals() -> Iterator[StopRequest]:
     to its default: whoever does that, such as the parent of a worker, wants the process to end at once.
     """
     request = StopRequest()
-    if threading.current_thread() is not threading.main_thread():
-        yield request
-        return
-    numbers = [getattr(signal, name) for name in STOP_SIGNALS if hasattr(signal, name)]
-    before = {number: signal.getsignal(number) for number in numbers}
-    untouched = {
-        number: signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL for number in numbers
-    }
-    handled = [number for number in numbers if before[number] is untouched[number]]
+    names = STOP_SIGNALS if threading.current_thread() is threading.main_thread() else ()
+    before = {number: signal.getsignal(number) for name in names if (number := getattr(signal, name, None))}
+    untouched: dict[signal.Signals, object] = {signal.SIGINT: signal.default_int_handler}
+    handled = [number for number, handler in before.items() if handler is untouched.get(number, signal.SIG_DFL)]
     for number in handled:
         signal.signal(number, request.receive)
     try:

@@ -63,12 +63,12 @@ class Score:
 Scores = dict[SplitName, dict[str, Score]]  # split -> metric -> score
 
 
-@dataclass(frozen=True, kw_only=True)
-class Evaluation:
-    """The scores of a predictor, and those of the task's simple strategies on the same instances."""
+class Evaluation(Scores):
+    """The scores of a predictor, and in `baselines` those of the task's simple strategies on the same instances."""
 
-    scores: Scores
-    baselines: BaselineScores
+    def __init__(self) -> None:
+        super().__init__()
+        self.baselines: BaselineScores = {}
 
 
 def scores_as_dict(scores: Scores) -> dict[str, dict[str, ScoreDict]]:
@@ -95,37 +95,24 @@ def score(
     num_instances: int | None = None,
     references: bool = True,
     device: torch.device | str = "cpu",
-) -> Scores:
-    """Score a predictor, by default on every split but `train`. `references=False` skips the reference scores."""
-    evaluation = evaluate_predictor(
-        predict, task, splits=splits, num_instances=num_instances, references=references, device=device
-    )
-    return evaluation.scores
-
-
-def evaluate_predictor(
-    predict: Predictor,
-    task: Task,
-    *,
-    splits: Iterable[SplitName] | None = None,
-    num_instances: int | None = None,
-    references: bool = True,
-    device: torch.device | str = "cpu",
 ) -> Evaluation:
-    """As `score`, and with `references` also the task's baselines; every batch is sampled once for all of them."""
+    """Score a predictor, by default on every split but `train`; every batch is sampled once.
+
+    `references=False` skips the reference scores and the task's baselines.
+    """
     num_instances = task.evaluation_instances if num_instances is None else num_instances
     check_positive(num_instances=num_instances)
     splits = evaluation_splits(task) if splits is None else tuple(splits)
     for split in splits:
         check_choice("split", split, task.splits)
-    scores: Scores = {}
-    baselines: BaselineScores = {}
+    evaluation = Evaluation()
     for split in splits:
         sums = _measure(predict, task, split, num_instances, references, device)
-        scores[split] = {metric: sums.score(metric) for metric in sums.model.totals}
+        evaluation[split] = {metric: sums.score(metric) for metric in sums.model.totals}
         for name, baseline in sums.baselines.items():
-            baselines.setdefault(name, {})[split] = {metric: baseline.value(metric) for metric in baseline.totals}
-    return Evaluation(scores=scores, baselines=baselines)
+            values = {metric: baseline.value(metric) for metric in baseline.totals}
+            evaluation.baselines.setdefault(name, {})[split] = values
+    return evaluation
 
 
 def score_references(
