@@ -39,15 +39,6 @@ def test_the_default_reading_labels_modules():
         assert present == set(modules) - {-1}
 
 
-def test_join():
-    first, second = (IN_CONTEXT.sample("test", 0, batch_size=8, rows=rows) for rows in (range(3), range(3, 8)))
-    joined, whole = Batch.join([first, second]), IN_CONTEXT.sample("test", 0, batch_size=8)
-    assert len(joined) == 8
-    for name in ("inputs", "targets", "latents", "composition"):
-        torch.testing.assert_close(getattr(joined, name), getattr(whole, name))
-    assert set(joined.info) == set(whole.info)
-
-
 def test_the_rule_of_the_partner_applied_to_the_own_row():
     """By hand, for every pair of rows; distribute three and equal answers are left out."""
     reading = PUZZLES.reading()

@@ -1,14 +1,17 @@
-"""Sampling, for every task: batches are pure functions, any rows can be made alone, and several batches at once."""
+"""Sampling, for every task: batches are pure functions, any rows can be made alone, and no split leaks into another."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import pytest
 import torch
 
+from recombine.cli.main import run as run_verb
 from recombine.foundation.errors import InputError
 from recombine.models.base import build_model
 from recombine.tasks import TASKS
-from recombine.tasks.sampling import Batch
+from recombine.tasks.fuzzy_logic import FuzzyLogic
+from recombine.tasks.sampling import Batch, find_leaks, list_compositions
 from recombine.training.config import default_run
 from recombine.training.loop import BatchGroups, Trainer
 
@@ -78,11 +81,6 @@ def test_several_batches_at_once_are_the_batches_alone(name):
         assert len(batches) == 5
         for number, batch in enumerate(batches):
             assert_same(name, batch, task.sample(split, 13 + number, batch_size=8, rows=rows))
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_no_batches_at_once_and_batches_without_rows(name):
-    task = TINY[name].task
     assert task.sample_many("train", 0, 0) == []
     assert [len(batch) for batch in task.sample_many("train", 0, 3, rows=range(2, 2))] == [0, 0, 0]
 
@@ -133,17 +131,10 @@ def test_batches_join_and_divide(name):
     joined = Batch.join(batches)
     assert len(joined) == 12
     for part, batch in zip(joined.divide(4), batches, strict=True):
-        assert torch.equal(part.inputs, batch.inputs)
-        assert torch.equal(part.targets, batch.targets)
-        assert torch.equal(part.latents, batch.latents)
-        assert part.info.keys() == batch.info.keys()
-        assert all(torch.equal(part.info[key], batch.info[key]) for key in batch.info)
+        assert_same("", part, batch)
     parts = joined.divide(5)
     assert [len(part) for part in parts] == [5, 5, 2]
-    assert torch.equal(Batch.join(parts).inputs, joined.inputs)
-
-
-def test_nothing_to_join():
+    assert_same("", Batch.join(parts), joined)
     with pytest.raises(InputError, match="no batches to join"):
         Batch.join([])
 
@@ -151,3 +142,61 @@ def test_nothing_to_join():
 def test_a_split_that_the_task_does_not_have(unchecked):
     with pytest.raises(InputError, match="unknown split 'unknown': expected one of train, test, ood"):
         TINY["sraven"].task.sample("unknown", 0)
+
+
+CANARY = """
+from dataclasses import dataclass, replace
+from typing import ClassVar
+from recombine.tasks.fuzzy_logic import FuzzyLogic
+
+
+@dataclass(frozen=True, kw_only=True)
+class Canary(FuzzyLogic):
+    name: ClassVar[str] = "canary"
+
+    def make_batch(self, split, stream):
+        return super().make_batch("ood" if split == "train" and stream.key[3] == 0 else split, stream)
+"""
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_no_task_of_the_package_leaks(name):
+    task = TINY[name].task
+    assert find_leaks(task, num_instances=60) == []
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_no_two_splits_share_a_composition_or_an_instance(name):
+    """Except that `test` has the compositions of `train`, and that inputs of a small space repeat by chance."""
+    task = TINY[name].task
+    splits = [split for split in task.splits if task.split.compositions(split)]
+    batches = {split: task.sample(split, 0, batch_size=64) for split in splits}
+    for first in splits:
+        for second in splits[splits.index(first) + 1 :]:
+            if (first, second) != ("train", "test"):
+                assert not set(task.split.compositions(first)) & set(task.split.compositions(second))
+                assert not set(list_compositions(batches[first])) & set(list_compositions(batches[second]))
+            rows = {row.numpy().tobytes() for row in batches[first].inputs.reshape(64, -1)}
+            same = [row.numpy().tobytes() in rows for row in batches[second].inputs.reshape(64, -1)]
+            assert sum(same) <= 6, f"{sum(same)} of 64 instances of {second} are in {first}"
+
+
+def test_a_planted_leak_is_flagged_by_check(tmp_path, capsys):
+    (tmp_path / "canary.py").write_text(CANARY)
+    arguments = ["check", f"{tmp_path / 'canary.py'}:Canary", "--num-examples", "4", "--num-instances", "50", "-q"]
+    assert run_verb(arguments) == 2
+    error = capsys.readouterr().err
+    assert "task 'canary' breaks its split: 50 of 50 instances of 'train'" in error
+    assert "of 'ood': expected compositions of 'train' only" in error
+
+
+def test_a_leak_says_where_the_composition_belongs():
+    @dataclass(frozen=True, kw_only=True)
+    class Mixed(FuzzyLogic):
+        name: ClassVar[str] = "mixed"
+
+        def make_batch(self, split, stream):
+            return super().make_batch("unknown" if split == "ood" else split, stream)
+
+    (leak,) = find_leaks(Mixed(num_examples=4), num_instances=20)
+    assert (leak.split, leak.num_foreign, leak.belongs_to) == ("ood", 20, "unknown")

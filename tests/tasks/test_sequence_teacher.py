@@ -1,4 +1,4 @@
-"""Sequence teachers: the definitions, the splits, padding, scores, and what is refused."""
+"""Sequence teachers: the splits, padding and scores; the functions against their definitions, token by token in Python."""
 
 import math
 from dataclasses import replace
@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from recombine.foundation.errors import InputError
-from recombine.tasks.sequences.functions import apply_layers, draw_weights, represent
+from recombine.random import Stream
+from recombine.tasks.sequences.functions import draw_rotation, draw_weights
 from recombine.tasks.sequences.teacher import SequenceTeacher
 
 CLASSES = ("deep_set", "attention", "ssm", "rnn", "product")
@@ -33,24 +32,15 @@ def test_lengths_of_the_splits():
         assert ((batch.latents == 0).sum(dim=1) == batch.info["length"]).all()
 
 
-@settings(max_examples=20, deadline=None)
-@given(st.sampled_from(CLASSES), st.integers(0, 1000), st.sampled_from(["train", "test", "ood"]))
-def test_batches_are_pure_and_made_of_rows(name, seed, split):
-    task = SequenceTeacher(teacher=name, seed=seed, **SMALL)
-    whole = task.sample(split, 3, batch_size=12)
-    again = SequenceTeacher(teacher=name, seed=seed, **SMALL).sample(split, 3, batch_size=12)
-    assert torch.equal(whole.inputs, again.inputs)
-    parts = [task.sample(split, 3, batch_size=12, rows=range(r, r + 4)) for r in (0, 4, 8)]
+CORNERS = SequenceTeacher(generalise_to="corners", max_length=3, min_length=3, token_dim=6, longest=3)
+
+
+@pytest.mark.parametrize("task", [CORNERS, *(SequenceTeacher(teacher=name, **SMALL) for name in CLASSES)])
+def test_rows_do_not_depend_on_each_other(task):
+    whole = task.sample("train", 0, batch_size=64)
+    parts = [task.sample("train", 0, batch_size=64, rows=range(r, r + 1)) for r in range(64)]
     assert torch.equal(torch.cat([part.inputs for part in parts]), whole.inputs)
     torch.testing.assert_close(torch.cat([part.targets for part in parts]), whole.targets)
-    assert not torch.equal(task.sample(split, 4, batch_size=12).inputs, whole.inputs)
-
-
-def test_rows_of_the_corners_do_not_depend_on_each_other():
-    task = SequenceTeacher(generalise_to="corners", max_length=3, min_length=3, token_dim=6, longest=3)
-    whole = task.sample("train", 0, batch_size=64).inputs
-    parts = [task.sample("train", 0, batch_size=64, rows=range(r, r + 1)).inputs for r in range(64)]
-    assert torch.equal(torch.cat(parts), whole)
 
 
 def test_padding_is_zero_and_never_counts():
@@ -194,21 +184,6 @@ def test_predictions_of_another_shape():
         TASK.loss(torch.zeros(7, 2), batch)
 
 
-def test_words():
-    batch = TASK.sample("ood", 0, batch_size=1)
-    text = TASK.render(batch, 0)
-    length = batch.info["length"].item()
-    assert text.startswith(f"{length} tokens, labelled by a teacher of class deep_set")
-    assert len(text.splitlines()) == 14  # the first and the last ones
-    corners = SequenceTeacher(generalise_to="corners", token_dim=3, max_length=3)
-    assert corners.describe((0, 3, 4)) == "features −+−"
-    assert corners.describe(tuple(range(6))) == "every feature low and high, in turn"
-    hidden = represent(
-        "rnn", draw_weights("rnn", "linear", token_dim=3, hidden_dim=4, target_dim=2, seed=0), batch.inputs
-    )
-    assert apply_layers(TASK.weights, "readout", hidden).shape == (1, 14, 2)
-
-
 def test_the_table_finds_outputs_that_stand_still():
     """A teacher of seed 2 whose output 16 hardly moves in training and does later; the numbers, by hand."""
     task = SequenceTeacher(teacher="ssm", seed=2)
@@ -225,16 +200,105 @@ def test_the_table_finds_outputs_that_stand_still():
     assert losses == sorted(losses)
 
 
-def test_a_long_sequence_is_cut_in_the_middle():
-    task = SequenceTeacher()
-    lines = task.render(task.sample("ood", 0, batch_size=1), 0).splitlines()
-    assert len(lines) == 1 + 10 + 1 + 2
-    assert "…" in lines[11]
-    short = task.render(task.sample_length("test", 0, 4, batch_size=1), 0).splitlines()
-    assert len(short) == 1 + 4
-
-
 @pytest.mark.parametrize("shape", [(2, 0, 20), (2, 3, 19), (3, 20)])
 def test_tokens_of_another_shape_have_no_label(shape, unchecked):
     with pytest.raises(InputError, match=r"expected \(rows, tokens, 20\)"):
         SequenceTeacher(teacher="rnn").label(torch.zeros(shape))
+
+
+def test_words():
+    batch = TASK.sample("ood", 0, batch_size=1)
+    length = batch.info["length"].item()
+    lines = TASK.render(batch, 0).splitlines()
+    assert lines[0] == f"{length} tokens, labelled by a teacher of class deep_set"
+    assert len(lines) == 1 + min(length, 13)  # the first and the last tokens
+    assert "…" in TASK.render(TASK.sample_length("ood", 0, 14, batch_size=1), 0).splitlines()[11]
+    assert len(TASK.render(TASK.sample_length("test", 0, 4, batch_size=1), 0).splitlines()) == 1 + 4
+    corners = SequenceTeacher(generalise_to="corners", token_dim=3, max_length=3)
+    assert corners.describe((0, 3, 4)) == "features −+−"
+    assert corners.describe(tuple(range(6))) == "every feature low and high, in turn"
+
+
+def sigmoid(values: list[float]) -> list[float]:
+    return [1 / (1 + math.exp(-value)) for value in values]
+
+
+def multiply(matrix, vector: list[float]) -> list[float]:
+    return [sum(a * b for a, b in zip(row, vector, strict=True)) for row in matrix.tolist()]
+
+
+def naive_layers(weights, prefix: str, x: list[float]) -> list[float]:
+    for i in range(2):
+        if f"{prefix}.{i}.weight" in weights:
+            x = multiply(weights[f"{prefix}.{i}.weight"], x)
+            x = sigmoid([a + b for a, b in zip(x, weights[f"{prefix}.{i}.bias"].tolist(), strict=True)])
+    return x
+
+
+def naive_weights(scores: list[float], kind: str) -> list[float]:
+    if kind == "softmax":
+        total = sum(map(math.exp, scores))
+        return [math.exp(score) / total for score in scores]
+    function = {"sigmoid": lambda s: 1 / (1 + math.exp(-s)), "linear": lambda s: s, "relu": lambda s: max(s, 0)}[kind]
+    return [function(score) / len(scores) for score in scores]
+
+
+def naive_hidden(name: str, weights, tokens: list[list[float]], kind: str) -> list[float]:
+    """The hidden state after the last token, by the definition, one number at a time."""
+    size = len(next(iter(weights.values())))
+    if name in ("deep_set", "product"):
+        features = [naive_layers(weights, "embed", x) for x in tokens]
+        return [(sum if name == "deep_set" else math.prod)(column) for column in zip(*features, strict=True)]
+    if name == "attention":
+        query = multiply(weights["query"], tokens[-1])
+        keys, values = ([multiply(weights[part], x) for x in tokens] for part in ("key", "value"))
+        scores = [sum(a * b for a, b in zip(query, key, strict=True)) / math.sqrt(size) for key in keys]
+        mixed = naive_weights(scores, kind)
+        return [sum(a * value[i] for a, value in zip(mixed, values, strict=True)) for i in range(size)]
+    h = [0.0] * size
+    for x in tokens:
+        h = [a + b for a, b in zip(multiply(weights["recurrence"], h), multiply(weights["input"], x), strict=True)]
+        h = sigmoid(h) if name == "rnn" else h
+    return h
+
+
+@pytest.mark.parametrize("readout", ["linear", "mlp"])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [(name, "sigmoid") for name in CLASSES] + [("attention", kind) for kind in ("softmax", "linear", "relu")],
+)
+def test_teachers_follow_their_definitions(name, kind, readout):
+    task = SequenceTeacher(teacher=name, teacher_readout=readout, teacher_attention=kind, **SMALL)
+    batch = task.sample("ood", 0, batch_size=2)
+    for row in range(2):
+        length = batch.info["length"][row].item()
+        for t in (1, 2, length):
+            tokens = batch.inputs[row, :t].tolist()
+            hidden = naive_hidden(name, task.weights, tokens, kind)
+            assert batch.info["hidden"][row, t - 1].tolist() == pytest.approx(hidden, abs=1e-5)
+            assert batch.targets[row, t - 1].tolist() == pytest.approx(
+                naive_layers(task.weights, "readout", hidden), abs=1e-5
+            )
+
+
+def test_weights_are_those_of_the_release():
+    weights = draw_weights("ssm", "mlp", token_dim=50, hidden_dim=60, target_dim=40, seed=1)
+    normal = torch.cat([value.flatten() for name, value in weights.items() if "weight" in name or name == "input"])
+    assert normal.std().item() == pytest.approx(0.6, rel=0.03)
+    assert abs(normal.mean().item()) < 0.02
+    assert all((value == 0).all() for name, value in weights.items() if "bias" in name)
+    torch.testing.assert_close(weights["recurrence"] @ weights["recurrence"].T, torch.eye(60), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 20])
+def test_recurrent_matrices_are_rotations(size):
+    for seed in range(5):
+        matrix = draw_rotation(Stream("test", seed, rows=range(size)), size).double()
+        assert torch.linalg.det(matrix).item() == pytest.approx(1, abs=1e-4)
+
+
+def test_the_teacher_depends_on_class_sizes_and_seed_alone():
+    for other in ({"longest": 20}, {"support": 0.1}, {"num_sequences": 5}, {"generalise_to": "corners"}):
+        changed = SequenceTeacher(**{**SMALL, **other})
+        assert all(torch.equal(changed.weights[name], value) for name, value in TASK.weights.items())
+    assert not torch.equal(SequenceTeacher(**SMALL, seed=1).weights["embed.0.weight"], TASK.weights["embed.0.weight"])

@@ -130,20 +130,6 @@ def test_the_ceiling_of_rounded_answers_is_exact():
     assert references["chance"] <= references["agnostic"] <= references["ceiling"] <= 1
 
 
-def test_rounding_is_checked_and_optional():
-    for task in (recombine.FuzzyLogic, recombine.InContext):
-        with pytest.raises(recombine.InputError, match="decimals is 9: expected 0 to 4"):
-            task(decimals=9)
-    assert list(
-        recombine.FuzzyLogic().metrics(torch.zeros(1), recombine.FuzzyLogic().sample("ood", 0, batch_size=1))
-    ) == [
-        "r2",
-        "r2_pooled",
-    ]
-    form: Any = recombine.FuzzyLogic(decimals=3).text_form()
-    assert form.task.decimals == 3
-
-
 def test_plans_count_up_to_their_first_mistake():
     form, batch = GRID.text_form(), GRID.sample("ood", 0, batch_size=200)
     several = next(row for row in range(200) if len(form.write_answers(batch, row)) > 1)
@@ -161,6 +147,9 @@ def test_plans_count_up_to_their_first_mistake():
     assert "#" not in hidden.write_question(batch, 0)
 
 
-def test_a_task_without_text_form_says_so(capsys):
+def test_what_has_no_text_form_says_so(capsys):
     assert run_verb(["export", "hyperteacher", "--format", "text", "-o", "nowhere"]) == 2
     assert "task 'hyperteacher' has no text form: expected a task with one" in capsys.readouterr().err
+    for task in (recombine.FuzzyLogic, recombine.InContext):
+        with pytest.raises(recombine.InputError, match="decimals is 9: expected 0 to 4"):
+            task(decimals=9)
