@@ -32,7 +32,6 @@ from torch.nn import functional
 
 from recombine.compositions import Composition, CompositionSplit
 from recombine.foundation.errors import InputError, check_choice, check_positive
-from recombine.foundation.tables import Table
 from recombine.random import Stream
 from recombine.tasks.base import METRICS, Metric, Preset, Ratio, Scale, Task
 from recombine.tasks.reading import Reading
@@ -51,7 +50,6 @@ from recombine.tasks.view import Panel, draw_tokens
 
 Generalisation = Literal["lengths", "corners"]
 NUM_CORNERS = 64
-NUM_STILLEST = 5
 NUM_SHOWN = 12  # tokens
 NUM_MEAN_SEQUENCES = 4_096
 
@@ -371,26 +369,6 @@ class SequenceTeacher(Task):
     def best_predictions(self, batch: Batch, *, split: SplitName | None, metric: str) -> Float[Tensor, "b t targets"]:
         """The teacher's outputs, for any prior: targets are a function of the inputs, so this is exact."""
         return batch.targets
-
-    def tables(self, num_instances: int) -> list[Table]:
-        """Outputs that hardly vary in training because the teacher's sigmoids saturate; they cannot be learned there."""
-        values = {}
-        for split in ("test", "ood"):
-            batch = self.sample(split, 0, batch_size=num_instances)
-            real = mark_real(batch.inputs, batch.info["length"])
-            values[split] = batch.targets[real], batch.info["hidden"][real]
-        trained, held_out = (outputs.std(dim=0) for outputs, _ in values.values())
-        stillest = trained.argsort()[:NUM_STILLEST].tolist()
-        larger = values["test"][1].var(dim=0).mean() / trained.square().mean()
-        note = (
-            f"the median output deviates by {trained.median():.3f} in training; outputs that do not vary are not learned; "
-            f"the variance of hidden states, which chain of thought adds to the loss, is {larger:,.0f} times that of outputs"
-        )
-        rows = tuple((number, trained[number].item(), held_out[number].item()) for number in stillest)
-        columns = ("output", "deviation, trained", "deviation, held out")
-        return [
-            Table(title="outputs of the teacher that vary least in training", columns=columns, rows=rows, note=note)
-        ]
 
     def split_title(self, split: SplitName) -> str:
         lengths = {"test": "trained lengths", "ood": "longer sequences"}
