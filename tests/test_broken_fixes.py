@@ -28,37 +28,40 @@ SHARED = "return _expand(q, batch, heads), _expand(k, batch, heads), _expand(v, 
 PLACED = "return float(sign * (value - self.ceiling) >= -1e-9)"
 FAULTS = {
     "keys shared by heads or batch": Fault(
-        file="kernels/door.py", mended=SHARED, broken="return q, k, v", test="test_door.py"
+        file="attention/dispatch.py",
+        mended=SHARED,
+        broken="return q, k, v",
+        test="attention/test_dispatch.py -k broadcasts",
     ),
     "heads of different sizes": Fault(
-        file="kernels/door.py",
+        file="attention/dispatch.py",
         mended="if q.shape[3] != k.shape[3]:",
         broken="if False:",
-        test="test_door.py -k refuses",
+        test="attention/test_dispatch.py -k bad_arguments",
     ),
     "fewer values than keys": Fault(
-        file="kernels/door.py",
+        file="attention/dispatch.py",
         mended="if k.shape[1] != v.shape[1]:",
         broken="if False:",
-        test="test_door.py -k refuses",
+        test="attention/test_dispatch.py -k bad_arguments",
     ),
     "a mask that is not bool": Fault(
-        file="kernels/door.py",
+        file="attention/dispatch.py",
         mended="if mask.dtype != torch.bool:",
         broken="if False:",
-        test="test_door.py -k refuses",
+        test="attention/test_dispatch.py -k bad_arguments",
     ),
     "a short bias of a dense layer": Fault(
-        file="kernels/door.py",
+        file="attention/dispatch.py",
         mended="if bias is not None and (bias.dim() != 1 or bias.shape[0] != weight.shape[0]):",
         broken="if False:",
-        test="test_door.py -k dense",
+        test="attention/test_dispatch.py -k dense",
     ),
     "large scores": Fault(
-        file="kernels/cpu_normalise.h",
+        file="attention/cpu/cpu_normalise.h",
         mended="*a = exp2_of((*a - shifts[i]) * LOG2_E);",
         broken="*a = exp2_of(*a * LOG2_E - shifts[i] * LOG2_E);",
-        test="test_door.py -k large_scores",
+        test="attention/test_dispatch.py -k large_scores",
     ),
     "the ceiling of fuzzy logic knows the split": Fault(
         file="tasks/fuzzy_logic/task.py",

@@ -108,7 +108,7 @@ def test_one_file_adds_an_attention(package):
         "import torch\nfrom recombine import Attention, TransformerConfig\n"
         "layer = Attention(8, num_heads=2, kqv_dim=4, attention=TransformerConfig(attention='brand_new').attention)\n"
         "print(layer(torch.ones(1, 3, 8))[0].shape)\n"
-        "from recombine import cli\n"
+        "from recombine.cli import main as cli\n"
         "few = ['--steps', '3', '--batch-size', '4', '--evaluation-instances', '20', '-q']\n"
         f"few += ['--out', {str(package.parent / 'runs')!r}]\n"
         "assert cli.run(['train', 'fuzzy-logic', '--scale', 'tiny', '--attention', 'brand_new', *few]) == 0\n",
