@@ -2,7 +2,6 @@
 
 import os
 import pwd
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -15,33 +14,20 @@ from recombine.foundation.native import cache_directory
 pytestmark = pytest.mark.skipif(not hasattr(os, "getuid"), reason="no owners and modes here")
 
 
-@pytest.fixture
-def temporary(monkeypatch, tmp_path):
-    """No home folder, and a place for temporary files."""
-    monkeypatch.delenv("RECOMBINE_CACHE", raising=False)
-    monkeypatch.setenv("HOME", "/dev/null/none")
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return tmp_path / f"recombine-data-{os.getuid()}"
-
-
-def test_without_a_home_data_go_to_a_private_folder(temporary):
-    assert data_folder("a", "b") == temporary / "a" / "b"
-    assert temporary.stat().st_mode & 0o777 == 0o700
-
-
-def test_a_folder_for_data_that_others_can_write_to_is_refused(temporary):
-    temporary.mkdir()
-    temporary.chmod(0o777)
-    with pytest.raises(InputError, match="belongs to somebody else or others can write to it: expected a folder of"):
-        data_folder("a")
-
-
-def test_a_user_without_any_home(temporary, monkeypatch, tmp_path):
+@pytest.mark.parametrize("home", ["/dev/null/none", "a file", "nobody"])
+def test_without_a_writable_home_a_folder_is_asked_for(home, monkeypatch, tmp_path):
     """Not a folder called "~" in the current one."""
-    monkeypatch.delenv("HOME")
-    monkeypatch.setattr(pwd, "getpwuid", lambda _: {}["nobody"])
+    monkeypatch.delenv("RECOMBINE_CACHE", raising=False)
     monkeypatch.chdir(tmp_path)
-    assert data_folder("a") == temporary / "a"
+    (tmp_path / "a file").touch()
+    monkeypatch.setenv("HOME", str(tmp_path / home))
+    if home == "nobody":
+        monkeypatch.delenv("HOME")
+        monkeypatch.setattr(pwd, "getpwuid", lambda _: {}["nobody"])
+    with pytest.raises(InputError, match=r"there is no folder for data .*: expected a writable one in RECOMBINE_CACHE"):
+        data_folder("a")
+    monkeypatch.setenv("RECOMBINE_CACHE", str(tmp_path / "chosen"))
+    assert data_folder("a", "b") == tmp_path / "chosen" / "a" / "b"
     assert not (tmp_path / "~").exists()
 
 

@@ -20,7 +20,7 @@ from recombine.training.benchmark import load_run
 from recombine.training.config import RunConfig, TrainingConfig
 from recombine.training.directory import RunDirectory
 from recombine.training.loop import Clock, DivergedError, Trainer, choose_intervals, fit
-from recombine.training.run import resolve_device, train_run
+from recombine.training.run import train_run
 
 CONFIG = RunConfig(
     task=FuzzyLogic(num_examples=8),
@@ -222,26 +222,6 @@ def test_a_checkpoint_of_another_model(finished, tmp_path):
     run.save_checkpoint(*finished.load_checkpoint())
     with pytest.raises(InputError, match="does not fit the model: size mismatch"):
         load_run(run.path)
-
-
-def test_devices_that_are_not_there():
-    assert resolve_device("cpu").type == "cpu"
-    for name in ("cuda:7", "abacus"):
-        with pytest.raises(InputError, match=f"device '{name}' is not available"):
-            resolve_device(name)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"steps": 0}, "steps is 0"),
-        ({"learning_rate": 0.0}, "learning_rate is 0.0"),
-        ({"precision": "int4"}, "unknown precision"),
-    ],
-)
-def test_bad_training(change, message, unchecked):
-    with pytest.raises(InputError, match=message):
-        TrainingConfig(**change)
 
 
 def test_an_own_model_in_ten_lines():

@@ -16,7 +16,6 @@ import os
 import pkgutil
 import stat
 import sys
-import tempfile
 import traceback
 import zipfile
 from collections.abc import Collection, Iterable, Mapping
@@ -129,32 +128,17 @@ def chosen_cache() -> Path | None:
 
 
 def data_folder(*names: str) -> Path:
-    """A folder for data that can be made again: in `RECOMBINE_CACHE` or `~/.cache/recombine`, else among temporary files."""
-    chosen = chosen_cache()
+    """A folder for data that can be made again, in `RECOMBINE_CACHE` or `~/.cache/recombine`; created if missing."""
     try:
-        home = Path.home() / ".cache" / "recombine" if chosen is None else chosen
-        folder = home.joinpath(*names)
+        folder = (chosen_cache() or Path.home() / ".cache" / "recombine").joinpath(*names)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if os.access(folder, os.W_OK | os.X_OK):
-            return folder
-        raise PermissionError(0, "it is read-only")
-    except RuntimeError:  # no home at all
-        pass
-    except OSError as error:
-        if chosen is not None:
-            raise InputError(
-                f"cannot write to {str(folder)!r} ({error.strerror}): expected a writable folder in RECOMBINE_CACHE"
-            ) from None
-    user = os.getuid() if hasattr(os, "getuid") else os.environ.get("USERNAME", "user")
-    private = Path(tempfile.gettempdir(), f"recombine-data-{user}")
-    private.mkdir(exist_ok=True, mode=0o700)
-    if not is_private(private):  # somebody else could put data there
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(0, f"{str(folder)!r} is read-only")
+    except (OSError, RuntimeError) as error:  # no home at all is a RuntimeError
+        reason = str(error).rstrip(".")
         raise InputError(
-            f"{str(private)!r} belongs to somebody else or others can write to it: expected a folder of your own in "
-            "RECOMBINE_CACHE"
-        )
-    folder = private.joinpath(*names)
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            f"there is no folder for data ({reason}): expected a writable one in RECOMBINE_CACHE"
+        ) from None
     return folder
 
 

@@ -27,7 +27,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import safetensors
 import torch
@@ -38,7 +38,7 @@ from recombine.attention.cpu import kernels as cpu_library
 from recombine.foundation import native as compiler
 from recombine.foundation.errors import InputError, find_schema_error
 from recombine.foundation.files import parse_json, read_file, read_json, replace_file, require_regular, write_json
-from recombine.training.schema import FILES, CheckpointInfo, ConfigFile, Environment, Json, MetricsRow, Stretch
+from recombine.training.schema import FILES, CheckpointInfo, ConfigFile, Json, MetricsRow
 
 FORMAT = "recombine-run"
 FORMAT_VERSION = 2
@@ -295,14 +295,14 @@ def digest_tensors(tensors: Mapping[str, Tensor], header: Mapping[str, Any] | No
 def record_environment(run: RunDirectory, device: torch.device, step: int, num_processes: int = 1) -> None:
     """Write `environment.json`. It keeps the environments of earlier steps; a change is logged."""
     current = describe_environment(device, num_processes)
-    history: list[Stretch] = []
+    history: list[Json] = []
     if step > 0 and (run.path / "environment.json").exists():
         stored = run.read_json("environment.json")
         stretches = [*stored.pop("previous", []), stored]
         history = [stretch for stretch in stretches if stretch.get("first_step", 0) < step]
-    latest: Stretch = {**current, "first_step": step}
+    latest = {**current, "first_step": step}
     if history:
-        if changes := describe_changes(cast(Json, history[-1]), cast(Json, current)):
+        if changes := describe_changes(history[-1], current):
             _log.warning("%s resumes at step %d in another environment: %s", run.path, step, changes)
         else:
             latest = history.pop()
@@ -322,7 +322,7 @@ def describe_changes(before: Json, after: Json) -> str:
 SOURCE_SUFFIXES = (".py", ".c", ".h")
 
 
-def describe_environment(device: torch.device | str, num_processes: int = 1) -> Environment:
+def describe_environment(device: torch.device | str, num_processes: int = 1) -> Json:
     """The environment of this process, for computations on `device` by this number of processes."""
     return {
         "recombine": metadata.version("recombine"),

@@ -39,8 +39,8 @@ class CertificateDict(TypedDict):
     sha256: str
 
 
-class Environment(TypedDict, total=False):
-    """Versions, code and machine, as far as they can change a number."""
+class EnvironmentFile(TypedDict, total=False):
+    """`environment.json`: versions, code and machine, as far as they can change a number."""
 
     recombine: str
     source_sha256: str
@@ -52,18 +52,8 @@ class Environment(TypedDict, total=False):
     num_threads: int
     num_processes: int  # that trained together
     kernel: str  # which attention kernel is used, how it was compiled, or why the plain definition is used
-
-
-class Stretch(Environment, total=False):
-    """The environment in which a run was trained from `first_step` on."""
-
-    first_step: int
-
-
-class EnvironmentFile(Stretch, total=False):
-    """`environment.json`: the latest environment, and those in which earlier steps were trained, oldest first."""
-
-    previous: list[Stretch]
+    first_step: int  # that was trained in this environment
+    previous: list[Json]  # the environments of earlier steps, oldest first
 
 
 class CheckpointInfo(TypedDict):
