@@ -34,7 +34,10 @@ RUNS = (
 )
 TRAIN = """
 import sys
-from recombine.cli import run as call
+try:
+    from recombine.cli.main import run as call
+except ImportError:  # of version 0.1
+    from recombine.cli import run as call
 for number, arguments in enumerate(sys.argv[2:]):
     flags = ["--out", f"{sys.argv[1]}/{number}", "--quiet", "--device", "cpu"]
     if call(["train", *arguments.split(), *flags]) != 0:

@@ -13,7 +13,7 @@ import argparse
 import torch
 
 from recombine.attention.cpu import kernels as cpu
-from recombine.cli.bench import machine
+from recombine.cli import bench
 
 LAYERS = {
     "language": [(256, 512, 1536), (256, 512, 512), (256, 512, 2048), (256, 2048, 512)],
@@ -22,7 +22,7 @@ LAYERS = {
 }
 
 
-def make_products(rows: int, inputs: int, outputs: int) -> dict[str, machine.Pass]:
+def make_products(rows: int, inputs: int, outputs: int) -> dict[str, bench.Pass]:
     x, weight, bias = torch.randn(rows, inputs), torch.randn(outputs, inputs), torch.randn(outputs)
     grad_out = torch.randn(rows, outputs)
     multiply = cpu.find_onednn()
@@ -43,11 +43,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    print(machine.name_cpu())
+    print(bench.name_cpu())
     for workload, layers in LAYERS.items():
         for rows, inputs, outputs in layers:
-            times = machine.time_interleaved(make_products(rows, inputs, outputs), options.seconds)
-            rates = {name: 2e-9 * rows * inputs * outputs / t for name, t in machine.take_medians(times).items()}
+            times = bench.time_interleaved(make_products(rows, inputs, outputs), options.seconds)
+            rates = {name: 2e-9 * rows * inputs * outputs / t for name, t in bench.take_medians(times).items()}
             listed = "  ".join(f"{name} {rate:.0f}" for name, rate in rates.items())
             print(f"{workload:12} {rows:5} rows {inputs:4} -> {outputs:4}:  {listed}", flush=True)
 

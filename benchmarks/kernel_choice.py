@@ -22,7 +22,7 @@ import torch
 from recombine.attention import dispatch, linear
 from recombine.attention.cpu import kernels as cpu
 from recombine.attention.definition import AttentionOptions
-from recombine.cli.bench import machine
+from recombine.cli import bench
 
 LENGTHS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 HEADS = ((16, 4), (8, 16), (8, 32), (8, 64), (4, 128))
@@ -68,7 +68,7 @@ def main() -> None:
                 "other": partial(other, options=call),
             }
             passes = {name: make_pass(attend, length, heads, width) for name, attend in passes.items()}
-            times = machine.take_medians(machine.time_interleaved(passes, options.seconds))
+            times = bench.take_medians(bench.time_interleaved(passes, options.seconds))
             q = torch.empty(max(1, TOKENS // length), length, heads, width)
             rule = "other" if is_faster(q, q, causal=causal) else "fused"
             ratio = times["fused"] / times["other"]

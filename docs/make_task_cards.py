@@ -18,8 +18,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import fields
 from pathlib import Path
 
+from recombine.foundation.display import format_number
 from recombine.foundation.errors import InputError
-from recombine.foundation.tables import format_number
 from recombine.models.transformer import count_parameters
 from recombine.tasks import TASKS
 from recombine.tasks.base import SCALES, Task

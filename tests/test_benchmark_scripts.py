@@ -8,17 +8,14 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SMALL = {
-    "attention_before.py": f"{ROOT} --lengths 64 --rounds 1",
+    "charts.py": f"{ROOT / 'benchmarks' / 'results.json'} charts",
     "compare_commits.py": f"{ROOT} {ROOT} --only linear",
     "core_split.py": "--seconds 0.2 --workloads hyperteacher",
     "dense_products.py": "--seconds 0.01",
-    "grid_generators.py": "--repeats 1",
-    "hyperteacher_generator.py": "--rounds 1",
+    "generators.py": "hyperteacher --scales tiny --seconds 0.01",
+    "growth.py": "memory limit --seconds 0.01",
     "kernel_choice.py": "--attentions linear --lengths 64 --widths 16 --seconds 0.01",
     "output_scale.py": "--lengths 32 --steps 2 --rates 0.001 --out scale.jsonl",
-    "small_models.py": "hyperteacher --seconds 0.01",
-    "sraven_generator.py": "--repeats 1",
-    "sraven_solver.py": "--repeats 1",
     "sweep_500.py": "--runs 3",
 }
 TOO_LONG = {"language_model.py"}  # it measures the sizes of the papers

@@ -14,7 +14,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import tyro
 
 from documented import (
     DOCS,
@@ -31,6 +30,7 @@ from documented import (
     run_line,
     shorten,
 )
+from recombine.cli import main
 from recombine.cli.main import VERBS
 from recombine.cli.main import run as run_verb
 
@@ -42,15 +42,15 @@ class ParsedError(Exception):
 @pytest.fixture
 def parse_only(monkeypatch):
     """Stop every verb as soon as its flags are read."""
-    read = tyro.cli
+    read = main._read_flags
 
     def stop(*arguments, **options):
         found = read(*arguments, **options)
-        if options.get("return_unknown_args"):  # the first of two readings
+        if options.get("partial"):  # the first of two readings
             return found
         raise ParsedError
 
-    monkeypatch.setattr(tyro, "cli", stop)
+    monkeypatch.setattr(main, "_read_flags", stop)
 
 
 @pytest.fixture

@@ -13,9 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
-from recombine.cli import Output, parse
+from recombine.cli import Argument, Output, parse
 from recombine.foundation import Column, InputError, Table, replace_file
 from recombine.sweeps import Experiment, find_experiment, installed_experiments
 from recombine.tasks import SCALES
@@ -32,22 +30,34 @@ Experiments = Mapping[str, PaperExperiment]
 class ClaimsOptions(Output):
     """Add finished runs to the stored results, and judge the claims of all experiments by them."""
 
-    experiments: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="EXPERIMENT ...")] = ()
+    examples = (
+        "recombine reproduce claims --page docs/claims.md",
+        "recombine reproduce claims sraven --json",
+    )
+
+    experiments: Annotated[tuple[str, ...], Argument(metavar="EXPERIMENT", positional=True)] = ()
     """Names of experiments with claims, or FILE.py:NAME for your own (default: all that are installed)."""
     out: Path = Path("runs")
     """Folder of run directories."""
-    results: Annotated[Path, tyro.conf.arg(metavar="FOLDER")] = Path("results")
+    results: Path = Path("results")
     """Folder of stored results, one small file per experiment and scale."""
-    page: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="FILE ...")] = ()
+    page: tuple[Path, ...] = ()
     """Markdown files to write the claims to. In a page with markers, only the text between them is replaced."""
-    figures: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
+    figures: Path | None = None
     """Write the figures that can be drawn from stored results to this folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListOptions(Output):
+    """List the experiments with their questions and their measured costs."""
+
+    examples = ("recombine reproduce list", "recombine reproduce list --json")
 
 
 def run(argv: list[str]) -> None:
     """The verbs `claims` and `list`."""
     if argv[0] == "list":
-        list_experiments(parse(Output, argv[1:], prog="reproduce list"))
+        list_experiments(parse(ListOptions, argv[1:], prog="reproduce list"))
     else:
         show_claims(parse(ClaimsOptions, argv[1:], prog="reproduce claims"))
 

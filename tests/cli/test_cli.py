@@ -145,7 +145,7 @@ def test_an_interrupted_training_says_how_to_go_on(tmp_path, capsys, monkeypatch
     def interrupt(*arguments, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("recombine.training.run.train_run", interrupt)
+    monkeypatch.setattr("recombine.cli.train.train_run", interrupt)
     assert run_verb([*TRAIN, "--out", str(tmp_path)]) == 130
     assert capsys.readouterr().err.endswith("recombine: interrupted; the same command resumes\n")
 
@@ -175,13 +175,6 @@ def test_report(trained, capsys):
     assert "hyla" in file.read_text()
 
 
-@pytest.mark.parametrize("verb", ["tasks", "show", "check", "train", "evaluate", "export", "reproduce", "report"])
-def test_every_verb_has_help(verb, capsys):
-    flags = [verb, "fuzzy-logic"] if verb in ("show", "check", "train", "export") else [verb]
-    assert run_verb([*flags, "--help"]) == 0
-    assert "--json" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -189,13 +182,16 @@ def test_every_verb_has_help(verb, capsys):
         (["train", "chess"], "unknown task 'chess': expected one of fuzzy-logic, goal-grid"),
         (
             ["train", "fuzzy-logic", "--attention", "hyper"],
-            "--attention is 'hyper': expected one of softmax, ",
+            "unknown value of --attention 'hyper': expected one of softmax, ",
         ),
         (["train", "fuzzy-logic", "--steps", "many"], "--steps"),
         (["train", "fuzzy-logic", "--steps", "0"], "steps is 0: expected a whole number of at least 1"),
         (["train", "fuzzy-logic", "--frobnicate", "1"], "unknown flag --frobnicate; see"),
-        (["train", "fuzzy-logic", "--scale", "huge"], "--scale is 'huge': expected one of tiny, small, paper; see"),
-        (["train", "fuzzy-logic", "--model", "oracle"], "unknown model 'oracle': expected one of attention, deep-set"),
+        (
+            ["train", "fuzzy-logic", "--scale", "huge"],
+            "unknown value of --scale 'huge': expected one of tiny, small, paper; see",
+        ),
+        (["train", "fuzzy-logic", "--model", "oracle"], "unknown model 'oracle': expected one of "),
         (["train", "fuzzy-logic", "--num-heads", "3"], "kqv_dim 16 is not divisible by num_heads 3"),
         (["train", "fuzzy-logic", "--device", "abacus"], "device 'abacus' is not available"),
         (
@@ -203,11 +199,14 @@ def test_every_verb_has_help(verb, capsys):
             "held-out fraction is 1.2: expected a number strictly between 0 and 1",
         ),
         (["check", "fuzzy-logic", "--held-out", "0.95"], "expected at least 6"),
-        (["show", "fuzzy-logic", "--split", "oops"], "--split is 'oops': expected one of train, test, ood"),
+        (
+            ["show", "fuzzy-logic", "--split", "oops"],
+            "unknown split 'oops': expected one of train, test, ood",
+        ),
         (["evaluate", "nowhere"], "run directory 'nowhere' does not exist"),
         (["evaluate", "."], "config.json does not exist"),
         (["evaluate"], "RUN is missing: expected"),
-        (["reproduce", "everything"], "unknown experiment 'everything': expected one of fuzzy-logic, sraven, dropout"),
+        (["reproduce", "everything"], "unknown experiment 'everything': expected one of fuzzy-logic, sraven"),
         (["report", "nowhere"], "does not exist: expected a folder that"),
         (
             ["export", "fuzzy-logic", "-o", "/dev/null/rows.parquet", "--num-instances", "3"],
@@ -245,7 +244,7 @@ def test_no_arguments_and_version(capsys):
 
 
 def test_verbs_of_other_packages(tmp_path, capsys, monkeypatch):
-    """An entry point adds a verb; its line in the help is read from the source, without importing it."""
+    """An entry point adds a verb; the list of verbs names it without importing it."""
     (tmp_path / "fancy").mkdir()
     (tmp_path / "fancy" / "__init__.py").write_text("raise ImportError('imported')\n")
     verb = 'def dance(argv):\n    """Dance with a run.\n\n    More.\n    """\n'
@@ -254,7 +253,7 @@ def test_verbs_of_other_packages(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("recombine.cli.main.installed_verbs", lambda: {"dance": entry})
     monkeypatch.syspath_prepend(tmp_path)
     assert run_verb(["--help"]) == 0
-    assert "\n  dance        Dance with a run\n" in capsys.readouterr().out
+    assert "\n  dance        from fancy\n" in capsys.readouterr().out
     assert run_verb(["danse"]) == 2
     assert "did you mean dance?" in capsys.readouterr().err
     (tmp_path / "fancy" / "__init__.py").write_text("")

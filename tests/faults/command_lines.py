@@ -37,21 +37,17 @@ from recombine.cli import (
     runs,
     score,
     show,
+    sweep,
+    sweep_status,
+    tasks,
     train,
 )
-from recombine.cli import (
-    sweep as sweep_run,
-)
-from recombine.cli import (
-    sweep as sweep_status,
-)
-from recombine.cli.main import main
-from recombine.cli.output import Output
+from recombine.cli.main import Output, main
 from recombine.tasks import TASKS
 from recombine.training.config import TrainingConfig, default_run
 
 OPTIONS: dict[str, type] = {
-    "tasks": Output,
+    "tasks": tasks.TasksOptions,
     "show": show.ShowOptions,
     "check": check.CheckOptions,
     "export": export.ExportOptions,
@@ -67,7 +63,7 @@ OPTIONS: dict[str, type] = {
     "leaderboard": leaderboard.LeaderboardOptions,
     "report": report.ReportOptions,
     "reproduce": reproduce.ReproduceOptions,
-    "sweep": sweep_run.SweepOptions,
+    "sweep": sweep.SweepOptions,
     "sweep status": sweep_status.StatusOptions,
     "bench": bench.BenchOptions,
 }

@@ -30,8 +30,7 @@ with atheris.instrument_imports(include=["recombine"]):
     from recombine.integrations.exchange.export import encode_parquet, read_columns
     from recombine.integrations.exchange.predictions import read_predictions
     from recombine.integrations.huggingface.prompts import read_prompts
-    from recombine.sweeps.run import choose_best
-    from recombine.sweeps.status import SweepReader
+    from recombine.sweeps.status import SweepReader, choose_best
     from recombine.training.benchmark import load_config
     from recombine.training.config import default_run
     from recombine.training.directory import RunDirectory, encode_checkpoint, read_checkpoint

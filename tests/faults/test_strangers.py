@@ -9,7 +9,6 @@ import pytest
 
 from recombine.cli.generate import read_tokenizer as read_tokenizer_of_run
 from recombine.cli.generate import show_text
-from recombine.cli.main import run as run_verb
 from recombine.foundation.errors import InputError
 from recombine.integrations.huggingface.prompts import read_prompts
 from recombine.tasks.language.tokenizers import read_tokenizer
@@ -106,11 +105,3 @@ def test_results_that_nobody_stored(content, tmp_path):
     (tmp_path / "x.jsonl").write_text(content)
     with pytest.raises(InputError, match="expected results that `reproduce claims` wrote"):
         read_lines(tmp_path / "x.jsonl")
-
-
-@pytest.mark.parametrize("content", ["[]", "{", "[" * 10**5])
-def test_benchmarks_are_not_measured_for_a_file_of_another_kind(content, tmp_path, capsys):
-    (tmp_path / "results.json").write_text(content)
-    assert run_verb(["bench", "memory", "--out", str(tmp_path / "results.json")]) == 2
-    assert "expected results that `recombine bench` wrote" in capsys.readouterr().err
-    assert (tmp_path / "results.json").read_text() == content

@@ -10,7 +10,7 @@ from torch import nn
 import recombine
 from recombine.cli.main import run as run_verb
 from recombine.cli.probe import tables
-from recombine.foundation.tables import Table
+from recombine.foundation.display import Table
 from recombine.inside.probe import probe_model
 from recombine.models.base import build_model
 from recombine.models.transformer import TransformerConfig

@@ -43,7 +43,7 @@ def trained(tmp_path_factory):
     run = train_run(config, out=tmp_path_factory.mktemp("runs"), evaluation_instances=100)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rule_codes, "NUM_INSTANCES", NUM_INSTANCES)
-        patch.setattr("recombine.foundation.progress.SILENT_SECONDS", 60)
+        patch.setattr("recombine.foundation.display.SILENT_SECONDS", 60)
         finished = EXPERIMENT.measure_runs(Finished((FinishedRun(replace(record, config=config), run),)), "cpu")
         patch.setattr(rule_codes, "measure_codes", lambda *_: pytest.fail("measured twice"))
         assert EXPERIMENT.measures(run, "cpu") == finished.runs[0].measured

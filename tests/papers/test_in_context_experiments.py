@@ -151,7 +151,7 @@ def test_the_experiment_from_the_command_line(tmp_path, capsys, monkeypatch):
     miniature = [replace(record, config=shrink(record.config)) for record in records]
     monkeypatch.setattr(experiment, "records", lambda scale: miniature)
     monkeypatch.setattr(InContext, "evaluation_instances", 50)
-    monkeypatch.setattr("recombine.foundation.progress.SILENT_SECONDS", 0)
+    monkeypatch.setattr("recombine.foundation.display.SILENT_SECONDS", 0)
     quick = {
         "measure_decodability": {"num_instances": 100},
         "measure_fitted_code": {"num_instances": 50},

@@ -13,8 +13,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from recombine.foundation.display import Display, show_progress
 from recombine.foundation.errors import InputError
-from recombine.foundation.progress import Display, show_progress
 from recombine.tasks.language import corpus, sources
 from recombine.tasks.language.corpus import Request, load_corpus, prepare, tokenise_group
 from recombine.tasks.language.sources import download_dataset, find_sources, read_documents

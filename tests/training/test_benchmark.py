@@ -8,7 +8,7 @@ from torch import nn
 
 import recombine
 from recombine.cli.main import run as run_verb
-from recombine.foundation import progress
+from recombine.foundation import display
 from recombine.foundation.errors import InputError
 
 TASK = recombine.FuzzyLogic(num_examples=4)
@@ -66,8 +66,8 @@ def test_the_run_can_be_probed_and_diagnosed(tmp_path, capsys, monkeypatch):
 
 
 def test_progress_is_shown_unless_it_is_not_wanted(capsys, monkeypatch):
-    monkeypatch.setattr(progress, "SILENT_SECONDS", 0.0)
-    monkeypatch.setattr(progress, "_line_interval", lambda elapsed: 0.0)
+    monkeypatch.setattr(display, "SILENT_SECONDS", 0.0)
+    monkeypatch.setattr(display, "_line_interval", lambda elapsed: 0.0)
     benchmark()
     assert "10/20 (50 %)  loss" in capsys.readouterr().err
     benchmark(progress=False)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from recombine.foundation.display import Column, format_value
 from recombine.foundation.errors import InputError
-from recombine.foundation.tables import Column, format_value
 from recombine.sweeps import FinishedRun, Group, cell, explain_intervals
 from recombine.training.intervals import (
     SeedScore,

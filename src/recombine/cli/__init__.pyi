@@ -1,2 +1,3 @@
+from .main import Argument as Argument
+from .main import Output as Output
 from .main import parse as parse
-from .output import Output as Output

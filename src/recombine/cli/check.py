@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from recombine.cli.flags import REFERENCE_LEGEND, TaskOptions, parse_task, split_legend, title_of
+from recombine.foundation.display import Column, Table, tables_as_dict
 from recombine.foundation.errors import InputError, require
-from recombine.foundation.tables import Column, Table, tables_as_dict
 from recombine.tasks.base import REFERENCES
 from recombine.tasks.sampling import find_leaks
 from recombine.training.schema import Json, MetricDict, SplitDict
 from recombine.training.score import describe_metrics, describe_splits, score_references
 
-EXAMPLES = (
-    "recombine check fuzzy-logic --held-out 0.7",
-    "recombine check runs/sraven-hyla-0123456789ab",
-)
 MAX_AUDITED = 2_000  # instances per split that are searched for compositions of other splits
-SECONDS_BETWEEN_LINES = 5
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckOptions(TaskOptions):
     """How much to check."""
+
+    examples = (
+        "recombine check fuzzy-logic --held-out 0.7",
+        "recombine check runs/sraven-hyla-0123456789ab",
+    )
 
     num_instances: int = 4_096
     """Instances per estimate. With 0, only the certificate is printed."""
@@ -36,12 +34,7 @@ def run(argv: list[str]) -> None:
     require(options.num_instances >= 0, "num_instances", options.num_instances, "0 or a positive whole number")
     certificate = task.split.certificate.as_dict()
     leaks = find_leaks(task, num_instances=min(options.num_instances or MAX_AUDITED, MAX_AUDITED))
-    watch = None if options.json else ProgressLines(options, options.num_instances).watch
-    references = (
-        score_references(task, num_instances=options.num_instances, watch=watch) if options.num_instances else {}
-    )
-    if options.num_instances and not options.json:
-        options.say("check: tables of the task")
+    references = score_references(task, num_instances=options.num_instances) if options.num_instances else {}
     facts = task.tables(options.num_instances) if options.num_instances else []
     metrics = describe_metrics(task, references.values())
     value = {
@@ -56,21 +49,6 @@ def run(argv: list[str]) -> None:
     options.show(value, certificate_table(certificate), f"sha256 {certificate['sha256']}\n", *tables, *facts)
     if leaks:
         raise InputError(f"task {task.name!r} breaks its split: {leaks[0]}")
-
-
-class ProgressLines:
-    """Lines on standard error that say how far a check is: at its start, and again every few seconds."""
-
-    def __init__(self, options: CheckOptions, num_instances: int) -> None:
-        self.options = options
-        self.num_instances = num_instances
-        self.last = -math.inf
-
-    def watch(self, split: str, num_done: int) -> None:
-        now = time.monotonic()
-        if num_done == 0 or now - self.last >= SECONDS_BETWEEN_LINES:
-            self.last = now
-            self.options.say(f"check: reference scores of {split}, {num_done:,} of {self.num_instances:,} instances")
 
 
 def certificate_table(certificate: Json) -> Table:

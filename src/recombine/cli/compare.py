@@ -5,17 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from recombine.cli.flags import split_legend, title_of
-from recombine.cli.main import parse
-from recombine.cli.output import Output, RunPath
-from recombine.foundation.tables import Cell, Table
+from recombine.cli.main import Output, RunPath, parse
+from recombine.foundation.display import Cell, Table
 from recombine.training.comparison import compare_results, differing_settings, read_result
 from recombine.training.directory import RunDirectory
 from recombine.training.schema import Json
-
-EXAMPLES = (
-    "recombine compare runs/sraven-hyla-0123456789ab runs/sraven-softmax-0123456789ab",
-    "recombine compare runs/sraven-hyla-0123456789ab runs/sraven-softmax-0123456789ab --json",
-)
 
 NOTE = (
     "difference: first minus second, with its 95 % interval over compositions. Both runs are resampled on the same "
@@ -26,6 +20,11 @@ NOTE = (
 @dataclass(frozen=True, kw_only=True)
 class CompareOptions(Output):
     """Print how much two runs differ, with intervals, on the same instances."""
+
+    examples = (
+        "recombine compare runs/sraven-hyla-0123456789ab runs/sraven-softmax-0123456789ab",
+        "recombine compare runs/sraven-hyla-0123456789ab runs/sraven-softmax-0123456789ab --json",
+    )
 
     first: RunPath
     """Run directory of a finished run."""

@@ -5,19 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from recombine.cli.flags import RunOutput
-from recombine.cli.main import parse
-from recombine.cli.output import Device, RunPath
+from recombine.cli.main import RunPath, parse
+from recombine.foundation.display import Cell, Column, Table, Value
 from recombine.foundation.errors import InputError
-from recombine.foundation.tables import Cell, Column, Table, Value
 from recombine.inside.probe import is_probed, probe_run
 from recombine.inside.result import DECODER_TITLES
 from recombine.inside.verdict import Diagnosis, diagnose_run
 from recombine.training.directory import RunDirectory
-
-EXAMPLES = (
-    "recombine diagnose runs/sraven-hyla-0123456789ab",
-    "recombine diagnose runs/sraven-hyla-0123456789ab --json",
-)
 
 REACHED = "reached: position of the score between chance (0 %) and the ceiling (100 %)"
 UNINFORMED = (
@@ -30,11 +24,16 @@ UNINFORMED = (
 class DiagnoseOptions(RunOutput):
     """Say whether a run generalises to held-out compositions and, if not, why not. Probes the run first if needed."""
 
+    examples = (
+        "recombine diagnose runs/sraven-hyla-0123456789ab",
+        "recombine diagnose runs/sraven-hyla-0123456789ab --json",
+    )
+
     run: RunPath
     """Run directory of a finished run. Writes diagnosis.json there."""
     num_instances: int = 4_000
     """Instances per split, if the run must be probed first."""
-    device: Device = "auto"
+    device: str = "auto"
     """Device to run on: auto, cpu, cuda, ..."""
 
 
@@ -44,13 +43,12 @@ def run(argv: list[str]) -> None:
     if not directory.finished:
         raise InputError(f"{directory.path} has no result.json: expected a finished run")
     if not is_probed(directory, code=options.code):
-        say = None if options.json else (lambda part: options.say(f"probe: {part}"))
         probe_run(
             options.run,
             num_instances=options.num_instances,
             tsne=False,
             device=options.device,
-            say=say,
+            say=lambda part: options.say(f"probe: {part}"),
             code=options.code,
         )
     diagnosis = diagnose_run(options.run)

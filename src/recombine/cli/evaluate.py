@@ -5,35 +5,32 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-import tyro
-
 from recombine.cli.flags import RunOutput, score_table
-from recombine.cli.main import parse
-from recombine.cli.output import Device, RunPath
-from recombine.foundation.tables import tables_as_dict
+from recombine.cli.main import Argument, RunPath, parse
+from recombine.foundation.display import tables_as_dict
 from recombine.tasks.sampling import SplitName
 from recombine.training.benchmark import load_run
 from recombine.training.run import resolve_device
 from recombine.training.schema import Json
 from recombine.training.score import describe_metrics, describe_splits, score, scores_as_dict
 
-EXAMPLES = (
-    "recombine evaluate runs/sraven-hyla-0123456789ab",
-    "recombine evaluate runs/sraven-hyla-0123456789ab --splits ood --num-instances 50000",
-)
-
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions(RunOutput):
     """Score a trained run again, for example on more instances. Prints the scores and leaves result.json as it is."""
 
+    examples = (
+        "recombine evaluate runs/sraven-hyla-0123456789ab",
+        "recombine evaluate runs/sraven-hyla-0123456789ab --splits ood --num-instances 50000",
+    )
+
     run: RunPath
     """Run directory."""
-    splits: Annotated[tuple[SplitName, ...], tyro.conf.arg(metavar="SPLIT ...")] = ()
+    splits: Annotated[tuple[SplitName, ...], Argument(metavar="SPLIT")] = ()
     """Splits to score, such as test or ood (default: all but train)."""
     num_instances: int | None = None
     """Instances per split (default: as in the paper)."""
-    device: Device = "auto"
+    device: str = "auto"
     """Device to run on: auto, cpu, cuda, ..."""
 
 

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-import tyro
-
 from recombine.cli.flags import TaskOptions, parse_task
+from recombine.cli.main import Argument
+from recombine.foundation.display import Table
 from recombine.foundation.errors import check_choice, check_positive
-from recombine.foundation.tables import Table
 from recombine.integrations.exchange.export import check_suffix, describe_columns, hash_export, make_rows, write_table
 from recombine.integrations.exchange.text import write_text
 from recombine.tasks.base import Task
@@ -21,29 +20,29 @@ from recombine.training.score import evaluation_splits
 
 Format = Literal["table", "text"]
 
-EXAMPLES = (
-    "recombine export sraven --split ood -o puzzles.parquet",
-    "recombine export fuzzy-logic --scale tiny --num-instances 50000 -o rows.parquet",
-)
-
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions(TaskOptions):
     """What to write and where."""
 
-    out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("instances.parquet")
+    examples = (
+        "recombine export sraven --split ood -o puzzles.parquet",
+        "recombine export fuzzy-logic --scale tiny --num-instances 50000 -o rows.parquet",
+    )
+
+    out: Annotated[Path, Argument(alias="-o")] = Path("instances.parquet")
     """File to write. Its suffix is the format: .parquet, .csv, .jsonl or .npz. A folder for text."""
     format: Format = "table"
     """A table of numbers, or prompts for language models with a task for lm-evaluation-harness."""
-    splits: Annotated[tuple[SplitName, ...], tyro.conf.arg(aliases=["--split"], metavar="SPLIT ...")] = ()
+    splits: Annotated[tuple[SplitName, ...], Argument(metavar="SPLIT", alias="--split")] = ()
     """Splits to write, such as test or ood (default: all but train)."""
     num_instances: int = 1_000
     """Number of instances per split: the first ones of those that `train` and `evaluate` score."""
-    blind: tyro.conf.FlagCreatePairsOff[bool] = False
+    blind: bool = False
     """Write inputs only, without targets and compositions, for predictions that nobody can look up."""
     worked_examples: int = 0
     """Number of worked examples per prompt, from training compositions (--format text)."""
-    reasoning: tyro.conf.FlagCreatePairsOff[bool] = False
+    reasoning: bool = False
     """Ask the model to think before it answers (--format text)."""
 
 

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from recombine.cli.flags import RunOutput
-from recombine.cli.main import parse
-from recombine.cli.output import Device, RunPath
+from recombine.cli.main import RunPath, parse
 from recombine.foundation.errors import InputError, spell_out
 from recombine.foundation.files import read_file
 from recombine.models.language_model import LanguageModel, generate
@@ -17,16 +16,17 @@ from recombine.tasks.language.tokenizers import Tokenizer, load_tokenizer
 from recombine.training.benchmark import load_run
 from recombine.training.directory import RunDirectory
 
-EXAMPLES = (
-    'recombine generate runs/language-hyla-0123456789ab --prompt "def main("',
-    "recombine generate runs/language-hyla-0123456789ab --temperature 0 --num-tokens 50",
-)
 UNFINISHED = "\ufffd"  # what a character looks like before its last byte is there
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateOptions(RunOutput):
     """Continue a text with a trained language model."""
+
+    examples = (
+        'recombine generate runs/language-hyla-0123456789ab --prompt "def main("',
+        "recombine generate runs/language-hyla-0123456789ab --temperature 0 --num-tokens 50",
+    )
 
     run: RunPath
     """Run directory of a language model."""
@@ -42,7 +42,7 @@ class GenerateOptions(RunOutput):
     """Random seed."""
     cache: bool = True
     """Keep what attention remembers of earlier tokens, instead of computing it again for each token."""
-    device: Device = "auto"
+    device: str = "auto"
     """Device to run on: auto, cpu, cuda, ..."""
 
 

@@ -6,26 +6,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
-from recombine.cli.main import parse
-from recombine.cli.output import Output
+from recombine.cli.main import Argument, Output, parse
 from recombine.report.leaderboard import Board, write_leaderboard
 from recombine.training.schema import Json
-
-EXAMPLES = (
-    "recombine leaderboard runs -o leaderboard.html",
-    "recombine leaderboard runs/small runs/paper",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LeaderboardOptions(Output):
     """Write one HTML file that ranks runs. Only runs of the same task, seed, split and budget are ranked together."""
 
-    folders: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="[DIR ...]")] = (Path("runs"),)
+    examples = (
+        "recombine leaderboard runs -o leaderboard.html",
+        "recombine leaderboard runs/small runs/paper",
+    )
+
+    folders: Annotated[tuple[Path, ...], Argument(metavar="DIR", positional=True)] = (Path("runs"),)
     """Folders with run directories."""
-    out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("leaderboard.html")
+    out: Annotated[Path, Argument(alias="-o")] = Path("leaderboard.html")
     """File to write."""
     title: str = "Which models recombine what they learned?"
     """Heading of the page."""

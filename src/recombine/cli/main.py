@@ -1,208 +1,51 @@
-"""The command line: one file per verb in `commands/`, imported only when it is called.
+"""The command line: finds the verb, reads its flags, and reports errors in one line.
 
-Results go to standard output, progress and errors to standard error. Invalid input produces one line and exit code 2.
-
-The help of a verb, in the order in which people need it: examples, what to run, how long, where, and output last.
-
-tyro knows every flag with its type and default and prints them in frames. `read_frames` takes them out of that text;
-`write_page` sorts them, removes what says nothing (`{None}|INT`, `default: None`) and prints them at the terminal's width.
-
-Errors of the parser of flags (tyro) as one line in the words of this package.
+Each verb is a module of this package, imported when it is called. Its flags are the fields of dataclasses, and the docstrings
+below the fields are their help. Results go to standard output, progress and errors to standard error. Invalid input produces
+a one-line error and exit code 2.
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
 import contextlib
 import difflib
 import importlib
-import importlib.util
+import inspect
 import io
+import json
 import logging
 import os
 import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from types import NoneType, UnionType
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
-from recombine.foundation import progress
+from recombine.foundation import display
+from recombine.foundation.display import Table, print_table, print_text
 from recombine.foundation.errors import InputError, check_choice, spell_out
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
-
-WIDTH = 80  # at which tyro prints the frames that are read here
-OUTPUT = ("--json", "--quiet", "--verbose", "--help")
-WHERE = (
-    *("--code", "--out", "--image", "--report", "--figures", "--charts", "--device"),
-    *("--engine", "--jobs", "--threads", "--gpus", "--address", "--partition", "--time-limit", "--answer-within"),
-    *("--compile", "--deterministic", "--shard", "--track"),
-)
-TITLES = {
-    "positional arguments": "Arguments",
-    "options": "What to run",
-    "options options": "What to run",
-    "training options": "Training",
-    "task options": "Task",
-    "model options": "Model",
-}
-COLUMN = 26  # where descriptions start
-
-
-@dataclass(frozen=True, kw_only=True)
-class Entry:
-    """A flag or an argument with its description."""
-
-    call: str
-    text: str
-
-    @property
-    def names(self) -> list[str]:
-        return re.findall(r"--[\w-]+", self.call)
-
-
-def write_page(printed: str, *, examples: Sequence[str], width: int) -> str:
-    """The page for what tyro prints for `--help`."""
-    head, frames = printed.split("╭─", 1)[0], list(read_frames(printed))
-    usage, _, description = head.strip().partition("\n\n")
-    usage = re.sub(r" \[(-[^\]]*|OPTIONS)\]", "", " ".join(usage.split()))
-    parts = [
-        f"{_tidy_call(usage, keep_brackets=True)} [flags]",
-        *([textwrap.fill(" ".join(description.split()), width)] if description else []),
-    ]
-    if examples:
-        parts.append("\n".join(["Examples", *(f"  {example}" for example in examples)]))
-    trains = any(title == "training options" for title, _ in frames)
-    for title, entries in sort_entries(frames).items():
-        if entries:
-            parts.append(_write_group("Options" if title == "What to run" and not trains else title, entries, width))
-    return "\n\n".join(parts)
-
-
-def sort_entries(frames: Sequence[tuple[str, list[Entry]]]) -> dict[str, list[Entry]]:
-    """The entries by title: arguments, what to run, training, task, model, where to, output."""
-    groups: dict[str, list[Entry]] = {title: [] for title in dict.fromkeys(TITLES.values())}
-    where, output = [], []
-    for title, entries in frames:
-        for entry in entries:
-            if any(name in OUTPUT for name in entry.names):
-                output.append(entry)
-            elif title.startswith("options") and any(name in WHERE for name in entry.names):
-                where.append(entry)
-            else:
-                groups.setdefault(TITLES.get(title, title), []).append(entry)
-    where.sort(key=lambda entry: min(WHERE.index(name) for name in entry.names if name in WHERE))
-    output.sort(key=lambda entry: OUTPUT.index(entry.names[-1]))
-    return groups | {"Where and how": where, "Output": output}
-
-
-def read_frames(printed: str) -> Iterator[tuple[str, list[Entry]]]:
-    """The title and the entries of every frame."""
-    for frame in re.findall(r"╭─.*?╰─*╯", printed, re.DOTALL):
-        title, *lines = frame.splitlines()[:-1]
-        rows = [line.strip("│")[1:].rstrip() for line in lines]
-        rule = next((number for number, row in enumerate(rows) if row and not row.strip("─")), -1)
-        yield title.strip("╭╮─ "), list(_read_entries(rows[rule + 1 :]))
-
-
-def _read_entries(rows: Sequence[str]) -> Iterator[Entry]:
-    call, text = "", ""
-    for row in rows:
-        if row.startswith(" "):
-            text = f"{text} {row.strip()}"
-        elif row.startswith("-") or text or not call:  # the next entry; otherwise a long list of choices goes on
-            if call:
-                yield _tidy(call, text)
-            call, _, text = row.partition("  ")
-        else:
-            call += row
-    if call:
-        yield _tidy(call, text)
-
-
-def _tidy(call: str, text: str) -> Entry:
-    text = " ".join(text.split())
-    text = re.sub(r" ?\((default: (None|False|''|)|required|repeatable)\)$", "", text)
-    text = text.replace("(default: True)", "(default: on)")
-    return Entry(call=_tidy_call(call), text=text.replace("show this help message and exit", "Print this page."))
-
-
-def _tidy_call(call: str, *, keep_brackets: bool = False) -> str:
-    call = re.sub(r"\{None\}\|", "", call).replace("{None,", "{")
-    call = re.sub(r"\[*([A-Z.]+) \[\1 \.\.\.\]\]*", r"\1 ...", call)
-    call = re.sub(r"^(-[\w-]+) ([^,]+), (--[\w-]+) \2$", r"\1, \3 \2", call)  # the value of two names once
-    return call if keep_brackets else re.sub(r"\[([A-Z]+(?: \.\.\.)?)\]", r"\1", call)
-
-
-def _write_group(title: str, entries: Sequence[Entry], width: int) -> str:
-    lines = [title]
-    for entry in entries:
-        text = textwrap.wrap(entry.text, max(width - COLUMN, 30), break_on_hyphens=False)
-        call = textwrap.wrap(entry.call.replace(",", ", ") if len(entry.call) > width - 2 else entry.call, width - 2)
-        fits = len(call) == 1 and len(call[0]) + 4 <= COLUMN
-        lines += [f"  {call[0]}".ljust(COLUMN) + text.pop(0)] if fits and text else [f"  {line}" for line in call]
-        lines += [" " * COLUMN + line for line in text]
-    return "\n".join(lines)
-
-
-NUMBERS = {
-    "invalid literal for int() with base 10: ": "a whole number",
-    "could not convert string to float: ": "a number",
-}
-
-
-def explain_usage(box: str) -> str:
-    """The first message in the frame that tyro draws around its errors, and its suggestion if there is one."""
-    paragraphs: list[list[str]] = [[]]
-    for line in re.sub(r"\x1b\[[\d;]*m", "", box).splitlines()[1:]:  # in a terminal, the frame is coloured
-        text = line.strip("│|+╭╰╮╯ ")
-        if text.strip("─-"):
-            paragraphs[-1].append(text)
-        elif paragraphs[-1]:
-            paragraphs.append([])
-    message = re.sub(r"^Error parsing (?!--)[\w.-]+: ", "", " ".join(paragraphs[0])).removesuffix(".")
-    suggestions = [paragraph for paragraph in paragraphs if paragraph and paragraph[0].startswith("Perhaps you meant")]
-    lines = [line for paragraph in suggestions for line in paragraph]
-    flags = [found[1] for line in lines if (found := re.match(r"(?:-\w, )?(--[\w-]+)", line))]
-    return _rephrase(message) + (f" (did you mean {' or '.join(flags)}?)" if flags else "")
-
-
-def _rephrase(message: str) -> str:
-    """A message of tyro as expected and actual."""
-    if found := re.match(r"Missing from [\w -]+: (\S+) (.*?)\.? \(required\)$", message):
-        return f"{found[1]} is missing: expected {found[2][:1].lower()}{found[2][1:]}"
-    if found := re.match(r"Unrecognized options: (.*)$", message):
-        return _name_unknown(found[1].split(", "))
-    if found := re.match(r"invalid choice '(.*)' for argument '(.*?)'\. Expected one of \((.*)\)$", message):
-        return _list_choices(found[2], found[1], re.findall(r"'(.*?)'", found[3]))
-    if found := re.match(r"Missing value for argument '(?:\(')?(.*?)'", message):  # with ( in tyro 1.0
-        return f"{found[1]} has no value: expected one after it"
-    for reason, expected in NUMBERS.items():
-        if found := re.match(rf"Error parsing (--[\w-]+): {re.escape(reason)}(.*)$", message):
-            return f"{found[1]} is {found[2]}: expected {expected}"
-    return message
-
-
-def _name_unknown(words: list[str]) -> str:
-    """What was given and belongs to no flag; the values of unknown flags are not repeated."""
-    flags = [word for word in words if word.startswith("-")]
-    if flags:
-        return f"unknown flag{'s' * (len(flags) > 1)} {', '.join(flags)}"
-    return f"unexpected argument{'s' * (len(words) > 1)} {', '.join(map(repr, words))}"
-
-
-def _list_choices(flag: str, given: str, choices: list[str]) -> str:
-    if "None" in choices:  # a flag that need not be given; its choices then come in no particular order
-        choices = sorted(set(choices) - {"None"})
-    close = difflib.get_close_matches(given, choices, n=1)
-    return f"{flag} is {given!r}: expected one of {', '.join(choices)}" + (
-        f"; did you mean {close[0]}?" if close else ""
-    )
-
 
 VERBS = {
     "tasks": "list the task families",
@@ -242,24 +85,10 @@ recombine VERB --help      examples and flags of a verb
 recombine --version        the version"""
 
 
-class ParsedFlags:
-    """Base class of dataclasses that hold the flags of a verb."""
-
-    def is_verbose(self) -> bool:
-        """Whether `--verbose` was given."""
-        return False
-
-    def shows_progress(self) -> bool:
-        """Whether neither `--quiet` nor `--json` was given."""
-        return True
-
-
-Flags = TypeVar("Flags", bound=ParsedFlags)
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Run a verb and exit with its code."""
-    _open_closed_streams()
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # an ASCII or Latin-1 terminal shows "?" for what it does not have
@@ -318,15 +147,6 @@ def _make_handler() -> logging.Handler:
     return handler
 
 
-def _open_closed_streams() -> None:
-    """Streams that are closed (`>&-`) lead nowhere; otherwise the next file that is opened would take their place."""
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
-        pass
-    os.close(descriptor)
-    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
-    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
-
-
 def _run_verb(argv: list[str]) -> None:
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(_write_usage(shutil.get_terminal_size().columns))
@@ -345,8 +165,9 @@ def _run_verb(argv: list[str]) -> None:
         )
     if verb in installed:
         installed[verb].load()(argv[1:])
-    else:
-        importlib.import_module(f"recombine.cli.{verb.replace('-', '_')}").run(argv[1:])
+        return
+    words = 2 if argv[:2] == ["sweep", "status"] else 1  # which needs no torch
+    importlib.import_module(f"recombine.cli.{'_'.join(argv[:words]).replace('-', '_')}").run(argv[words:])
 
 
 def installed_verbs() -> dict[str, EntryPoint]:
@@ -356,25 +177,11 @@ def installed_verbs() -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in entry_points(group="recombine.verbs")}
 
 
-def describe_verb(entry: EntryPoint) -> str:
-    """First line of the docstring of a verb's function, read from the source: importing it may import torch."""
-    package, *parts = entry.module.split(".")
-    spec = importlib.util.find_spec(package)
-    folders = (spec.submodule_search_locations or []) if spec else []
-    for folder in map(Path, folders):
-        for file in (folder.joinpath(*parts).with_suffix(".py"), folder.joinpath(*parts, "__init__.py")):
-            if file.is_file():
-                functions = (node for node in ast.parse(file.read_bytes()).body if isinstance(node, ast.FunctionDef))
-                text = next((ast.get_docstring(node) for node in functions if node.name == entry.attr), None) or ""
-                return spell_out(text.partition("\n")[0].rstrip("."))
-    return ""
-
-
 def _write_usage(width: int) -> str:
-    described = VERBS | {name: describe_verb(entry) for name, entry in installed_verbs().items()}
+    others = {name: f"from {entry.module.partition('.')[0]}" for name, entry in installed_verbs().items()}
     lines = [
         textwrap.fill(what, max(width, 40), initial_indent=f"  {verb:<13}", subsequent_indent=" " * 15)
-        for verb, what in described.items()
+        for verb, what in (VERBS | others).items()
     ]
     return USAGE.format(question=textwrap.fill(QUESTION, max(width, 40)), verbs="\n".join(lines))
 
@@ -416,59 +223,290 @@ def _discard_unwritten(stream: Any) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def parse(owner: type[Flags], argv: Sequence[str], *, prog: str, **options: Any) -> Flags:
-    """Fill a dataclass from flags; what does not fit is an InputError of one line. `options` go to `tyro.cli`."""
-    import tyro
+@dataclass(frozen=True, kw_only=True)
+class Argument:
+    """Annotation of a field that says how it is written on the command line, beyond its name and type."""
 
-    stdout, stderr = io.TextIOWrapper(io.BytesIO(), encoding="utf-8"), io.StringIO()  # frames depend on the encoding
+    metavar: str = ""
+    alias: str = ""
+    positional: bool = False
+    repeatable: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """Flags of every verb."""
+
+    examples: ClassVar[tuple[str, ...]] = ()
+
+    json: bool = False
+    """Print the result as JSON."""
+    quiet: Annotated[bool, Argument(alias="-q")] = False
+    """Print only the result."""
+    verbose: Annotated[bool, Argument(alias="-v")] = False
+    """Write log messages to standard error."""
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether messages and progress are left out."""
+        return self.quiet or self.json
+
+    def show(self, value: Mapping[str, Any], *shown: Table | str) -> None:
+        """Print a result, as JSON or as tables and text."""
+        if self.json:
+            print(json.dumps(value, indent=2, ensure_ascii=False))
+            return
+        for part in shown:
+            print_text(part) if isinstance(part, str) else print_table(part)
+
+    def say(self, message: str) -> None:
+        """Print a message to standard error, unless the output is silent."""
+        if not self.is_silent:
+            print(message, file=sys.stderr)
+
+
+RunPath = Annotated[Path, Argument(metavar="RUN", positional=True)]
+Options = TypeVar("Options", bound=Output)
+
+
+def parse(owner: type[Options], argv: Sequence[str], *, prog: str) -> Options:
+    """The flags of a verb as a dataclass. Words that do not fit raise an `InputError`."""
+    groups, text = {"Options": owner}, owner.__doc__ or ""
+    (options,) = parse_groups(groups, argv, prog=prog, description=text, examples=owner.examples)
+    return options
+
+
+def parse_groups(
+    groups: Mapping[str, Any], argv: Sequence[str], *, prog: str, description: str, examples: Sequence[str]
+) -> list[Any]:
+    """A dataclass per group of flags. A group is a class, or an instance whose values are the defaults.
+
+    The first group must hold the flags of `Output`.
+    """
+    known = {title: _list_flags(owner) for title, owner in groups.items()}
     asks = bool({"-h", "--help"} & set(argv))
+    parser = _build_parser(known, prog, describe_verb(description, examples) if asks else None)
     try:
-        with contextlib.redirect_stderr(stderr), _printing_at(WIDTH if asks else None, stdout):
-            flags: Flags = tyro.cli(owner, args=list(argv), prog=f"recombine {prog}", **options)
-    except SystemExit as error:
-        if error.code == 0:  # --help
-            stdout.seek(0)
-            print(write_page(stdout.read(), examples=examples_of(prog), width=shutil.get_terminal_size().columns))
-            raise
-        raise InputError(f"{explain_usage(stderr.getvalue())}; see recombine {prog} --help") from None
-    if flags.is_verbose():
+        values = _read_flags(parser, [flag for flags in known.values() for flag in flags], argv)
+    except InputError as error:
+        raise InputError(f"{error}; see recombine {prog} --help") from None
+    parsed = []
+    for title, owner in groups.items():
+        given = {flag.name: values[flag.name] for flag in known[title] if flag.name in values}
+        parsed.append(owner(**given) if isinstance(owner, type) else replace(owner, **given))
+    options: Output = parsed[0]
+    if options.verbose:
         logging.getLogger().setLevel(logging.INFO)
-    if flags.shows_progress() and not _is_follower():
-        progress.turn_on()
+    if not options.is_silent and not _is_follower():
+        display.turn_on()
+    return parsed
+
+
+def parse_known(owner: type[Output], argv: Sequence[str], *, prog: str) -> argparse.Namespace:
+    """The flags of a class among others, with their defaults; whatever belongs to none is ignored."""
+    flags = _list_flags(owner)
+    try:
+        given = _read_flags(_build_parser({"": flags}, prog), flags, argv, partial=True)
+    except InputError as error:
+        raise InputError(f"{error}; see recombine {prog} --help") from None
+    return argparse.Namespace(**({flag.name: flag.default for flag in flags} | given))
+
+
+class Flag(NamedTuple):
+    """A field of a dataclass as a flag or, if it is positional, as an argument."""
+
+    name: str
+    type: Any
+    is_optional: bool
+    style: Argument
+    default: Any
+    owner: type
+    is_switch: bool
+
+    @property
+    def written(self) -> str:
+        return self.metavar if self.style.positional else f"--{self.name.replace('_', '-')}"
+
+    @property
+    def metavar(self) -> str:
+        if self.style.metavar:
+            return self.style.metavar
+        item = get_args(self.type)[0] if get_origin(self.type) is tuple else self.type
+        if get_origin(item) is Literal and len(choices := ",".join(map(str, get_args(item)))) < 60:
+            return f"{{{choices}}}"
+        return {int: "INT", float: "FLOAT", Path: "PATH"}.get(item) or self.name.upper().replace("_", "-")
+
+    def describe(self) -> str:
+        """The docstring of the field, with its choices and its default."""
+        text = _read_docstrings(self.owner).get(self.name, "")
+        if get_origin(self.type) is Literal and not self.metavar.startswith("{"):
+            text += f" One of {', '.join(map(str, get_args(self.type)))}."
+        if self.default in (None, False, (), "", MISSING) or "(default" in text:
+            return text
+        shown = " ".join(map(str, self.default)) if isinstance(self.default, tuple) else self.default
+        return f"{text} (default: {'on' if shown is True else shown})"
+
+
+def _list_flags(owner: Any) -> list[Flag]:
+    """The fields of a dataclass or of an instance."""
+    is_class = isinstance(owner, type)
+    cls = owner if is_class else type(owner)
+    hints = get_type_hints(cls, include_extras=True)
+    flags = []
+    for field in fields(cls):
+        declared, style = hints[field.name], Argument()
+        if get_origin(declared) is Annotated:
+            declared, *marks = get_args(declared)
+            style = next((mark for mark in marks if isinstance(mark, Argument)), style)
+        default = field.default if field.default_factory is MISSING else field.default_factory()
+        default = default if is_class else getattr(owner, field.name)
+        choices = get_args(declared) if get_origin(declared) in (Union, UnionType) else (declared,)
+        types = [choice for choice in choices if choice is not NoneType]
+        single = types[0] if len(types) == 1 else declared
+        # a setting of a task that is on by default at one scale must have a flag that turns it off
+        is_switch = declared is bool and is_class and default is False
+        flags.append(Flag(field.name, single, len(types) < len(choices), style, default, cls, is_switch))
     return flags
 
 
-def examples_of(prog: str) -> tuple[str, ...]:
-    """The example commands of a verb, such as `train`, `train fuzzy-logic` or `sweep status`: `EXAMPLES` of its module."""
-    name = "sweep_status" if prog == "sweep status" else prog.split()[0].replace("-", "_")
-    return getattr(importlib.import_module(f"recombine.cli.{name}"), "EXAMPLES", ())
+def _read_docstrings(owner: type) -> dict[str, str]:
+    """The docstrings below the fields of a dataclass and of its bases."""
+    texts = {}
+    for cls in filter(is_dataclass, reversed(owner.__mro__)):
+        with contextlib.suppress(OSError, TypeError, SyntaxError):  # a class without source
+            (tree,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+            for field, text in pairwise(tree.body):  # type: ignore[attr-defined]
+                if (
+                    isinstance(field, ast.AnnAssign)
+                    and isinstance(field.target, ast.Name)
+                    and isinstance(text, ast.Expr)
+                ):
+                    texts[field.target.id] = " ".join(str(ast.literal_eval(text.value)).split())
+    return texts
 
 
-@contextlib.contextmanager
-def _printing_at(width: int | None, stdout: io.TextIOWrapper) -> Iterator[None]:
-    """Send standard output to `stdout` and pretend that the terminal has this width, if one is given."""
-    if width is None:
-        yield
-        return
-    before = os.environ.get("COLUMNS")
-    os.environ["COLUMNS"] = str(width)
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> Any:
+        raise InputError(message)
+
+
+def _build_parser(groups: Mapping[str, Sequence[Flag]], prog: str, description: str | None = None) -> _Parser:
+    """The parser of some flags; without a description, it has no help."""
+    flags = [flag for group in groups.values() for flag in group]
+    arguments = [f"{flag.metavar}{' ...' * _is_list(flag)}" for flag in flags if flag.style.positional]
+    parser = _Parser(
+        prog=f"recombine {prog}",
+        usage=" ".join(["%(prog)s", *arguments, "[flags]"]),
+        description=description,
+        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=26),
+        allow_abbrev=False,
+        add_help=False,
+        exit_on_error=False,
+    )
+    titled = {title: parser.add_argument_group(title) for title in ("Arguments", *groups, "Output")}
+    output = {field.name for field in fields(Output)}
+    owners: dict[str, type] = {}
+    for title, group in groups.items():
+        for flag in group:
+            if flag.name in owners:
+                raise InputError(
+                    f"{flag.owner.__name__} and {owners[flag.name].__name__} both have a setting {flag.name!r}: "
+                    "expected different names"
+                )
+            owners[flag.name] = flag.owner
+            place = "Arguments" if flag.style.positional else "Output" if flag.name in output else title
+            _add_flag(titled[place], flag, flag.describe().replace("%", "%%") if description else None)
+    if description is not None:
+        titled["Output"].add_argument("-h", "--help", action="help", help="Print this page.")
+    return parser
+
+
+def _add_flag(group: argparse._ArgumentGroup, flag: Flag, text: str | None) -> None:
+    names = [flag.style.alias, flag.written] if flag.style.alias else [flag.written]
+    common: dict[str, Any] = {"dest": flag.name, "default": argparse.SUPPRESS, "help": text}
+    if flag.style.positional:
+        group.add_argument(**common, metavar=flag.metavar, nargs="*" if _is_list(flag) else "?")
+    elif flag.type is bool:
+        group.add_argument(*names, **common, action="store_true" if flag.is_switch else argparse.BooleanOptionalAction)
+    elif flag.style.repeatable:
+        group.add_argument(*names, **common, metavar=flag.metavar, action="append")
+    else:
+        group.add_argument(*names, **common, metavar=flag.metavar, nargs="*" if _is_list(flag) else None)
+
+
+def _is_list(flag: Flag) -> bool:
+    return get_origin(flag.type) is tuple
+
+
+def _read_flags(
+    parser: _Parser, flags: Sequence[Flag], argv: Sequence[str], *, partial: bool = False
+) -> dict[str, Any]:
+    """The values of the flags that are given. With `partial`, other words are ignored and nothing is required."""
+    words = [re.sub(r"^--[\w-]+", lambda found: found[0].replace("_", "-"), word) for word in argv]
     try:
-        with contextlib.redirect_stdout(stdout):
-            yield
-    finally:
-        os.environ.pop("COLUMNS") if before is None else os.environ.update(COLUMNS=before)
+        found, others = parser.parse_known_intermixed_args(words)
+    except argparse.ArgumentError as error:
+        raise InputError(f"{error.argument_name}: {error.message}") from None
+    if others and not partial:
+        raise InputError(_name_unknown(others, [name for action in parser._actions for name in action.option_strings]))
+    given = {flag.name: _convert(getattr(found, flag.name), flag) for flag in flags if hasattr(found, flag.name)}
+    missing = next((flag for flag in flags if flag.default is MISSING and flag.name not in given), None)
+    if missing is not None and not partial:
+        text = missing.describe().rstrip(".")
+        raise InputError(f"{missing.written} is missing: expected {text[:1].lower()}{text[1:]}")
+    return given
 
 
-def parse_known(owner: type[Flags], argv: Sequence[str], *, prog: str) -> Flags:
-    """Like `parse`, but flags that `owner` does not have are ignored, and `--help` is one of them."""
-    import tyro
+def _name_unknown(words: Sequence[str], known: Sequence[str]) -> str:
+    """The words that belong to no flag; the values of unknown flags are not repeated."""
+    unknown = [word.partition("=")[0] for word in words if word.startswith("-")]
+    if not unknown:
+        return f"unexpected argument{'s' * (len(words) > 1)} {', '.join(map(repr, words))}"
+    close = difflib.get_close_matches(unknown[0], known, n=1)
+    nearest = f" (did you mean {close[0]}?)" if close else ""
+    return f"unknown flag{'s' * (len(unknown) > 1)} {', '.join(unknown)}{nearest}"
 
-    stderr = io.StringIO()
+
+def _convert(words: Any, flag: Flag) -> Any:
+    if isinstance(words, bool):
+        return words
+    if flag.is_optional and words == "None":
+        return None
+    if not _is_list(flag):
+        return _convert_word(words, flag.type, flag.written)
+    types = get_args(flag.type)
+    types = types[:1] * len(words) if types[-1] is Ellipsis else types
+    if len(types) != len(words):
+        raise InputError(f"{flag.written} has {len(words)} values: expected {len(types)}")
+    return tuple(_convert_word(word, item, flag.written) for word, item in zip(words, types, strict=True))
+
+
+def _convert_word(word: str, declared: Any, written: str) -> Any:
+    """A word as a value of a type."""
+    if get_origin(declared) is Literal:
+        choices = {str(choice): choice for choice in get_args(declared)}
+        return choices[check_choice(f"value of {written}", word, choices)]
+    if get_origin(declared) in (Union, UnionType):
+        *others, last = (choice for choice in get_args(declared) if choice is not NoneType)
+        for choice in others:
+            with contextlib.suppress(InputError):
+                return _convert_word(word, choice, written)
+        return _convert_word(word, last, written)
+    if declared not in (int, float, str, Path):
+        raise InputError(f"{written} has the type {declared}: expected a setting that is a number, text or a choice")
     try:
-        with contextlib.redirect_stderr(stderr):
-            return tyro.cli(owner, args=list(argv), return_unknown_args=True, add_help=False)[0]
-    except SystemExit:
-        raise InputError(f"{explain_usage(stderr.getvalue())}; see recombine {prog} --help") from None
+        return declared(word)
+    except ValueError:
+        raise InputError(
+            f"{written} is {word!r}: expected {'a whole number' if declared is int else 'a number'}"
+        ) from None
+
+
+def describe_verb(text: str, examples: Sequence[str]) -> str:
+    """The description and the examples of a verb, as its help shows them."""
+    width = shutil.get_terminal_size().columns
+    paragraphs = (textwrap.fill(" ".join(part.split()), width, break_on_hyphens=False) for part in text.split("\n\n"))
+    return "\n\n".join([*paragraphs, "\n  ".join(["Examples:", *examples])])
 
 
 if __name__ == "__main__":

@@ -6,39 +6,36 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
 from recombine.cli.flags import RunOutput
-from recombine.cli.main import parse
-from recombine.cli.output import Device
+from recombine.cli.main import Argument, parse
+from recombine.foundation.display import Cell, Table, Value, format_number
 from recombine.foundation.errors import InputError
-from recombine.foundation.tables import Cell, Table, Value, format_number
 from recombine.inside.probe import UnsavedProbeError, probe_activations, probe_run
 from recombine.inside.result import DECODER_TITLES, ProbeResult
 from recombine.tasks.base import Task
 from recombine.training.schema import Json
-
-EXAMPLES = (
-    "recombine probe runs/sraven-hyla-0123456789ab --no-tsne",
-    "recombine probe --activations activations.npz",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeOptions(RunOutput):
     """Look inside a run: decode the modules from latent codes and activations, then change the codes and see what happens."""
 
-    run: Annotated[tyro.conf.Positional[Path | None], tyro.conf.arg(metavar="[RUN]")] = None
+    examples = (
+        "recombine probe runs/sraven-hyla-0123456789ab --no-tsne",
+        "recombine probe --activations activations.npz",
+    )
+
+    run: Annotated[Path | None, Argument(metavar="RUN", positional=True)] = None
     """Run directory. Writes probe.json and probe.npz there."""
-    activations: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    activations: Path | None = None
     """Instead of a run, an npz file with the arrays activations, labels and split."""
     num_instances: int = 4_000
     """Instances per split."""
     tsne: bool = True
     """Compute a t-SNE map of the codes, which takes longest."""
-    save_activations: tyro.conf.FlagCreatePairsOff[bool] = False
+    save_activations: bool = False
     """Also write the residual stream and hidden activations to probe.npz."""
-    device: Device = "auto"
+    device: str = "auto"
     """Device to run on: auto, cpu, cuda, ..."""
 
 
@@ -56,7 +53,10 @@ def run(argv: list[str]) -> None:
 
 def probe(options: ProbeOptions) -> ProbeResult:
     """The result of the run or of the file."""
-    say = None if options.json else (lambda part: options.say(f"probe: {part}"))
+
+    def say(part: str) -> None:
+        options.say(f"probe: {part}")
+
     if options.activations is not None:
         return probe_activations(options.activations, tsne=options.tsne, say=say)
     assert options.run is not None

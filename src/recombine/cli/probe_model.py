@@ -6,28 +6,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
-from recombine.cli.main import parse
-from recombine.cli.output import Device, Output
+from recombine.cli.main import Argument, Output, parse
 from recombine.cli.probe import tables
 from recombine.integrations.huggingface.probe import probe_pretrained
-
-EXAMPLES = (
-    "recombine probe-model models/gpt2 --prompts prompts.jsonl",
-    "recombine probe-model models/gpt2 --prompts prompts.jsonl -o runs/gpt2",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeModelOptions(Output):
     """Look inside a pretrained Hugging Face model, on prompts that you have labelled."""
 
-    folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FOLDER")]
+    examples = (
+        "recombine probe-model models/gpt2 --prompts prompts.jsonl",
+        "recombine probe-model models/gpt2 --prompts prompts.jsonl -o runs/gpt2",
+    )
+
+    folder: Annotated[Path, Argument(metavar="FOLDER", positional=True)]
     """Folder with a pretrained model and its tokenizer, as `save_pretrained` writes them."""
-    prompts: Annotated[Path, tyro.conf.arg(metavar="FILE")]
+    prompts: Path
     """JSON lines with `text` and `labels` (or `label`), and optionally `pair`, `split` and `answer`."""
-    out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("runs")
+    out: Annotated[Path, Argument(alias="-o")] = Path("runs")
     """Folder for the run directory, which `recombine report` reads."""
     num_instances: int = 4_000
     """Prompts per split, at most."""
@@ -39,13 +36,12 @@ class ProbeModelOptions(Output):
     """Longest prompt that is accepted, in tokens."""
     tsne: bool = True
     """Compute a t-SNE map of the codes."""
-    device: Device = "auto"
+    device: str = "auto"
     """Device to run on: auto, cpu, cuda, ..."""
 
 
 def run(argv: list[str]) -> None:
     options = parse(ProbeModelOptions, argv, prog="probe-model")
-    say = None if options.json else (lambda part: options.say(f"probe-model: {part}"))
     directory, result = probe_pretrained(
         options.folder,
         options.prompts,
@@ -56,6 +52,6 @@ def run(argv: list[str]) -> None:
         max_tokens=options.max_tokens,
         tsne=options.tsne,
         device=options.device,
-        say=say,
+        say=lambda part: options.say(f"probe-model: {part}"),
     )
     options.show(dict(result.numbers), *tables(result), f"{directory.path}")

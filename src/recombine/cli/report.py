@@ -6,27 +6,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
 from recombine.cli.flags import RunOutput
-from recombine.cli.main import parse
+from recombine.cli.main import Argument, parse
 from recombine.report.page import write_report
-
-EXAMPLES = (
-    "recombine report runs -o report.html",
-    "recombine report runs/sraven-hyla-0123456789ab runs/sraven-softmax-0123456789ab",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions(RunOutput):
     """Write one HTML file about runs. It works offline."""
 
-    runs: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUN [RUN ...]")]
+    examples = (
+        "recombine report runs -o report.html",
+        "recombine report runs/sraven-hyla-0123456789ab runs/sraven-softmax-0123456789ab",
+    )
+
+    runs: Annotated[tuple[Path, ...], Argument(metavar="RUN", positional=True)]
     """Run directories, or folders of them."""
-    out: Annotated[Path, tyro.conf.arg(aliases=["-o"])] = Path("report.html")
+    out: Annotated[Path, Argument(alias="-o")] = Path("report.html")
     """File to write."""
-    figures: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
+    figures: Path | None = None
     """Also write the figures to this folder, as PNG and SVG files."""
     gallery: bool = True
     """Load each network and show instances that it gets right and wrong."""

@@ -10,15 +10,11 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
-from recombine.cli.flags import Starting
-from recombine.cli.live import SweepDisplay
-from recombine.cli.main import parse
-from recombine.cli.output import Device, Output
+from recombine.cli.main import Argument, Output, parse
 from recombine.cli.sweep import show_work
+from recombine.cli.sweep_status import SweepDisplay
+from recombine.foundation.display import show_setting, tables_as_dict
 from recombine.foundation.errors import InputError, check_choice, check_positive
-from recombine.foundation.tables import show_setting, tables_as_dict
 from recombine.inside.probe import is_probed, probe_run
 from recombine.inside.verdict import diagnose_run
 from recombine.report.page import write_report
@@ -35,11 +31,6 @@ from recombine.training.directory import RunDirectory
 from recombine.training.run import progress_bar, train_run
 from recombine.training.schema import Json
 
-EXAMPLES = (
-    "recombine reproduce demo --jobs 2 --report report.html",
-    "recombine reproduce fuzzy-logic --scale tiny --attention softmax hyla --seeds 0 1",
-)
-
 NUM_PROBED = 600  # instances per split; `recombine probe RUN` takes more, and more time
 NUM_PICTURED = 500  # points per map
 
@@ -48,13 +39,18 @@ NUM_PICTURED = 500  # points per map
 class ReproduceOptions(EngineFlags, Output):
     """Run an experiment and print it next to the paper's figures. `recombine sweep status DIR` shows how far it is."""
 
-    name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="EXPERIMENT")]
+    examples = (
+        "recombine reproduce demo --jobs 2 --report report.html",
+        "recombine reproduce fuzzy-logic --scale tiny --attention softmax hyla --seeds 0 1",
+    )
+
+    name: Annotated[str, Argument(metavar="EXPERIMENT", positional=True)]
     """Name of an experiment (`recombine reproduce list` prints them), or FILE.py:NAME for your own."""
     scale: Scale | None = None
     """Size of the experiment: tiny takes minutes, paper has the paper's sizes (default: depends on the experiment)."""
-    only: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE ...")] = ()
+    only: Annotated[tuple[str, ...], Argument(metavar="NAME=VALUE")] = ()
     """Run only these settings, e.g. --only model=vanilla trunk=softmax,hyla."""
-    attention: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")] = ()
+    attention: Annotated[tuple[str, ...], Argument(metavar="NAME")] = ()
     """Run only these attentions, e.g. --attention softmax hyla. Short for --only attention=softmax,hyla."""
     steps: int | None = None
     """Training steps of every run (default: as the experiment says)."""
@@ -62,15 +58,15 @@ class ReproduceOptions(EngineFlags, Output):
     """Random seeds for every setting, e.g. --seeds 0 1 2 (default: as the experiment says)."""
     out: Path = Path("runs")
     """Folder for run directories."""
-    device: Device = "auto"
+    device: str = "auto"
     """Device to train on: auto, cpu, cuda, ..."""
-    report: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    report: Path | None = None
     """Write an HTML report to this file."""
     probe: bool = True
     """For the report, probe and diagnose each run."""
-    figures: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
+    figures: Path | None = None
     """Write the figures of the experiment to this folder."""
-    dry_run: tyro.conf.FlagCreatePairsOff[bool] = False
+    dry_run: bool = False
     """List the runs; train nothing."""
 
 
@@ -187,12 +183,11 @@ def train_records(records: Sequence[Record], options: ReproduceOptions) -> Finis
         options.say(f"{num_finished} of {len(plan.records)} runs in {options.out} were finished already")
     train_elsewhere(plan, options)
     runs: dict[str, RunDirectory] = {}
-    quiet = options.quiet or options.json
+    quiet = options.is_silent
     for number, (key, record) in enumerate(plan.by_key.items(), start=1):
         with progress_bar(f"{number}/{len(plan.records)} {record.text}", quiet=quiet) as bar:
-            watch = Starting(bar)
-            runs[key] = train_run(record.config, out=options.out, device=options.device, watch=watch)
-        if not watch.started and not options.json and options.jobs == 1:
+            runs[key] = train_run(record.config, out=options.out, device=options.device, watch=bar)
+        if bar is not None and not bar.meter.started and options.jobs == 1:
             options.say(f"{number}/{len(plan.records)} {record.text}: finished already")
         if options.report is not None and options.probe:
             look_inside(runs[key], options, record.text)
@@ -214,11 +209,11 @@ def train_elsewhere(plan: Plan, options: ReproduceOptions) -> None:
     failed: list[Outcome] = []
 
     def done(record: Record, outcome: Outcome) -> None:
-        display.tell(record, outcome)
+        display.report(record, outcome)
         failed.extend([outcome] if outcome.kind else [])
 
     reader = SweepReader(options.out, describe_plan(plan))
-    quiet = options.quiet or options.json
+    quiet = options.is_silent
     with SweepDisplay(reader, total=len(plan.records), done=len(work.finished), quiet=quiet) as display:
         run_sweep(plan, engine, out=options.out, device=options.device, retry=True, done=done)
     if failed:

@@ -7,20 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, TypedDict
 
-import tyro
-
 from recombine.cli.flags import split_legend, title_of
-from recombine.cli.main import parse
-from recombine.cli.output import Output
+from recombine.cli.main import Argument, Output, parse
+from recombine.foundation.display import Column, Table
 from recombine.foundation.errors import InputError, find_schema_error
-from recombine.foundation.tables import Column, Table
 from recombine.training.directory import RunDirectory, find_runs
 from recombine.training.schema import Json
-
-EXAMPLES = (
-    "recombine runs",
-    "recombine runs runs/fuzzy --json",
-)
 
 _log = logging.getLogger(__name__)
 
@@ -29,7 +21,12 @@ _log = logging.getLogger(__name__)
 class RunsOptions(Output):
     """List the runs in a folder, with their scores."""
 
-    folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="[DIR]")] = Path("runs")
+    examples = (
+        "recombine runs",
+        "recombine runs runs/fuzzy --json",
+    )
+
+    folder: Annotated[Path, Argument(metavar="DIR", positional=True)] = Path("runs")
     """Folder with run directories."""
 
 

@@ -6,25 +6,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
 from recombine.cli.flags import TaskOptions, parse_task, score_table
-from recombine.foundation.errors import InputError
+from recombine.cli.main import Argument
 from recombine.integrations.exchange.predictions import ScoredPredictions, read_predictions, score_predictions
 from recombine.tasks.text import Parser
 from recombine.training.score import describe_splits
-
-EXAMPLES = (
-    "recombine score sraven predictions.parquet",
-    "recombine score fuzzy-logic predictions.npz --scale tiny --json",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreOptions(TaskOptions):
     """How predictions are read. The task flags must be those of the export."""
 
-    files: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="FILE ...")] = ()
+    examples = (
+        "recombine score sraven predictions.parquet",
+        "recombine score fuzzy-logic predictions.npz --scale tiny --json",
+    )
+
+    files: Annotated[tuple[Path, ...], Argument(metavar="FILE", positional=True)]
     """Predictions for the rows that `recombine export` wrote: .parquet, .csv, .jsonl or .npz."""
     parser: Parser = "lenient"
     """How answers are read from text: the response is the answer (strict), or contains it (lenient)."""
@@ -33,11 +31,6 @@ class ScoreOptions(TaskOptions):
 def run(argv: list[str]) -> None:
     task, options = parse_task(ScoreOptions, argv, verb="score")
     files = [str(path) for path in options.files]
-    if not files:
-        raise InputError(
-            f"score {argv[0]} names no file: expected `recombine score TASK FILE...` with predictions for the rows that "
-            "`recombine export` wrote"
-        )
     scored = score_predictions(task, read_predictions(*files, parser=options.parser), parser=options.parser)
     value = {"files": files, **scored.as_dict()}
     table = score_table(value["scores"], task.name, metrics=value["metrics"], splits=describe_splits(task))

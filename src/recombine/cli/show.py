@@ -4,30 +4,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-import tyro
 
 from recombine.cli.flags import TaskOptions, parse_task
 from recombine.foundation.errors import require
 from recombine.tasks.sampling import SplitName
 from recombine.tasks.view import use_minus_signs, write_picture
 
-EXAMPLES = (
-    "recombine show sraven --image puzzle.svg",
-    "recombine show fuzzy-logic --scale tiny --split test --index 3",
-)
-
 
 @dataclass(frozen=True, kw_only=True)
 class ShowOptions(TaskOptions):
     """Which instance to show."""
 
+    examples = (
+        "recombine show sraven --image puzzle.svg",
+        "recombine show fuzzy-logic --scale tiny --split test --index 3",
+    )
+
     split: SplitName = "ood"
     """Split to take the instance from."""
     index: int = 0
     """Number of the instance in the split."""
-    image: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    image: Path | None = None
     """Also draw the instance to this SVG file, if the task has pictures."""
 
 

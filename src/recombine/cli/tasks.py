@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import dataclass, fields
 
-from recombine.cli.main import parse
-from recombine.cli.output import Output
-from recombine.foundation.tables import Column, Table
+from recombine.cli.main import Output, parse
+from recombine.foundation.display import Column, Table
 from recombine.tasks.families import TASKS
 
-EXAMPLES = (
-    "recombine tasks",
-    "recombine tasks --json",
-)
+
+@dataclass(frozen=True, kw_only=True)
+class TasksOptions(Output):
+    """List the task families."""
+
+    examples = ("recombine tasks", "recombine tasks --json")
 
 
 def run(argv: list[str]) -> None:
-    output = parse(Output, argv, prog="tasks", description="List the task families.")
+    options = parse(TasksOptions, argv, prog="tasks")
     rows, value = [], {}
     for name, task in TASKS.items():
         settings = {field.name: field.default for field in fields(task)}
@@ -29,4 +30,4 @@ def run(argv: list[str]) -> None:
         rows=tuple(rows),
         note="recombine train TASK --help lists the settings of a task.",
     )
-    output.show(value, table)
+    options.show(value, table)

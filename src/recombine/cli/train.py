@@ -7,48 +7,44 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
-from recombine.cli.flags import ModelOptions, Starting, parse_run, score_table
-from recombine.cli.output import Device
+from recombine.cli.flags import ModelOptions, parse_run, score_table
+from recombine.cli.main import Argument
 from recombine.integrations.trackers import TrackerName, build_tracker
 from recombine.training.config import RunConfig
 from recombine.training.directory import RunDirectory
 from recombine.training.run import is_follower, leave_group, progress_bar, train_run
 from recombine.training.score import describe_splits
 
-EXAMPLES = (
-    "recombine train hyperteacher --scale small",
-    "recombine train fuzzy-logic --scale small --attention hyla --seed 1",
-)
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions(ModelOptions):
     """Where and how to train."""
 
+    examples = (
+        "recombine train hyperteacher --scale small",
+        "recombine train fuzzy-logic --scale small --attention hyla --seed 1",
+    )
+
     out: Path = Path("runs")
     """Folder for run directories."""
-    device: Device = "auto"
+    device: str = "auto"
     """Device to train on: auto (CUDA if there is one, otherwise the CPU), cpu, cuda, mps (untested), ..."""
     evaluation_instances: int | None = None
     """Instances per split in the final evaluation (default: as in the paper)."""
-    compile: tyro.conf.FlagCreatePairsOff[bool] = False
+    compile: bool = False
     """Train under torch.compile, which takes seconds to start. Helps on GPUs, hardly on CPUs."""
-    deterministic: tyro.conf.FlagCreatePairsOff[bool] = False
+    deterministic: bool = False
     """Use only algorithms that give the same bits in every run on the same device. May be slower on GPUs."""
-    shard: tyro.conf.FlagCreatePairsOff[bool] = False
+    shard: bool = False
     """Under torchrun, keep a part of the model in each process (FSDP2), for models that do not fit one device."""
-    track: Annotated[tyro.conf.UseAppendAction[tuple[TrackerName, ...]], tyro.conf.arg(metavar="TRACKER")] = ()
+    track: Annotated[tuple[TrackerName, ...], Argument(repeatable=True)] = ()
     """Also send the metrics to tensorboard, wandb or mlflow. Repeatable."""
 
 
 def run(argv: list[str]) -> None:
     config, options = parse_run(TrainOptions, argv, verb="train")
     trackers = [build_tracker(name) for name in options.track]
-    quiet = options.quiet or options.json or is_follower()
-    with progress_bar(config.name, quiet=quiet) as bar:
-        watch = Starting(bar)
+    with progress_bar(config.name, quiet=options.is_silent or is_follower()) as bar:
         directory = train_run(
             config,
             out=options.out,
@@ -57,12 +53,12 @@ def run(argv: list[str]) -> None:
             compile=options.compile,
             shard=options.shard,
             deterministic=options.deterministic,
-            watch=watch,
+            watch=bar,
             trackers=trackers,
         )
     leave_group()
     if not is_follower():
-        if not watch.started and not options.json:
+        if bar is not None and not bar.meter.started:
             options.say(f"{directory.path} was finished already; below are its scores. To train it again, delete it.")
         show_result(config, directory, options)
 

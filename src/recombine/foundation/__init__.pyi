@@ -1,3 +1,11 @@
+from .display import Cell as Cell
+from .display import Column as Column
+from .display import Format as Format
+from .display import Table as Table
+from .display import Value as Value
+from .display import format_number as format_number
+from .display import format_value as format_value
+from .display import show_setting as show_setting
 from .errors import InputError as InputError
 from .errors import check_choice as check_choice
 from .errors import check_positive as check_positive
@@ -5,11 +13,3 @@ from .errors import find_schema_error as find_schema_error
 from .files import find_classes as find_classes
 from .files import read_file as read_file
 from .files import replace_file as replace_file
-from .tables import Cell as Cell
-from .tables import Column as Column
-from .tables import Format as Format
-from .tables import Table as Table
-from .tables import Value as Value
-from .tables import format_number as format_number
-from .tables import format_value as format_value
-from .tables import show_setting as show_setting

@@ -44,8 +44,8 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 
+from recombine.foundation.display import track
 from recombine.foundation.errors import InputError
-from recombine.foundation.progress import track
 from recombine.inside.collect import Activations
 from recombine.inside.result import SPLITS, Number, SiteDecoder, SplitDecoderScores
 

@@ -37,8 +37,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from recombine.attention.definition import CodeMap
+from recombine.foundation.display import track
 from recombine.foundation.errors import InputError
-from recombine.foundation.progress import track
 from recombine.inside.collect import evaluating, rows_at_once
 from recombine.inside.result import SIDES, Ablation, Ablations, Change, Number, Side, SplitSwaps, SwapAnswers, Swaps
 from recombine.tasks.base import Ratio, Task

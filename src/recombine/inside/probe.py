@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from recombine.foundation.display import track
 from recombine.foundation.errors import InputError
-from recombine.foundation.progress import track
 from recombine.inside.collect import (
     ROW_SPLITS,
     Activations,

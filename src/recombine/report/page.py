@@ -19,8 +19,8 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from recombine.foundation.display import format_duration
 from recombine.foundation.files import write_whole
-from recombine.foundation.tables import format_duration
 from recombine.inside.result import DECODER_TITLES
 from recombine.models.base import Code
 from recombine.report.answer import make_answer

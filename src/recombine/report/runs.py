@@ -9,8 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from recombine.foundation.display import format_number
 from recombine.foundation.errors import InputError
-from recombine.foundation.tables import format_number
 from recombine.models.base import Code
 from recombine.tasks.base import Task
 from recombine.tasks.sampling import SPLIT_TITLES

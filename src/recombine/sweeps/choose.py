@@ -8,10 +8,9 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
-import tyro
 
 from recombine.foundation.errors import InputError, check_choice, check_positive
 from recombine.sweeps.engine import Engine, Job, Outcome, count_cores, describe_for_worker
@@ -39,8 +38,8 @@ class EngineFlags:
     """Threads per run (default: OMP_NUM_THREADS; otherwise 1, or more if there are fewer runs than cores)."""
     gpus: int = 0
     """GPUs per run to request from Ray or SLURM."""
-    address: Annotated[str | None, tyro.conf.arg(metavar="HOST:PORT")] = None
-    """Existing Ray cluster, or `auto` for the one on this machine (default: start one)."""
+    address: str | None = None
+    """HOST:PORT of an existing Ray cluster, or `auto` for the one on this machine (default: start one)."""
     partition: str | None = None
     """Partition of SLURM (default: the cluster's default)."""
     time_limit: int = 1440

@@ -33,10 +33,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, ClassVar, TypeVar
 
+from recombine.foundation.display import Cell, Column, Number, Table, Value, describe_settings, show_setting, track
 from recombine.foundation.errors import InputError, check_choice
 from recombine.foundation.files import load_object
-from recombine.foundation.progress import track
-from recombine.foundation.tables import Cell, Column, Number, Table, Value, describe_settings, show_setting
 from recombine.sweeps.records import Published, Record, Setting, matches
 from recombine.tasks.base import Metric, Scale
 from recombine.training.directory import RunDirectory

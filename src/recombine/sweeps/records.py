@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from recombine.foundation.display import describe_settings
 from recombine.foundation.errors import InputError
-from recombine.foundation.tables import describe_settings
 from recombine.training.config import RunConfig
 
 Setting = str | int | float

@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from recombine.compositions import Composition
+from recombine.foundation.display import Table
 from recombine.foundation.errors import InputError
-from recombine.foundation.tables import Table
 from recombine.tasks.sampling import (
     SPLIT_MEANINGS,
     SPLIT_TITLES,

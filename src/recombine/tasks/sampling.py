@@ -20,8 +20,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from recombine.compositions import Composition, CompositionSplit
+from recombine.foundation.display import measure_progress
 from recombine.foundation.errors import NEGLIGIBLE, InputError, Settings, check_choice, require_memory
-from recombine.foundation.progress import measure_progress
 from recombine.random import Stream
 
 SplitName = str  # one of the `splits` of a task

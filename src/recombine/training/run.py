@@ -21,8 +21,8 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor, nn
 
+from recombine.foundation.display import Meter, measure_progress, show_progress
 from recombine.foundation.errors import InputError, check_positive
-from recombine.foundation.progress import Meter, measure_progress, show_progress
 from recombine.models.base import version_of
 from recombine.models.transformer import count_parameters
 from recombine.tasks.base import Task

@@ -115,22 +115,13 @@ def score(
     return evaluation
 
 
-def score_references(
-    task: Task, *, num_instances: int, watch: Callable[[SplitName, int], None] | None = None
-) -> ReferenceScores:
-    """Chance, ceiling and agnostic optimum of each split and metric, without a model.
-
-    `watch` is called with the split and its number of instances so far, since exact optima of large tasks take long.
-    """
+def score_references(task: Task, *, num_instances: int) -> ReferenceScores:
+    """Chance, ceiling and agnostic optimum of each split and metric, without a model."""
     references: ReferenceScores = {}
     for split in evaluation_splits(task):
         sums = _SplitSums(len(task.split.compositions(split)))
-        num_done = 0
         for batch in evaluation_batches(task, split, num_instances, "cpu"):
-            if watch is not None:
-                watch(split, num_done)
             sums.add_references(task, split, batch)
-            num_done += len(batch)
         chance = sums.references["chance"]
         references[split] = {
             metric: {name: each.value(metric) for name, each in sums.references.items()} for metric in chance.totals

@@ -28,9 +28,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from recombine.foundation.display import track
 from recombine.foundation.errors import InputError
 from recombine.foundation.files import data_folder, replace_file
-from recombine.foundation.progress import track
 from recombine.tasks.language.sources import Source, find_sources, read_documents
 from recombine.tasks.language.tokenizers import (
     SENTENCEPIECE,

@@ -31,8 +31,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from recombine.compositions import Composition, CompositionSplit
+from recombine.foundation.display import Table
 from recombine.foundation.errors import InputError, check_choice, check_positive, require
-from recombine.foundation.tables import Table
 from recombine.random import Stream
 from recombine.tasks.base import Metric, Preset, Ratio, Scale, Task
 from recombine.tasks.language.corpus import Corpus, Request, load_corpus, prepare

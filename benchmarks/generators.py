@@ -1,15 +1,27 @@
-"""What batches cost within training, as a share of a step, and the speed of the exact optima."""
+"""What batches cost within training, as a share of a step, and the speed of the exact optima.
+
+    python benchmarks/generators.py [TASK ...] [--scales tiny small paper] [--seconds S] [--out FILE]
+
+Milliseconds per training batch and per whole step with the task's default model. Training generates batches in groups
+(`recombine.training.loop.BatchGroups`). One round trains on one group; the time of its generation is measured within the
+round, where memory and caches are as training leaves them. Prints JSON, or writes it to a file that may hold other parts.
+"""
 
 from __future__ import annotations
 
+import argparse
 import statistics
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
+from pathlib import Path
 
-from recombine.cli.bench import machine
+from growth import write
+
+from recombine.cli import bench
 from recombine.tasks.base import SCALES, Scale
 from recombine.tasks.families import TASKS
 from recombine.tasks.sampling import Batch
@@ -18,10 +30,8 @@ from recombine.training.loop import BatchGroups, Trainer
 from recombine.training.schema import Json
 
 ORACLE_BATCH = 1_000
-MOST_TOKENS = 1 << 14
-"""Of a batch that is measured. The language model of the paper has more in a step, and not the memory for them here."""
-LONG = 10.0
-"""Seconds of a round after which it is the only one."""
+MAX_TOKENS = 1 << 14  # per batch; the language model of the paper has more, for which memory may not be enough
+LONG_ROUND = 10.0  # seconds; a round that takes longer is the only one
 
 
 class TimedBatchGroups(BatchGroups):
@@ -36,26 +46,20 @@ class TimedBatchGroups(BatchGroups):
         return batch
 
 
-def benchmark_generators(
-    seconds: float, say: Callable[[str], None] = lambda _: None, scales: Sequence[Scale] = SCALES
-) -> list[Json]:
-    """Milliseconds per training batch and per whole step with the task's default model, at every scale.
-
-    Training generates batches in groups (`recombine.training.loop.BatchGroups`). One round trains on one group; the time of
-    its generation is measured within the round, where memory and caches are as training leaves them.
-    """
+def benchmark_generators(tasks: Sequence[str], scales: Sequence[Scale], seconds: float) -> list[Json]:
+    """One row per task and scale."""
     rows = []
-    for name, scale in product(TASKS, scales):
-        say(f"generators: {name} {scale}")
+    for name, scale in product(tasks, scales):
+        print(f"generators: {name} {scale}", file=sys.stderr)
         config = default_run(name, scale).prepare()
         task = config.task
-        batch_size = min(config.training.batch_size, max(1, MOST_TOKENS // task.train_length))
+        batch_size = min(config.training.batch_size, max(1, MAX_TOKENS // task.train_length))
         trainer = Trainer(config.build_model(), task, replace(config.training, batch_size=batch_size), "cpu")
         batch, step = time_training(trainer, seconds)
         solved = task.sample("ood", 0, batch_size=min(ORACLE_BATCH, task.max_rows_at_once))
         metrics = tuple(task.metrics(task.chance(solved), solved))
         solve = partial(task.reference_predictions, solved, split="ood", metrics=metrics)
-        oracle = machine.take_medians(machine.time_interleaved({"oracle": solve}, seconds))["oracle"]
+        oracle = bench.take_medians(bench.time_interleaved({"oracle": solve}, seconds))["oracle"]
         rows.append(
             {
                 "task": name,
@@ -77,13 +81,28 @@ def time_training(trainer: Trainer, seconds: float) -> tuple[float, float]:
     trainer.batches = batches
     rounds: list[tuple[float, float]] = []
     end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(rounds) <= machine.MIN_ROUNDS:
+    while time.perf_counter() < end or len(rounds) <= bench.MIN_ROUNDS:
         batches.seconds, start = 0.0, time.perf_counter()
         for _ in range(batches.group_size):
             trainer.advance()
         rounds.append((batches.seconds, time.perf_counter() - start))
-        if rounds[-1][1] > LONG:
+        if rounds[-1][1] > LONG_ROUND:
             break
     counted = rounds[1:] or rounds
     batch, step = (statistics.median(column) / batches.group_size for column in zip(*counted, strict=True))
     return batch, step
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("tasks", nargs="*", default=list(TASKS), metavar="TASK")
+    parser.add_argument("--scales", nargs="+", choices=SCALES, default=SCALES)
+    parser.add_argument("--seconds", type=float, default=3.0, help="per task and scale")
+    parser.add_argument("--out", type=Path, help="JSON file, whose other parts are kept")
+    options = parser.parse_args()
+    rows = benchmark_generators(options.tasks, options.scales, options.seconds)
+    write({"machine": bench.describe_machine(), "generators": rows}, options.out)
+
+
+if __name__ == "__main__":
+    main()

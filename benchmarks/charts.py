@@ -1,42 +1,34 @@
-"""Charts of the measurements: steps compared with the plain definition, growth curves, memory against length."""
+"""Charts of measurements: steps compared with the plain definition, growth curves, memory against length.
+
+    python benchmarks/charts.py benchmarks/results.json docs/images
+
+The file holds what `recombine bench --json` and `benchmarks/growth.py` print.
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 from recombine.tasks.view import ATTENTION_COLOURS, STYLE
 from recombine.training.schema import Json
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 NAMES = {"softmax": "softmax", "linear": "linear", "hyla": "HYLA"}
 WORKLOAD_NAMES = {"fuzzy_logic": "fuzzy logic", "sraven": "SRAVEN", "language": "language"}
 
 
-def write_charts(result: Json, folder: Path) -> list[Path]:
-    """One PNG file per part that was measured."""
-    from matplotlib import rc_context
-
-    folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    with rc_context(STYLE):
-        for part, draw in DRAWINGS.items():
-            if part in result:
-                path = folder / f"speed_{part}.png"
-                draw(result).savefig(path, dpi=160)
-                written.append(path)
-    return written
-
-
 def draw_steps(result: Json) -> Figure:
     """Steps per second in float32: the plain definition (pale), Recombine (full), and the limit of the products (a line)."""
-    from matplotlib.figure import Figure
-
     rows = [row for row in result["steps"] if row["precision"] == "float32"]
     workloads = list(dict.fromkeys(row["workload"] for row in rows))
+    measured = result.get("limit", [])
+    limits = {(row["workload"], row["attention"]): row["milliseconds"]["limit"] for row in measured}
     figure = Figure(figsize=(2.7 * len(workloads), 3), layout="constrained")
     for number, workload in enumerate(workloads):
         axes = figure.add_subplot(1, len(workloads), number + 1)
@@ -45,7 +37,9 @@ def draw_steps(result: Json) -> Figure:
             colour = ATTENTION_COLOURS[row["attention"]]
             axes.bar(at - 0.2, rates["plain"], width=0.38, color=colour, alpha=0.35)
             axes.bar(at + 0.2, rates["recombine"], width=0.38, color=colour)
-            axes.plot([at - 0.02, at + 0.42], [rates["limit"]] * 2, color="black", linewidth=1)
+            limit = limits.get((workload, row["attention"]), row["milliseconds"].get("limit"))
+            if limit is not None:
+                axes.plot([at - 0.02, at + 0.42], [1e3 / limit] * 2, color="black", linewidth=1)
             axes.annotate(
                 f"{row['times_plain']:.1f}×",
                 (at + 0.2, 0),
@@ -66,8 +60,6 @@ def draw_steps(result: Json) -> Figure:
 
 def draw_lengths(result: Json) -> Figure:
     """Time per token against length, softmax, linear and HYLA beside torch's own softmax attention."""
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(5.6, 3.4), layout="constrained")
     axes = figure.add_subplot()
     lines = {"torch": ("o--", "gray", "softmax by torch")}
@@ -84,8 +76,6 @@ def draw_lengths(result: Json) -> Figure:
 
 
 def draw_growth(result: Json) -> Figure:
-    from matplotlib.figure import Figure
-
     axes_names = list(dict.fromkeys(row["axis"] for row in result["growth"]))
     figure = Figure(figsize=(2.3 * len(axes_names), 2.8), layout="constrained")
     for number, axis in enumerate(axes_names):
@@ -107,8 +97,6 @@ def draw_growth(result: Json) -> Figure:
 
 
 def draw_memory(result: Json) -> Figure:
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(7, 2.8), layout="constrained")
     memory, times = figure.subplots(1, 2)
     for name, style in (("eager", "o--"), ("fused", "o-")):
@@ -141,8 +129,6 @@ DRAWINGS = {"steps": draw_steps, "lengths": draw_lengths, "growth": draw_growth,
 
 
 def _logarithmic(axes: Axes, sizes: list[int]) -> None:
-    from matplotlib.ticker import LogLocator
-
     axes.set(xscale="log", yscale="log")
     ticks = sorted(set(sizes))
     axes.set_xticks(ticks, [str(tick) for tick in ticks], rotation=45 if len(ticks) > 5 else 0)
@@ -154,3 +140,22 @@ def _logarithmic(axes: Axes, sizes: list[int]) -> None:
 def _machine(result: Json) -> str:
     machine = result["machine"]
     return f"{machine['cpu']}, {machine['threads']} threads, torch {machine['torch']}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("results", type=Path)
+    parser.add_argument("folder", type=Path)
+    options = parser.parse_args()
+    result = json.loads(options.results.read_text())
+    options.folder.mkdir(parents=True, exist_ok=True)
+    with rc_context(STYLE):
+        for part, draw in DRAWINGS.items():
+            if part in result:
+                path = options.folder / f"speed_{part}.png"
+                draw(result).savefig(path, dpi=160)
+                print(path)
+
+
+if __name__ == "__main__":
+    main()

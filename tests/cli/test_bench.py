@@ -1,0 +1,108 @@
+"""`recombine bench`: the contenders compute the same, rounds are interleaved, and the results are printed."""
+
+import json
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+
+from recombine.attention.cpu import kernels as cpu
+from recombine.attention.dispatch import use_kernel
+from recombine.cli import bench
+from recombine.cli.main import run as run_verb
+from recombine.models.base import build_model
+from recombine.models.transformer import TransformerConfig
+from recombine.training.config import default_run
+from recombine.training.loop import Trainer
+
+needs_kernel = pytest.mark.skipif(not cpu.is_available(), reason=f"no kernel: {cpu.why_unavailable()}")
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Everything that is measured, in sizes of a test, and without the seconds that compilation takes."""
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    monkeypatch.setattr(bench, "default_run", partial(default_run, scale="tiny"))
+    monkeypatch.setattr(bench, "LANGUAGE", replace(bench.LANGUAGE, num_layers=1, embedding_dim=16, kqv_dim=16))
+    monkeypatch.setattr(bench, "LANGUAGE_TOKENS", 8)
+    monkeypatch.setattr(bench, "SHAPES", {"small": bench.Shape(b=2, q=3, k=5, h=2, d=2)})
+    monkeypatch.setattr(bench, "MIN_ROUNDS", 1)
+
+
+def train(config, kernel, num_steps):
+    trainer = Trainer(build_model(config.model, config.task, seed=0), config.task, config.training, "cpu")
+    with use_kernel(kernel):
+        return torch.stack([trainer.advance() for _ in range(num_steps)])
+
+
+@needs_kernel
+@pytest.mark.parametrize(
+    ("task", "name"),
+    [
+        pytest.param("fuzzy_logic", "hyla", marks=pytest.mark.slow),
+        pytest.param("fuzzy_logic", "softmax", marks=pytest.mark.slow),
+        pytest.param("sraven", "softmax", marks=pytest.mark.slow),
+        pytest.param("sraven", "linear", marks=pytest.mark.slow),
+    ],
+)
+def test_the_same_training_curve_over_500_steps(task, name, unchecked):
+    config = default_run(task, "tiny")
+    model = TransformerConfig(attention=name, embedding_dim=32, mlp_dim=64, kqv_dim=16, num_heads=4)
+    training = replace(config.training, steps=500, batch_size=8, warmup_steps=50)
+    config = replace(config, model=model, training=training)
+    plain, fused = (train(config, kernel, 500) for kernel in ("reference", "auto"))
+    assert plain[-50:].mean() < 0.97 * plain[:50].mean()  # it learns, so parameters do move
+    torch.testing.assert_close(fused, plain, rtol=1e-3, atol=1e-6)
+
+
+def test_reading_late_is_the_same_model():
+    workload = bench.make_workload("fuzzy_logic", "hyla", "float32")
+    model, late = workload.make_model(), bench.ReadLate(workload.make_model())
+    inputs = default_run("fuzzy_logic").task.sample("train", 0, batch_size=4).inputs
+    torch.testing.assert_close(late(inputs), model(inputs))
+    assert late.model.num_read == inputs.shape[1]
+
+
+def test_rounds_are_interleaved():
+    order: list[str] = []
+    times = bench.time_interleaved({name: partial(order.append, name) for name in "ab"}, 0.0, warm_up=1)
+    assert order == ["a", "b", *"ab" * bench.MIN_ROUNDS]
+    assert [len(rounds) for rounds in times.values()] == [bench.MIN_ROUNDS] * 2
+
+
+@needs_kernel
+def test_bench_measures(small, capsys):
+    flags = ["--seconds", "0.01", "--workloads", "fuzzy_logic", "language"]
+    assert run_verb(["bench", *flags]) == 0
+    shown = capsys.readouterr().out
+    assert "training steps per second" in shown
+    assert "pass of one layer's attention" in shown
+    assert run_verb(["bench", "steps", "--json", *flags, "--precisions", "float32"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert set(result) == {"machine", "steps"}
+    assert {row["workload"] for row in result["steps"]} == {"fuzzy_logic", "language"}
+    assert {row["precision"] for row in result["steps"]} == {"float32"}
+    row = result["steps"][0]
+    assert row["times_plain"] == pytest.approx(row["milliseconds"]["plain"] / row["milliseconds"]["recombine"])
+    assert row["steps_per_second"]["plain"] == pytest.approx(1e3 / row["milliseconds"]["plain"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["everything"], "unknown value of PART 'everything': expected one of steps, attention"),
+        (["--precisions", "int8"], "unknown value of --precisions 'int8': expected one of float32, bf16"),
+        (["--workloads", "chess"], "unknown value of --workloads 'chess': expected one of fuzzy_logic, sraven"),
+        (["--seconds", "0"], "seconds is 0.0: expected a positive number"),
+    ],
+)
+def test_bad_input(arguments, message, capsys):
+    assert run_verb(["bench", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_without_a_kernel_there_is_nothing_to_measure(monkeypatch, capsys):
+    monkeypatch.setattr(cpu, "why_unavailable", lambda: "no C compiler on the PATH")
+    assert run_verb(["bench", "steps"]) == 2
+    assert "there is no fused kernel to measure: no C compiler on the PATH" in capsys.readouterr().err
