@@ -47,9 +47,8 @@ def test_rows_of_a_part_are_rows_of_the_whole(name):
     task = TINY[name].task
     for split in task.splits:
         whole, part = task.sample(split, 2, batch_size=24), task.sample(split, 2, batch_size=24, rows=range(7, 19))
-        columns = (whole.inputs, whole.targets, whole.latents)
         info = {key: column[7:19] for key, column in whole.info.items()}
-        assert_same(name, part, Batch(*(column[7:19] for column in columns), info))
+        assert_same(name, part, Batch(whole.inputs[7:19], whole.targets[7:19], whole.latents[7:19], info))
 
 
 @pytest.fixture(params=[torch.float64, torch.bfloat16], ids=str)

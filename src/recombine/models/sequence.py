@@ -61,8 +61,8 @@ class SequenceModelConfig(ModelConfig):
     @property
     def needs(self) -> tuple[Need, ...]:
         hidden_states = Need(
-            lambda task: task.thought_dim in (0, self.hidden_dim),
-            "supervises {task.thought_dim} hidden states",
+            lambda task: task.supervised_state_dim in (0, self.hidden_dim),
+            "supervises {task.supervised_state_dim} hidden states",
             f"that supervises {self.hidden_dim}, the hidden_dim of the model, or none",
         )
         return (hidden_states,)
@@ -73,7 +73,7 @@ class SequenceModelConfig(ModelConfig):
             input_dim=task.input_dim,
             output_dim=task.output_dim,
             sequence_length=task.sequence_length,
-            with_thoughts=task.thought_dim > 0,
+            with_thoughts=task.supervised_state_dim > 0,
         )
 
 

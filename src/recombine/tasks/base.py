@@ -20,13 +20,7 @@ from torch.nn.functional import one_hot
 from recombine.compositions import Composition
 from recombine.foundation.display import Table
 from recombine.foundation.errors import InputError
-from recombine.tasks.sampling import (
-    SPLIT_MEANINGS,
-    SPLIT_TITLES,
-    Batch,
-    Sampler,
-    SplitName,
-)
+from recombine.tasks.sampling import SPLIT_MEANINGS, SPLIT_TITLES, Batch, Sampler, SplitName
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -146,7 +140,7 @@ class Task(Sampler):
         return None
 
     @property
-    def thought_dim(self) -> int:
+    def supervised_state_dim(self) -> int:
         """Number of supervised intermediate values, which models return after their predictions; 0 for none."""
         return 0
 

@@ -45,7 +45,7 @@ from recombine.random import Stream
 from recombine.tasks.base import MIN_VARIANCE, Preset, Ratio, Reference, Scale, Task, measure_r2
 from recombine.tasks.reading import Reading
 from recombine.tasks.sampling import Batch, SplitName
-from recombine.tasks.text import TextForm, snap
+from recombine.tasks.text import TextForm, round_decimals
 from recombine.tasks.view import Card, Panel, assemble, draw_tokens, use_minus_signs
 
 WEIGHTINGS = ("r2", "r2_pooled")
@@ -65,8 +65,8 @@ def best_answers(
 ) -> dict[str, Float[Tensor, "priors batch"]]:
     """For each metric and prior, the best answer at the query, given the possible functions that agree with the examples."""
     device = inputs.device
-    at_query = snap(evaluate_terms(inputs[:, -1, :-1]), decimals)
-    at_examples = snap(evaluate_terms(inputs[:, :-1, :-1]), decimals)
+    at_query = round_decimals(evaluate_terms(inputs[:, -1, :-1]), decimals)
+    at_examples = round_decimals(evaluate_terms(inputs[:, :-1, :-1]), decimals)
     shape = (2, len(WEIGHTINGS), len(possible), len(inputs))
     sums = torch.zeros(shape, dtype=torch.float64, device=device)  # of the weights, and of weighted values
     levels = 10**decimals
@@ -83,7 +83,7 @@ def best_answers(
             level = (values * levels).round().long()
             votes.scatter_add_(2, level.expand(len(possible), -1, -1), fits * chosen[:, None])
     best = dict(zip(WEIGHTINGS, sums[1] / sums[0], strict=True))
-    return best | ({"accuracy": snap(votes.argmax(dim=-1).double() / levels, decimals)} if decimals else {})
+    return best | ({"accuracy": round_decimals(votes.argmax(dim=-1).double() / levels, decimals)} if decimals else {})
 
 
 def find_consistent(
@@ -220,8 +220,8 @@ class FuzzyLogic(Task):
     def make_batch(self, split: SplitName, stream: Stream) -> Batch:
         """Examples (x, f(x)) as `inputs` (batch, token, variable and value), the last value hidden; `targets` (batch)."""
         composition, modules = self.draw_compositions(split, stream)
-        x = snap(stream.uniform(self.num_examples, self.num_variables), self.decimals)
-        y = snap(evaluate_function(x, modules), self.decimals)
+        x = round_decimals(stream.uniform(self.num_examples, self.num_variables), self.decimals)
+        y = round_decimals(evaluate_function(x, modules), self.decimals)
         inputs = torch.cat([x, y.unsqueeze(-1)], dim=-1)
         inputs[:, -1, -1] = 0
         return Batch(inputs, y[:, -1], modules, {"composition": composition})
@@ -276,8 +276,8 @@ class FuzzyLogic(Task):
     def _training_targets(self) -> Float[Tensor, "rows 1"]:
         stream = Stream(self.name, self.seed, "mean target", rows=range(65_536))
         _, modules = self.draw_compositions("train", stream)
-        x = snap(stream.uniform(1, self.num_variables), self.decimals)
-        return snap(evaluate_function(x, modules), self.decimals)
+        x = round_decimals(stream.uniform(1, self.num_variables), self.decimals)
+        return round_decimals(evaluate_function(x, modules), self.decimals)
 
     def best_predictions(self, batch: Batch, *, split: SplitName | None, metric: str) -> Float[Tensor, " batch"]:
         """The mean at the query over all functions that agree with the examples, weighted as the metric requires; exact."""

@@ -8,8 +8,6 @@ lm-evaluation-harness contains too:
 - lenient: the last part of the response that has the form of an answer.
 
 A response that cannot be read counts as wrong.
-
-Numbers rounded to a few decimals, as a text shows them.
 """
 
 from __future__ import annotations
@@ -103,6 +101,6 @@ class TextForm(ABC):
         ]
 
 
-def snap(values: Float[Tensor, "*shape"], decimals: int) -> Float[Tensor, "*shape"]:
-    """Round to so many decimals; 0 leaves the values as they are. Equal decimals are equal to the last bit."""
+def round_decimals(values: Float[Tensor, "*shape"], decimals: int) -> Float[Tensor, "*shape"]:
+    """Round to this number of decimals; 0 leaves the values unchanged. Equal decimals are equal to the last bit."""
     return torch.round(values, decimals=decimals) if decimals else values

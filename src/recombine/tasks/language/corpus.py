@@ -183,9 +183,9 @@ def tokenise_group(group: Group, copied: Sequence[str], threshold: int, vocabula
         seen |= used.keys()
     for side, documents in sides.items():
         replace_file(group.file(f"{side}.bin"), np.concatenate([np.zeros(0, dtype), *documents]).tobytes())
+    record = {"dtype": dtype.name, "documents": list(used), "problems": problems}
     lengths = {side: [len(tokens) for tokens in documents] for side, documents in sides.items()}
-    record = {"dtype": dtype.name, "documents": list(used), "problems": problems, **lengths}
-    replace_file(group.file("tokens.json"), json.dumps(record).encode())
+    replace_file(group.file("tokens.json"), json.dumps({**record, **lengths}).encode())
 
 
 def hash_words(text: str) -> str:

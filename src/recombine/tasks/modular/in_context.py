@@ -50,7 +50,7 @@ from recombine.tasks.modular.teacher import (
 )
 from recombine.tasks.reading import Reading, StrengthReading
 from recombine.tasks.sampling import Batch, SplitName, once_per_device
-from recombine.tasks.text import TextForm, snap
+from recombine.tasks.text import TextForm, round_decimals
 from recombine.tasks.view import Panel, draw_tokens
 
 NUM_STEPS = 8
@@ -236,9 +236,11 @@ class InContext(Task):
         """Examples, then queries without answers; `info["strengths"]` holds each row's z, one number per module."""
         composition, modules = self.draw_compositions(split, stream)
         strengths = draw_levels(stream, self.num_active, "continuous")
-        x = snap((2 * stream.uniform(self.sequence_length, self.input_size) - 1) * math.sqrt(3), self.decimals)
+        x = round_decimals(
+            (2 * stream.uniform(self.sequence_length, self.input_size) - 1) * math.sqrt(3), self.decimals
+        )
         latent = self.place(modules, strengths)
-        y = snap(apply_teacher(self.teacher_on(stream.device), latent, x), self.decimals)
+        y = round_decimals(apply_teacher(self.teacher_on(stream.device), latent, x), self.decimals)
         inputs = torch.cat([x, y], dim=-1)
         inputs[:, self.num_examples :, self.input_size :] = 0
         targets = y[:, self.num_examples :].contiguous()

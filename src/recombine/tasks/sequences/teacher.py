@@ -157,7 +157,7 @@ class SequenceTeacher(Task):
         return self.target_dim
 
     @property
-    def thought_dim(self) -> int:
+    def supervised_state_dim(self) -> int:
         return self.teacher_dim if self.chain_of_thought else 0
 
     @property
