@@ -138,14 +138,18 @@ def split_compositions(
     An order that leaves a module uncovered is redrawn, deterministically. With `connected`, so is an order whose graph of
     co-occurring modules is not connected. A fraction for which no order is found is an error.
     """
-    if not isinstance(held_out, int | float) or not 0 < held_out < 1:
-        raise InputError(f"held-out fraction is {held_out!r}: expected a number strictly between 0 and 1")
     require(isinstance(seed, int) and not isinstance(seed, bool), "seed", seed, "a whole number")
     _check_compositions(compositions, unknown)
-    num_held_out = int(held_out * len(compositions) + 1e-9)
+    num_held_out = count_held_out(held_out, len(compositions))
     num_train = len(compositions) - num_held_out
     modules = sorted({module for composition in compositions for module in composition})
-    _check_counts(compositions, held_out, num_held_out, len(modules), connected)
+    largest = max(len(set(composition)) for composition in compositions)
+    fewest = -(-(len(modules) - connected) // max(1, largest - connected))  # as a tree, if connected
+    if num_train < fewest:
+        raise InputError(
+            f"held-out fraction is {held_out}, which leaves {num_train} training compositions: expected at least "
+            f"{fewest}, the fewest that can {'cover and connect' if connected else 'cover'} {len(modules)} modules"
+        )
     for redraw in range(MAX_REDRAWS):
         ordered = order_by_hash(compositions, seed=seed, redraw=redraw)
         train = ordered[num_held_out:]
@@ -163,25 +167,17 @@ def split_compositions(
     )
 
 
-def _check_counts(
-    compositions: Sequence[Composition], held_out: float, num_held_out: int, num_modules: int, connected: bool
-) -> None:
-    """Require something to be held out, and enough training compositions to cover (and connect) the modules."""
-    if num_held_out == 0:
+def count_held_out(held_out: float, num_compositions: int) -> int:
+    """The number of compositions that a fraction holds out, rounded down; none is an error."""
+    if not isinstance(held_out, int | float) or not 0 < held_out < 1:
+        raise InputError(f"held-out fraction is {held_out!r}: expected a number strictly between 0 and 1")
+    count = int(held_out * num_compositions + 1e-9)
+    if count == 0:
         raise InputError(
-            f"held-out fraction is {held_out} of {len(compositions)} compositions, which is none: "
-            f"expected at least {1 / len(compositions):.3g}"
+            f"held-out fraction is {held_out} of {num_compositions} compositions, which is none: "
+            f"expected at least {1 / num_compositions:.3g}"
         )
-    largest = max(len(set(composition)) for composition in compositions)
-    fewest = -(-num_modules // largest)
-    if connected and largest > 1:
-        fewest = max(fewest, -(-(num_modules - 1) // (largest - 1)))
-    num_train = len(compositions) - num_held_out
-    if num_train < fewest:
-        raise InputError(
-            f"held-out fraction is {held_out}, which leaves {num_train} training compositions: expected at least "
-            f"{fewest}, the fewest that can {'cover and connect' if connected else 'cover'} {num_modules} modules"
-        )
+    return count
 
 
 def _check_compositions(compositions: Sequence[Composition], unknown: Sequence[Composition]) -> None:

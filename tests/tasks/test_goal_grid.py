@@ -9,11 +9,9 @@ import torch
 
 from recombine.cli.main import run
 from recombine.foundation.errors import InputError
-from recombine.models.base import build_model, models_by_kind
 from recombine.tasks.grids.goal import INTERACTIONS, OBJECTS, QUADRANTS, GoalGrid
 from recombine.tasks.grids.imitation import ENDED
 from recombine.tasks.grids.map import FAR, MOVES
-from recombine.training.config import default_run
 from recombine.training.score import score_references
 
 TASK = GoalGrid()
@@ -128,7 +126,7 @@ def test_sizes_and_splits():
     assert len(certificate.coverage) == 4 + 5 + 5 + 5
     assert certificate.connected
     assert certificate.min_coverage > 0
-    assert (TASK.num_actions, TASK.sequence_length) == (9, 20)
+    assert (TASK.output_dim, TASK.sequence_length) == (9, 20)
 
 
 def test_instructions():
@@ -136,6 +134,7 @@ def test_instructions():
     goals = [*TASK.split.train, *TASK.split.ood]
     sentences = [TASK.describe(goal) for goal in goals]
     assert len(set(sentences)) == 500
+    assert len({name[0] for name in OBJECTS}) == len(OBJECTS)  # the letters of the map
     assert {len(sentence.split()) for sentence in sentences} == {12}
     assert TASK.describe((3, 4 + 1, 9 + 2, 14 + 1)) == "in maze three go to the lower right and push the book"
     assert [TASK.describe((module,)) for module in (0, 4, 9, 18)] == [
@@ -147,22 +146,23 @@ def test_instructions():
     assert TASK.encoding_dim == 12 * len({word for sentence in sentences for word in sentence.split()})
 
 
-def test_letters_of_the_map_tell_objects_apart():
-    assert len({name[0] for name in OBJECTS}) == len(OBJECTS)
-    task = GoalGrid(num_objects=9, num_distractors=8)
-    batch = task.sample("ood", 0, batch_size=1)
-    _, lines = task.render(batch, 0).split("\n\n")[:2]
-    letters = [char for char in lines if char.isalpha()]
-    kinds = [next(name for name in OBJECTS if name[0] == letter.lower()) for letter in letters]
-    assert sorted(kinds) == sorted(OBJECTS[kind] for kind in batch.info["kinds"][0].tolist())
-
-
 def test_encodings_tell_goals_apart_and_only_the_arbitrary_one_hides_their_parts():
     for encoding, shared in (("instruction", True), ("parts", True), ("arbitrary", False)):
         codes = replace(TASK, encoding=encoding).encodings
         assert len(codes.flatten(0, 3).unique(dim=0)) == 500
         one, same_object = codes[0, 0, 0, 0], codes[3, 4, 4, 0]
         assert bool(one @ same_object > one @ codes[3, 4, 4, 1]) == shared
+
+
+@pytest.mark.parametrize(("name", "gain"), [("goal-grid", 0.3), ("preference-grid", 0.15)])
+def test_training_from_the_command_line_learns(name, gain, tmp_path, capsys):
+    flags = ["--scale", "tiny", "--steps", "150", "--evaluation-instances", "1000", "--out", str(tmp_path), "--json"]
+    assert run(["train", name, *flags]) == 0
+    scores = json.loads(capsys.readouterr().out)["scores"]
+    for split in ("test", "ood"):
+        accuracy = scores[split]["action_accuracy"]
+        assert accuracy["value"] > accuracy["chance"] + gain
+        assert accuracy["ceiling"] == 1
 
 
 def test_golden_episode():
@@ -201,25 +201,12 @@ def test_chance_and_ceiling():
         assert references[split]["trajectory_accuracy"]["chance"] == 0
 
 
-@pytest.mark.parametrize("model", ["mlp", "task_transformer", "hypernetwork"])
-@pytest.mark.parametrize("name", ["goal_grid", "preference_grid"])
-def test_every_model_acts(name, model):
-    config = default_run(name, "tiny", model)
-    batch = config.task.sample("train", 0, batch_size=3)
-    predictions = build_model(models_by_kind()[model](), config.task, seed=0)(batch.inputs)
-    assert config.task.loss(predictions, batch).isfinite()
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"grid_size": 8}, "grid_size is 8: expected an odd number"),
-        ({"grid_size": 3}, "grid_size is 3: expected 5 to 25"),
         ({"num_mazes": 10}, "num_mazes is 10: expected 1 to 9"),
-        ({"num_objects": 1}, "num_objects is 1: expected 2 to 9"),
-        ({"num_interactions": 0}, "num_interactions is 0: expected 1 to 9"),
         ({"num_distractors": 0}, "num_distractors is 0: expected 1 to 8"),
-        ({"horizon": 1}, "horizon is 1: expected 2 to 121"),
         ({"encoding": "poem"}, "unknown encoding 'poem': expected one of instruction, parts, arbitrary"),
         ({"held_out": 0.999}, "held-out fraction is 0.999"),
     ],
@@ -227,12 +214,6 @@ def test_every_model_acts(name, model):
 def test_bad_settings(settings, message, unchecked):
     with pytest.raises(InputError, match=message):
         replace(TASK, **settings)
-
-
-def test_too_few_mazes(monkeypatch):
-    monkeypatch.setattr("recombine.tasks.grids.map.MAX_REDRAWS", 3)
-    with pytest.raises(InputError, match="fewer than 5 mazes of that size were found"):
-        GoalGrid(grid_size=5)
 
 
 def test_show_writes_and_draws(capsys, tmp_path):
@@ -245,13 +226,3 @@ def test_show_writes_and_draws(capsys, tmp_path):
     counted = sum(int(word[:-1]) - 1 if word[:-1].isdigit() else 1 for word in steps)
     assert counted == int((batch.targets != ENDED).sum())
     assert (tmp_path / "a.svg").read_text().startswith("<svg")
-
-
-def test_training_from_the_command_line_learns(tmp_path, capsys):
-    flags = ["--scale", "tiny", "--steps", "150", "--evaluation-instances", "1000", "--out", str(tmp_path), "--json"]
-    assert run(["train", "goal-grid", *flags]) == 0
-    scores = json.loads(capsys.readouterr().out)["scores"]
-    for split in ("test", "ood"):
-        accuracy = scores[split]["action_accuracy"]
-        assert accuracy["value"] > accuracy["chance"] + 0.3
-        assert accuracy["ceiling"] == 1

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from recombine.foundation.native import pack_arguments
-from recombine.tasks.grids import goal as pursuit
-from recombine.tasks.grids.goal import GoalGrid
+from recombine.tasks.grids.goal import GoalGrid, RandomDraws, pursue
 from recombine.tasks.grids.map import tabulate_scales
 from recombine.tasks.grids.preference import PreferenceGrid
 from recombine.tasks.native import episodes
@@ -55,27 +54,22 @@ def test_equal_random_numbers_are_left_to_the_definition(num_distractors, monkey
     rows = torch.arange(50)
     goals = torch.stack([rows % size for size in task.num_values], dim=1)
     others = torch.zeros(50, num_distractors - 1, dtype=torch.int64)
-    world = task._tables("cpu").world
+    world = task._tables("cpu")[0]
     arguments = {"horizon": task.horizon, "has_decoy": True, "num_values": task.num_values}
-
-    def find(uniform):
-        return pursuit.pursue(world, pursuit.RandomDraws(uniform, others, others), goals, **arguments)
 
     torch.manual_seed(0)
     for tied in (False, True):
         uniform = torch.rand(50, 4, 25)
         if tied:
             uniform[7, 3] = 0.5
-        found = episodes.pursue(
-            world, (uniform, others, others), goals, num_steps=task.horizon, has_decoy=True, num_values=task.num_values
-        )
+        draws = RandomDraws(uniform, others, others)
+        found = episodes.pursue(world, draws, goals, task.horizon, has_decoy=True, num_values=task.num_values)
         assert (found is None) == tied
-        fast = find(uniform)
+        fast = pursue(world, draws, goals, **arguments)
         with monkeypatch.context() as patch:
             patch.setattr(episodes, "is_available", lambda device: False)
-            plain = find(uniform)
-        for one, other in zip((*fast[:4], *fast.episodes), (*plain[:4], *plain.episodes), strict=True):
-            assert torch.equal(one, other)
+            plain = pursue(world, draws, goals, **arguments)
+        assert all(torch.equal(one, other) for one, other in zip(fast, plain, strict=True))
 
 
 def test_only_tensors_in_memory_are_taken():

@@ -28,19 +28,18 @@ in the question, or 1 minus one.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar, Literal, TypeVar
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
 from markupsafe import Markup
 from torch import Tensor
 
-from recombine.compositions import MAX_COMPOSITIONS, Composition, CompositionSplit, all_sets, split_compositions
-from recombine.foundation.errors import InputError, check_choice, check_positive
+from recombine.compositions import Composition, CompositionSplit, all_sets, split_compositions
+from recombine.foundation.errors import InputError, check_choice, check_positive, require
 from recombine.random import Stream
 from recombine.tasks.base import MIN_VARIANCE, Preset, Ratio, Reference, Scale, Task, measure_r2
 from recombine.tasks.reading import Reading
@@ -54,7 +53,6 @@ MAX_DECIMALS = 4
 MAX_VARIABLES = 30  # 2**30 terms; the number of compositions is the stricter limit
 WIDTH, HEIGHT = 220, 74  # of the picture in a report
 TOLERANCE = 0.05  # an answer this close to the true value counts as right
-Key = TypeVar("Key", bound=str)
 
 
 def best_answers(
@@ -155,15 +153,10 @@ class FuzzyLogic(Task):
                 f"num_variables is {self.num_variables}, which makes 2**{self.num_variables} terms: expected at most "
                 f"{MAX_VARIABLES}"
             )
-        if self.num_examples < 2:
-            raise InputError(f"num_examples is {self.num_examples}: expected at least 2, one example and the query")
-        if not 0 <= self.decimals <= MAX_DECIMALS:
-            raise InputError(f"decimals is {self.decimals}: expected 0 to {MAX_DECIMALS}")
-        if self.num_terms > self.num_known_terms:
-            raise InputError(
-                f"num_terms is {self.num_terms}: expected at most {self.num_known_terms}, "
-                f"the number of known terms of {self.num_variables} variables"
-            )
+        require(self.num_examples > 1, "num_examples", self.num_examples, "at least 2, one example and the query")
+        require(0 <= self.decimals <= MAX_DECIMALS, "decimals", self.decimals, f"0 to {MAX_DECIMALS}")
+        most = f"at most {self.num_known_terms}, the number of known terms of {self.num_variables} variables"
+        require(self.num_terms <= self.num_known_terms, "num_terms", self.num_terms, most)
         _ = self.split  # raise an error now if the split cannot cover all modules
 
     @classmethod
@@ -207,14 +200,12 @@ class FuzzyLogic(Task):
     @cached_property
     def split(self) -> CompositionSplit:
         unknown = range(self.num_known_terms, 2**self.num_variables)
+        chosen = all_sets(len(unknown), self.num_terms) if len(unknown) >= self.num_terms else ()
         return split_compositions(
             all_sets(self.num_known_terms, self.num_terms),
             held_out=self.held_out,
             seed=self.seed,
-            unknown=tuple(
-                tuple(unknown[i] for i in chosen)
-                for chosen in (all_sets(len(unknown), self.num_terms) if len(unknown) >= self.num_terms else ())
-            ),
+            unknown=tuple(tuple(unknown[i] for i in each) for each in chosen),
         )
 
     def make_batch(self, split: SplitName, stream: Stream) -> Batch:
@@ -251,10 +242,8 @@ class FuzzyLogic(Task):
         """The query's prediction, from one number per row or one per token."""
         flat = predictions.flatten(1) if predictions.ndim > 1 else predictions[:, None]
         if flat.shape[1] not in (1, self.num_examples):
-            raise InputError(
-                f"predictions have shape {tuple(predictions.shape)}: expected one number per row, "
-                f"or one per token ({self.num_examples} tokens)"
-            )
+            expected = f"one number per row, or one per token ({self.num_examples} tokens)"
+            raise InputError(f"predictions have shape {tuple(predictions.shape)}: expected {expected}")
         return flat[:, -1]
 
     def chance(self, batch: Batch) -> Float[Tensor, " batch"]:
@@ -282,44 +271,38 @@ class FuzzyLogic(Task):
     def best_predictions(self, batch: Batch, *, split: SplitName | None, metric: str) -> Float[Tensor, " batch"]:
         """The mean at the query over all functions that agree with the examples, weighted as the metric requires; exact."""
         check_choice("metric", metric, (*WEIGHTINGS, *(("accuracy",) if self.decimals else ())))
-        return self._answer(batch, {"best": split})["best"][metric]
+        return self._answer(batch, [split])[0][metric]
 
     def reference_predictions(
         self, batch: Batch, *, split: SplitName, metrics: Sequence[str]
     ) -> dict[Reference, dict[str, Tensor]]:
         """One enumeration of the functions for both priors and both metrics."""
-        chance: dict[Reference, dict[str, Tensor]] = {"chance": dict.fromkeys(metrics, self.chance(batch))}
+        chance = dict.fromkeys(metrics, self.chance(batch))
         if self.decimals:
-            chance["chance"]["accuracy"] = torch.full_like(batch.targets, self.most_frequent_target)
-        return chance | self._answer(batch, {"ceiling": split, "agnostic": None})
+            chance["accuracy"] = torch.full_like(batch.targets, self.most_frequent_target)
+        ceiling, agnostic = self._answer(batch, [split, None])
+        return {"chance": chance, "ceiling": ceiling, "agnostic": agnostic}
 
-    def _answer(self, batch: Batch, priors: Mapping[Key, SplitName | None]) -> dict[Key, dict[str, Tensor]]:
+    def _answer(self, batch: Batch, splits: Sequence[SplitName | None]) -> list[dict[str, Tensor]]:
         """The best predictions for each metric, under the prior of each split."""
-        possible = torch.stack([self._possible[prior] for prior in priors.values()])
+        possible = torch.stack([self._possible[split] for split in splits])
         best = best_answers(batch.inputs, self.all_compositions, possible, self.decimals)
         missing = int(best["r2_pooled"].isnan().sum())
         if missing:
-            raise InputError(
-                f"{missing} sequences agree with no possible function: expected a batch of the split itself"
-            )
-        return {name: {metric: means[row] for metric, means in best.items()} for row, name in enumerate(priors)}
+            raise InputError(f"{missing} sequences agree with no possible function: expected a batch of the same split")
+        return [{metric: means[row] for metric, means in best.items()} for row in range(len(splits))]
 
     @cached_property
     def _possible(self) -> dict[SplitName | None, Bool[Tensor, " compositions"]]:
         """Which of all compositions each split contains; all of them for None."""
         everything = list(map(tuple, self.all_compositions.tolist()))
-        members = {split: frozenset(self.split.compositions(split)) for split in self.splits}
-        possible: dict[SplitName | None, Tensor] = {None: torch.ones(len(everything), dtype=torch.bool)}
-        return possible | {
-            split: torch.tensor([composition in own for composition in everything]) for split, own in members.items()
-        }
+        members: dict[SplitName | None, frozenset[Composition]] = {None: frozenset(everything)}
+        members |= {split: frozenset(self.split.compositions(split)) for split in self.splits}
+        return {split: torch.tensor([terms in own for terms in everything]) for split, own in members.items()}
 
     @cached_property
     def all_compositions(self) -> Int[Tensor, "compositions terms"]:
         """Every set of terms, including those in no split."""
-        count = math.comb(2**self.num_variables, self.num_terms)
-        if count > MAX_COMPOSITIONS:
-            raise InputError(f"the ceiling would enumerate {count} compositions: expected at most {MAX_COMPOSITIONS}")
         return torch.tensor(all_sets(2**self.num_variables, self.num_terms))
 
     def reading(self) -> Reading:

@@ -21,7 +21,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Literal, NamedTuple, get_args
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from recombine.compositions import Composition, CompositionSplit, split_compositions
-from recombine.foundation.errors import InputError, check_choice
+from recombine.foundation.errors import require
 from recombine.random import Stream
 from recombine.tasks.base import Scale
 from recombine.tasks.grids.imitation import ENDED, Episodes, ImitationTask
@@ -60,16 +60,6 @@ class RandomDraws(NamedTuple):
     something_else: Int[Tensor, "rows others"]  # how far it is behind the goal's kind, less one
 
 
-class Pursuit(NamedTuple):
-    """Cells and kinds of the objects, the goal first; the number of the goal's encoding; the maze; the expert's episodes."""
-
-    objects: Int[Tensor, "rows objects"]
-    kinds: Int[Tensor, "rows objects"]
-    code: Int[Tensor, " rows"]
-    maze: Int[Tensor, " rows"]
-    episodes: Episodes
-
-
 def pursue(
     world: World,
     draws: RandomDraws,
@@ -78,20 +68,20 @@ def pursue(
     horizon: int,
     has_decoy: bool,
     num_values: tuple[int, int, int, int],
-) -> Pursuit:
+) -> tuple[Tensor, ...]:
     """Episodes for goals, each a quadrant, an interaction, a maze and a kind, of which there are `num_values`.
+
+    Returns cells (rows, objects) and kinds (rows, objects) of the objects, the goal first; the number of the goal's
+    encoding and the maze (rows); the agent's cells and actions (rows, step); optimal actions (rows, step, action).
 
     Of the cells that an object may have, the one with the largest random number is taken: for the goal in its quadrant, for
     the agent close enough to it, for the decoy in another quadrant, for the others anywhere. In its quadrant only the goal
     has its kind. The expert takes a shortest path (of several, the one whose moves come first), then interacts.
     """
     if kernel.is_available(goals.device):
-        found = kernel.pursue(world, draws, goals, num_steps=horizon, has_decoy=has_decoy, num_values=num_values)
+        found = kernel.pursue(world, draws, goals, horizon, has_decoy=has_decoy, num_values=num_values)
         if found is not None:  # no two cells have the same random number
-            objects, kinds, code, maze, cells, actions, optimal = found
-            return Pursuit(
-                objects, kinds, code, maze, Episodes(cells, _all_present(objects, horizon), actions, optimal)
-            )
+            return found
     quadrant, interaction, maze, kind = goals.unbind(dim=1)
     start, objects = _place(world, draws, quadrant, maze, horizon, has_decoy)
     others = objects[:, 1 + has_decoy :]
@@ -100,12 +90,7 @@ def pursue(
     same = kind[:, None].expand(-1, 1 + has_decoy)
     kinds = torch.cat([same, different.where(barred, draws.anything)], dim=1)
     code = ((quadrant * num_values[1] + interaction) * num_values[2] + maze) * num_values[3] + kind
-    return Pursuit(objects, kinds, code, maze, _walk(world, start, objects, maze, interaction, horizon, num_values[1]))
-
-
-def _all_present(objects: Int[Tensor, "rows objects"], num_steps: int) -> Bool[Tensor, "rows step objects"]:
-    rows, num_objects = objects.shape
-    return torch.ones(rows, num_steps, num_objects, dtype=torch.bool, device=objects.device)
+    return objects, kinds, code, maze, *_walk(world, start, objects, maze, interaction, horizon, num_values[1])
 
 
 def _place(
@@ -131,7 +116,7 @@ def _walk(
     interaction: Int[Tensor, " rows"],
     horizon: int,
     num_interactions: int,
-) -> Episodes:
+) -> tuple[Int[Tensor, "rows step"], Int[Tensor, "rows step"], Bool[Tensor, "rows step action"]]:
     goal, cell = objects[:, 0], start
     last = one_hot(interaction, num_interactions).bool()
     ended = torch.zeros_like(start, dtype=torch.bool)
@@ -145,8 +130,7 @@ def _walk(
         optimal.append(best)
         ended = arrived[:, 0]
         cell = torch.where(ended, cell, world.moves[maze, cell, action.clamp_max(world.moves.shape[2] - 1)])
-    present = _all_present(objects, horizon)
-    return Episodes(torch.stack(cells, 1), present, torch.stack(actions, 1), torch.stack(optimal, 1))
+    return torch.stack(cells, 1), torch.stack(actions, 1), torch.stack(optimal, 1)
 
 
 Encoding = Literal["instruction", "parts", "arbitrary"]
@@ -154,15 +138,6 @@ QUADRANTS = ("upper left", "upper right", "lower left", "lower right")
 INTERACTIONS = ("lift", "push", "paint", "clean", "hide", "ring", "measure", "turn", "wrap")
 NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 OBJECTS = ("lamp", "book", "drum", "plant", "kettle", "clock", "vase", "globe", "sofa")  # initials differ, for maps
-
-
-class _Tables(NamedTuple):
-    """What every batch needs on its device."""
-
-    world: World
-    offsets: Int[Tensor, " part"]
-    codes: Float[Tensor, "goals code"]
-    walls: Float[Tensor, "maze cells"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,7 +169,6 @@ class GoalGrid(ImitationTask):
     """Fraction of the goals that is held out."""
 
     def __post_init__(self) -> None:
-        check_choice("encoding", self.encoding, get_args(Encoding))
         limits = {
             "num_interactions": (1, len(INTERACTIONS)),
             "num_mazes": (1, len(NUMBERS)),
@@ -204,10 +178,8 @@ class GoalGrid(ImitationTask):
             "horizon": (2, self.grid_size**2),
         }
         for name, (low, high) in limits.items():
-            if not low <= getattr(self, name) <= high:
-                raise InputError(f"{name} is {getattr(self, name)}: expected {low} to {high}")
-        if self.grid_size % 2 == 0:
-            raise InputError(f"grid_size is {self.grid_size}: expected an odd number, since rooms lie at even cells")
+            require(low <= getattr(self, name) <= high, name, getattr(self, name), f"{low} to {high}")
+        require(self.grid_size % 2 == 1, "grid_size", self.grid_size, "an odd number, since rooms lie at even cells")
         _ = self.split, self.mazes  # raise an error now if the split or the mazes are not possible
 
     @classmethod
@@ -228,7 +200,7 @@ class GoalGrid(ImitationTask):
         return tuple(itertools.accumulate(self.num_values[:-1], initial=0))
 
     @property
-    def num_actions(self) -> int:
+    def output_dim(self) -> int:
         return len(MOVES) + self.num_interactions
 
     @property
@@ -294,39 +266,37 @@ class GoalGrid(ImitationTask):
         - `info["cells"]` (batch, step): the agent's; `info["optimal"]` (batch, step, action).
         """
         composition, modules = self.draw_compositions(split, stream)
-        tables = self._tables(stream.device)
+        world, offsets, codes, walls = self._tables(stream.device)
         num_others = self.num_distractors - self.decoy
         draws = RandomDraws(
             stream.uniform(4, self.grid_size**2),
             stream.integers(self.num_objects, num_others),
             stream.integers(self.num_objects - 1, num_others),
         )
-        objects, kinds, code, maze, episodes = pursue(
-            tables.world,
-            draws,
-            modules - tables.offsets,
-            horizon=self.horizon,
-            has_decoy=self.decoy,
-            num_values=self.num_values,
+        horizon, has_decoy = self.horizon, self.decoy
+        objects, kinds, code, maze, cells, actions, optimal = pursue(
+            world, draws, modules - offsets, horizon=horizon, has_decoy=has_decoy, num_values=self.num_values
         )
+        present = torch.ones(len(objects), horizon, objects.shape[1], dtype=torch.bool, device=stream.device)
         inputs = observe(
-            episodes,
-            codes=tables.codes,
+            Episodes(cells, present, actions, optimal),
+            codes=codes,
             code=code,
             objects=objects,
             kinds=kinds,
             num_kinds=self.num_objects,
             num_cells=self.grid_size**2,
-            walls=tables.walls if self.show_walls else None,
+            walls=walls if self.show_walls else None,
             map=maze,
             clock=0,
         )
-        info = {"composition": composition, "kinds": kinds, "objects": objects}
-        return Batch(inputs, episodes.actions, modules, info | {"cells": episodes.cells, "optimal": episodes.optimal})
+        info = {"composition": composition, "kinds": kinds, "objects": objects, "cells": cells, "optimal": optimal}
+        return Batch(inputs, actions, modules, info)
 
     @once_per_device
-    def _tables(self, device: torch.device) -> _Tables:
-        return _Tables(
+    def _tables(self, device: torch.device) -> tuple[World, Tensor, Tensor, Tensor]:
+        """On a device: the world, the offsets of the parts, the encoding of each goal, and the walls as numbers."""
+        return (
             World(*(table.to(device) for table in self.world)),
             torch.tensor(self.offsets, device=device),
             self.encodings.flatten(0, 3).to(device),
@@ -334,7 +304,6 @@ class GoalGrid(ImitationTask):
         )
 
     def text_form(self) -> TextForm:
-
         return GoalGridText(self)
 
     def describe(self, composition: Composition) -> str:
@@ -358,11 +327,8 @@ class GoalGrid(ImitationTask):
         steps = [names[action] for action in batch.targets[row].tolist() if action != ENDED]
         runs = [(name, len(list(same))) for name, same in itertools.groupby(steps)]
         walk = ", ".join(f"{name} {count}x" if count > 1 else name for name, count in runs)
-        lines += [
-            "",
-            "@ agent, capital: goal, " + ", ".join(f"{name[0]} {name}" for name in OBJECTS[: self.num_objects]),
-        ]
-        return "\n".join([*lines, "", f"the expert  {walk}"])
+        key = ", ".join(f"{name[0]} {name}" for name in OBJECTS[: self.num_objects])
+        return "\n".join([*lines, "", f"@ agent, capital: goal, {key}", "", f"the expert  {walk}"])
 
     def picture(self, batch: Batch, row: int) -> Markup:
         """The map with the expert's path, and what its objects are."""
@@ -418,9 +384,8 @@ class GoalGridText(TextForm):
         return r"\b", r"\b"
 
     def write_question(self, batch: Batch, row: int) -> str:
-        size, maze = self.task.grid_size, self._maze(batch, row)
-        hidden = not self.task.show_walls
-        letters = ["." if hidden or not wall else "#" for wall in self.task.mazes[maze].flatten().tolist()]
+        size, walls = self.task.grid_size, self.task.mazes[int(batch.latents[row, 2]) - self.task.offsets[2]]
+        letters = ["#" if wall and self.task.show_walls else "." for wall in walls.flatten().tolist()]
         for cell, kind in zip(*(batch.info[name][row].tolist() for name in ("objects", "kinds")), strict=True):
             letters[cell] = OBJECTS[kind][0]
         letters[int(batch.info["cells"][row, 0])] = "@"
@@ -429,16 +394,14 @@ class GoalGridText(TextForm):
 
     def write_answers(self, batch: Batch, row: int) -> list[str]:
         """Every shortest plan, the expert's first."""
-        moves, _, optimal, *_ = self.task.world
-        maze, goal = self._maze(batch, row), int(batch.info["objects"][row, 0])
-        plans: list[tuple[list[int], int]] = [([], int(batch.info["cells"][row, 0]))]
+        moves, optimal, start, goal, last = self._describe_row(batch, row)
+        plans: list[tuple[list[int], int]] = [([], start)]
         while plans[0][1] != goal:
             plans = [
-                ([*plan, action], int(moves[maze, cell, action]))
+                ([*plan, action], int(moves[cell, action]))
                 for plan, cell in plans
-                for action in optimal[maze, cell, goal].nonzero()[:, 0].tolist()
+                for action in optimal[cell].nonzero()[:, 0].tolist()
             ]
-        last = int(batch.targets[row][batch.targets[row] != ENDED][-1])
         return [" ".join(self.actions[action] for action in (*plan, last)) for plan, _ in plans]
 
     def predict(self, answers: Sequence[str | None], batch: Batch) -> Tensor:
@@ -452,18 +415,18 @@ class GoalGridText(TextForm):
 
     def _count_right(self, batch: Batch, row: int, plan: list[str]) -> int:
         """The number of steps before the first mistake; as many as there are if the plan is right."""
-        moves, _, optimal, *_ = self.task.world
-        maze, goal = self._maze(batch, row), int(batch.info["objects"][row, 0])
-        cell = int(batch.info["cells"][row, 0])
-        last = int(batch.targets[row][batch.targets[row] != ENDED][-1])
+        moves, optimal, cell, goal, last = self._describe_row(batch, row)
         for step, name in enumerate(plan):
             action = self.actions.index(name)
             if cell == goal:
                 return step + (action == last and step + 1 == len(plan))
-            if action >= len(MOVES) or not optimal[maze, cell, goal, action]:
+            if action >= len(MOVES) or not optimal[cell, action]:
                 return step
-            cell = int(moves[maze, cell, action])
+            cell = int(moves[cell, action])
         return len(plan)
 
-    def _maze(self, batch: Batch, row: int) -> int:
-        return int(batch.latents[row, 2]) - self.task.offsets[2]
+    def _describe_row(self, batch: Batch, row: int) -> tuple[Tensor, Tensor, int, int, int]:
+        """Where moves lead, the moves towards the goal, the cells of agent and goal, and the interaction."""
+        maze, goal = int(batch.latents[row, 2]) - self.task.offsets[2], int(batch.info["objects"][row, 0])
+        world, last = self.task.world, int(batch.targets[row][batch.targets[row] != ENDED][-1])
+        return world.moves[maze], world.optimal[maze, :, goal], int(batch.info["cells"][row, 0]), goal, last

@@ -5,8 +5,6 @@ Steps after the end are empty, have the target `ENDED` and are ignored. If sever
 right, but the target of the loss is the expert's action: the first in the order of the actions.
 
 Later observations reveal earlier actions. A model that mixes tokens must be causal, or it can read the answer.
-
-What a probe reads of grid worlds: the first step of each episode, because the last one may be empty.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from recombine.tasks.sampling import Batch, SplitName
 
 
 class FirstStepReading(Reading):
-    """Episodes reduced to their first step. For models that process each step separately this makes no difference."""
+    """Episodes reduced to their first step, because the last one may be empty."""
 
     instances = "the first step of each episode, instead of all its steps"
 
@@ -59,7 +57,7 @@ class Episodes(NamedTuple):
 
     @property
     def active(self) -> Bool[Tensor, "batch step"]:
-        """Number of steps before the end."""
+        """True before the episode ends."""
         return self.actions != ENDED
 
 
@@ -121,15 +119,6 @@ class ImitationTask(Task):
         )
 
     @property
-    @abstractmethod
-    def num_actions(self) -> int:
-        """Number of actions to choose from at each step."""
-
-    @property
-    def output_dim(self) -> int:
-        return self.num_actions
-
-    @property
     def sequence_length(self) -> int:
         return self.horizon
 
@@ -161,12 +150,9 @@ class ImitationTask(Task):
 
     def read(self, predictions: Tensor) -> Float[Tensor, "batch step action"]:
         """The logits of the actions at each step."""
-        expected = (self.horizon, self.num_actions)
-        if predictions.ndim != 3 or predictions.shape[1:] != expected:
-            raise InputError(
-                f"predictions have shape {tuple(predictions.shape)}: expected (batch, {expected[0]} steps, "
-                f"{expected[1]} actions)"
-            )
+        if predictions.ndim != 3 or predictions.shape[1:] != (self.horizon, self.output_dim):
+            expected = f"(batch, {self.horizon} steps, {self.output_dim} actions)"
+            raise InputError(f"predictions have shape {tuple(predictions.shape)}: expected {expected}")
         return predictions
 
     def chance(self, batch: Batch) -> Float[Tensor, "batch step action"]:
@@ -185,7 +171,7 @@ class ImitationTask(Task):
     @cached_property
     def best_constant(self) -> int:
         """The action that is optimal at most steps of 4,096 training episodes."""
-        count = torch.zeros(self.num_actions, dtype=torch.int64)
+        count = torch.zeros(self.output_dim, dtype=torch.int64)
         for index in range(NUM_ESTIMATED // BLOCK):
             batch = self.sample("train", index, batch_size=BLOCK)
             count += batch.info["optimal"][batch.targets != ENDED].sum(dim=0)

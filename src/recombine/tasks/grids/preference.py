@@ -12,10 +12,9 @@ An input token is a step: the encoding of z, then the map (see `map`). The optim
 steps, so with the expert `remaining_steps` it is part of the observation. The expert `published` needs no clock; the inputs
 are then those of the authors' release.
 
-The expert of the preference grid: exact values of all states of all episodes at once, then a greedy walk.
-
-A state is the agent's cell and the set of remaining objects. Let W_n(c, S) be the value of stepping onto cell c while
-the objects S remain, with n steps left afterwards, and V_n(c, S) the value of being there:
+The expert computes exact values of all states of all episodes at once, then walks greedily. A state is the agent's cell and
+the set of remaining objects. Let W_n(c, S) be the value of stepping onto cell c while the objects S remain, with n steps
+left afterwards, and V_n(c, S) the value of being there:
 
     W_n(c, S) = w_j + discount * V_n(c, S - {j}) if object j of S lies at c, else discount * V_n(c, S)
     V_0 = 0,   V_(n+1)(c, S) = max(0, max over moves a of W_n(move(c, a), S))
@@ -33,7 +32,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -41,7 +40,7 @@ from markupsafe import Markup
 from torch import Tensor
 
 from recombine.compositions import Composition, CompositionSplit
-from recombine.foundation.errors import InputError, check_choice, check_positive
+from recombine.foundation.errors import check_positive, require
 from recombine.random import Stream
 from recombine.tasks.base import Scale
 from recombine.tasks.grids.imitation import ENDED, Episodes, ImitationTask, PreferenceReading
@@ -103,13 +102,9 @@ def demonstrate(
     expert: Expert,
 ) -> Episodes:
     """The expert's episodes from these starts. Among equally good actions it takes the first."""
+    remaining = expert == "remaining_steps"
     if episodes.is_available(objects.device):
-        remaining = expert == "remaining_steps"
-        return Episodes(
-            *episodes.collect(
-                start, objects, worth, moves, num_steps=horizon, discount=discount, plans_for_remaining=remaining
-            )
-        )
+        return Episodes(*episodes.collect(start, objects, worth, moves, horizon, discount, remaining))
     entering = value_entering(objects, worth, moves, num_steps=horizon, discount=discount)
     device = objects.device
     batch_size, num_objects = objects.shape
@@ -121,7 +116,7 @@ def demonstrate(
     active = torch.ones_like(start, dtype=torch.bool)
     cells, held, actions, optimal = [], [], [], []
     for step in range(horizon):
-        values = entering[horizon - 1 - step if expert == "remaining_steps" else horizon - 1]
+        values = entering[horizon - 1 - step if remaining else horizon - 1]
         number = (present * bits).sum(dim=1)
         targets = leads[cell]
         value = values.view(-1)[((targets * batch_size + episode[:, None]) << num_objects) + number[:, None]]
@@ -183,15 +178,9 @@ class PreferenceGrid(ImitationTask):
     def __post_init__(self) -> None:
         check_positive(num_modules=self.num_modules, num_active=self.num_active, num_features=self.num_features)
         check_positive(num_objects=self.num_objects, horizon=self.horizon)
-        check_choice("latents", self.latents, get_args(Latents))
-        check_choice("expert", self.expert, get_args(Expert))
-        check_choice("encoding", self.encoding, get_args(GridEncoding))
         check_encoding(self.encoding, latents=self.latents, num_modules=self.num_modules)
-        room = min(MAX_OBJECTS, len(self.free) - 1)
-        if self.num_objects > room:
-            raise InputError(f"num_objects is {self.num_objects}: expected at most {room}")
-        if not 0 < self.discount < 1:
-            raise InputError(f"discount is {self.discount}: expected a number strictly between 0 and 1")
+        require(self.num_objects <= MAX_OBJECTS, "num_objects", self.num_objects, f"at most {MAX_OBJECTS}")
+        require(0 < self.discount < 1, "discount", self.discount, "a number strictly between 0 and 1")
         _ = self.split  # raise an error now if the split cannot cover all modules
 
     @classmethod
@@ -202,7 +191,7 @@ class PreferenceGrid(ImitationTask):
         return cls(num_modules=8, num_features=8) if scale == "small" else cls()
 
     @property
-    def num_actions(self) -> int:
+    def output_dim(self) -> int:
         return len(ACTIONS)
 
     @property

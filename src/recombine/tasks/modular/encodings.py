@@ -15,7 +15,6 @@ tenths: the interval of a number is therefore found in float64, with a number so
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
@@ -27,7 +26,6 @@ from recombine.foundation.errors import InputError
 from recombine.random import Stream
 from recombine.tasks.modular.teacher import Latents, draw_weights
 
-Encode = Callable[[Tensor, Tensor], Tensor]
 Encoding = Literal["identity", "orthogonal", "tokens", "active_tokens", "invertible", "interval_shuffle", "few_shot"]
 
 NUM_INTERVALS = 10
@@ -70,11 +68,6 @@ def draw_rotation(*key: object, size: int) -> Float[Tensor, "size size"]:
     return (q * r.diagonal().sign()).float()
 
 
-def draw_interval_order(*key: object) -> Int[Tensor, " intervals"]:
-    """Where each interval goes."""
-    return Stream(*key, "intervals", rows=range(1)).permutations(NUM_INTERVALS)[0]
-
-
 def shuffle_intervals(z: Float[Tensor, "*shape"], order: Int[Tensor, " intervals"]) -> Float[Tensor, "*shape"]:
     """Move each entry with its interval. 1 is the end of the last interval and stays where it is."""
     interval, offset = find_intervals(z)
@@ -85,17 +78,14 @@ def shuffle_intervals(z: Float[Tensor, "*shape"], order: Int[Tensor, " intervals
 class InvertibleNetwork(NamedTuple):
     """Affine couplings. The halves swap roles between couplings, so that each half is transformed by the other."""
 
-    order: Int[Tensor, " size"]
+    permutation: Int[Tensor, " size"]
     hidden: Float[Tensor, "couplings half hidden"]
     biases: Float[Tensor, "couplings hidden"]
     scale: Float[Tensor, "couplings hidden half"]
     shift: Float[Tensor, "couplings hidden half"]
 
-    def to(self, device: torch.device | str) -> InvertibleNetwork:
-        return InvertibleNetwork(*(part.to(device) for part in self))
-
     def forward(self, z: Float[Tensor, "rows size"]) -> Float[Tensor, "rows size"]:
-        first, second = z[:, self.order].chunk(2, dim=1)
+        first, second = z[:, self.permutation].chunk(2, dim=1)
         for number in range(NUM_COUPLINGS):
             scale, shift = self._couple(first, number)
             first, second = second * scale + shift, first
@@ -108,11 +98,10 @@ class InvertibleNetwork(NamedTuple):
 
 def draw_invertible(*key: object, size: int) -> InvertibleNetwork:
     """A random invertible network of an even number of features."""
-    assert size % 2 == 0
     stream = Stream(*key, "couplings", rows=range(NUM_COUPLINGS))
     half, gain = size // 2, COUPLING_GAIN**2
     return InvertibleNetwork(
-        order=Stream(*key, "order", rows=range(1)).permutations(size)[0],
+        permutation=Stream(*key, "order", rows=range(1)).permutations(size)[0],
         hidden=draw_weights(stream, "normal", gain * half, half, COUPLING_DIM),
         biases=stream.uniform(COUPLING_DIM) * 2 - 1,
         scale=draw_weights(stream, "normal", gain, COUPLING_DIM, half),
@@ -145,25 +134,26 @@ def encode_strengths(
     num_slots: int,
 ) -> Float[Tensor, "rows features"]:
     """The codes of tasks with these strengths; the key (task name, seed, ...) decides what is random."""
-    encode = build_encoder(encoding, *key, size=strengths.shape[1], num_slots=num_slots, device=strengths.device)
-    return encode(strengths, modules)
+    if encoding == "tokens":
+        return encode_tokens(strengths)
+    if encoding == "active_tokens":
+        return encode_active_tokens(strengths, modules, num_slots)
+    weights = draw_code(encoding, *key, size=strengths.shape[1], device=strengths.device)
+    if encoding == "orthogonal":
+        return strengths @ weights[0]
+    if encoding == "invertible":
+        return InvertibleNetwork(*weights).forward(strengths)
+    return shuffle_intervals(strengths, weights[0]) if encoding == "interval_shuffle" else strengths
 
 
 @lru_cache(maxsize=32)
-def build_encoder(encoding: Encoding, *key: object, size: int, num_slots: int, device: torch.device) -> Encode:
-    """Encode the strengths of a task, given its modules in at most `num_slots` columns. Not available for few_shot."""
-    assert encoding != "few_shot"
+def draw_code(encoding: Encoding, *key: object, size: int, device: torch.device) -> tuple[Tensor, ...]:
+    """What is random in an encoding, on a device: the rotation, the weights of the couplings, or where intervals go."""
+    drawn: tuple[Tensor, ...] = ()
     if encoding == "orthogonal":
-        rotation = draw_rotation(*key, size=size).to(device)
-        return lambda z, _: z @ rotation
-    if encoding == "invertible":
-        network = draw_invertible(*key, size=size).to(device)
-        return lambda z, _: network.forward(z)
-    if encoding == "interval_shuffle":
-        order = draw_interval_order(*key).to(device)
-        return lambda z, _: shuffle_intervals(z, order)
-    if encoding == "tokens":
-        return lambda z, _: encode_tokens(z)
-    if encoding == "active_tokens":
-        return lambda z, modules: encode_active_tokens(z, modules, num_slots)
-    return lambda z, _: z
+        drawn = (draw_rotation(*key, size=size),)
+    elif encoding == "invertible":
+        drawn = draw_invertible(*key, size=size)
+    elif encoding == "interval_shuffle":
+        drawn = (Stream(*key, "intervals", rows=range(1)).permutations(NUM_INTERVALS)[0],)
+    return tuple(part.to(device) for part in drawn)

@@ -12,18 +12,17 @@ modules than any training task.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, get_args
+from typing import ClassVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from markupsafe import Markup
 from torch import Tensor
 
 from recombine.compositions import Composition, CompositionSplit
-from recombine.foundation.errors import InputError, check_choice, check_positive
+from recombine.foundation.errors import InputError, check_positive, require
 from recombine.random import Stream
 from recombine.tasks.base import Preset, Ratio, Scale, Task, measure_r2
 from recombine.tasks.modular.encodings import Encoding, check_encoding, count_features, encode_strengths
@@ -35,14 +34,13 @@ from recombine.tasks.modular.teacher import (
     describe_mixture,
     draw_strengths,
     draw_teacher,
+    write_numbers,
 )
 from recombine.tasks.reading import StrengthReading
 from recombine.tasks.sampling import Batch, SplitName, once_per_device
 from recombine.tasks.view import Panel, draw_tokens
 
-NUM_SHOWN_FEATURES, NUM_SHOWN_LINES, NUM_SHOWN_SAMPLES = 8, 4, 2
-
-
+NUM_SHOWN = 8  # numbers per line of text
 BATCHES_PER_KEY = 16  # number of consecutive batches that share a key of the stream
 
 
@@ -87,18 +85,12 @@ class Hyperteacher(Task):
     """Number of inputs x per task in training batches (default: num_samples)."""
 
     def __post_init__(self) -> None:
-        check_choice("latents", self.latents, get_args(Latents))
-        check_choice("encoding", self.encoding, get_args(Encoding))
-        sizes = {
-            name: getattr(self, name) for name in ("num_modules", "x_dim", "teacher_dim", "y_dim", "teacher_layers")
-        }
-        if self.num_samples < 2:
-            raise InputError(f"num_samples is {self.num_samples}: expected at least 2, to have a variance")
-        check_positive(**sizes, train_samples=self.train_length)
-        if self.num_extra < 0:
-            raise InputError(f"num_extra is {self.num_extra}: expected 0 or more modules")
-        if self.encoding == "few_shot" and self.num_shots < 1:
-            raise InputError(f"num_shots is {self.num_shots}: encoding few_shot expected at least 1 example")
+        require(self.num_samples > 1, "num_samples", self.num_samples, "at least 2, to have a variance")
+        require(self.num_extra >= 0, "num_extra", self.num_extra, "0 or more modules")
+        check_positive(num_modules=self.num_modules, teacher_layers=self.teacher_layers, num_shots=self.num_shots)
+        check_positive(
+            x_dim=self.x_dim, teacher_dim=self.teacher_dim, y_dim=self.y_dim, train_samples=self.train_length
+        )
         check_encoding(self.encoding, latents=self.latents, num_modules=self.num_modules)
         _ = self.split  # raise an error now if the split cannot cover all modules
 
@@ -187,7 +179,7 @@ class Hyperteacher(Task):
         """Inputs x behind the code of a task (batch, sample, feature), and what the teacher makes of each x."""
         num_samples = self.train_length if split == "train" else self.num_samples
         composition, modules = self.draw_compositions(split, stream)
-        strengths = self.draw_strengths(modules, stream)
+        strengths = draw_strengths(modules, stream, num_modules=self.num_modules, latents=self.latents)
         x = stream.uniform(num_samples, self.x_dim).mul_(2).sub_(1)
         y = self.apply(strengths, x)
         if self.encoding == "few_shot":
@@ -199,10 +191,6 @@ class Hyperteacher(Task):
             )
         inputs = torch.cat([code[:, None].expand(-1, num_samples, -1), x], dim=-1)
         return Batch(inputs, y, modules, {"composition": composition, "strengths": strengths})
-
-    def draw_strengths(self, modules: Int[Tensor, "rows active"], stream: Stream) -> Float[Tensor, "rows modules"]:
-        """The strength of each module; 0 for modules outside the composition."""
-        return draw_strengths(modules, stream, num_modules=self.num_modules, latents=self.latents)
 
     def apply(
         self, strengths: Float[Tensor, "rows modules"], x: Float[Tensor, "rows samples x"]
@@ -255,7 +243,8 @@ class Hyperteacher(Task):
         stream = Stream(self.name, self.seed, "mean target", rows=range(65_536))
         _, modules = self.draw_compositions("train", stream)
         x = stream.uniform(1, self.x_dim) * 2 - 1
-        return self.apply(self.draw_strengths(modules, stream), x).double().mean(dim=(0, 1)).float()
+        strengths = draw_strengths(modules, stream, num_modules=self.num_modules, latents=self.latents)
+        return self.apply(strengths, x).double().mean(dim=(0, 1)).float()
 
     def best_predictions(
         self, batch: Batch, *, split: SplitName | None, metric: str
@@ -288,22 +277,13 @@ class Hyperteacher(Task):
 
     def render(self, batch: Batch, row: int) -> str:
         """The modules, the code, and the first inputs with their outputs."""
-        code, x = batch.inputs[row, 0, : self.encoding_dim].tolist(), batch.inputs[row, :, self.encoding_dim :]
+        code, x = batch.inputs[row, 0, : self.encoding_dim], batch.inputs[row, :, self.encoding_dim :]
         lines = [describe_mixture(batch.info["strengths"][row]), f"encoded as {self.encoding}:"]
-        shown = NUM_SHOWN_FEATURES * NUM_SHOWN_LINES
-        for start in range(0, min(len(code), shown), NUM_SHOWN_FEATURES):
-            lines.append("  " + write_numbers(code[start : start + NUM_SHOWN_FEATURES]))
-        if len(code) > shown:
+        lines += ["  " + write_numbers(part, NUM_SHOWN) for part in code[: 4 * NUM_SHOWN].split(NUM_SHOWN)]
+        if len(code) > 4 * NUM_SHOWN:
             lines.append(f"   … {len(code)} numbers in all")
-        for number in range(min(len(x), NUM_SHOWN_SAMPLES)):
-            y = batch.targets[row, number]
-            lines += [f"x{number + 1}{write_numbers(x[number].tolist())}", f" →{write_numbers(y.tolist())}"]
-        if len(x) > NUM_SHOWN_SAMPLES:
-            lines.append(f"… {len(x) - NUM_SHOWN_SAMPLES} more")
+        for number, (some_x, y) in enumerate(zip(x[:2], batch.targets[row], strict=False)):
+            lines += [f"x{number + 1}{write_numbers(some_x, NUM_SHOWN)}", f" →{write_numbers(y, NUM_SHOWN)}"]
+        if len(x) > 2:
+            lines.append(f"… {len(x) - 2} more")
         return "\n".join(lines)
-
-
-def write_numbers(values: Sequence[float]) -> str:
-    """The first few numbers, with an ellipsis if there are more."""
-    cut = " …" if len(values) > NUM_SHOWN_FEATURES else ""
-    return "".join(f"{value:7.2f}" for value in values[:NUM_SHOWN_FEATURES]) + cut

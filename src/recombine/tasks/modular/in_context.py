@@ -28,7 +28,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -36,7 +36,7 @@ from markupsafe import Markup
 from torch import Tensor
 
 from recombine.compositions import Composition, CompositionSplit, all_sets
-from recombine.foundation.errors import InputError, check_choice, check_positive
+from recombine.foundation.errors import InputError, check_positive, require
 from recombine.random import Stream
 from recombine.tasks.base import Preset, Ratio, Reference, Scale, Task, measure_r2
 from recombine.tasks.modular.supports import InContextSupport, choose_support
@@ -47,6 +47,7 @@ from recombine.tasks.modular.teacher import (
     describe_mixture,
     draw_levels,
     draw_teacher,
+    write_numbers,
 )
 from recombine.tasks.reading import Reading, StrengthReading
 from recombine.tasks.sampling import Batch, SplitName, once_per_device
@@ -56,45 +57,21 @@ from recombine.tasks.view import Panel, draw_tokens
 NUM_STEPS = 8
 
 
-def fit_latent(
-    teacher: ModularTeacher,
-    compositions: Sequence[Composition],
-    x: Float[Tensor, "batch examples input"],
-    y: Float[Tensor, "batch examples output"],
-    *,
-    bounds: tuple[float, float],
-) -> Float[Tensor, "batch modules"]:
-    """z of each row: the strengths of the composition that fits its examples best, 0 for all other modules."""
-    best_latent = x.new_zeros(len(x), len(teacher.weights[0]))
-    best_error = x.new_full((len(x),), torch.inf)
-    for composition in compositions:
-        modules = torch.tensor(composition, device=x.device)
-        strengths = fit_strengths(teacher, modules, x, y, bounds=bounds)
-        latent = torch.zeros_like(best_latent).index_copy(1, modules, strengths)
-        error = (apply_teacher(teacher, latent, x) - y).square().mean(dim=(1, 2))
-        better = error < best_error
-        best_error = torch.where(better, error, best_error)
-        best_latent = torch.where(better[:, None], latent, best_latent)
-    return best_latent
-
-
 def fit_strengths(
     teacher: ModularTeacher,
     modules: Int[Tensor, " active"],
     x: Float[Tensor, "batch examples input"],
     y: Float[Tensor, "batch examples output"],
-    *,
-    bounds: tuple[float, float],
 ) -> Float[Tensor, "batch active"]:
     """The fitted strengths of these modules. The fit starts in the middle of their range."""
     theta = teacher.weights[0][modules]
     preactivations = (x.flatten(0, 1) @ theta.transpose(0, 1).flatten(1)).view(*x.shape[:2], *theta.shape[::2])
-    strengths = x.new_full((len(x), len(modules)), sum(bounds) / 2)
+    strengths = x.new_full((len(x), len(modules)), (LOWEST_STRENGTH + 1) / 2)
     for _ in range(NUM_STEPS):
         on = (strengths[:, None, None] @ preactivations) > 0
         slopes = ((preactivations * on) @ teacher.readout).transpose(2, 3).flatten(1, 2)
         gram = slopes.mT @ slopes + 1e-6 * torch.eye(len(modules), dtype=x.dtype, device=x.device)
-        strengths = torch.linalg.solve(gram, slopes.mT @ y.flatten(1)[..., None])[..., 0].clamp(*bounds)
+        strengths = torch.linalg.solve(gram, slopes.mT @ y.flatten(1)[..., None])[..., 0].clamp(LOWEST_STRENGTH, 1)
     return strengths
 
 
@@ -138,14 +115,12 @@ class InContext(Task):
     """Number of decimals to which x and y are rounded; 0 for no rounding."""
 
     def __post_init__(self) -> None:
-        check_choice("modules", self.modules, get_args(Modules))
         check_positive(num_examples=self.num_examples, num_queries=self.num_queries, input_size=self.input_size)
         check_positive(hidden_size=self.hidden_size, output_size=self.output_size)
         check_positive(num_modules=self.num_modules, num_active=self.num_active)
-        if not 0 <= self.decimals <= MAX_DECIMALS:
-            raise InputError(f"decimals is {self.decimals}: expected 0 to {MAX_DECIMALS}")
-        if self.num_active > self.num_modules:
-            raise InputError(f"num_active is {self.num_active}: expected at most num_modules = {self.num_modules}")
+        require(0 <= self.decimals <= MAX_DECIMALS, "decimals", self.decimals, f"0 to {MAX_DECIMALS}")
+        most = f"at most num_modules = {self.num_modules}"
+        require(self.num_active <= self.num_modules, "num_active", self.num_active, most)
         count = math.comb(self.num_modules, self.num_active)
         if count > MAX_FITTED:
             raise InputError(
@@ -198,16 +173,12 @@ class InContext(Task):
     @cached_property
     def split(self) -> CompositionSplit:
         everything = all_sets(self.num_modules, self.num_active)
-        train = choose_support(
-            self.support, self.combinations, num_modules=self.num_modules, num_active=self.num_active
-        )
+        train = choose_support(self.support, self.combinations, self.num_modules, self.num_active)
         if self.modules == "own":
             size = self.num_active
             own = tuple(tuple(range(first, first + size)) for first in range(0, size * len(everything), size))
             return CompositionSplit(train=own[: len(train)], ood=own[len(train) :])
-        return CompositionSplit(
-            train=train, ood=tuple(composition for composition in everything if composition not in train)
-        )
+        return CompositionSplit(train=train, ood=tuple(modules for modules in everything if modules not in train))
 
     @property
     def latent_size(self) -> int:
@@ -269,10 +240,10 @@ class InContext(Task):
 
     def read(self, predictions: Tensor) -> Float[Tensor, "batch queries output"]:
         """The queries' predictions, from a model that answers at the queries or at every token."""
-        shape = tuple(predictions.shape)
-        expected = (self.num_queries, self.output_size)
-        if len(shape) != 3 or shape[2] != self.output_size or shape[1] not in (self.num_queries, self.sequence_length):
-            raise InputError(f"predictions have shape {shape}: expected (rows, {expected[0]}, {expected[1]})")
+        lengths = (self.num_queries, self.sequence_length)
+        if predictions.ndim != 3 or predictions.shape[1] not in lengths or predictions.shape[2] != self.output_size:
+            shape = tuple(predictions.shape)
+            raise InputError(f"predictions have shape {shape}: expected (rows, {self.num_queries}, {self.output_size})")
         return predictions[:, -self.num_queries :]
 
     def chance(self, batch: Batch) -> Float[Tensor, "batch queries output"]:
@@ -317,14 +288,19 @@ class InContext(Task):
         }
 
     def infer_latent(self, batch: Batch) -> Float[Tensor, "batch latent"]:
-        """z of each row, inferred from its examples alone."""
-        return fit_latent(
-            self.teacher_on(batch.inputs.device),
-            self.all_compositions,
-            batch.inputs[:, : self.num_examples, : self.input_size],
-            batch.inputs[:, : self.num_examples, self.input_size :],
-            bounds=(LOWEST_STRENGTH, 1.0),
-        )
+        """z of each row: the strengths of the composition that fits its examples best, 0 for all other modules."""
+        teacher = self.teacher_on(batch.inputs.device)
+        x, y = batch.inputs[:, : self.num_examples].split((self.input_size, self.output_size), dim=-1)
+        best_latent = x.new_zeros(len(x), self.latent_size)
+        best_error = x.new_full((len(x),), torch.inf)
+        for composition in self.all_compositions:
+            modules = torch.tensor(composition, device=x.device)
+            latent = torch.zeros_like(best_latent).index_copy(1, modules, fit_strengths(teacher, modules, x, y))
+            error = (apply_teacher(teacher, latent, x) - y).square().mean(dim=(1, 2))
+            better = error < best_error
+            best_error = torch.where(better, error, best_error)
+            best_latent = torch.where(better[:, None], latent, best_latent)
+        return best_latent
 
     def text_form(self) -> TextForm:
         """One query and two decimals, unless the task has other ones already."""
@@ -339,12 +315,11 @@ class InContext(Task):
     def render(self, batch: Batch, row: int) -> str:
         """The mixture, then the first examples and queries, with the first features of x and all of y."""
         inputs, targets = batch.inputs[row], batch.targets[row]
-        cut = " …" if self.input_size > NUM_SHOWN_FEATURES else ""
 
         def write(title: str, x: Tensor, y: Tensor, most: int) -> list[str]:
             lines = [
-                f"  x {_show(some_x)}{cut}   y {_show(some_y)}"
-                for some_x, some_y in zip(x[:most, :NUM_SHOWN_FEATURES], y[:most], strict=True)
+                f"  x{write_numbers(some_x, NUM_SHOWN_FEATURES)}   y{write_numbers(some_y, self.output_size)}"
+                for some_x, some_y in zip(x[:most], y[:most], strict=True)
             ]
             return [title, *lines, *([f"  … {len(x) - most} more"] if len(x) > most else [])]
 
@@ -367,10 +342,6 @@ class InContext(Task):
             parts=[(f"{self.num_examples} examples", self.num_examples), (f"{len(asked)} queries", len(asked))],
             framed="what the network is asked for",
         )
-
-
-def _show(values: Float[Tensor, " features"]) -> str:
-    return " ".join(f"{value:5.2f}" for value in values.tolist())
 
 
 class InContextReading(StrengthReading):

@@ -25,7 +25,7 @@ The certificate of the split shows coverage and connectedness.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal, get_args
+from typing import Literal
 
 from recombine.compositions import (
     MAX_REDRAWS,
@@ -35,10 +35,11 @@ from recombine.compositions import (
     check_number,
     count_components,
     count_coverage,
+    count_held_out,
     order_by_hash,
     split_compositions,
 )
-from recombine.foundation.errors import InputError, check_choice
+from recombine.foundation.errors import InputError
 
 Support = Literal["random", "equal", "disconnected", "non_compositional", "popular_modules", "unpopular_modules"]
 InContextSupport = Literal["connected", "disconnected", "custom"]
@@ -57,7 +58,6 @@ def split_support(
 
     Larger sets, up to `most_active`, are the `unknown` split.
     """
-    check_choice("support", support, get_args(Support))
     if not 2 <= num_active <= num_modules:
         raise InputError(
             f"num_active is {num_active} of {num_modules} modules: expected at least 2 and at most {num_modules}"
@@ -67,10 +67,14 @@ def split_support(
     compositions = all_sets(num_modules, range(1, num_active + 1))
     larger = range(num_active + 1, most + 1)
     redraws = 0
-    if support == "disconnected":
-        train = _disconnected(compositions, num_modules, seed)
-    elif support == "non_compositional":
-        train = _non_compositional(compositions, num_modules, seed)
+    if support in ("disconnected", "non_compositional"):
+        order = [module for (module,) in order_by_hash(all_sets(num_modules, 1), seed=seed)]
+        if support == "disconnected" and num_modules < 4:
+            raise InputError(f"support disconnected of {num_modules} modules: expected at least 4, two in each group")
+        group = set(order[: num_modules // 2 if support == "disconnected" else 1])
+        train = {modules for modules in compositions if group.isdisjoint(modules)}
+        if support == "disconnected":
+            train |= {modules for modules in compositions if group.issuperset(modules)}
     elif support == "popular_modules":
         train = _popular_modules(compositions, num_modules, held_out, seed)
     elif support == "unpopular_modules":
@@ -113,36 +117,10 @@ def _balance(compositions: tuple[Composition, ...], num_train: int, seed: int) -
     )
 
 
-def _count_train(num_compositions: int, held_out: float) -> int:
-    """The number of compositions that the fraction leaves for training, rounded as in `split_compositions`."""
-    num_held_out = int(held_out * num_compositions + 1e-9) if 0 < held_out < 1 else 0
-    if num_held_out == 0:
-        raise InputError(
-            f"held-out fraction is {held_out} of {num_compositions} compositions: expected at least "
-            f"{1 / num_compositions:.3g}, to hold out one, and less than 1"
-        )
-    return num_compositions - num_held_out
-
-
-def _disconnected(compositions: tuple[Composition, ...], num_modules: int, seed: int) -> set[Composition]:
-    if num_modules < 4:
-        raise InputError(f"support disconnected of {num_modules} modules: expected at least 4, two in each group")
-    order = [module for (module,) in order_by_hash(((module,) for module in range(num_modules)), seed=seed)]
-    group = set(order[: num_modules // 2])
-    return {
-        composition for composition in compositions if group.issuperset(composition) or group.isdisjoint(composition)
-    }
-
-
-def _non_compositional(compositions: tuple[Composition, ...], num_modules: int, seed: int) -> set[Composition]:
-    ((left_out,), *_) = order_by_hash(((module,) for module in range(num_modules)), seed=seed)
-    return {composition for composition in compositions if left_out not in composition}
-
-
 def _popular_modules(
     compositions: tuple[Composition, ...], num_modules: int, held_out: float, seed: int
 ) -> set[Composition]:
-    num_train = _count_train(len(compositions), held_out)
+    num_train = len(compositions) - count_held_out(held_out, len(compositions))
     sizes = {n: [composition for composition in compositions if composition[0] < n] for n in range(1, num_modules)}
     fitting = [chosen for chosen in sizes.values() if len(chosen) <= num_train]
     if not fitting:
@@ -159,7 +137,7 @@ def _unpopular_modules(
     def count(size: int) -> int:
         return sum(composition[-1] < size for composition in compositions) + num_modules - size
 
-    num_train = _count_train(len(compositions), held_out)
+    num_train = len(compositions) - count_held_out(held_out, len(compositions))
     core = max((size for size in range(2, num_modules) if count(size) <= num_train), default=0)
     if core == 0 or count(core) > num_train:
         raise InputError(
@@ -186,10 +164,9 @@ def _top_up(train: set[Composition], pool: Iterable[Composition], num_train: int
 
 
 def choose_support(
-    support: InContextSupport, combinations: str, *, num_modules: int, num_active: int
+    support: InContextSupport, combinations: str, num_modules: int, num_active: int
 ) -> tuple[Composition, ...]:
     """The trained compositions, sorted. A support that cannot exist or holds nothing out is an error."""
-    check_choice("support", support, get_args(InContextSupport))
     if (support == "custom") != bool(combinations.strip()):
         raise InputError(
             f"support is {support!r} and combinations are {combinations!r}: expected combinations for 'custom' "
@@ -200,7 +177,7 @@ def choose_support(
     elif support == "disconnected":
         train = build_halves(num_modules, num_active)
     else:
-        train = parse_compositions(combinations, num_modules=num_modules, num_active=num_active)
+        train = parse_compositions(combinations, num_modules, num_active)
     if len(train) == len(all_sets(num_modules, num_active)):
         raise InputError(
             f"support {support!r} of {num_active} of {num_modules} modules holds nothing out: expected more modules"
@@ -233,7 +210,7 @@ def build_halves(num_modules: int, num_active: int) -> tuple[Composition, ...]:
     return rings[0] + rings[1]
 
 
-def parse_compositions(text: str, *, num_modules: int, num_active: int) -> tuple[Composition, ...]:
+def parse_compositions(text: str, num_modules: int, num_active: int) -> tuple[Composition, ...]:
     """Parse compositions such as "0-1 1-2 2-3"; they must cover every module."""
     compositions: list[Composition] = []
     for word in text.replace(",", " ").split():

@@ -13,16 +13,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from recombine.foundation.errors import InputError, check_choice, check_positive
 from recombine.random import Stream
 
-Distribution = Literal["truncated_normal", "normal", "uniform"]
+Distribution = Literal["truncated_normal", "normal"]
 Latents = Literal["discrete", "k_hot", "continuous"]
 TRUNCATION = 2.0  # of the normal distribution, in standard deviations
 LOWEST_LEVEL, HIGHEST_LEVEL = 5, 10  # strengths of active modules, in tenths
@@ -57,14 +56,7 @@ def draw_teacher(
     bias_range: tuple[float, float] = (0.0, 0.5),
 ) -> ModularTeacher:
     """The teacher for a key (task name, seed, ...). The first modules do not depend on the number of modules."""
-    check_positive(num_modules=num_modules, input_dim=input_dim, hidden_dim=hidden_dim, output_dim=output_dim)
-    check_positive(num_layers=num_layers)
-    check_choice("distribution", distribution, get_args(Distribution))
     low, high = bias_range
-    if not weight_scale > 0 or low > high:
-        raise InputError(
-            f"weight scale {weight_scale}, biases from {low} to {high}: expected a positive scale and an ordered range"
-        )
     modules = Stream(*key, "modules", rows=range(num_modules))
     weights, biases = [], []
     for fan_in in (input_dim, *[hidden_dim] * (num_layers - 1)):
@@ -80,9 +72,7 @@ def draw_weights(
 ) -> Float[Tensor, "rows fan_in fan_out"]:
     """Mean 0 and variance weight_scale / fan_in, by the inverse of the distribution function."""
     uniform = stream.uniform(fan_in, fan_out).double() + 2.0**-25  # strictly between 0 and 1
-    if distribution == "uniform":
-        standard = (2 * uniform - 1) * math.sqrt(3)
-    elif distribution == "normal":
+    if distribution == "normal":
         standard = torch.special.ndtri(uniform)
     else:
         inside = math.erf(TRUNCATION / math.sqrt(2))
@@ -128,3 +118,8 @@ def describe_mixture(strengths: Float[Tensor, " modules"], name: str = "module")
     """The modules of a task with their strengths."""
     mixed = (f"{strength:.3g} × {name} {number}" for number, strength in enumerate(strengths.tolist()) if strength)
     return f"task = {' + '.join(mixed)}"
+
+
+def write_numbers(values: Float[Tensor, " features"], most: int) -> str:
+    """The first few numbers, with an ellipsis if there are more."""
+    return "".join(f" {value:5.2f}" for value in values[:most].tolist()) + (" …" if len(values) > most else "")

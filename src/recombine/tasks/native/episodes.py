@@ -43,7 +43,6 @@ def collect(
     objects: Int[Tensor, "batch object"],
     worth: Float[Tensor, "batch object"],
     moves: Int[Tensor, "cells moves"],
-    *,
     num_steps: int,
     discount: float,
     plans_for_remaining: bool,
@@ -68,8 +67,8 @@ def pursue(
     world: Sequence[Tensor],
     draws: tuple[Float[Tensor, "batch 4 cells"], Int[Tensor, "batch others"], Int[Tensor, "batch others"]],
     goals: Int[Tensor, "batch 4"],
-    *,
     num_steps: int,
+    *,
     has_decoy: bool,
     num_values: tuple[int, int, int, int],
 ) -> tuple[Tensor, ...] | None:

@@ -34,7 +34,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from recombine.compositions import Composition
-from recombine.foundation.errors import InputError
+from recombine.foundation.errors import InputError, require
 from recombine.random import Stream
 
 RULES: tuple[str, ...] = (
@@ -56,14 +56,19 @@ MAX_TABULATED_PERMUTATION = 7
 
 
 def check_sizes(*, num_values: int, grid_size: int) -> None:
-    """Check that every rule is possible: distribute needs as many distinct values as the grid has columns."""
-    if grid_size < MIN_GRID_SIZE:
-        raise InputError(f"grid size is {grid_size}: expected at least {MIN_GRID_SIZE}")
+    """Check that every rule is possible (distribute needs as many values as columns) and that the table is not too large."""
+    require(grid_size >= MIN_GRID_SIZE, "grid size", grid_size, f"at least {MIN_GRID_SIZE}")
     fewest = max(MIN_NUM_VALUES, grid_size)
-    if isinstance(num_values, bool) or not isinstance(num_values, int) or num_values < fewest:
+    expected = (
+        f"a whole number of at least {fewest}, which the rule {RULES[DISTRIBUTE]!r} needs at grid size {grid_size}"
+    )
+    require(num_values >= fewest, "num_values", num_values, expected)
+    num_free, num_sets, num_orders = _count_rows(num_values, grid_size)
+    num_rows = DISTRIBUTE * num_free + num_sets * num_orders
+    if num_rows > MAX_TABLE_ROWS:
         raise InputError(
-            f"num_values is {num_values!r}: expected a whole number of at least {fewest}, which the rule "
-            f"{RULES[DISTRIBUTE]!r} needs at grid size {grid_size}"
+            f"num_values is {num_values} at grid size {grid_size}, which gives {num_rows} different rows of a feature: "
+            f"expected at most {MAX_TABLE_ROWS}"
         )
 
 
@@ -133,18 +138,6 @@ def _draw_entries(
 def _count_rows(num_values: int, grid_size: int) -> tuple[int, int, int]:
     """Number of rows of a rule with free values, of sets of values, and of orders of a set."""
     return num_values ** (grid_size - 1), math.comb(num_values, grid_size), math.factorial(grid_size)
-
-
-def check_table(*, num_values: int, grid_size: int) -> None:
-    """Check that every rule is possible and that the table is not too large."""
-    check_sizes(num_values=num_values, grid_size=grid_size)
-    num_free, num_sets, num_orders = _count_rows(num_values, grid_size)
-    num_rows = DISTRIBUTE * num_free + num_sets * num_orders
-    if num_rows > MAX_TABLE_ROWS:
-        raise InputError(
-            f"num_values is {num_values} at grid size {grid_size}, which gives {num_rows} different rows of a feature: "
-            f"expected at most {MAX_TABLE_ROWS}"
-        )
 
 
 @lru_cache(maxsize=16)

@@ -33,12 +33,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from recombine.compositions import Composition, all_multisets
-from recombine.foundation.errors import InputError
+from recombine.foundation.errors import InputError, require
 from recombine.tasks.sraven.generator import (
     DISTRIBUTE,
     RULES,
     STEPS,
-    check_sizes,
     deduce_last,
     log_likelihoods,
     log_num_arrangements,
@@ -72,23 +71,6 @@ class Chains:
     answer: Int[Tensor, " chain"]
     start: Int[Tensor, "batch feature"]
     count: Int[Tensor, "batch feature"]
-
-
-def search(
-    grids: Int[Tensor, "batch row column feature"],
-    num_values: int,
-    transitions: Sequence[Int[Tensor, "_ _"]],
-    permuted: bool,
-) -> Hypotheses:
-    """Count the hypotheses that fit, for each puzzle, answer and multiset of rules.
-
-    `transitions[m][i, r]` is the number of the multiset that results from adding rule r to multiset i of m rules, or -1 if
-    excluded.
-    """
-    chains = find_chains(grids, num_values, permuted)
-    instance = torch.arange(len(grids), device=grids.device)
-    zeros = torch.zeros_like(instance)
-    return _join(Hypotheses(instance, zeros, zeros, zeros, zeros.double() + 1), chains, transitions)
 
 
 def place_values(num_features: int, num_values: int, device: torch.device) -> Int[Tensor, " feature"]:
@@ -141,9 +123,8 @@ def _tabulate_fits(
     fits = torch.zeros(batch, num_prefixes, num_features, len(RULES), dtype=torch.bool, device=last.device)
     codes = _encode(deduced[:, :, :-1], num_values)
     codes[: len(STEPS)].masked_fill_(~_find_progressions(columns, num_values), -1)
-    torch.eq(
-        codes.permute(1, 2, 0)[:, :, None], _encode(last, num_values)[:, None, :, None], out=fits[..., :DISTRIBUTE]
-    )
+    wanted = _encode(last, num_values)[:, None, :, None]
+    torch.eq(codes.permute(1, 2, 0)[:, :, None], wanted, out=fits[..., :DISTRIBUTE])
     puzzle, prefix = _preselect_distribute(columns).nonzero(as_tuple=True)
     candidates = torch.stack([column[puzzle, :, prefix] for column in columns], dim=-1)
     fits[puzzle, prefix, :, DISTRIBUTE] = _fit_distribute(candidates, last[puzzle])
@@ -198,6 +179,17 @@ def _fit_distribute(
     upper_fits = (rows[..., None] == values[:, None, :, None]).any(dim=-1).all(dim=-1).all(dim=1)
     lowest_fits = (prefix[:, -1, None, :, None] == values[:, :, None]).any(dim=-1).all(dim=-1)
     return distinct & upper_fits & lowest_fits
+
+
+def search(chains: Chains, transitions: Sequence[Int[Tensor, "_ _"]]) -> Hypotheses:
+    """Count the hypotheses that fit, for each puzzle, answer and multiset of rules.
+
+    `transitions[m][i, r]` is the number of the multiset that results from adding rule r to multiset i of m rules, or -1 if
+    excluded.
+    """
+    instance = torch.arange(len(chains.start), device=chains.start.device)
+    zeros = torch.zeros_like(instance)
+    return _join(Hypotheses(instance, zeros, zeros, zeros, zeros.double() + 1), chains, transitions)
 
 
 def _join(hypotheses: Hypotheses, chains: Chains, transitions: Sequence[Tensor], first: int = 0) -> Hypotheses:
@@ -324,8 +316,19 @@ def solve(
     A prior is uniform over some multisets of rules (sorted tuples), or over all of them for None. With `permuted=False` each
     feature has the same position in all columns; which feature follows which rule is still unknown.
     """
-    _check_grids(grids, num_values)
-    _, grid_size, _, num_features = grids.shape
+    shape = tuple(grids.shape)
+    require(
+        len(shape) == 4 and shape[1] == shape[2], "the shape of grids", shape, "(batch, row, column, feature), a square"
+    )
+    _, grid_size, _, num_features = shape
+    if (grid_size - 1) * num_features > 62 or num_values ** max(num_features, grid_size) >= 1 << 62:
+        raise InputError(
+            f"grids have {num_features} features of {num_values} values in {grid_size} columns: expected at most "
+            f"{62 // (grid_size - 1)} features, and values to the power of features or columns below 2^62"
+        )
+    visible = grids.flatten(1, 2)[:, :-1]
+    if not bool(((visible >= 0) & (visible < num_values)).all()):
+        raise InputError(f"grids hold other values: expected 0 to {num_values - 1} in all panels but the last")
     chosen = [all_multisets(len(RULES), num_features) if prior is None else tuple(prior) for prior in priors]
     multisets = tuple(dict.fromkeys(itertools.chain.from_iterable(chosen)))
     likelihoods = log_likelihoods(num_values=num_values, grid_size=grid_size)
@@ -334,7 +337,7 @@ def solve(
     chunk_size = max(1, MAX_TABLE // (len(RULES) * num_features**grid_size))
     solutions: list[list[Solution]] = [[] for _ in priors]
     for chunk in grids.split(chunk_size):
-        hypotheses = search(chunk, num_values, transitions, permuted)
+        hypotheses = search(find_chains(chunk, num_values, permuted), transitions)
         for parts, weights in zip(solutions, log_weights, strict=True):
             possible = hypotheses.select(weights[hypotheses.multiset] > -math.inf) if len(priors) > 1 else hypotheses
             parts.append(_summarise(possible, weights, len(chunk), num_features, num_values))
@@ -401,22 +404,3 @@ def _tabulate_transitions(multisets: tuple[Composition, ...]) -> tuple[Int[Tenso
         larger = [[tuple(sorted((*multiset, rule))) for rule in range(len(RULES))] for multiset in multisets]
         transitions.insert(0, torch.tensor([[number.get(multiset, -1) for multiset in row] for row in larger]))
     return tuple(transitions)
-
-
-def _check_grids(grids: Int[Tensor, "batch row column feature"], num_values: int) -> None:
-    shape = tuple(grids.shape)
-    if len(shape) != 4 or shape[1] != shape[2] or shape[3] < 1:
-        raise InputError(f"grids have shape {shape}: expected (batch, row, column, feature), as many rows as columns")
-    grid_size, num_features = shape[2:]
-    check_sizes(num_values=num_values, grid_size=grid_size)
-    if (grid_size - 1) * num_features > 62 or num_values ** max(num_features, grid_size) >= 1 << 62:
-        raise InputError(
-            f"grids have {num_features} features of {num_values} values in {grid_size} columns: expected at most "
-            f"{62 // (grid_size - 1)} features, and values to the power of features or columns below 2^62"
-        )
-    visible = grids.flatten(1, 2)[:, :-1]
-    if visible.numel() and (visible.min() < 0 or visible.max() >= num_values):
-        raise InputError(
-            f"grids hold values from {int(visible.min())} to {int(visible.max())}: expected 0 to {num_values - 1} in all "
-            "panels but the last"
-        )

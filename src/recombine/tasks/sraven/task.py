@@ -37,14 +37,7 @@ from recombine.random import Stream
 from recombine.tasks.base import METRICS, Metric, Preset, Ratio, Reference, Scale, Task
 from recombine.tasks.reading import Counterfactual, Reading
 from recombine.tasks.sampling import Batch, SplitName
-from recombine.tasks.sraven.generator import (
-    DISTRIBUTE,
-    RULES,
-    check_table,
-    deduce_last,
-    draw_puzzles,
-    look_up,
-)
+from recombine.tasks.sraven.generator import DISTRIBUTE, RULES, check_sizes, deduce_last, draw_puzzles, look_up
 from recombine.tasks.sraven.picture import draw_puzzle, make_card, write_puzzle
 from recombine.tasks.sraven.solver import Solution, solve
 from recombine.tasks.text import TextForm
@@ -88,7 +81,7 @@ class SRaven(Task):
 
     def __post_init__(self) -> None:
         check_positive(num_features=self.num_features)
-        check_table(num_values=self.num_values, grid_size=self.grid_size)
+        check_sizes(num_values=self.num_values, grid_size=self.grid_size)
         _ = self.split  # raise an error now if the split cannot cover all modules
 
     @classmethod
@@ -206,10 +199,8 @@ class SRaven(Task):
         """The logits of the query tokens, from those alone or from all tokens."""
         lengths = (self.num_features, self.sequence_length)
         if predictions.ndim != 3 or predictions.shape[1] not in lengths or predictions.shape[2] != self.num_values:
-            raise InputError(
-                f"predictions have shape {tuple(predictions.shape)}: expected (batch, {lengths[0]} or {lengths[1]} "
-                f"tokens, {self.num_values} values)"
-            )
+            expected = f"(batch, {lengths[0]} or {lengths[1]} tokens, {self.num_values} values)"
+            raise InputError(f"predictions have shape {tuple(predictions.shape)}: expected {expected}")
         return predictions[:, -self.num_features :]
 
     def chance(self, batch: Batch) -> Float[Tensor, "batch position value"]:
@@ -246,12 +237,11 @@ class SRaven(Task):
 
     def baselines(self, batch: Batch) -> dict[str, Float[Tensor, "batch position value"]]:
         """Simple predictors that a model should beat."""
-        return {
-            "most frequent answer": self.predict_answers(
-                self.most_frequent_answer.to(batch.targets).expand_as(batch.targets)
-            ),
-            "panel to the left": self.predict_answers(batch.info["grids"][:, -1, -2]),
+        answers = {
+            "most frequent answer": self.most_frequent_answer.to(batch.targets).expand_as(batch.targets),
+            "panel to the left": batch.info["grids"][:, -1, -2],
         }
+        return {name: self.predict_answers(answer) for name, answer in answers.items()}
 
     @cached_property
     def most_frequent_answer(self) -> Int[Tensor, " position"]:
