@@ -19,12 +19,12 @@ from recombine.inside.probe import is_probed, probe_run
 from recombine.inside.verdict import diagnose_run
 from recombine.report.page import write_report
 from recombine.sweeps.choose import EngineFlags, raise_failure
-from recombine.sweeps.engine import Outcome
+from recombine.sweeps.engine import Engine, Outcome
 from recombine.sweeps.experiment import Experiment, Finished, FinishedRun, find_experiment, installed_experiments
 from recombine.sweeps.local import LocalEngine
 from recombine.sweeps.plan import Plan, describe_plan, make_plan
 from recombine.sweeps.records import Record
-from recombine.sweeps.run import find_work, run_sweep
+from recombine.sweeps.run import Work, find_work, run_sweep
 from recombine.sweeps.status import SweepReader
 from recombine.tasks.base import Scale
 from recombine.training.directory import RunDirectory
@@ -178,33 +178,26 @@ def describe_run(run: FinishedRun) -> Json:
 def train_records(records: Sequence[Record], options: ReproduceOptions) -> Finished:
     """Train every record; finished runs are reused, and records that share a configuration share a run."""
     plan = make_plan(records, f"reproduce {options.name}")
-    num_finished = len(find_work(plan.records, options.out, retry=True).finished)
-    if num_finished and not options.json and options.jobs != 1:  # otherwise each run is named below
-        options.say(f"{num_finished} of {len(plan.records)} runs in {options.out} were finished already")
-    train_elsewhere(plan, options)
-    runs: dict[str, RunDirectory] = {}
-    quiet = options.is_silent
-    for number, (key, record) in enumerate(plan.by_key.items(), start=1):
-        with progress_bar(f"{number}/{len(plan.records)} {record.text}", quiet=quiet) as bar:
-            runs[key] = train_run(record.config, out=options.out, device=options.device, watch=bar)
-        if bar is not None and not bar.meter.started and options.jobs == 1:
-            options.say(f"{number}/{len(plan.records)} {record.text}: finished already")
-        if options.report is not None and options.probe:
+    engine = options.open_engine(len(plan.records))
+    work = find_work(plan.records, options.out, retry=True)
+    if work.finished and not options.json:
+        options.say(f"{len(work.finished)} of {len(plan.records)} runs in {options.out} were finished already")
+    if isinstance(engine, LocalEngine) and engine.jobs == 1:
+        for number, record in enumerate(work.todo, start=1):
+            with progress_bar(f"{number}/{len(work.todo)} {record.text}", quiet=options.is_silent) as bar:
+                train_run(record.config, out=options.out, device=options.device, watch=bar)
+    elif work.todo:
+        train_with_engine(plan, work, engine, options)
+    runs = {key: RunDirectory(options.out / key) for key in plan.by_key}
+    if options.report is not None and options.probe:
+        for key, record in plan.by_key.items():
             look_inside(runs[key], options, record.text)
-
     prepared = (record.prepare() for record in records)
     return Finished(tuple(FinishedRun(record, runs[record.config.directory_name]) for record in prepared))
 
 
-def train_elsewhere(plan: Plan, options: ReproduceOptions) -> None:
-    """Train the runs through an engine, unless one after the other in this process is what was asked for.
-
-    A run that fails does not stop the others; its error is raised when they have ended.
-    """
-    engine = options.open_engine(len(plan.records))
-    work = find_work(plan.records, options.out, retry=True)
-    if not work.todo or (isinstance(engine, LocalEngine) and engine.jobs == 1):
-        return
+def train_with_engine(plan: Plan, work: Work, engine: Engine, options: ReproduceOptions) -> None:
+    """Train what is left through an engine. A run that fails does not stop the others; its error is raised at the end."""
     options.say(engine.describe())
     failed: list[Outcome] = []
 
@@ -215,7 +208,7 @@ def train_elsewhere(plan: Plan, options: ReproduceOptions) -> None:
     reader = SweepReader(options.out, describe_plan(plan))
     quiet = options.is_silent
     with SweepDisplay(reader, total=len(plan.records), done=len(work.finished), quiet=quiet) as display:
-        run_sweep(plan, engine, out=options.out, device=options.device, retry=True, done=done)
+        run_sweep(plan, engine, out=options.out, device=options.device, work=work, done=done)
     if failed:
         raise_failure(replace(failed[0], error=f"{len(failed)} of {len(work.todo)} runs failed; {failed[0].error}"))
 

@@ -59,7 +59,7 @@ def run(argv: list[str]) -> None:
     done = len(work.finished) + len(work.failed)
     reader = SweepReader(out, describe_plan(plan))
     with SweepDisplay(reader, total=len(plan.records), done=done, quiet=options.is_silent) as display:
-        status = run_sweep(plan, engine, out=out, device=options.device, retry=options.retry, done=display.report)
+        status = run_sweep(plan, engine, out=out, device=options.device, work=work, done=display.report)
     show_status(status, options, f"results: {out / PARQUET}, {out / CSV}")
     if status.count("failed"):
         raise SystemExit(1)

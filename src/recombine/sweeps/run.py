@@ -45,17 +45,18 @@ def run_sweep(
     *,
     out: Path,
     device: str = "auto",
-    retry: bool = False,
+    work: Work | None = None,
     done: Callable[[Record, Outcome], None] | None = None,
 ) -> SweepStatus:
     """Train what is left of a sweep; returns its status at the end. Failed runs are kept and do not stop the others.
 
+    What is left is `work`, if that is known already; otherwise all runs that are neither finished nor failed.
     `done` is called with each run that ends. However this is left, by an error or by Ctrl-C, the results of the runs that are
     finished are written, and the rest can be trained by calling it again.
     """
     contents = describe_plan(plan)
     write_plan(contents, out)
-    work, by_key, reader = find_work(plan.records, out, retry=retry), plan.by_key, SweepReader(out, contents)
+    work, by_key, reader = work or find_work(plan.records, out), plan.by_key, SweepReader(out, contents)
     try:
         for outcome in train_all([record.config for record in work.todo], engine, out=out, device=device):
             if done is not None:
