@@ -148,7 +148,7 @@ def without_prepared(contents: Json, task: Task) -> Json:
 
 def collect(experiment: Experiment, scale: Scale, out: Path, device: str = "auto") -> list[Json]:
     """The stored form of every finished run of an experiment below a folder of runs."""
-    records = list(experiment.records(scale))
+    records = list(experiment.records(scale)) if out.is_dir() else []
     located = [(record, locate(record, out)) for record in records]
     runs = tuple(FinishedRun(record, RunDirectory(path)) for record, path in located if (path / "result.json").exists())
     return [summarise(run) for run in experiment.measure_runs(Finished(runs), device).runs]

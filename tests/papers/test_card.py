@@ -15,7 +15,7 @@ from recombine.sweeps import Finished, Record
 from recombine.tasks import view as drawing
 from recombine.training.config import default_run
 from recombine.training.run import train_run
-from recombine_papers import EXPERIMENTS, Calculation
+from recombine_papers import EXPERIMENTS
 from recombine_papers.card import build_card, combine_verdicts, list_statements, tabulate_card
 from recombine_papers.pages import (
     BEGIN,
@@ -226,23 +226,21 @@ def test_the_page_and_the_short_form(tmp_path):
         update_page(f"{BEGIN} and no end", rows, tmp_path, Path("README.md"), EXPERIMENTS)
 
 
-def test_the_command(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(Calculation, "store", lambda *arguments: [])  # takes seconds
-    flags = ["reproduce", "claims", "--out", str(tmp_path / "none"), "--results", str(tmp_path), "--json"]
-    assert run_verb([*flags, "--page", str(tmp_path / "claims.md")]) == 0
-    other = tmp_path / "other.md"
-    other.write_text("# Another page\n")
-    assert run_verb([*flags, "--page", str(other)]) == 2
-    assert other.read_text() == "# Another page\n"
+def test_the_command(tmp_path, capsys):
     (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "README.md").write_text("# Another page\n")  # a folder that is not one of results
-    assert run_verb(["reproduce", "claims", "--out", str(tmp_path / "none"), "--results", str(tmp_path / "docs")]) == 2
-    assert [path.read_text() for path in (tmp_path / "docs").iterdir()] == ["# Another page\n"]
-    (tmp_path / "docs" / "README.md").write_bytes(b"\xff\xfe")
-    assert run_verb(["reproduce", "claims", "--out", str(tmp_path / "none"), "--results", str(tmp_path / "docs")]) == 2
+    command = ["reproduce", "claims", "scale-width", "--out", str(tmp_path / "none"), "--json", "--results"]
+    assert run_verb([*command, str(tmp_path), "--page", str(tmp_path / "claims.md")]) == 0
     value = json.loads(capsys.readouterr().out)
     assert {claim["verdict"] for claim in value["claims"]} == {"not run"}
     assert (tmp_path / "claims.md").read_text().startswith("# Claims")
+    other = tmp_path / "other.md"
+    other.write_text("# Another page\n")
+    assert run_verb([*command, str(tmp_path), "--page", str(other)]) == 2
+    assert other.read_text() == "# Another page\n"
+    for text in (b"# Another page\n", b"\xff\xfe"):  # a folder that is not one of results
+        (tmp_path / "docs" / "README.md").write_bytes(text)
+        assert run_verb([*command, str(tmp_path / "docs")]) == 2
+        assert [path.read_bytes() for path in (tmp_path / "docs").iterdir()] == [text]
 
 
 def test_pages_of_the_documentation_are_those_that_the_results_give():
