@@ -19,7 +19,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 
-from recombine.foundation import InputError, find_schema_error, read_file, replace_file
+from recombine.foundation import InputError, find_schema_error, parse_json, read_file, replace_file
 from recombine.sweeps import Experiment, Finished, FinishedRun, Record
 from recombine.tasks import Scale, Task
 from recombine.training import EVALUATION_VERSION, Json, RunDirectory, describe_environment, hash_config
@@ -245,9 +245,9 @@ def read_lines(path: Path) -> list[Json]:
     if not path.exists():
         return []
     try:
-        lines = [json.loads(line) for line in read_file(path).decode().splitlines()]
+        lines = [parse_json(line, Any, str(path)) for line in read_file(path).decode().splitlines()]
         return [cast(Json, check_schema(line, StoredLine, f"line {n}: ")) for n, line in enumerate(lines, start=1)]
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read ({error}): expected results that `reproduce claims` wrote") from None
 
 
@@ -285,8 +285,8 @@ def read_numbers(folder: Path, experiment: Calculation) -> StoredNumbers | None:
     if not path.exists():
         return None
     try:
-        numbers = check_schema(json.loads(read_file(path)), StoredNumbers)
-    except (OSError, ValueError, RecursionError) as error:
+        numbers = check_schema(parse_json(read_file(path), Any, str(path)), StoredNumbers)
+    except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read ({error}): expected numbers that `reproduce claims` wrote") from None
     wanted = {name for claim in experiment.claims for name in claim.quantities}
     seeds = {len(values) for values in numbers["computed"].values()}

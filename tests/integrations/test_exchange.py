@@ -176,7 +176,8 @@ def test_answers_out_of_range(tmp_path, answer, message):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("p.jsonl", '{"row_id": 1}\nnot json\n', "line 2 is not JSON"),
+        ("p.jsonl", '{"row_id": 1}\nnot json\n', "line 2 cannot be read"),
+        ("p.jsonl", "[" * 10**5, r"line 1 cannot be read \(it is nested too deeply\)"),
         ("p.jsonl", '{"row_id": 1}\n{"id": 1}\n', "line 2 differs from the lines before it: expected the keys row_id"),
         ("p.csv", "row_id,prediction\n1\n", "row 1 has 1 cells: expected 2"),
         ("p.npz", "nothing", "cannot be read"),

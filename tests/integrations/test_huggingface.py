@@ -11,12 +11,12 @@ from transformers import AutoModelForCausalLM, Gemma2Config
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXAttention
 
 from huggingface_models import CONFIGS, HEADS, LAYERS, WIDTH, WINDOW, build_model, draw_tokens
-from recombine.attention.layer import ATTENTIONS, Attention, Rotary
+from recombine.attention.layer import Attention, Rotary
 from recombine.foundation.errors import InputError
-from recombine.integrations.huggingface import add_deep_weights, register
+from recombine.integrations.huggingface import register
+from recombine.integrations.huggingface.attention import NAMES
 
 register()
-PLAIN = [name for name in ATTENTIONS if name != "hyla_deep"]
 
 
 def embed(model, tokens):
@@ -37,7 +37,7 @@ def test_the_future_is_not_seen(kind):
     assert seen[:6].all()
 
 
-@pytest.mark.parametrize("attention", PLAIN)
+@pytest.mark.parametrize("attention", NAMES)
 def test_every_attention_of_table_a1_is_causal_and_computes_something_of_its_own(attention):
     assert not count_seen(build_model("llama", attention), 6, 2)[3:].any()
     tokens = draw_tokens()
@@ -242,27 +242,6 @@ def test_the_output_scale_is_a_setting_of_the_model():
     assert not torch.allclose(default, none)
     with pytest.raises(InputError, match=r"output_scale 'twice'.*none, sqrt_keys, keys, norm"):
         build_model("llama", attention_output_scale="twice")(tokens)
-
-
-def test_deep_weights_are_added_trained_and_saved(tmp_path):
-    model, tokens = build_model("gpt2", "hyla_deep"), draw_tokens()
-    with pytest.raises(InputError, match=r"has no deep_weight, which 'hyla_deep' needs.*add_deep_weights"):
-        model(tokens)
-    add_deep_weights(model)
-    model(tokens, labels=tokens).loss.backward()
-    weights = [parameter for name, parameter in model.named_parameters() if name.endswith("deep_weight")]
-    assert len(weights) == LAYERS
-    assert all(weight.grad.abs().sum() > 0 for weight in weights)
-    model.save_pretrained(tmp_path)
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="hyla_deep").eval()
-    add_deep_weights(loaded, tmp_path)
-    with torch.no_grad():
-        torch.testing.assert_close(loaded(tokens).logits, model(tokens).logits, atol=0, rtol=0)
-    with pytest.raises(InputError, match=r"has no \.safetensors file"):
-        add_deep_weights(loaded, tmp_path / "nothing")
-    build_model("gpt2").save_pretrained(tmp_path)
-    with pytest.raises(InputError, match=r"has no transformer.h.0.attn.deep_weight"):
-        add_deep_weights(loaded, tmp_path)
 
 
 def test_a_soft_cap_is_refused():

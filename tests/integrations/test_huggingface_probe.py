@@ -51,18 +51,18 @@ def task(tmp_path_factory):
 def test_the_split_holds_out_compositions_and_deals_the_rest(task):
     assert (len(task.split.train), len(task.split.ood)) == (7, 2)
     assert {split: len(rows) for split, rows in task.rows.items()} == {"train": 21, "test": 21, "ood": 12}
-    texts = {split: {prompt.text for prompt in rows} for split, rows in task.rows.items()}
+    texts = {split: {prompt.row.text for prompt in rows} for split, rows in task.rows.items()}
     assert not texts["train"] & texts["test"]
     assert not texts["test"] & texts["ood"]
     batch = task.sample("ood", 0, batch_size=500)
     assert len(batch) == 12
-    assert [task.render(batch, row) for row in range(2)] == [prompt.text for prompt in task.rows["ood"][:2]]
+    assert [task.render(batch, row) for row in range(2)] == [prompt.row.text for prompt in task.rows["ood"][:2]]
     assert [task.classes[target] for target in batch.targets[:2]] == [
         task.describe(prompt.composition) for prompt in task.rows["ood"][:2]
     ]
     (joined,) = task.reading().batches("test", 10)
-    assert task.render(joined, 0) == task.rows["train"][0].text
-    assert task.render(joined, 1) == task.rows["test"][0].text
+    assert task.render(joined, 0) == task.rows["train"][0].row.text
+    assert task.render(joined, 1) == task.rows["test"][0].row.text
     assert task.metrics(task.best_predictions(batch, split="ood", metric="accuracy"), batch)["accuracy"].numerator.all()
 
 
@@ -134,67 +134,57 @@ def test_a_label_each_holds_nothing_out(tmp_path):
 
 
 GOOD = {"text": "the a", "label": "a"}
+DIFFERENT = [{**GOOD, "text": f"the a {number}"} for number in range(4)]
+PAIRS = [{**GOOD, "pair": [-1, key]} for key in (0, 1, 2, 1)]
 
 
 @pytest.mark.parametrize(
-    ("rows", "message"),
+    ("content", "message"),
     [
-        (["{"], r"line 1 is not JSON"),
-        ([json.dumps({"label": "a"})], r"line 1: text is missing"),
-        ([json.dumps({**GOOD, "colour": 1})], r"line 1 has 'colour': expected only text, labels"),
-        ([json.dumps({"text": "the", "labels": "a"})], r"line 1: labels is 'a': expected a list"),
-        (
-            [json.dumps({"text": "the", "labels": ["a", "a"]})],
-            r"line 1 has labels \['a', 'a'\]: expected different words",
-        ),
-        ([json.dumps({**GOOD, "pair": [1]})], r"line 1 has pair \[1\]: expected \[query, key\]"),
-        ([json.dumps({**GOOD, "split": "test"})], r"line 1: split is 'test': expected one of 'train', 'ood'"),
-        ([json.dumps({**GOOD, "answer": ""})], r"line 1 has answer '': expected text"),
-        ([json.dumps(GOOD)], r"has 1 prompts: expected at least 4"),
-        (
-            [json.dumps(GOOD)] * 4 + [json.dumps({**GOOD, "answer": "b"})],
-            r"line 5: expected 'answer' in every line or in",
-        ),
-        (
-            [*(json.dumps({**GOOD, "pair": [-1, key]}) for key in range(3)), json.dumps({**GOOD, "pair": [-1, 1]})],
-            r"line 4 repeats line 2: expected prompts that differ in text or pair",
-        ),
+        (b"{", r"line 1 cannot be read"),
+        (b"[" * 10**5, r"line 1 cannot be read \(it is nested too deeply\)"),
+        (b"\xff\xfe", r"it is not UTF-8 text"),
+        ([{"label": "a"}], r"line 1: text is missing"),
+        ([{**GOOD, "colour": 1}], r"line 1: it: object contains unknown field colour"),
+        ([{"text": "the", "labels": "a"}], r"line 1: labels: expected array, got str"),
+        ([{"text": "the", "labels": ["a", "a"]}], r"line 1 has labels \['a', 'a'\]: expected different words"),
+        ([{**GOOD, "pair": [1]}], r"line 1: pair: expected array of length 2"),
+        ([{**GOOD, "split": "test"}], r"line 1: split: invalid enum value 'test'"),
+        ([{**GOOD, "answer": ""}], r"line 1: answer: expected str of length >= 1"),
+        ([GOOD], r"has 1 prompts: expected at least 4"),
+        ([*DIFFERENT, {**GOOD, "answer": "b"}], r"line 5: expected 'answer' in every line or in none"),
+        (PAIRS, r"line 4 repeats line 2: expected prompts that differ in text or pair"),
     ],
 )
-def test_faults_of_a_prompts_file(rows, message, tmp_path):
+def test_faults_of_a_prompts_file(content, message, tmp_path):
     path = tmp_path / "prompts.jsonl"
-    path.write_text("\n".join(rows))
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        write_prompts(path, content)
     with pytest.raises(InputError, match=message):
         read_prompts(path)
 
 
 def test_other_faults(folder, tmp_path):
-    with pytest.raises(InputError, match=r"nothing.jsonl cannot be read \(No such file"):
-        read_prompts(tmp_path / "nothing.jsonl")
-    (tmp_path / "latin.jsonl").write_bytes(b"\xff\xfe")
-    with pytest.raises(InputError, match="it is not UTF-8 text"):
-        read_prompts(tmp_path / "latin.jsonl")
-    different = [{**GOOD, "text": f"the a {number}"} for number in range(4)]
-    rows = [{**row, "split": "ood" if number > 1 else "train"} for number, row in enumerate(different)]
-    with pytest.raises(InputError, match="prompts with 'a' are in train and in ood"):
-        read_prompts(write_prompts(tmp_path / "both.jsonl", rows)).make_split(0.25, 0)
-    rows = [{**row, "split": "ood"} for row in different]
-    with pytest.raises(InputError, match="every prompt is in ood"):
-        read_prompts(write_prompts(tmp_path / "all.jsonl", rows)).make_split(0.25, 0)
-    prompts = write_prompts(tmp_path / "prompts.jsonl", make_rows())
-    with pytest.raises(InputError, match=r"tokens: expected 1 to 2 \(--max-tokens\)"):
-        probe_pretrained(folder, prompts, out=tmp_path, max_tokens=2)
-    with pytest.raises(InputError, match=r"has no config.json: expected a folder that save_pretrained wrote"):
-        probe_pretrained(tmp_path, prompts)
-    alone = [{"text": f"the {word}", "labels": [word, "any"]} for word in WORDS[2:8]]
+    prompts = tmp_path / "prompts.jsonl"
+    with pytest.raises(InputError, match=r"prompts.jsonl cannot be read \(No such file"):
+        read_prompts(prompts)
+    for num_trained, message in ((2, "prompts with 'a' are in train and in ood"), (0, "every prompt is in ood")):
+        rows = [{**row, "split": "train" if i < num_trained else "ood"} for i, row in enumerate(DIFFERENT)]
+        with pytest.raises(InputError, match=message):
+            read_prompts(write_prompts(prompts, rows)).make_split(0.25, 0)
+    alone = read_prompts(write_prompts(prompts, [{"text": f"the {w}", "labels": [w, "any"]} for w in WORDS[2:8]]))
     with pytest.raises(InputError, match="no composition of labels has two prompts"):
-        _ = Prompts(
-            file=read_prompts(write_prompts(tmp_path / "alone.jsonl", alone)), tokenizer=make_tokenizer(), held_out=0.0
-        ).rows
-    alike = [{**row, "answer": f"yes {row['labels'][0]}"} for row in make_rows()]
-    with pytest.raises(InputError, match="begin with the same token"):
-        probe_pretrained(folder, write_prompts(tmp_path / "alike.jsonl", alike), out=tmp_path)
+        _ = Prompts(file=alone, tokenizer=make_tokenizer(), held_out=0.0).rows
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "config.json").write_text("{}")
-    with pytest.raises(InputError, match="broken cannot be loaded"):
-        probe_pretrained(tmp_path / "broken", prompts)
+    alike = [{**row, "answer": f"yes {row['labels'][0]}"} for row in make_rows()]
+    for model, rows, options, message in (
+        (folder, make_rows(), {"max_tokens": 2}, r"tokens: expected 1 to 2 \(--max-tokens\)"),
+        (tmp_path, make_rows(), {}, r"has no config.json: expected a folder that save_pretrained wrote"),
+        (folder, alike, {}, "begin with the same token"),
+        (tmp_path / "broken", make_rows(), {}, "broken cannot be loaded"),
+    ):
+        with pytest.raises(InputError, match=message):
+            probe_pretrained(model, write_prompts(prompts, rows), out=tmp_path, **options)

@@ -11,5 +11,6 @@ from .errors import check_choice as check_choice
 from .errors import check_positive as check_positive
 from .errors import find_schema_error as find_schema_error
 from .files import find_classes as find_classes
+from .files import parse_json as parse_json
 from .files import read_file as read_file
 from .files import replace_file as replace_file

@@ -71,13 +71,31 @@ def read_json(path: Path, schema: Any = dict[str, Any], *, complete: bool = True
     return parse_json(content, schema, str(path), complete=complete)
 
 
-def parse_json(content: bytes | str, schema: Any, source: str, *, complete: bool = True) -> Any:
-    """JSON that fits a schema, a type that msgspec knows (see `find_schema_error`); `source` is named in errors."""
+def read_json_lines(path: Path) -> dict[int, Any]:
+    """The values of a file with one JSON value per line, by the number of the line; empty lines are left out."""
     try:
-        value = msgspec.json.decode(content)
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        lines = read_file(path).decode().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error.strerror
+        raise InputError(f"{path} cannot be read ({reason}): expected one JSON object per line") from None
+    return {
+        number: parse_json(line, Any, f"{path} line {number}") for number, line in enumerate(lines, 1) if line.strip()
+    }
+
+
+def parse_json(content: bytes | str, schema: Any, source: str, *, complete: bool = True) -> Any:
+    """JSON that fits a schema, a type that msgspec knows (see `find_schema_error`); `source` is named in errors.
+
+    With `Any` as the schema it may be from another program, and hold NaN and infinity, which Python's own module writes.
+    """
+    try:
+        value = json.loads(content) if schema is Any else msgspec.json.decode(content)
+        fault = find_schema_error(value, schema, complete=complete)
+    except RecursionError:
+        raise InputError(f"{source} cannot be read (it is nested too deeply): expected JSON") from None
+    except (msgspec.DecodeError, ValueError) as error:
         raise InputError(f"{source} cannot be read ({str(error).splitlines()[0]}): expected JSON") from None
-    if (fault := find_schema_error(value, schema, complete=complete)) is not None:
+    if fault is not None:
         raise InputError(f"{source} is damaged: {fault}")
     return value
 

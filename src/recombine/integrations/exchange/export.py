@@ -18,7 +18,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -31,7 +31,7 @@ from pyarrow import parquet
 from torch import Tensor
 
 from recombine.foundation.errors import InputError, require_memory, settings_as_dict
-from recombine.foundation.files import read_npz, require_regular, write_whole
+from recombine.foundation.files import parse_json, read_json_lines, read_npz, require_regular, write_whole
 from recombine.models.base import version_of
 from recombine.tasks.base import Task
 from recombine.tasks.sampling import Batch, SplitName, evaluation_batches
@@ -50,8 +50,12 @@ def check_suffix(path: Path) -> str:
 
 def write_table(table: pa.Table, path: Path) -> None:
     """Write a table atomically."""
-    encoders = {".parquet": encode_parquet, ".csv": _encode_csv, ".jsonl": encode_json_lines, ".npz": _encode_npz}
-    write_whole(path, encoders[check_suffix(path)](table))
+    suffix = check_suffix(path)
+    if suffix == ".jsonl":
+        content = encode_json_lines(_shorten(table).to_pylist())
+    else:
+        content = {".parquet": encode_parquet, ".csv": _encode_csv, ".npz": _encode_npz}[suffix](table)
+    write_whole(path, content)
 
 
 def encode_parquet(table: pa.Table) -> bytes:
@@ -60,8 +64,8 @@ def encode_parquet(table: pa.Table) -> bytes:
     return content.getvalue()
 
 
-def encode_json_lines(table: pa.Table) -> bytes:
-    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in _shorten(table).to_pylist()).encode()
+def encode_json_lines(rows: Iterable[Mapping[str, Any]]) -> bytes:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
 
 
 def _encode_csv(table: pa.Table) -> bytes:
@@ -91,9 +95,7 @@ def _shorten(table: pa.Table) -> pa.Table:
 def _encode_npz(table: pa.Table) -> bytes:
     arrays = {name: as_numpy(table.column(name)) for name in table.column_names}
     content = io.BytesIO()
-    np.savez_compressed(
-        content, allow_pickle=False, **{name: array for name, array in arrays.items() if array is not None}
-    )
+    np.savez_compressed(content, allow_pickle=False, **{name: x for name, x in arrays.items() if x is not None})
     return content.getvalue()
 
 
@@ -134,19 +136,13 @@ def _read_parquet(path: Path) -> dict[str, Any]:
 
 
 def _read_json_lines(path: Path) -> dict[str, Any]:
-    rows: list[dict[str, Any]] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError:
-            raise InputError(f"{path} line {number} is not JSON: expected one object per line") from None
-        if not isinstance(row, dict) or (rows and row.keys() != rows[0].keys()):
-            known = ", ".join(rows[0]) if rows else "an object"
+    rows = read_json_lines(path)
+    names = list(next(iter(rows.values()), {}))
+    for number, row in rows.items():
+        if not isinstance(row, dict) or row.keys() != set(names):
+            known = ", ".join(map(str, names)) or "of an object"
             raise InputError(f"{path} line {number} differs from the lines before it: expected the keys {known}")
-        rows.append(row)
-    return {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
+    return {name: [row[name] for row in rows.values()] for name in names}
 
 
 def _read_csv(path: Path) -> dict[str, Any]:
@@ -160,11 +156,9 @@ def _read_csv(path: Path) -> dict[str, Any]:
 
 def _parse_cell(name: str, cell: str) -> Any:
     """A cell of a CSV file: text for identities and responses, otherwise JSON."""
-    if name in ("row_id", "response"):
-        return cell
     try:
-        return json.loads(cell)
-    except ValueError:
+        return cell if name in ("row_id", "response") else parse_json(cell, Any, name)
+    except InputError:
         return cell
 
 

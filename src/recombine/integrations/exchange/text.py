@@ -15,7 +15,7 @@ from typing import Any
 
 from recombine.foundation.errors import InputError
 from recombine.foundation.files import write_whole
-from recombine.integrations.exchange.export import RowId, hash_export
+from recombine.integrations.exchange.export import RowId, encode_json_lines, hash_export
 from recombine.tasks.base import Task
 from recombine.tasks.sampling import SplitName, evaluation_batches
 from recombine.tasks.text import IGNORED, PARSERS, TextForm
@@ -46,12 +46,12 @@ def write_text(
     }
     if blind:
         hidden = [{name: row[name] for name in ("row_id", "split", "prompt")} for part in rows.values() for row in part]
-        return _write_all({folder / "prompts.jsonl": _encode_lines(hidden)})
+        return _write_all({folder / "prompts.jsonl": encode_json_lines(hidden)})
     name = f"recombine_{task.name}"
-    files = {folder / "prompts.jsonl": _encode_lines([row for part in rows.values() for row in part])}
+    files = {folder / "prompts.jsonl": encode_json_lines([row for part in rows.values() for row in part])}
     for split, part in rows.items():
         data = folder / f"{name}_{split}.jsonl"
-        files[data] = _encode_lines(part)
+        files[data] = encode_json_lines(part)
         files[data.with_suffix(".yaml")] = write_task(form, f"{name}_{split}", data, reasoning=reasoning).encode()
     group = {"group": name, "task": [f"{name}_{split}" for split in splits]}
     files[folder / f"{name}.yaml"] = _write_yaml(group).encode()
@@ -112,10 +112,6 @@ def write_task(form: TextForm, name: str, data: Path, *, reasoning: bool) -> str
 def _write_yaml(value: dict[str, Any]) -> str:
     """One key per line; JSON is YAML."""
     return "".join(f"{key}: {json.dumps(item, ensure_ascii=False)}\n" for key, item in value.items())
-
-
-def _encode_lines(rows: Sequence[dict[str, Any]]) -> bytes:
-    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
 
 
 def _write_all(files: dict[Path, bytes]) -> list[Path]:

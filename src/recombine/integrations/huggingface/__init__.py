@@ -1,8 +1,7 @@
 """Hugging Face `transformers`: HYLA by name in its models, and the latent codes of any pretrained one.
 
-    register()                      attn_implementation="hyla", and every other attention of Table A1; our language model
+    register()                      attn_implementation="hyla", and the other attentions of Table A1; our language model
     language_model.export_run       a language model of ours as a model of `transformers`, and back
-    add_deep_weights(model)         the extra matrices of "hyla_deep"
     codes(model, inputs)            codes and residual stream of chosen query-key pairs
 
 Needs the extra `huggingface`. See docs/hugging_face.md.
@@ -10,7 +9,7 @@ Needs the extra `huggingface`. See docs/hugging_face.md.
 
 from __future__ import annotations
 
-from recombine.integrations.huggingface.attention import add_deep_weights, register_attentions
+from recombine.integrations.huggingface.attention import register_attentions
 from recombine.integrations.huggingface.codes import Codes, codes
 
 
@@ -22,4 +21,4 @@ def register() -> None:
     register_language_model()
 
 
-__all__ = ["Codes", "add_deep_weights", "codes", "register"]
+__all__ = ["Codes", "codes", "register"]

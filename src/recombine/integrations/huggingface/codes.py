@@ -81,7 +81,7 @@ def collect_pairs(
     pairs = pairs.to(device)
     codes: list[Tensor] = []
 
-    def handle(_: nn.Module, call: Call) -> Tensor:
+    def handle(call: Call) -> Tensor:
         codes.append(read_codes(call, pairs))
         return attend(call.q, call.k, call.v, return_codes=False, **call.options)[0]
 

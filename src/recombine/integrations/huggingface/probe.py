@@ -166,7 +166,7 @@ class PretrainedModel(nn.Module):
         rotation = _Rotation(pairs, tokens.shape[1])
         codes: list[Tensor] = []
 
-        def handle(_: nn.Module, call: Call) -> Tensor:
+        def handle(call: Call) -> Tensor:
             code_map = None if code_maps is None else code_maps[len(codes)]
             wrapped = None if code_map is None else rotation.wrap(code_map)
             out, found = attend(call.q, call.k, call.v, code_map=wrapped, return_codes=True, **call.options)
@@ -194,7 +194,7 @@ class PretrainedModel(nn.Module):
         """Fit the decoder of the labels, and add up its scores over the labels of each composition."""
         if self.answers is not None:
             return
-        batch = task.take("train", list(range(len(task.rows["train"]))), device)
+        batch = task.take("train", range(len(task.rows["train"])), device)
         with evaluating(self):
             states = torch.cat([self(chunk) for chunk in batch.inputs.split(CHUNK_SIZE)]).float().cpu().numpy()
         labels = task.reading().label(batch).cpu().numpy()

@@ -16,51 +16,52 @@ on their text alone. Half of those with training compositions are for fitting de
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NotRequired, TypedDict
+from typing import Annotated, Any, ClassVar, Literal
 
+import msgspec
 import torch
 from jaxtyping import Float, Int
+from msgspec import Meta, Struct, structs
 from torch import Tensor
 from torch.nn import functional
 
 from recombine.compositions import Composition, CompositionSplit, split_compositions
 from recombine.foundation.errors import InputError, find_schema_error
-from recombine.foundation.files import read_file
+from recombine.foundation.files import read_file, read_json_lines
 from recombine.integrations.huggingface.codes import resolve_pairs
 from recombine.random import Stream
 from recombine.tasks.base import Ratio, Task
 from recombine.tasks.reading import Counterfactual, Reading
 from recombine.tasks.sampling import Batch, SplitName
 
-DEFAULT_PAIR = (-1, -1)
 MAX_NAMED_GROUPS = 12  # classes whose swaps are also listed pair by pair
 
 
-class PromptRow(TypedDict):
+Text = Annotated[str, Meta(min_length=1)]
+
+
+class PromptRow(Struct, frozen=True, forbid_unknown_fields=True):
     """One line of the file."""
 
-    text: str
-    labels: NotRequired[list[str]]
-    label: NotRequired[str]
-    pair: NotRequired[list[int]]
-    split: NotRequired[Literal["train", "ood"] | None]
-    answer: NotRequired[str]
+    text: Text
+    labels: list[Text] = []
+    label: Text | None = None
+    pair: tuple[int, int] = (-1, -1)
+    split: Literal["train", "ood"] | None = None
+    answer: Text | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
-    """A prompt with numbers as labels."""
+    """A row with numbers as labels."""
 
-    text: str
+    row: PromptRow
     composition: Composition
-    pair: tuple[int, int] = DEFAULT_PAIR
-    split: str | None = None
-    answer: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +74,7 @@ class PromptFile:
 
     @property
     def has_answers(self) -> bool:
-        return self.prompts[0].answer is not None
+        return self.prompts[0].row.answer is not None
 
     def describe(self, composition: Composition) -> str:
         return " + ".join(self.labels[label] for label in composition)
@@ -81,9 +82,9 @@ class PromptFile:
     def make_split(self, held_out: float, seed: int) -> CompositionSplit:
         """The split that the file gives, or one by the hash of compositions; none is held out if all have a single label."""
         compositions = sorted({prompt.composition for prompt in self.prompts})
-        if self.prompts[0].split is not None:
-            ood = {prompt.composition for prompt in self.prompts if prompt.split == "ood"}
-            train = {prompt.composition for prompt in self.prompts if prompt.split != "ood"}
+        if self.prompts[0].row.split is not None:
+            ood = {prompt.composition for prompt in self.prompts if prompt.row.split == "ood"}
+            train = {prompt.composition for prompt in self.prompts if prompt.row.split != "ood"}
             if ood & train:
                 both = self.describe(min(ood & train))
                 raise InputError(
@@ -99,72 +100,43 @@ class PromptFile:
 
 def read_prompts(path: Path | str) -> PromptFile:
     """Read and check a prompts file."""
-    try:
-        content = read_file(Path(path))
-        lines = content.decode().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise InputError(f"{path} cannot be read ({reason}): expected JSON lines with text and labels") from None
-    rows = {number: _read_line(f"{path} line {number}", line) for number, line in enumerate(lines, 1) if line.strip()}
+    rows = {number: _convert(f"{path} line {number}", row) for number, row in read_json_lines(Path(path)).items()}
     if len(rows) < 4:
         raise InputError(
             f"{path} has {len(rows)} prompts: expected at least 4, to fit decoders on some and score on others"
         )
-    example = next(iter(rows.values()))
-    for name in ("split", "answer"):
-        for number, row in rows.items():
-            if (row.get(name) is None) != (example.get(name) is None):
-                raise InputError(f"{path} line {number}: expected {name!r} in every line or in none")
-    names = tuple(sorted({label for row in rows.values() for label in row["labels"]}))
-    prompts: dict[tuple[str, tuple[int, int]], tuple[int, Prompt]] = {}
+    first_row = next(iter(rows.values()))
+    numbers: dict[tuple[str, tuple[int, int]], int] = {}
     for number, row in rows.items():
-        query, key = row.get("pair", DEFAULT_PAIR)
-        prompt = Prompt(
-            text=row["text"],
-            composition=tuple(sorted(names.index(label) for label in row["labels"])),
-            pair=(query, key),
-            split=row.get("split"),
-            answer=row.get("answer"),
-        )
-        first, _ = prompts.setdefault((prompt.text, prompt.pair), (number, prompt))
+        for name in ("split", "answer"):
+            if (getattr(row, name) is None) != (getattr(first_row, name) is None):
+                raise InputError(f"{path} line {number}: expected {name!r} in every line or in none")
+        first = numbers.setdefault((row.text, row.pair), number)
         if first != number:
             raise InputError(
                 f"{path} line {number} repeats line {first}: expected prompts that differ in text or pair, since decoders "
                 "are fitted on some and scored on others"
             )
+    names = tuple(sorted({label for row in rows.values() for label in row.labels}))
+    prompts = [Prompt(row=row, composition=tuple(sorted(map(names.index, row.labels)))) for row in rows.values()]
     # an order that says nothing about labels: decoders are fitted on every other prompt
-    ordered = sorted((prompt for _, prompt in prompts.values()), key=lambda prompt: _hash(prompt.text.encode()))
-    return PromptFile(prompts=tuple(ordered), labels=names, sha256=_hash(content))
+    prompts.sort(key=lambda prompt: _hash(prompt.row.text.encode()))
+    return PromptFile(prompts=tuple(prompts), labels=names, sha256=_hash(read_file(Path(path))))
 
 
 def _hash(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _read_line(place: str, line: str) -> PromptRow:
+def _convert(place: str, value: Any) -> PromptRow:
     """A line with `labels` in the place of `label`."""
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise InputError(f"{place} is not JSON ({error}): expected one object per line") from None
-    fault = find_schema_error(row, PromptRow)
-    if fault is not None:
+    if (fault := find_schema_error(value, PromptRow)) is not None:
         raise InputError(f"{place}: {fault}")
-    known = PromptRow.__annotations__
-    unknown = [key for key in row if key not in known]
-    if unknown:
-        raise InputError(f"{place} has {unknown[0]!r}: expected only {', '.join(known)}")
-    if "label" in row:
-        row["labels"] = [row.pop("label")]
-    labels = row.get("labels", [])
-    if not labels or not all(labels) or len(set(labels)) < len(labels):
+    row = msgspec.convert(value, PromptRow)
+    labels = row.labels if row.label is None else [row.label]
+    if not labels or len(set(labels)) < len(labels):
         raise InputError(f"{place} has labels {labels!r}: expected different words, or one word in 'label'")
-    if len(row.get("pair", DEFAULT_PAIR)) != 2:
-        raise InputError(f"{place} has pair {row['pair']!r}: expected [query, key], two positions of tokens")
-    for name in ("text", "answer"):
-        if row.get(name) == "":
-            raise InputError(f"{place} has {name} '': expected text")
-    return row
+    return structs.replace(row, labels=labels)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +159,7 @@ class Prompts(Task):
     def classes(self) -> tuple[str, ...]:
         """Answers, or compositions in words, in the order of `targets`."""
         if self.file.has_answers:
-            return tuple(sorted({str(prompt.answer) for prompt in self.file.prompts}))
+            return tuple(sorted({str(prompt.row.answer) for prompt in self.file.prompts}))
         return tuple(self.file.describe(composition) for composition in self.split.train + self.split.ood)
 
     @cached_property
@@ -195,11 +167,11 @@ class Prompts(Task):
         """The prompts of each split. Those of training compositions alternate between `train` and `test`."""
         trained = [prompt for prompt in self.file.prompts if prompt.composition in set(self.split.train)]
         held_out = [prompt for prompt in self.file.prompts if prompt.composition in set(self.split.ood)]
-        counts: dict[Composition, int] = {}
+        counts: Counter[Composition] = Counter()
         rows: dict[str, list[Prompt]] = {"train": [], "test": [], "ood": held_out}
         for prompt in trained:
-            counts[prompt.composition] = count = counts.get(prompt.composition, -1) + 1
-            rows["train" if count % 2 == 0 else "test"].append(prompt)
+            rows["test" if counts[prompt.composition] % 2 else "train"].append(prompt)
+            counts[prompt.composition] += 1
         if not rows["test"]:
             raise InputError(
                 "no composition of labels has two prompts: expected some that have, to fit on one and score on one"
@@ -212,16 +184,16 @@ class Prompts(Task):
         return {split: self._tokenise(prompts) for split, prompts in self.rows.items() if prompts}
 
     def _tokenise(self, prompts: list[Prompt]) -> Int[Tensor, "rows columns"]:
-        rows = [self.tokens[prompt.text] for prompt in prompts]
+        rows = [self.tokens[prompt.row.text] for prompt in prompts]
         width = max(map(len, self.tokens.values()))
         tokens = torch.tensor([row + [-1] * (width - len(row)) for row in rows])
-        pairs = torch.tensor([prompt.pair for prompt in prompts])[:, None]
+        pairs = torch.tensor([prompt.row.pair for prompt in prompts])[:, None]
         return torch.cat([resolve_pairs(pairs, (tokens >= 0).long())[:, 0], tokens], dim=1)
 
     @cached_property
     def tokens(self) -> dict[str, list[int]]:
         """The token numbers of each text."""
-        tokens = {prompt.text: self.tokenizer(prompt.text)["input_ids"] for prompt in self.file.prompts}
+        tokens = {prompt.row.text: self.tokenizer(prompt.row.text)["input_ids"] for prompt in self.file.prompts}
         for text, row in tokens.items():
             if not 0 < len(row) <= self.max_tokens:
                 raise InputError(
@@ -249,25 +221,20 @@ class Prompts(Task):
         """The prompts that the rows of the stream number; nothing is drawn."""
         return self.take(split, [row for row in stream.rows if row < len(self.rows[split])], stream.device)
 
-    def take(self, split: SplitName, numbers: list[int], device: torch.device | str = "cpu") -> Batch:
+    def take(self, split: SplitName, places: Sequence[int], device: torch.device | str = "cpu") -> Batch:
         """These prompts of a split."""
-        prompts = [self.rows[split][number] for number in numbers]
+        prompts = [self.rows[split][place] for place in places]
         compositions = self.split.compositions(split)
+        numbers = [compositions.index(prompt.composition) for prompt in prompts]
+        names = [prompt.row.answer or self.file.describe(prompt.composition) for prompt in prompts]
         size = max(map(len, self.split.train + self.split.ood))
         latents = [[*prompt.composition, *[-1] * (size - len(prompt.composition))] for prompt in prompts]
         return Batch(
-            self.token_rows[split][numbers].to(device),
-            torch.tensor([self.classes.index(self._class_of(prompt)) for prompt in prompts], device=device),
+            self.token_rows[split][list(places)].to(device),
+            torch.tensor([self.classes.index(name) for name in names], device=device),
             torch.tensor(latents, device=device),
-            {
-                "composition": torch.tensor(
-                    [compositions.index(prompt.composition) for prompt in prompts], device=device
-                )
-            },
+            {"composition": torch.tensor(numbers, device=device)},
         )
-
-    def _class_of(self, prompt: Prompt) -> str:
-        return self.file.describe(prompt.composition) if prompt.answer is None else prompt.answer
 
     def loss(self, predictions: Tensor, batch: Batch) -> Float[Tensor, ""]:
         return functional.cross_entropy(predictions, batch.targets)
@@ -278,9 +245,8 @@ class Prompts(Task):
 
     def chance(self, batch: Batch) -> Tensor:
         """Always the most frequent class."""
-        counts = torch.bincount(
-            self.take("train", list(range(len(self.rows["train"])))).targets, minlength=self.output_dim
-        )
+        fitted = self.take("train", range(len(self.rows["train"])))
+        counts = torch.bincount(fitted.targets, minlength=self.output_dim)
         return counts.double().to(batch.targets.device).expand(len(batch), -1)
 
     def best_predictions(self, batch: Batch, *, split: SplitName | None, metric: str) -> Tensor:
@@ -315,10 +281,10 @@ class PromptReading(Reading):
         """For `test`, a row of `train` and one of `test` in turn, as the probe fits decoders on every other row."""
         rows = self.task.rows
         if split != "test" or not self.with_fitted:
-            yield self.task.take(split, list(range(min(num_instances, len(rows[split])))), device)
+            yield self.task.take(split, range(min(num_instances, len(rows[split]))), device)
             return
         num_pairs = min((num_instances + 1) // 2, len(rows["test"]))
-        fitted, scored = (self.task.take(side, list(range(num_pairs)), device) for side in ("train", "test"))
+        fitted, scored = (self.task.take(side, range(num_pairs), device) for side in ("train", "test"))
         order = torch.arange(2 * num_pairs, device=fitted.targets.device).view(2, num_pairs).T.flatten()
         joined = Batch.join([fitted, scored])
         info = {name: column[order] for name, column in joined.info.items()}

@@ -30,7 +30,7 @@ import numpy as np
 
 from recombine.foundation.display import track
 from recombine.foundation.errors import InputError
-from recombine.foundation.files import data_folder, replace_file
+from recombine.foundation.files import data_folder, read_json, replace_file
 from recombine.tasks.language.sources import Source, find_sources, read_documents
 from recombine.tasks.language.tokenizers import (
     SENTENCEPIECE,
@@ -71,7 +71,7 @@ class Group(NamedTuple):
         return self.folder / f"{self.number:05d}.{ending}"
 
     def load(self, ending: str) -> Any:
-        return json.loads(self.file(ending).read_bytes())
+        return read_json(self.file(ending))
 
 
 def prepare(request: Request) -> str:
@@ -245,9 +245,9 @@ def _group_sources(sources: Sequence[Source], folder: Path) -> list[Group]:
 def _look_up(pointer: Path) -> str | None:
     """The name of a corpus that has been prepared; a damaged pointer is as good as none."""
     try:
-        name = str(json.loads(pointer.read_bytes())["corpus"])
+        name = str(read_json(pointer)["corpus"])
         return name if (corpus_folder(name) / "manifest.json").exists() else None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError):
         return None
 
 
@@ -278,7 +278,7 @@ class Corpus:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         try:
-            manifest = json.loads((folder / "manifest.json").read_bytes())
+            manifest = read_json(folder / "manifest.json")
             self.problems: list[str] = manifest["problems"]
             self.vocabulary: int = manifest["vocabulary"]
             self.num_tokens: int = manifest["num_tokens"]  # of the training documents
@@ -289,7 +289,7 @@ class Corpus:
                 size, expected = (folder / f"{side}.bin").stat().st_size, num_tokens * self._dtype.itemsize
                 if size != expected:
                     raise ValueError(f"{side}.bin has {size} bytes instead of {expected}")
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(
                 f"the corpus in {folder} cannot be read ({error!r:.200}): delete the folder to make it again"
             ) from None

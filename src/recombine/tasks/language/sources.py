@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from recombine.foundation.errors import InputError, import_extra
-from recombine.foundation.files import data_folder, replace_file
+from recombine.foundation.files import data_folder, parse_json, replace_file
 
 PLAIN = (".txt", ".md", ".rst", ".py", ".text")
 KINDS = {**dict.fromkeys(PLAIN, "plain"), ".jsonl": "lines", ".ndjson": "lines", ".parquet": "parquet"}
@@ -166,10 +166,10 @@ def _read_lines(file: Any, problems: list[str]) -> Iterator[str]:
         if not line.strip():
             continue
         try:
-            text = json.loads(line)[TEXT_FIELD]
+            text = parse_json(line, Any, str(number))[TEXT_FIELD]
             text.encode()  # a lone surrogate is valid JSON, but not text
             yield text
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        except (ValueError, LookupError, TypeError, AttributeError):
             bad.append(number)
     if bad:
         are = "line is not a JSON object" if len(bad) == 1 else "lines are not JSON objects"

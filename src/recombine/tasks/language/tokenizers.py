@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from recombine.foundation.errors import InputError, import_extra, require
-from recombine.foundation.files import read_file
+from recombine.foundation.files import parse_json, read_file
 from recombine.tasks.language.sources import divide
 
 BYTES, SENTENCEPIECE = "bytes", "sentencepiece"
@@ -149,7 +149,7 @@ class FileTokenizer(Tokenizer):
 
     @cached_property
     def num_bytes(self) -> np.ndarray:
-        content = json.loads(self.content)
+        content = parse_json(self.content, Any, "the tokenizer")
         byte_level = "ByteLevel" in json.dumps(content.get("decoder"))
         as_bytes = re.compile("<0x[0-9A-F]{2}>" if content["model"].get("byte_fallback") else "(?!)")
         prefix = content["model"].get("continuing_subword_prefix") or ""  # WordPiece has one, and drops white space
