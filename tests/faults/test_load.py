@@ -151,7 +151,7 @@ def test_a_batch_takes_as_long_from_ten_gigabytes_as_from_ten_megabytes():
 
 DAMAGES = [
     ("manifest.json", b"{}", "KeyError"),
-    ("manifest.json", b"[" * 10**5, "RecursionError|JSONDecodeError"),
+    ("manifest.json", b"[" * 10**5, "nested too deeply"),
     ("manifest.json", b'{"problems": [], "vocabulary": 1, "num_tokens": 9, "dtype": "O"}', "KeyError"),
     ("train.bin", b"abc", "train.bin has 3 bytes instead of 4000"),
     ("held_out.bin", b"", "held_out.bin has 0 bytes instead of 4000"),

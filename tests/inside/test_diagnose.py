@@ -1,6 +1,7 @@
 """Each verdict from a constructed case, with its evidence; and from a run."""
 
 import math
+from dataclasses import replace
 from typing import Any, get_type_hints
 
 import pytest
@@ -41,19 +42,13 @@ def scores(trained: float, held_out: float, *, ceiling: float = 1.0, chance: flo
         ("ambiguous", scores(0.1, 0.1, ceiling=0.1, chance=0.1), COVERED, READ),
         ("solved", scores(0.85, 0.8, ceiling=0.92), COVERED, READ),
         ("inferred but unused", scores(0.97, 0.4), COVERED, READ),
+        # half right is nothing where chance is a half
+        ("inferred but unused", scores(0.95, 0.55, chance=0.5), COVERED, READ),
+        ("not learned", scores(0.55, 0.55, chance=0.5), COVERED, READ),
         ("not inferred", scores(0.97, 0.4), COVERED, UNREAD),
-        (
-            "not inferred",
-            scores(0.97, 0.4),
-            COVERED,
-            Decodability(site="x", metric="f1", trained=0.9, held_out=0.8, baseline=0.8),
-        ),
-        (  # the input states the modules, so an untrained network shows them too
-            "inferred but unused",
-            scores(0.97, 0.4),
-            COVERED,
-            Decodability(site="x", metric="f1", trained=1.0, held_out=1.0, baseline=1.0),
-        ),
+        ("not inferred", scores(0.97, 0.4), COVERED, replace(READ, held_out=0.8, baseline=0.8)),
+        # the input states the modules, so an untrained network shows them too
+        ("inferred but unused", scores(0.97, 0.4), COVERED, replace(READ, held_out=1.0, baseline=1.0)),
     ],
 )
 def test_verdicts(verdict, given, certificate, decodability):
@@ -88,21 +83,24 @@ def test_a_wide_interval_tells_its_alternatives():
     assert diagnose(scores(0.82, 0.8, width=0.05), COVERED, READ).alternatives == ("inferred but unused", "not learned")
 
 
-def test_scores_are_placed_between_chance_and_ceiling():
-    """Half right is nothing where chance is a half."""
-    assert diagnose(scores(0.95, 0.55, chance=0.5), COVERED, READ).verdict == "inferred but unused"
-    assert diagnose(scores(0.55, 0.55, chance=0.5), COVERED, READ).verdict == "not learned"
-
-
-def test_what_cannot_be_diagnosed():
-    with pytest.raises(InputError, match="no score on 'ood'"):
-        diagnose({"test": scores(1.0, 1.0)["test"]}, COVERED, READ)
-    with pytest.raises(InputError, match="nothing was decoded: expected a probe"):
-        diagnose(scores(0.97, 0.4), COVERED, None)
-    with pytest.raises(InputError, match="unknown metric on ood 'accuracy': expected one of r2"):
-        diagnose({**scores(0.9, 0.9), "ood": {"r2": scores(0.9, 0.9)["ood"]["accuracy"]}}, COVERED, READ)
-    with pytest.raises(InputError, match="covered in the certificate is None: expected true or false"):
-        diagnose(scores(0.9, 0.9), {}, READ)
+@pytest.mark.parametrize(
+    ("given", "certificate", "decodability", "message"),
+    [
+        ({"test": scores(1.0, 1.0)["test"]}, COVERED, READ, "no score on 'ood'"),
+        (scores(0.97, 0.4), COVERED, None, "nothing was decoded: expected a probe"),
+        (scores(0.97, 0.4), COVERED, replace(READ, held_out=math.nan), "nothing was decoded"),
+        (
+            {**scores(0.9, 0.9), "ood": {"r2": scores(0.9, 0.9)["ood"]["accuracy"]}},
+            COVERED,
+            READ,
+            "unknown metric on ood 'accuracy': expected one of r2",
+        ),
+        (scores(0.9, 0.9), {}, READ, "covered in the certificate is None: expected true or false"),
+    ],
+)
+def test_what_cannot_be_diagnosed(given, certificate, decodability, message):
+    with pytest.raises(InputError, match=message):
+        diagnose(given, certificate, decodability)
 
 
 @pytest.mark.parametrize("key", ["value", "chance", "ceiling"])
@@ -129,15 +127,6 @@ def test_without_an_interval_there_are_no_alternatives(number):
 
 def make_numbers(decoders: Any) -> Any:
     return {"best_site": "codes.1", "decoders": decoders}
-
-
-def test_a_decoder_without_a_number_counts_as_none():
-    nothing = Decodability(site="x", metric="r2", trained=math.nan, held_out=math.nan, baseline=0.0)
-    assert diagnose(scores(0.98, 0.97), COVERED, nothing).verdict == "solved"
-    with pytest.raises(InputError, match="nothing was decoded"):
-        diagnose(scores(0.97, 0.4), COVERED, nothing)
-    decoders = {"codes.1": {"id": {"f1": 0.9}, "ood": {"f1": None}}}
-    assert read_decodability(make_numbers(decoders)) is None
 
 
 @pytest.mark.parametrize(
@@ -185,3 +174,4 @@ def test_decodability_comes_from_the_best_site_with_the_hardest_baseline():
     assert found.informed == pytest.approx(5 / 7)
     assert read_decodability(make_numbers({}) | {"best_site": None}) is None
     assert read_decodability(make_numbers({"codes.1": {"id": {"f1": 0.9}}})) is None
+    assert read_decodability(make_numbers({"codes.1": {"id": {"f1": 0.9}, "ood": {"f1": None}}})) is None

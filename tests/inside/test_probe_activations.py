@@ -104,20 +104,6 @@ def test_files_that_cannot_be_used(tmp_path, changes, message):
         probe_activations(write(tmp_path, **changes), tsne=False)
 
 
-def test_files_that_are_no_such_files(tmp_path):
-    with pytest.raises(InputError, match="does not exist"):
-        load_activations(tmp_path / "nothing.npz")
-    (tmp_path / "text.npz").write_text("hello")
-    with pytest.raises(InputError, match="cannot be read"):
-        load_activations(tmp_path / "text.npz")
-    np.save(tmp_path / "one.npy", np.zeros(3))
-    with pytest.raises(InputError, match="holds one array"):
-        load_activations(tmp_path / "one.npy")
-    np.savez(tmp_path / "objects.npz", activations=np.array([{}, []], dtype=object))
-    with pytest.raises(InputError, match="cannot be read"):
-        load_activations(tmp_path / "objects.npz")
-
-
 def test_without_held_out_rows_the_rest_is_still_made(tmp_path):
     found = probe_activations(write(tmp_path, split=np.array(["fit"] * 240)), tsne=False).numbers
     assert "no rows of ood" in found["skipped"]["ood"]

@@ -269,9 +269,7 @@ def test_classes_from_outside_are_named_again(tmp_path):
     numbers = probe_run(run.path, **arguments, code=[OutsideTask]).numbers
     assert numbers["task"] == "outside_task"
     assert is_probed(run, code=[OutsideTask])
-    stored = ProbeResult.read(run)  # needs no class
-    assert stored is not None
-    assert stored.numbers == numbers
+    assert probe_runs.PROBE.load_current(run) == numbers  # needs no class
     assert (
         decodability.measure_decodability(run.path, num_instances=40, code=[OutsideTask])["best_site"] == "residual.0"
     )

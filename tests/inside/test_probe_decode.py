@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from recombine.foundation.errors import InputError
 from recombine.inside.collect import Activations
 from recombine.inside.decode import (
     MAX_DEVIATIONS,
@@ -15,7 +14,6 @@ from recombine.inside.decode import (
     decide,
     decode_components,
     fit_logistic_path,
-    fit_ridge,
     permute_labels,
     score_presence,
     score_values,
@@ -153,12 +151,6 @@ def test_threads_change_nothing():
     assert found[0] == found[1]
 
 
-def test_ridge_of_one_module():
-    x = np.random.default_rng(0).normal(size=(50, 3))
-    weights = fit_ridge(x, x[:, :1] * 2 + 1, strength=1e6)
-    np.testing.assert_allclose(weights[:, 0], [2, 0, 0, 1], atol=1e-4)
-
-
 def test_scores_by_hand():
     truth = np.array([[1, 0], [1, 0], [0, 1], [0, 1]], dtype=np.float32)
     z = np.array([[1, -1], [-1, -2], [-1, 2], [1, 2]], dtype=np.float32)
@@ -184,13 +176,6 @@ def test_the_control_permutes_labels_between_kinds_of_rows():
 def test_features_are_standardised_on_the_fitting_side():
     values = np.array([[0, 5, 1], [2, 5, 3], [100, 7, 5]], dtype=np.float32)
     np.testing.assert_allclose(standardise(values, np.array([0, 1])), [[-1, 0, -1], [1, 0, 1], [MAX_DEVIATIONS, 0, 3]])
-
-
-def test_one_class_only():
-    planted = plant("modules")
-    same = replace(planted, labels=np.ones_like(planted.labels))
-    with pytest.raises(InputError, match="every row to fit on has the same labels"):
-        decode_components(same)
 
 
 def test_a_module_that_never_varies_is_left_out():

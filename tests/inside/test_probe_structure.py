@@ -47,11 +47,6 @@ def test_several_modules_a_row():
     assert found["silhouette"] > noise["silhouette"] + 0.1
 
 
-def test_the_sample_is_half_id_half_ood():
-    planted = plant("modules")
-    assert np.unique(planted.split[sample_rows(planted, 100)], return_counts=True)[1].tolist() == [50, 50]
-
-
 def test_targets_are_binned_only_if_there_are_many():
     assert bin_targets(np.array([3, 5, 3])).tolist() == [0, 1, 0]
     assert np.bincount(bin_targets(np.linspace(0, 1, 800))).tolist() == [100] * 8

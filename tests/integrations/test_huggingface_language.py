@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from recombine.foundation.errors import InputError
 from recombine.integrations.huggingface import register
-from recombine.integrations.huggingface.language_model import export_language_model, export_run, read_language_model
+from recombine.integrations.huggingface.language_model import export_language_model, export_run
 from recombine.models.language_model import LanguageModel, LanguageModelConfig, generate
 from recombine.tasks.language.task import Language
 from recombine.training.benchmark import load_run
@@ -44,7 +44,7 @@ def test_there_and_back(settings, tmp_path):
     model = build(**settings)
     export_language_model(model, tmp_path)
     theirs: Any = AutoModelForCausalLM.from_pretrained(tmp_path)
-    ours = read_language_model(tmp_path)
+    ours = theirs.model
     tokens = torch.randint(30, (2, 9))
     with torch.no_grad():
         expected = model(tokens)

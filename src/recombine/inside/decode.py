@@ -36,9 +36,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -126,13 +125,6 @@ def fit_ridge(
     return np.vstack([model.coef_.reshape(y.shape[1], -1).T, np.atleast_1d(model.intercept_)])
 
 
-def fit_ridge_path(
-    x: Float[np.ndarray, "rows features"], y: Float[np.ndarray, "rows modules"], strengths: Sequence[float]
-) -> Iterator[Weights]:
-    """Ridge regression for one strength after another."""
-    return (fit_ridge(x, y, strength=strength) for strength in strengths)
-
-
 def decide(x: Float[np.ndarray, "rows features"], weights: Weights) -> Float[np.ndarray, "rows modules"]:
     """The linear predictor: positive where a logistic decoder says yes; the value itself for ridge."""
     weights = weights.astype(x.dtype)
@@ -170,7 +162,10 @@ def decode_components(activations: Activations, *, seed: int = 0, controlled: bo
     """Decoders of every site; see `recombine.inside.result` for the keys."""
     from threadpoolctl import threadpool_limits
 
-    modules = decodable_modules(activations)
+    fitted = activations.labels[activations.rows("fit")[:MAX_FITTING_ROWS]]
+    modules = np.flatnonzero((fitted != fitted[:1]).any(axis=0))
+    if len(modules) == 0:
+        raise InputError("every row to fit on has the same labels: expected at least two classes")
     control = permute_labels(activations, seed) if controlled else None
     decode_site = partial(_decode_site, activations=activations, modules=modules, control=control)
     # thousands of small products: a thread for each site, none within a product, where they would wait for each other
@@ -178,15 +173,6 @@ def decode_components(activations: Activations, *, seed: int = 0, controlled: bo
         decoders = pool.map(decode_site, activations.by_site.values())
         sites = track(list(activations.by_site), "decoding sites")
         return dict(zip(sites, decoders, strict=True))
-
-
-def decodable_modules(activations: Activations) -> Int[np.ndarray, " modules"]:
-    """The modules with more than one value among the fitting rows; raises if there is none."""
-    labels = activations.labels[activations.rows("fit")[:MAX_FITTING_ROWS]]
-    varying = np.flatnonzero((labels != labels[:1]).any(axis=0))
-    if len(varying) == 0:
-        raise InputError("every row to fit on has the same labels: expected at least two classes")
-    return varying
 
 
 def permute_labels(activations: Activations, seed: int) -> Float[np.ndarray, "rows modules"]:
@@ -203,76 +189,38 @@ def permute_labels(activations: Activations, seed: int) -> Float[np.ndarray, "ro
     return permuted
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Fit:
-    """A decoder of one kind, fitted to the labels and to those of the control."""
-
-    kind: DecoderKind
-    strength: float
-    cross_validated: Scores
-    weights: Weights
-    control: Weights | None
-
-
 def _decode_site(
     values: np.ndarray, activations: Activations, modules: np.ndarray, control: np.ndarray | None
 ) -> SiteDecoder:
+    """Decoders of both kinds, their scores, and those of the majority and of the control; per module, of the first kind."""
     fitted = activations.rows("fit")[:MAX_FITTING_ROWS]
     x, labels = standardise(values, fitted), activations.labels[:, modules]
     permuted = None if control is None else control[:, modules]
-    kinds: tuple[DecoderKind, ...] = ("logistic", "ridge") if activations.binary else ("ridge",)
-    fits = [_fit(kind, x, labels, permuted, activations.composition, fitted) for kind in kinds]
-    cross_validated = {name: value for fit in fits for name, value in fit.cross_validated.items()}
-    decoder: SiteDecoder = {
-        "num_features": values.shape[1],
-        "strength": {fit.kind: fit.strength for fit in fits},
-        "cross_validated": cast(dict[str, Number], cross_validated),
-        "modules": {},
-    }
     names = [activations.modules[module] for module in modules]
-    for split in SPLITS:
-        rows = activations.rows(split)
-        if len(rows):
-            permuted_rows = None if permuted is None else permuted[rows]
-            decoder[split] = _score_split(fits, x[rows], labels[rows], permuted_rows, labels[fitted])
-            decoder["modules"][split] = _score_modules(fits[0], x[rows], labels[rows], names)
+    decoder: SiteDecoder = {"num_features": values.shape[1], "strength": {}, "cross_validated": {}, "modules": {}}
+    for kind in ("logistic", "ridge") if activations.binary else ("ridge",):
+        fit_path, _, score = KINDS[kind]
+        strength, cross_validated = choose_strength(x, labels, activations.composition, fitted, kind)
+        decoder["strength"][kind] = strength
+        decoder["cross_validated"] |= cross_validated
+        weights = next(fit_path(x[fitted], labels[fitted], [strength]))
+        control_weights = None if permuted is None else next(fit_path(x[fitted], permuted[fitted], [strength]))
+        for split in SPLITS:
+            rows = activations.rows(split)
+            if len(rows) == 0:
+                continue
+            z = decide(x[rows], weights)
+            scores = score(z, labels[rows])
+            found = decoder.setdefault(split, {"majority": {}, "control": {}, "selectivity": {}})
+            found.update(cast(Any, scores))
+            found["majority"] |= _score_constant(labels[fitted], labels[rows], kind)
+            if permuted is not None and control_weights is not None:
+                control_scores = score(decide(x[rows], control_weights), permuted[rows])
+                found["control"] |= control_scores
+                found["selectivity"] |= {name: scores[name] - control_scores[name] for name in scores}
+            if split not in decoder["modules"]:
+                decoder["modules"][split] = _score_modules(score, z, labels[rows], names)
     return decoder
-
-
-def _fit(
-    kind: DecoderKind,
-    x: np.ndarray,
-    labels: np.ndarray,
-    permuted: np.ndarray | None,
-    composition: np.ndarray,
-    fitted: np.ndarray,
-) -> _Fit:
-    fit_path = KINDS[kind][0]
-    strength, cross_validated = choose_strength(x, labels, composition, fitted, kind)
-    return _Fit(
-        kind=kind,
-        strength=strength,
-        cross_validated=cross_validated,
-        weights=next(fit_path(x[fitted], labels[fitted], [strength])),
-        control=None if permuted is None else next(fit_path(x[fitted], permuted[fitted], [strength])),
-    )
-
-
-def _score_split(
-    fits: Sequence[_Fit], x: np.ndarray, labels: np.ndarray, permuted: np.ndarray | None, fitted_labels: np.ndarray
-) -> SplitDecoderScores:
-    """Scores on the rows of a split, with those of the majority and of the control."""
-    scores: Scores = {}
-    majority: Scores = {}
-    control: Scores = {}
-    for fit in fits:
-        score = KINDS[fit.kind][2]
-        scores |= score(decide(x, fit.weights), labels)
-        majority |= _score_constant(fitted_labels, labels, fit.kind)
-        if permuted is not None and fit.control is not None:
-            control |= score(decide(x, fit.control), permuted)
-    selectivity = {name: scores[name] - control[name] for name in control}
-    return cast(SplitDecoderScores, {**scores, "majority": majority, "control": control, "selectivity": selectivity})
 
 
 def drop_baselines(scores: SplitDecoderScores) -> dict[str, Number]:
@@ -300,14 +248,13 @@ def _score_constant(fitted: np.ndarray, labels: np.ndarray, kind: DecoderKind) -
     return score_presence(frequency - 0.5, labels) | {"f1": score_presence(np.ones_like(labels), labels)["f1"]}
 
 
-def _score_modules(fit: _Fit, x: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> dict[str, dict[str, Number]]:
+def _score_modules(
+    score: Callable[..., Scores], z: np.ndarray, labels: np.ndarray, names: Sequence[str]
+) -> dict[str, dict[str, Number]]:
     """Scores of each module that varies in these rows; `exact` means nothing for a single one."""
-    z, score = decide(x, fit.weights), KINDS[fit.kind][2]
-    scores = {name: score(z[:, [i]], labels[:, [i]]) for i, name in enumerate(names) if np.ptp(labels[:, i]) > 0}
-    return {
-        name: {metric: value for metric, value in values.items() if metric != "exact"}
-        for name, values in scores.items()
-    }
+    varying = [i for i in range(len(names)) if np.ptp(labels[:, i]) > 0]
+    scores = {names[i]: score(z[:, [i]], labels[:, [i]]) for i in varying}
+    return {name: {key: value for key, value in found.items() if key != "exact"} for name, found in scores.items()}
 
 
 def standardise(values: Float[np.ndarray, "rows features"], fitted: Int[np.ndarray, " fitted"]) -> np.ndarray:
@@ -356,5 +303,9 @@ def choose_strength(
 
 KINDS: dict[DecoderKind, tuple[FitPath, Sequence[float], Callable[..., Scores]]] = {
     "logistic": (fit_logistic_path, LOGISTIC_STRENGTHS, score_presence),
-    "ridge": (fit_ridge_path, RIDGE_STRENGTHS, score_values),
+    "ridge": (
+        lambda x, y, strengths: (fit_ridge(x, y, strength=strength) for strength in strengths),
+        RIDGE_STRENGTHS,
+        score_values,
+    ),
 }

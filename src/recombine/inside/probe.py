@@ -35,15 +35,16 @@ from recombine.inside.result import (
     PROBE,
     SPLITS,
     DecoderKey,
+    Neighbourhood,
     ProbeNumbers,
     ProbeResult,
+    ReadingDescription,
     SiteDecoder,
     describe_site,
 )
 from recombine.inside.structure import (
     NUM_SAMPLED,
     PERPLEXITY,
-    add_untrained_purity,
     embed,
     measure_similarity,
     measure_structure,
@@ -156,13 +157,12 @@ def probe_run(
 def is_probed(run: RunDirectory, *, code: Sequence[Code] = ()) -> bool:
     """Whether a run has a probe of its current checkpoint and of the current code, whatever the arguments."""
     try:
-        stored = ProbeResult.read(run)
+        stored = PROBE.load_current(run)
     except InputError:
         return False
-    if stored is None or "key" not in stored.numbers:
+    if stored is None or "key" not in stored:
         return False
-    key = PROBE.make_key(run, stored.numbers["key"]["arguments"], code)
-    return ProbeResult.load(run, key) is not None
+    return ProbeResult.load(run, PROBE.make_key(run, stored["key"]["arguments"], code)) is not None
 
 
 class _Probe:
@@ -182,11 +182,8 @@ class _Probe:
             "tsne_share": 0.0,
         }
         if reading is not None:
-            self.numbers["reading"] = {
-                "instances": reading.instances,
-                "codes": reading.codes,
-                "labels": reading.labels,
-            }
+            described = {"instances": reading.instances, "codes": reading.codes, "labels": reading.labels}
+            self.numbers["reading"] = cast(ReadingDescription, described)
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
@@ -211,14 +208,6 @@ class _Probe:
         numbers["num_compositions"] = {split: activations.count_compositions(split) for split in ROW_SPLITS}
         numbers["sites"] = [describe_site(name) for name in activations.by_site]
 
-    def collect(
-        self, model: nn.Module, reading: Reading, num_instances: int, sites: Sequence[str] | None
-    ) -> Activations | None:
-        with self.part("collect"):
-            device = next(model.parameters()).device
-            return collect_activations(model, reading, num_instances=num_instances, sites=sites, device=device)
-        return None
-
     def decode(self, key: DecoderKey, activations: Activations, seed: int) -> None:
         with self.part("decode"):
             decoders = decode_components(activations, seed=seed)
@@ -235,7 +224,10 @@ class _Probe:
         sites: Sequence[str] | None,
     ) -> tuple[Activations | None, Activations | None]:
         """Decode the activations of a model and of the same model before training; returns both activations."""
-        activations = self.collect(model, reading, num_instances, sites)
+        device = next(model.parameters()).device
+        activations = before = None
+        with self.part("collect"):
+            activations = collect_activations(model, reading, num_instances=num_instances, sites=sites, device=device)
         if activations is None:
             return None, None
         if key == "decoders":
@@ -243,8 +235,9 @@ class _Probe:
         self.decode(key, activations, reading.task.seed)
         if untrained is None:
             return activations, None
-        # the rows that the decoders are fitted on are as many
-        before = self.collect(untrained, reading, min(num_instances, 2 * MAX_FITTING_ROWS), sites)
+        num_instances = min(num_instances, 2 * MAX_FITTING_ROWS)  # the rows that the decoders are fitted on are as many
+        with self.part("collect"):
+            before = collect_activations(untrained, reading, num_instances=num_instances, sites=sites, device=device)
         if before is not None:
             with self.part("decode"):
                 decoders: dict[str, SiteDecoder] = cast(Any, self.numbers).get(key, {})
@@ -276,7 +269,9 @@ class _Probe:
             structure = {site: measure_structure(activations, site, rows) for site in sites}
             if before is not None:
                 for site in before.by_site.keys() & structure.keys():
-                    add_untrained_purity(structure[site], measure_structure(before, site, sample_rows(before, size)))
+                    untrained = measure_structure(before, site, sample_rows(before, size))
+                    for colour, found in cast(dict[str, Neighbourhood], structure[site]).items():
+                        found["untrained"] = cast(dict[str, Neighbourhood], untrained)[colour]["purity"]
             self.numbers["structure"] = structure
             if activations.binary:
                 self.numbers["similarity"] = {site: measure_similarity(activations, site) for site in sites}

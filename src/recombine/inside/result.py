@@ -80,7 +80,7 @@ class Measurement:
         stored = self.load(run, key)
         if stored is not None:
             return stored
-        self.write(run, key, measure())
+        run.write_json(self.file, {"key": key, **measure()})
         return run.read_json(self.file)
 
     def make_key(self, run: RunDirectory, arguments: Mapping[str, Any], code: Sequence[Code] = ()) -> MeasurementKey:
@@ -129,9 +129,6 @@ class Measurement:
                 f"{self.file} is of another checkpoint than the run's: expected a new recombine {self.name}"
             )
         return stored
-
-    def write(self, run: RunDirectory, key: MeasurementKey, numbers: Mapping[str, Any]) -> None:
-        run.write_json(self.file, {"key": key, **numbers})
 
 
 def describe_checkpoint(run: RunDirectory) -> Json | None:
@@ -333,13 +330,7 @@ class ProbeResult:
         content = io.BytesIO()
         np.savez_compressed(content, allow_pickle=False, key=np.array(json.dumps(key)), **self.arrays)
         run.write_bytes(ARRAYS_FILE, content.getvalue())
-        PROBE.write(run, key, self.numbers)
-
-    @classmethod
-    def read(cls, run: RunDirectory) -> ProbeResult | None:
-        """The numbers of the current checkpoint, without arrays; None if there are none, an error if they are unusable."""
-        numbers = PROBE.load_current(run)
-        return None if numbers is None else cls(numbers=cast(ProbeNumbers, numbers))
+        run.write_json(PROBE.file, {"key": key, **self.numbers})
 
     @classmethod
     def load(cls, run: RunDirectory, key: MeasurementKey) -> ProbeResult | None:

@@ -14,8 +14,6 @@ mean of all codes subtracted.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 from jaxtyping import Float, Int, Num
 
@@ -26,7 +24,6 @@ NUM_SAMPLED = 1_500
 NUM_NEIGHBOURS = 10
 PERPLEXITY = 30
 NUM_TARGET_BINS = 8
-COLOURS: tuple[Literal["target", "module"], ...] = ("target", "module")
 MAX_TARGET_VALUES = 16  # more different targets than these are binned
 
 
@@ -61,13 +58,6 @@ def measure_structure(activations: Activations, site: str, rows: Int[np.ndarray,
     elif activations.binary:
         structure["module"] = _measure_presence(distances, neighbours, activations.labels[rows] > 0.5)
     return structure
-
-
-def add_untrained_purity(structure: SiteStructure, untrained: SiteStructure) -> None:
-    """Add the purity of the same site before training."""
-    for colour in COLOURS:
-        if colour in structure and colour in untrained:
-            structure[colour]["untrained"] = untrained[colour]["purity"]
 
 
 def _measure_classes(distances: np.ndarray, neighbours: np.ndarray, colour: np.ndarray) -> Neighbourhood:

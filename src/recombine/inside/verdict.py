@@ -29,10 +29,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, cast
 
 from recombine.foundation.errors import InputError, check_choice
-from recombine.inside.result import DECODER_TITLES, ProbeNumbers, ProbeResult
+from recombine.inside.result import DECODER_TITLES, PROBE, ProbeNumbers
 from recombine.training.directory import RunDirectory
 from recombine.training.schema import Json
 
@@ -159,13 +159,23 @@ def diagnose(
         ambiguity = held_out["ceiling"] / held_out["chance"] if held_out["chance"] > 0 else 0.0
 
     def decide(trained_value: float, held_out_value: float) -> Verdict | None:
-        return _decide(
-            normalise(trained_value, trained["chance"], trained["ceiling"], higher_is_better),
-            normalise(held_out_value, held_out["chance"], held_out["ceiling"], higher_is_better),
-            ambiguity,
-            certificate,
-            decodability,
-        )
+        """The first verdict that holds; None if it needs a decoder and there is none."""
+        seen = normalise(trained_value, trained["chance"], trained["ceiling"], higher_is_better)
+        new = normalise(held_out_value, held_out["chance"], held_out["ceiling"], higher_is_better)
+        if not certificate["covered"]:
+            return "uncovered"
+        if seen < LEARNED:
+            return "not learned"
+        if new >= AT_CEILING and ambiguity >= AMBIGUOUS:
+            return "ambiguous"
+        if new >= RECOMBINED * seen:
+            return "solved"
+        if not certificate["connected"]:
+            return "uncovered"
+        if decodability is None or not math.isfinite(decodability.informed):
+            return None
+        readable = decodability.informed >= DECODABLE or decodability.held_out >= READABLE
+        return "inferred but unused" if readable else "not inferred"
 
     verdict = decide(trained["value"], held_out["value"])
     if verdict is None:
@@ -190,30 +200,6 @@ def diagnose(
         advice=ADVICE[verdict],
         alternatives=tuple(sorted(other for other in others if other is not None and other != verdict)),
     )
-
-
-def _decide(
-    trained: float,
-    held_out: float,
-    ambiguity: float,
-    certificate: Mapping[str, Any],
-    decodability: Decodability | None,
-) -> Verdict | None:
-    """The first verdict that holds, from normalised scores; None if it needs a decoder and there is none."""
-    if not certificate["covered"]:
-        return "uncovered"
-    if trained < LEARNED:
-        return "not learned"
-    if held_out >= AT_CEILING and ambiguity >= AMBIGUOUS:
-        return "ambiguous"
-    if held_out >= RECOMBINED * trained:
-        return "solved"
-    if not certificate["connected"]:
-        return "uncovered"
-    if decodability is None or not math.isfinite(decodability.informed):
-        return None
-    readable = decodability.informed >= DECODABLE or decodability.held_out >= READABLE
-    return "inferred but unused" if readable else "not inferred"
 
 
 def normalise(value: float, chance: float, ceiling: float, higher_is_better: bool) -> float:
@@ -321,7 +307,7 @@ def diagnose_run(path: Path | str) -> Diagnosis:
         raise InputError(f"{run.path} has no result.json: expected a finished run")
     result, split = run.read_json("result.json"), run.read_json("split.json", complete=True)
     try:
-        probe = ProbeResult.read(run)
+        probe = PROBE.load_current(run)
     except InputError:  # for example of an earlier checkpoint: scores may suffice
         probe = None
     scores = result.get("scores")
@@ -332,7 +318,7 @@ def diagnose_run(path: Path | str) -> Diagnosis:
     diagnosis = diagnose(
         scores,
         split.get("certificate", {}),
-        None if probe is None else read_decodability(probe.numbers),
+        None if probe is None else read_decodability(cast(ProbeNumbers, probe)),
         title=info.get("title"),
         higher_is_better=info.get("higher_is_better", True),
         splits=name_splits(result),

@@ -49,7 +49,7 @@ class TensorBoard(Tracker):
         self.writer.flush()
 
     def finish(self, result: ResultFile) -> None:
-        for name, value in flatten_scores(result["scores"]).items():
+        for name, value in flatten_scores(result).items():
             self.writer.add_scalar(name, value, result["steps"])
 
     def close(self) -> None:
@@ -85,7 +85,7 @@ class WeightsAndBiases(Tracker):
         self.run.log({"step": row["step"], **flatten_row(row)})
 
     def finish(self, result: ResultFile) -> None:
-        self.run.summary.update(flatten_scores(result["scores"]))
+        self.run.summary.update(flatten_scores(result))
 
     def close(self) -> None:
         self.run.finish()
@@ -115,7 +115,7 @@ class MLflow(Tracker):
         except MlflowException as error:
             reason = str(error).split("\n")[0]
             raise InputError(f"mlflow cannot start ({reason}): expected MLFLOW_TRACKING_URI to be reachable") from None
-        for key, value in flatten_settings(run.config).items():
+        for key, value in flatten({part: run.config[part] for part in ("task", "model", "training")}).items():
             self.client.log_param(self.id, key, value)
 
     def add(self, row: MetricsRow) -> None:
@@ -123,7 +123,7 @@ class MLflow(Tracker):
             self.client.log_metric(self.id, name, value, step=row["step"])
 
     def finish(self, result: ResultFile) -> None:
-        for name, value in flatten_scores(result["scores"]).items():
+        for name, value in flatten_scores(result).items():
             self.client.log_metric(self.id, name, value, step=result["steps"])
         self.client.set_terminated(self.id)
 
@@ -132,24 +132,22 @@ class MLflow(Tracker):
             self.client.set_terminated(self.id, status="KILLED")
 
 
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested values with flat names, such as task/seed or ood/accuracy."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= flatten(value, f"{prefix}{name}/") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return flat
+
+
 def flatten_row(row: MetricsRow) -> dict[str, float]:
-    """A row of `metrics.jsonl` as numbers with flat names: loss, learning_rate, seconds, ood/accuracy."""
-    numbers: dict[str, Any] = {name: value for name, value in row.items() if name not in ("step", "scores")}
-    for split, metrics in row.get("scores", {}).items():
-        numbers |= {f"{split}/{metric}": value for metric, value in metrics.items()}
-    return numbers
+    """A row of `metrics.jsonl`: loss, learning_rate, seconds, ood/accuracy."""
+    return flatten(
+        {name: value for name, value in row.items() if name not in ("step", "scores")} | row.get("scores", {})
+    )
 
 
-def flatten_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of `config.json` with flat names, such as task/seed."""
-    parts = ("task", "model", "training")
-    return {f"{part}/{name}": value for part in parts for name, value in config[part].items()}
-
-
-def flatten_scores(scores: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """The scores of `result.json` with flat names, such as final/ood/accuracy."""
-    return {
-        f"final/{split}/{metric}": score["value"]
-        for split, metrics in scores.items()
-        for metric, score in metrics.items()
-    }
+def flatten_scores(result: ResultFile) -> dict[str, float]:
+    """The scores of `result.json`: final/ood/accuracy."""
+    names = flatten(result["scores"], "final/")
+    return {name.removesuffix("/value"): value for name, value in names.items() if name.endswith("/value")}

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from recombine.foundation.errors import InputError, find_schema_error
-from recombine.inside.result import DECODER_TITLES, DecoderKey, ProbeNumbers, ProbeResult, SiteDecoder, read_arrays
+from recombine.inside.result import DECODER_TITLES, PROBE, DecoderKey, ProbeNumbers, SiteDecoder, read_arrays
 from recombine.inside.verdict import Evidence, Verdict
 from recombine.report.runs import ReportRun
 from recombine.tasks.view import Card
@@ -91,8 +91,7 @@ def read_diagnosis(run: ReportRun) -> Json | None:
 
 def read_probe(run: ReportRun) -> ProbeNumbers | None:
     """The numbers of the probe of the current checkpoint; an error if the stored ones cannot be used."""
-    result = ProbeResult.read(run.directory)
-    return None if result is None else result.numbers
+    return cast(ProbeNumbers | None, PROBE.load_current(run.directory))
 
 
 def _read_part(run: ReportRun, name: str, *, step: str | None = None) -> tuple[ProbeNumbers, Json] | None:

@@ -3,7 +3,7 @@
     export_run("runs/language-...", "folder")                       # config.json, model.safetensors, the tokeniser's file
     register()
     model = AutoModelForCausalLM.from_pretrained("folder")          # needs no trust_remote_code
-    ours = read_language_model("folder")                            # the `LanguageModel` that was exported
+    model.model                                                     # the `LanguageModel` that was exported
 
 The configuration holds the settings of `LanguageModelConfig`. Generation computes the whole sequence for each token; our own
 `recombine generate` has the cache of each attention.
@@ -133,9 +133,3 @@ def export_run(path: Path | str, folder: Path | str) -> RecombineForCausalLM:
     if content != ByteTokenizer.content:
         write_whole(Path(folder) / ("tokenizer.json" if content[:1] == b"{" else "tokenizer.model"), content)
     return exported
-
-
-def read_language_model(folder: Path | str) -> LanguageModel:
-    """The language model that was exported to a folder."""
-    model: LanguageModel = RecombineForCausalLM.from_pretrained(folder, local_files_only=True).model
-    return model
