@@ -254,7 +254,7 @@ def test_a_blind_export_reveals_no_target(tmp_path, capsys):
     [
         (["export", "fuzzy-logic", "-o", "rows.xlsx"], "has the suffix '.xlsx': expected one of .parquet, .csv"),
         (["export", "sraven", "--splits", "unknown"], "unknown split 'unknown': expected one of train, test, ood"),
-        (["score", "sraven"], "score sraven names no file"),
+        (["score", "sraven"], "FILE is missing: expected predictions"),
         (["score", "sraven", "nothing.npz"], "'nothing.npz' does not exist"),
     ],
 )

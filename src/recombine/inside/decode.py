@@ -211,7 +211,8 @@ def _decode_site(
                 continue
             z = decide(x[rows], weights)
             scores = score(z, labels[rows])
-            found = decoder.setdefault(split, {"majority": {}, "control": {}, "selectivity": {}})
+            empty: SplitDecoderScores = {"majority": {}, "control": {}, "selectivity": {}}
+            found = decoder.setdefault(split, empty)
             found.update(cast(Any, scores))
             found["majority"] |= _score_constant(labels[fitted], labels[rows], kind)
             if permuted is not None and control_weights is not None:
