@@ -30,8 +30,7 @@ from recombine_papers.length.runs import (
     TrainingLengths,
 )
 from recombine_papers.length.theory import SequenceTheory
-from recombine_papers.scale.demo import Demo
-from recombine_papers.scale.runs import Compositions, Decodability, Models, Supports, Widths
+from recombine_papers.scale.runs import Compositions, Decodability, Demo, Models, Supports, Widths
 from recombine_papers.scale.sizes import Depths, Encodings, Grids, Modules, Surface
 from recombine_papers.scale.theory import NeuronTheory
 
