@@ -16,10 +16,6 @@ TASK = InContext(input_size=4, hidden_size=8, num_examples=12, num_queries=3)
 CONTROL = InContext(input_size=4, hidden_size=8, num_examples=12, num_queries=3, modules="own")
 
 
-def words(compositions):
-    return " ".join("".join(map(str, each)) for each in compositions)
-
-
 def value(ratio):
     return (ratio.numerator.sum() / ratio.denominator.sum()).item()
 
@@ -58,29 +54,22 @@ def test_batches_follow_the_definition(num_active, input_size, hidden_size, outp
             assert x.abs().max() <= math.sqrt(3)
 
 
-def test_supports_of_the_papers():
-    assert words(TASK.split.train) == "01 05 12 23 34 45"
-    assert words(InContext(num_active=3).split.train) == "012 045 234"
-    assert words(InContext(support="disconnected").split.train) == "01 02 12 34 35 45"
-    assert words(InContext(support="disconnected", num_active=3).split.train) == "012 345"
-    assert len(TASK.split.ood) == 9
-    assert len(InContext(num_active=3).split.ood) == 17
-
-
 @pytest.mark.parametrize(
-    ("given_settings", "num_components", "min_coverage"),
+    ("given_settings", "trained", "num_components", "min_coverage"),
     [
-        ({}, 1, 2),
-        ({"num_active": 3}, 1, 1),
-        ({"num_modules": 8, "num_active": 3}, 1, 1),
-        ({"support": "disconnected"}, 2, 2),
-        ({"support": "disconnected", "num_active": 3}, 2, 1),
-        ({"support": "custom", "combinations": "0-1 2-3 4-5"}, 3, 1),
-        ({"support": "custom", "combinations": "5-0,0-1,0-2,0-3,0-4"}, 1, 1),
+        ({}, "01 05 12 23 34 45", 1, 2),
+        ({"num_active": 3}, "012 045 234", 1, 1),
+        ({"support": "disconnected"}, "01 02 12 34 35 45", 2, 2),
+        ({"support": "disconnected", "num_active": 3}, "012 345", 2, 1),
+        ({"support": "custom", "combinations": "0-1 2-3 4-5"}, "01 23 45", 3, 1),
+        ({"support": "custom", "combinations": "5-0,0-1,0-2,0-3,0-4"}, "01 02 03 04 05", 1, 1),
     ],
 )
-def test_certificates(given_settings, num_components, min_coverage):
-    certificate = InContext(**given_settings).split.certificate
+def test_supports_of_the_papers_and_certificates(given_settings, trained, num_components, min_coverage):
+    split = InContext(**given_settings).split
+    certificate = split.certificate
+    assert " ".join("".join(map(str, modules)) for modules in split.train) == trained
+    assert len(split.train + split.ood) == math.comb(6, given_settings.get("num_active", 2))
     assert certificate.num_components == num_components
     assert certificate.min_coverage == min_coverage
     assert certificate.overlap == 0

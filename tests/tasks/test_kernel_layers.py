@@ -52,11 +52,8 @@ def test_extreme_and_broken_numbers():
 
 
 def test_what_is_not_taken():
-    weights = make_weights(4, 300)
-    layers = [(weights["part.0.weight"], weights["part.0.bias"])]
-    assert not kernel.supports(torch.randn(1, 1, 4), layers), "too wide"
-    weights = make_weights(4, 4)
-    layers = [(weights["part.0.weight"], weights["part.0.bias"])]
+    wide, layers = ([(torch.randn(width, 4), torch.randn(width))] for width in (300, 4))
+    assert not kernel.supports(torch.randn(1, 1, 4), wide)
     assert not kernel.supports(torch.randn(1, 1, 4).double(), layers)
     assert not kernel.supports(torch.randn(1, 1, 4, requires_grad=True), layers), "it has no gradients"
     assert not kernel.supports(torch.randn(1, 1, 4), [])
@@ -94,14 +91,14 @@ def test_running_sums_and_cleared_padding_have_the_bits_of_torch(width):
 @pytest.mark.parametrize("length", [-1, 5, 2**62, -(2**62)])
 def test_impossible_lengths_are_refused(length):
     x, lengths = torch.randn(3, 4, 2), torch.tensor([1, length, 4])
-    layers = [(torch.randn(2, 2), torch.randn(2))]
-    with pytest.raises(AssertionError, match="a length is negative or larger than the number of tokens"):
-        kernel.apply_layers(x, lengths, layers)
-    with pytest.raises(AssertionError, match="a length is negative or larger than the number of tokens"):
-        kernel.sum_layers(x, lengths, layers, layers)
-    before = x.clone()
-    with pytest.raises(AssertionError, match="a length is negative or larger than the number of tokens"):
-        kernel.clear_padding(x, lengths)
+    before, layers = x.clone(), [(torch.randn(2, 2), torch.randn(2))]
+    for call in (
+        lambda: kernel.apply_layers(x, lengths, layers),
+        lambda: kernel.sum_layers(x, lengths, layers, layers),
+        lambda: kernel.clear_padding(x, lengths),
+    ):
+        with pytest.raises(AssertionError, match="a length is negative or larger than the number of tokens"):
+            call()
     assert torch.equal(x, before)
 
 

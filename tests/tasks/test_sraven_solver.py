@@ -117,7 +117,7 @@ def test_puzzle_of_zeros_counts_every_hypothesis(num_features):
     transitions = solver._tabulate_transitions(all_multisets(len(RULES), num_features))
     hypotheses = solver.search(solver.find_chains(grids, 8, permuted=True), transitions)
     expected = math.factorial(num_features) ** 2 * 3**num_features
-    assert hypotheses.count[hypotheses.instance == 1].sum() == expected
+    assert hypotheses.num_ways[hypotheses.instance == 1].sum() == expected
     assert solve(grids).probability.tolist() == [1, 1, 1]
 
 

@@ -45,7 +45,7 @@ from recombine.tasks.modular.teacher import (
     ModularTeacher,
     apply_teacher,
     describe_mixture,
-    draw_levels,
+    draw_strengths,
     draw_teacher,
     write_numbers,
 )
@@ -206,22 +206,18 @@ class InContext(Task):
     def make_batch(self, split: SplitName, stream: Stream) -> Batch:
         """Examples, then queries without answers; `info["strengths"]` holds each row's z, one number per module."""
         composition, modules = self.draw_compositions(split, stream)
-        strengths = draw_levels(stream, self.num_active, "continuous")
-        x = round_decimals(
-            (2 * stream.uniform(self.sequence_length, self.input_size) - 1) * math.sqrt(3), self.decimals
-        )
-        latent = self.place(modules, strengths)
+        latent = self.draw_latent(modules, stream)
+        x = (2 * stream.uniform(self.sequence_length, self.input_size) - 1) * math.sqrt(3)
+        x = round_decimals(x, self.decimals)
         y = round_decimals(apply_teacher(self.teacher_on(stream.device), latent, x), self.decimals)
         inputs = torch.cat([x, y], dim=-1)
         inputs[:, self.num_examples :, self.input_size :] = 0
         targets = y[:, self.num_examples :].contiguous()
         return Batch(inputs, targets, modules, {"composition": composition, "strengths": latent})
 
-    def place(
-        self, modules: Int[Tensor, "batch active"], strengths: Float[Tensor, "batch active"]
-    ) -> Float[Tensor, "batch latent"]:
-        """z of the teacher: the strengths where their modules are, 0 elsewhere."""
-        return strengths.new_zeros(len(strengths), self.latent_size).scatter(1, modules, strengths)
+    def draw_latent(self, modules: Int[Tensor, "rows active"], stream: Stream) -> Float[Tensor, "rows latent"]:
+        """z of the teacher: random strengths where the modules are, 0 elsewhere."""
+        return draw_strengths(modules, stream, num_modules=self.latent_size, latents="continuous").contiguous()
 
     @once_per_device
     def teacher_on(self, device: torch.device) -> ModularTeacher:
@@ -255,9 +251,8 @@ class InContext(Task):
         """Mean of y over 4,096 training sequences from a separate stream."""
         stream = Stream(self.name, self.seed, "mean target", rows=range(4_096))
         _, modules = self.draw_compositions("train", stream)
-        strengths = draw_levels(stream, self.num_active, "continuous")
-        x = (2 * stream.uniform(16, self.input_size) - 1) * math.sqrt(3)
-        y = apply_teacher(self.teacher, self.place(modules, strengths), x)
+        latent = self.draw_latent(modules, stream)
+        y = apply_teacher(self.teacher, latent, (2 * stream.uniform(16, self.input_size) - 1) * math.sqrt(3))
         return y.double().mean(dim=(0, 1)).float()
 
     def best_predictions(

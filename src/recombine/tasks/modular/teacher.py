@@ -94,21 +94,18 @@ def apply_teacher(
     return x @ teacher.readout
 
 
-def draw_levels(stream: Stream, num_slots: int, latents: Latents) -> Float[Tensor, "rows slots"]:
-    """The strengths of active modules."""
-    if latents == "continuous":
-        return LOWEST_STRENGTH + (1 - LOWEST_STRENGTH) * stream.uniform(num_slots)
-    if latents == "discrete":
-        levels = stream.integers(HIGHEST_LEVEL - LOWEST_LEVEL + 1, num_slots) + LOWEST_LEVEL
-        return levels.float() / HIGHEST_LEVEL
-    return torch.ones(len(stream), num_slots, dtype=torch.float32, device=stream.device)
-
-
 def draw_strengths(
     modules: Int[Tensor, "rows active"], stream: Stream, *, num_modules: int, latents: Latents
 ) -> Float[Tensor, "rows modules"]:
     """The strength of each module; 0 outside the composition. -1 in `modules` means no module."""
-    levels = draw_levels(stream, modules.shape[1], latents)
+    num_slots = modules.shape[1]
+    if latents == "continuous":
+        levels = LOWEST_STRENGTH + (1 - LOWEST_STRENGTH) * stream.uniform(num_slots)
+    elif latents == "discrete":
+        tenths = stream.integers(HIGHEST_LEVEL - LOWEST_LEVEL + 1, num_slots) + LOWEST_LEVEL
+        levels = tenths.float() / HIGHEST_LEVEL
+    else:
+        levels = torch.ones(len(stream), num_slots, dtype=torch.float32, device=stream.device)
     everywhere = torch.zeros(len(modules), num_modules + 1, dtype=torch.float32, device=modules.device)
     # the last column receives the padding of short compositions, -1, and is dropped
     return everywhere.scatter_(1, modules % (num_modules + 1), levels)[:, :-1]

@@ -108,7 +108,8 @@ def _draw_panels(grid: Sequence[Sequence[Sequence[int]]], num_values: int) -> li
     if num_values > NUM_SHAPES:
         raise InputError(f"num_values is {num_values}: expected at most {NUM_SHAPES}, the number of shapes")
     panels = [_panel(values, num_values) for row in grid for values in row]
-    panels[-1] = _question()
+    frame = f'<rect class="panel asked" width="{SIDE}" height="{SIDE}" rx="6"/>'
+    panels[-1] = f'{frame}<text class="question" x="{SIDE / 2}" y="{SIDE / 2 + 16}">?</text>'
     corners = itertools.product(range(0, len(grid) * (SIDE + GAP), SIDE + GAP), repeat=2)
     return [move(panel, x, y) for panel, (y, x) in zip(panels, corners, strict=True)]
 
@@ -183,8 +184,3 @@ def _strip(value: int | None, num_values: int, y: int) -> str:
         f'fill-opacity="{int(level == value)}"/>'
         for level in range(num_values)
     )
-
-
-def _question() -> str:
-    frame = f'<rect class="panel asked" width="{SIDE}" height="{SIDE}" rx="6"/>'
-    return f'{frame}<text class="question" x="{SIDE / 2}" y="{SIDE / 2 + 16}">?</text>'

@@ -25,8 +25,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -48,29 +49,27 @@ MAX_TABLE = 1 << 23  # maximum number of entries of the table of fits processed 
 TIE = 1e-12  # posteriors closer than this differ by rounding only and are treated as equal in the order of answers
 
 
-@dataclass(frozen=True, eq=False)
-class Hypotheses:
+class Hypotheses(NamedTuple):
     """Hypotheses about the first few positions of the first column, identical ones counted together; ordered by puzzle."""
 
     instance: Int[Tensor, " row"]
     used: Int[Tensor, " row"]  # one bit for each (column after the first, position)
     multiset: Int[Tensor, " row"]  # number of the multiset among those of its size
     answer: Int[Tensor, " row"]  # one number, see `place_values`
-    count: Float[Tensor, " row"]  # whole numbers, in float64 so that they cannot overflow
+    num_ways: Float[Tensor, " row"]  # whole numbers, in float64 so that they cannot overflow
 
     def select(self, rows: Tensor | slice) -> Hypotheses:
-        return Hypotheses(*(getattr(self, field.name)[rows] for field in fields(self)))
+        return Hypotheses(*(column[rows] for column in self))
 
 
-@dataclass(frozen=True, eq=False)
-class Chains:
-    """Chains that fit, ordered by puzzle and first position; `start` and `count` find the chains of such a pair."""
+class Chains(NamedTuple):
+    """Chains that fit, ordered by puzzle and first position; `start` and `length` find the chains of such a pair."""
 
     rule: Int[Tensor, " chain"]
     used: Int[Tensor, " chain"]
     answer: Int[Tensor, " chain"]
     start: Int[Tensor, "batch feature"]
-    count: Int[Tensor, "batch feature"]
+    length: Int[Tensor, "batch feature"]
 
 
 def place_values(num_features: int, num_values: int, device: torch.device) -> Int[Tensor, " feature"]:
@@ -102,7 +101,7 @@ def find_chains(grids: Int[Tensor, "batch row column feature"], num_values: int,
         used=used_before[prefix] | (1 << (position + shifts[-1])),
         answer=value * place_values(num_features, num_values, grids.device)[position],
         start=(count.cumsum(0) - count).view(batch, num_features),
-        count=count.view(batch, num_features),
+        length=count.view(batch, num_features),
     )
 
 
@@ -195,13 +194,13 @@ def search(chains: Chains, transitions: Sequence[Int[Tensor, "_ _"]]) -> Hypothe
 def _join(hypotheses: Hypotheses, chains: Chains, transitions: Sequence[Tensor], first: int = 0) -> Hypotheses:
     """Extend hypotheses by one chain per position of the first column, starting at `first`."""
     for position in range(first, len(transitions)):
-        num_chains = chains.count[hypotheses.instance, position]
+        num_chains = chains.length[hypotheses.instance, position]
         size = int(num_chains.sum())
         middle = _find_middle(hypotheses.instance) if size > MAX_FRONTIER else 0
         if middle:  # process the puzzles in two halves to save memory
             halves = (hypotheses.select(slice(middle)), hypotheses.select(slice(middle, None)))
             parts = [_join(half, chains, transitions, position) for half in halves]
-            return Hypotheses(*(torch.cat([getattr(p, field.name) for p in parts]) for field in fields(Hypotheses)))
+            return Hypotheses(*map(torch.cat, zip(*parts, strict=True)))
         start = chains.start[hypotheses.instance, position] - (num_chains.cumsum(0) - num_chains)
         row = torch.repeat_interleave(num_chains, output_size=size)
         chain = start[row] + torch.arange(size, device=row.device)
@@ -227,15 +226,15 @@ def _extend(
         used=hypotheses.used[row] | chains.used[chain],
         multiset=multiset[possible],
         answer=hypotheses.answer[row] + chains.answer[chain],
-        count=hypotheses.count[row],
+        num_ways=hypotheses.num_ways[row],
     )
 
 
 def _merge(hypotheses: Hypotheses) -> Hypotheses:
     """Merge hypotheses that no later step can distinguish, and add their counts."""
     group, rows = group_rows(hypotheses.instance, hypotheses.used, hypotheses.multiset, hypotheses.answer)
-    count = torch.zeros(len(rows), dtype=torch.float64, device=rows.device).index_add_(0, group, hypotheses.count)
-    return replace(hypotheses.select(rows), count=count)
+    count = torch.zeros(len(rows), dtype=torch.float64, device=rows.device).index_add_(0, group, hypotheses.num_ways)
+    return hypotheses.select(rows)._replace(num_ways=count)
 
 
 def group_rows(*columns: Int[Tensor, " row"]) -> tuple[Int[Tensor, " row"], Int[Tensor, " group"]]:
@@ -363,7 +362,7 @@ def _compute_posterior(
     hypotheses: Hypotheses, log_weights: Float[Tensor, " multiset"], batch: int
 ) -> tuple[Int[Tensor, " total"], Float[Tensor, " total"], Int[Tensor, " total"]]:
     """Puzzle, posterior and number of each consistent answer, in the order that `Solution` promises."""
-    log_weight = log_weights[hypotheses.multiset] + hypotheses.count.log()
+    log_weight = log_weights[hypotheses.multiset] + hypotheses.num_ways.log()
     largest = torch.full((batch,), -math.inf, dtype=torch.float64, device=log_weight.device)
     largest.scatter_reduce_(0, hypotheses.instance, log_weight, "amax")
     weight = (log_weight - largest[hypotheses.instance]).exp()

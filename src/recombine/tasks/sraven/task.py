@@ -137,24 +137,16 @@ class SRaven(Task):
         puzzles = self.draw_puzzles(modules, stream)
         if self.unambiguous:
             self._redraw_ambiguous(puzzles, modules, stream)
-        return Batch(
-            self._encode(puzzles["grids"]),
-            puzzles["grids"][:, -1, -1].contiguous(),
-            modules,
-            {"composition": composition, **puzzles},
-        )
+        grids = puzzles["grids"]
+        inputs = look_up(torch.eye(self.num_values, dtype=torch.float32, device=grids.device), grids).flatten(1, 3)
+        inputs[:, -self.num_features :] = 0
+        return Batch(inputs, grids[:, -1, -1].contiguous(), modules, {"composition": composition, **puzzles})
 
     def draw_puzzles(self, modules: Int[Tensor, "rows features"], stream: Stream) -> dict[str, Tensor]:
         """Puzzles with these multisets of rules: `rules`, `permutations` and `grids`, as in `make_batch`."""
         return draw_puzzles(
             modules, stream, num_values=self.num_values, grid_size=self.grid_size, permuted=self.permuted
         )
-
-    def _encode(self, grids: Int[Tensor, "batch row column position"]) -> Float[Tensor, "batch token value"]:
-        """One-hot tokens; those of the last panel are empty."""
-        inputs = look_up(torch.eye(self.num_values, dtype=torch.float32, device=grids.device), grids).flatten(1, 3)
-        inputs[:, -self.num_features :] = 0
-        return inputs
 
     def _redraw_ambiguous(self, puzzles: dict[str, Tensor], modules: Tensor, stream: Stream) -> None:
         """Replace ambiguous puzzles by new ones with the same multiset. Each row depends on its own random numbers only."""
