@@ -6,6 +6,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from markupsafe import Markup
 
 from recombine.foundation.errors import InputError
 from recombine.tasks import TASKS
@@ -66,7 +67,7 @@ def test_colours_are_the_values(lowest):
 
 def test_only_svg(tmp_path):
     with pytest.raises(InputError, match=r"unknown picture format '\.png'"):
-        write_picture(tmp_path / "a.png", draw_tokens(title="", panels=[], parts=[], framed=""))
+        write_picture(tmp_path / "a.png", Markup("<svg/>"))
     assert not (tmp_path / "a.png").exists()
 
 

@@ -76,11 +76,10 @@ def test_what_must_be_held_out_is_so_whatever_the_fraction(support):
     assert all(split == splits[0] for split in splits)
 
 
-@pytest.mark.parametrize("support", ["popular_modules", "unpopular_modules"])
-def test_the_others_hold_out_as_many_as_a_random_support(support):
-    for held_out in (0.2, 0.333, 0.5, 0.8):
-        split, random = (split_support(each, **{**PAPER, "held_out": held_out}) for each in (support, "random"))
-        assert len(split.train) == len(random.train)
+@pytest.mark.parametrize("held_out", [0.2, 0.333, 0.5, 0.8])
+def test_the_others_hold_out_as_many_as_a_random_support(held_out):
+    supports = ("random", "popular_modules", "unpopular_modules")
+    assert len({len(split_support(each, **{**PAPER, "held_out": held_out}).train) for each in supports}) == 1
 
 
 def test_unpopular_modules_hold_out_the_last_module_even_if_that_is_more():
@@ -119,16 +118,7 @@ def test_more_modules_at_once_are_kept_apart():
         ("random", {"num_active": 1}, "expected at least 2 and at most"),
         ("random", {"held_out": 0.99}, "expected at least 8, the fewest that can cover and connect 16 modules"),
         ("equal", {"held_out": 0.0}, "held-out fraction is 0.0"),
-        (
-            "random",
-            {"num_modules": 40, "num_active": 7},
-            "40 modules, 1 to 7 at once, make 760,098 compositions or more",
-        ),
-        (
-            "equal",
-            {"num_modules": 20, "most_active": 9},
-            "20 modules, 1 to 9 at once, make 263,949 compositions or more",
-        ),
+        ("equal", {"num_modules": 20, "most_active": 9}, "20 modules, 1 to 9 at once, make 263,949 compositions"),
         ("disconnected", {"num_modules": 10**6, "num_active": 10**5}, "expected at most 200,000; use fewer modules"),
         ("disconnected", {"num_modules": 3}, "disconnected of 3 modules: expected at least 4"),
         ("popular_modules", {"held_out": 0.0}, "held-out fraction is 0.0: expected a number strictly between 0 and 1"),

@@ -172,12 +172,18 @@ def choose_support(
             f"support is {support!r} and combinations are {combinations!r}: expected combinations for 'custom' "
             "and for no other support"
         )
-    if support == "connected":
-        train = build_ring(range(num_modules), num_active)
-    elif support == "disconnected":
-        train = build_halves(num_modules, num_active)
-    else:
+    half = num_modules // 2
+    if support == "custom":
         train = parse_compositions(combinations, num_modules, num_active)
+    elif support == "connected":
+        train = build_ring(range(num_modules), num_active)
+    elif num_modules % 2 == 0 and half >= num_active:
+        train = build_ring(range(half), num_active) + build_ring(range(half, num_modules), num_active)
+    else:
+        raise InputError(
+            f"num_modules is {num_modules}: expected an even number of at least {2 * num_active} for two halves with "
+            f"compositions of {num_active}"
+        )
     if len(train) == len(all_sets(num_modules, num_active)):
         raise InputError(
             f"support {support!r} of {num_active} of {num_modules} modules holds nothing out: expected more modules"
@@ -186,8 +192,10 @@ def choose_support(
 
 
 def build_ring(modules: range, num_active: int) -> tuple[Composition, ...]:
-    """Compositions around a ring of modules, each sharing one module with the next."""
+    """Compositions around a ring of modules, each sharing one module with the next; or all modules as one composition."""
     count, step = len(modules), num_active - 1
+    if count == num_active:
+        return (tuple(modules),)
     if step < 1 or count % step != 0:
         raise InputError(
             f"a ring of {count} modules in compositions of {num_active} does not close: expected at least 2 modules per "
@@ -195,19 +203,6 @@ def build_ring(modules: range, num_active: int) -> tuple[Composition, ...]:
         )
     starts = range(0, count, step)
     return tuple(sorted({tuple(sorted(modules[(s + i) % count] for i in range(num_active))) for s in starts}))
-
-
-def build_halves(num_modules: int, num_active: int) -> tuple[Composition, ...]:
-    """A ring on each half of the modules, or the whole half if it is one composition."""
-    half = num_modules // 2
-    if num_modules % 2 != 0 or half < num_active:
-        raise InputError(
-            f"num_modules is {num_modules}: expected an even number of at least {2 * num_active} for two halves with "
-            f"compositions of {num_active}"
-        )
-    halves = (range(half), range(half, num_modules))
-    rings = [(tuple(modules),) if half == num_active else build_ring(modules, num_active) for modules in halves]
-    return rings[0] + rings[1]
 
 
 def parse_compositions(text: str, num_modules: int, num_active: int) -> tuple[Composition, ...]:
