@@ -129,24 +129,7 @@ def test_no_instance_is_shared_between_splits_or_batches():
                 assert seen.setdefault(tuple(row), (split, index)) == (split, index)
 
 
-def test_scores_by_hand():
-    batch = SMALL.sample("test", 0, batch_size=50)
-    prediction = batch.targets + 0.1
-    y = batch.targets.double()
-    variance = ((y - y.mean(1, keepdim=True)) ** 2).mean(1, keepdim=True).clamp_min(1e-12).expand_as(y)
-    values = {
-        name: (ratio.numerator.sum() / ratio.denominator.sum()).item()
-        for name, ratio in SMALL.metrics(prediction, batch).items()
-    }
-    assert values["r2"] == pytest.approx((1 - 0.01 / variance).mean().item(), rel=1e-4)
-    assert values["r2_pooled"] == pytest.approx(1 - 0.01 * variance.numel() / variance.sum().item(), rel=1e-4)
-    assert SMALL.loss(prediction, batch) == pytest.approx(0.01, abs=1e-6)
-
-
-def test_chance_is_the_best_constant_and_the_ceiling_is_perfect():
-    batch = TASK.sample("test", 0, batch_size=2_000)
-    best = batch.targets.flatten(0, 1).var(dim=0, correction=0).mean()
-    assert best <= TASK.loss(TASK.chance(batch), batch) < 1.02 * best
+def test_the_ceiling_is_perfect():
     for split in ("test", "ood", "unknown"):
         batch = TASK.sample(split, 0)
         for prior in (split, None):
