@@ -11,7 +11,6 @@ from torch import nn
 
 import recombine
 from recombine.cli.main import run as run_verb
-from recombine.inside.verdict import judge_scores
 from recombine.integrations.exchange.export import (
     COLUMNS,
     RowId,
@@ -107,13 +106,6 @@ def test_a_verdict_needs_both_splits(tmp_path, capsys):
     assert value["verdict"] is None
     assert value["split_sha256"] == LOGIC.split.certificate.sha256
     assert set(value["scores"]["ood"]["r2"]) == {"value", "low", "high", "chance", "ceiling", "agnostic"}
-
-
-def test_scores_alone_can_decide():
-    score = {"value": 0.99, "low": 0.98, "high": 1.0, "chance": 0.0, "ceiling": 1.0}
-    certificate = {"covered": True, "connected": True, "coverage": {}}
-    found = judge_scores({"test": {"r2": score}, "ood": {"r2": score}}, certificate)
-    assert (found.verdict, found.possible) == ("solved", ("solved",))
 
 
 def ids(num=2, split="ood", task=LOGIC):
