@@ -29,7 +29,7 @@ from typing import Any, Literal, NotRequired, TypedDict, cast
 import numpy as np
 
 from recombine.foundation.errors import InputError, find_schema_error
-from recombine.foundation.files import read_npz
+from recombine.foundation.files import parse_json, read_npz
 from recombine.models.base import Code
 from recombine.training.config import RunConfig
 from recombine.training.directory import CHECKPOINT, RunDirectory, read_header
@@ -340,9 +340,10 @@ class ProbeResult:
             return None
         try:
             arrays = read_arrays(run)
+            key_of_arrays = parse_json(str(arrays.get("key", "null")), Any, ARRAYS_FILE)
         except InputError:
             return None
-        if "key" not in arrays or json.loads(str(arrays["key"])) != numbers["key"]:
+        if key_of_arrays != numbers["key"]:
             return None
         return cls(numbers=cast(ProbeNumbers, numbers), arrays=arrays)
 
