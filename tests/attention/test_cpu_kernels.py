@@ -323,16 +323,6 @@ def test_bits_do_not_depend_on_threads(choice, sizes, form):
 
 
 @needs_kernel
-def test_second_derivatives_are_refused_not_wrong():
-    q, k, v = (tensor.float().requires_grad_() for tensor in draw_case().qkv)
-    x, gain = torch.randn(3, 4, requires_grad=True), torch.ones(4)
-    outputs = [fuse(q, k, v, normalisation="none", value_network="linear"), cpu.add_gelu(x, gain)]
-    for out, leaf in zip([*outputs, add_norm(x, None, gain, gain)[1]], (q, x, x), strict=True):
-        with pytest.raises(NotImplementedError, match="no second derivatives"):
-            torch.autograd.grad(out.sum(), leaf, create_graph=True)
-
-
-@needs_kernel
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("choice", [("rms_head", "hyper_relu"), ("softmax", "linear")])
 def test_the_operators_keep_the_rules_of_torch(choice):

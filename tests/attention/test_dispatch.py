@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -362,6 +363,48 @@ def test_large_scores_have_the_softmax_of_the_definition(choice, scale):
     exact = differentiate(define, q.double(), k.double(), v.double(), **options)
     plain = differentiate(define, q, k, v, **options)
     assert_agree(differentiate(fuse, q, k, v, **options), exact, plain)
+
+
+def attend_some(choice, **options):
+    def function(q, k, v):
+        return attend(q, k, v, normalisation=choice[0], value_network=choice[1], return_codes=False, **options)[0]
+
+    return function
+
+
+DROPOUT = Dropout(0.3, "elements", torch.tensor(5))
+TWICE: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
+    **{"-".join(choice): (attend_some(choice, causal=True, dropout=DROPOUT), [(2, 6, 4, 3)] * 3) for choice in CHOICES},
+    "bias": (lambda q, bias: attend(q, 2 * q, q, bias=bias, **HYLA, return_codes=False)[0], [(2, 5, 4, 3), (4, 5, 5)]),
+    "sdpa": (attend_some(("softmax", "linear"), causal=True), [(1, 256, 2, 64)] * 3),
+    "linear": (attend_some(("none", "linear")), [(1, 128, 2, 16)] * 3),
+    "dense": (dense, [(3, 7, 6), (4, 6), (4,)]),
+    "gelu": (linear_gelu, [(3, 7, 6), (4, 6), (4,)]),
+    "norm": (lambda x, *parameters: add_norm(x, None, *parameters, 1e-6), [(5, 7), (7,), (7,)]),
+    "add and norm": (lambda x, *parameters: add_norm(x, x.sin(), *parameters, 1e-6)[1], [(5, 7), (7,), (7,)]),
+}
+
+
+@needs_kernel
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("name", TWICE)
+def test_second_derivatives_are_those_of_the_reference(name, monkeypatch):
+    """Of inputs with gaps that depend on one another, as those of a gradient penalty or a Hessian-vector product do."""
+    monkeypatch.setattr(cpu, "dense_is_faster", lambda x, weight: cpu.find_onednn() is not None)
+    monkeypatch.setattr(dispatch, "sdpa_is_faster", lambda q, k, causal: name == "sdpa")
+    function, shapes = TWICE[name]
+    weights = [draw(*shape, 2, seed=i) for i, shape in enumerate(shapes)]
+    results = []
+    for kernel in ("auto", "reference"):
+        leaves = [weight.clone().requires_grad_() for weight in weights]
+        inputs = [leaf[..., 0] + leaves[0].square().mean() for leaf in leaves]
+        with use_kernel(kernel):
+            out = function(*inputs)
+            loss = sum(part.tanh().mean() for part in (out if isinstance(out, tuple) else (out,)))
+            first = torch.autograd.grad(loss, leaves, create_graph=True)
+            results.append([*first, *torch.autograd.grad(sum(part.square().sum() for part in first), leaves)])
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3 * theirs.abs().max().item())
 
 
 @needs_onednn

@@ -41,7 +41,7 @@ first; a code is dropped if its number is below rate * 2^16. Rows are numbered q
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from typing import Literal, NamedTuple, get_args
 
@@ -225,6 +225,23 @@ def dropout_mask(dropout: Dropout, shape: torch.Size, device: torch.device) -> B
     bits = mix(rows * -(-all_keys // 4) + words, dropout.key.to(device))
     numbers = torch.stack([(bits >> 16 * i) & 0xFFFF for i in range(4)], dim=-1).flatten(-2)
     return numbers[..., :num_keys] >= dropout_threshold(dropout.rate)
+
+
+def differentiate_definition(
+    function: Callable[..., Tensor | tuple[Tensor, ...]], inputs: Sequence[Tensor | None], *grad_outputs: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    """Gradients of a fused kernel's inputs from its definition, for a backward pass that is itself differentiated.
+
+    Kernels have first derivatives only. Their backward passes call this if gradients are enabled (`create_graph=True`).
+    """
+    # aliases, since one input may depend on another, through which no gradient may flow here
+    aliases = [None if tensor is None else tensor.view_as(tensor) for tensor in inputs]
+    wanted = [alias for alias in aliases if alias is not None and alias.requires_grad]
+    outputs = function(*aliases)
+    outputs = (outputs,) if isinstance(outputs, Tensor) else outputs
+    used, grads = zip(*((out, grad) for out, grad in zip(outputs, grad_outputs, strict=True) if grad is not None), strict=True)
+    found = iter(torch.autograd.grad(used, wanted, grads, create_graph=True, allow_unused=True))
+    return tuple(next(found) if alias is not None and alias.requires_grad else None for alias in aliases)
 
 
 def attend_in_chunks(

@@ -188,7 +188,33 @@ def attend_sdpa(
     """Softmax attention by torch's `scaled_dot_product_attention`."""
     with torch.autocast(q.device.type, enabled=False):
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        if q.device.type == "cpu" and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            return _Sdpa.apply(*(x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v)), options.causal).transpose(1, 2)
         return functional.scaled_dot_product_attention(q, k, v, is_causal=options.causal).transpose(1, 2)
+
+
+class _Sdpa(torch.autograd.Function):
+    """The same on a CPU, with second derivatives."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, causal):
+        out, statistics = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)
+        ctx.save_for_backward(q, k, v, out, statistics)
+        ctx.causal = causal
+        return out
+
+    @staticmethod
+    def backward(ctx, grad_out):
+        *inputs, out, statistics = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            options = AttentionOptions("softmax", "linear", causal=ctx.causal)
+
+            def define(*inputs):
+                return definition.attend(*(x.transpose(1, 2) for x in inputs), options)[0].transpose(1, 2)
+
+            return *definition.differentiate_definition(define, inputs, grad_out), None
+        differentiate = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+        return *differentiate(grad_out, *inputs, out, statistics, 0.0, ctx.causal), None
 
 
 def dense(

@@ -26,8 +26,16 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional
 
-from recombine.attention.definition import AttentionOptions, dropout_scale, dropout_threshold
+from recombine.attention import definition
+from recombine.attention.definition import (
+    AttentionOptions,
+    Dropout,
+    differentiate_definition,
+    dropout_scale,
+    dropout_threshold,
+)
 from recombine.foundation.native import constant_in_graphs, is_amd_with_avx512, open_kernel
 
 NORMALISATIONS = ("none", "softmax", "rms_head", "softmax_rms_head")
@@ -287,16 +295,24 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_out):
-        if torch.is_grad_enabled():
-            _refuse_second_derivative(ctx)
-        needs_bias = ctx.needs_input_grad[3]
-        *inputs, out, statistics = ctx.saved_tensors
-        grads = _run_backward(grad_out, _Inputs(*inputs), out, statistics, ctx.choices, needs_bias)
-        return *grads[:3], grads[3] if needs_bias else None, *[None] * 7
+        return _differentiate(ctx, grad_out, _backward)
 
 
-def _refuse_second_derivative(ctx, *grads):
-    raise NotImplementedError("the CPU kernels have no second derivatives: use RECOMBINE_KERNEL=reference for them")
+def _differentiate(ctx, grad_out, run_backward):
+    needs_bias = ctx.needs_input_grad[3]
+    q, k, v, bias, mask, key, out, statistics = ctx.saved_tensors
+    if torch.is_grad_enabled():
+        normalisation, value_network, causal, form, rate = ctx.choices
+        dropout = None if key is None else Dropout(rate, form, key)
+        options = AttentionOptions(normalisation, value_network, None, mask, causal, dropout)
+
+        def define(q, k, v, bias):
+            return definition.attend(q, k, v, options._replace(bias=bias))[0]
+
+        grads = differentiate_definition(define, (q, k, v, bias), grad_out)
+    else:
+        grads = run_backward(grad_out, q, k, v, bias, mask, key, out, statistics, *ctx.choices, needs_bias)
+    return *grads[:3], grads[3] if needs_bias else None, *[None] * 7
 
 
 # the same as operators, for torch.compile
@@ -320,10 +336,12 @@ def _(q, k, v, bias, mask, key, *choices):
     return _allocate_outputs(q, v, _Choices(*choices))
 
 
-@torch.library.impl("recombine::attend_backward", "cpu")
 def _backward(grad_out, q, k, v, bias, mask, key, out, statistics, *choices):
     inputs = _Inputs(q, k, v, bias, mask, key)
     return _run_backward(grad_out, inputs, out, statistics, _Choices(*choices[:-1]), choices[-1])
+
+
+torch.library.impl("recombine::attend_backward", "cpu", _backward)
 
 
 @torch.library.register_fake("recombine::attend_backward")
@@ -332,13 +350,10 @@ def _(grad_out, q, k, v, bias, mask, key, out, statistics, *choices):
 
 
 def _differentiate_operator(ctx, grad_out, _):
-    needs_bias = ctx.needs_input_grad[3]
-    grads = torch.ops.recombine.attend_backward(grad_out, *ctx.saved_tensors, *ctx.choices, needs_bias)
-    return *grads[:3], grads[3] if needs_bias else None, *[None] * 7
+    return _differentiate(ctx, grad_out, torch.ops.recombine.attend_backward)
 
 
 torch.library.register_autograd("recombine::attend_forward", _differentiate_operator, setup_context=_save)
-torch.library.register_autograd("recombine::attend_backward", _refuse_second_derivative)
 
 
 def supports_dense(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
@@ -383,15 +398,15 @@ def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 class _Dense(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias):
-        ctx.save_for_backward(x, weight)
+        ctx.save_for_backward(x, weight, bias)
         return _multiply(x, weight, bias)
 
     @staticmethod
     def backward(ctx, grad_out):
-        x, weight = ctx.saved_tensors
+        x, weight, bias = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad
-        if torch.is_grad_enabled():  # for second derivatives, which torch's own products have
-            return grad_out @ weight, grad_out.t() @ x, grad_out.sum(dim=0) if needs_bias else None
+        if torch.is_grad_enabled():
+            return differentiate_definition(functional.linear, (x, weight, bias), grad_out)
         grad_out = grad_out.contiguous()
         grad_x = _multiply(grad_out, weight.t()) if needs_x else None
         if not needs_weight:
@@ -434,13 +449,12 @@ def supports_gelu(x: Tensor, bias: Tensor) -> bool:
 
 def add_gelu(hidden: Float[Tensor, "*batch output"], bias: Float[Tensor, " output"]) -> Float[Tensor, "*batch output"]:
     """`gelu(hidden + bias)`."""
-    return _Gelu.apply(hidden, bias)
+    return _Gelu.apply(hidden.contiguous(), bias.contiguous())
 
 
 class _Gelu(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden, bias):
-        hidden, bias = hidden.contiguous(), bias.contiguous()
         ctx.save_for_backward(hidden, bias)
         out = torch.empty_like(hidden)
         _run_gelu("recombine_gelu_forward", hidden, bias, out=out)
@@ -450,11 +464,15 @@ class _Gelu(torch.autograd.Function):
     def backward(ctx, grad_out):
         hidden, bias = ctx.saved_tensors
         if torch.is_grad_enabled():
-            _refuse_second_derivative(ctx)
+            return differentiate_definition(_define_gelu, (hidden, bias), grad_out)
         grad_hidden, grad_bias = torch.empty_like(hidden), torch.empty_like(bias)
         tensors = {"grad_out": grad_out.contiguous(), "grad_hidden": grad_hidden, "grad_bias": grad_bias}
         _run_gelu("recombine_gelu_backward", hidden, bias, **tensors)
         return grad_hidden, grad_bias
+
+
+def _define_gelu(hidden: Tensor, bias: Tensor) -> Tensor:
+    return functional.gelu(hidden + bias, approximate="tanh").to(hidden.dtype)
 
 
 def _run_gelu(function: str, hidden: Tensor, bias: Tensor, **tensors: Tensor) -> None:
@@ -485,15 +503,14 @@ def add_norm(
     epsilon: float,
 ) -> tuple[Float[Tensor, "*batch width"], Float[Tensor, "*batch width"]]:
     """`residual + update`, and its LayerNorm."""
-    return _AddNorm.apply(residual, update, gain, shift, epsilon)
+    return _AddNorm.apply(residual.contiguous(), update, gain.contiguous(), shift.contiguous(), epsilon)
 
 
 class _AddNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, residual, update, gain, shift, epsilon):
         ctx.set_materialize_grads(False)
-        ctx.has_update = update is not None
-        residual, gain, shift = residual.contiguous(), gain.contiguous(), shift.contiguous()
+        ctx.has_update, ctx.epsilon = update is not None, epsilon
         total = residual if update is None else torch.empty_like(residual)
         normed = torch.empty_like(residual)
         statistics = gain.new_empty(residual.numel() // gain.numel(), 2)
@@ -508,7 +525,13 @@ class _AddNorm(torch.autograd.Function):
     def backward(ctx, grad_total, grad_normed):
         total, gain, shift, statistics = ctx.saved_tensors
         if torch.is_grad_enabled():
-            _refuse_second_derivative(ctx)
+
+            def define(total, gain, shift):
+                normed = functional.layer_norm(total.float(), gain.shape, gain, shift, ctx.epsilon)
+                return total, normed.to(total.dtype)
+
+            grads = differentiate_definition(define, (total, gain, shift), grad_total, grad_normed)
+            return grads[0], grads[0] if ctx.has_update else None, *grads[1:], None
         grad, grad_gain, grad_shift = torch.empty_like(total), torch.empty_like(gain), torch.empty_like(shift)
         tensors = {"grad": grad, "grad_gain": grad_gain, "grad_shift": grad_shift}
         for name, incoming in (("grad_total", grad_total), ("grad_normed", grad_normed)):
