@@ -8,10 +8,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from attention_cases import define
 from recombine.attention import definition
-from recombine.attention.definition import AttentionOptions, Dropout
+from recombine.attention.definition import AttentionOptions
 from recombine.attention.dispatch import attend
 from recombine.attention.layer import ATTENTIONS
-from recombine.foundation.errors import InputError
 
 B, Q, K, H, D, E = 2, 3, 4, 3, 2, 5
 
@@ -197,24 +196,6 @@ def test_scores_stay_in_float32_under_autocast_and_in_bf16():
     assert torch.equal(codes, attend(**half | {part: half[part].float() for part in "qkv"})[1])
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"normalisation": "rms"}, "unknown normalisation 'rms': expected one of none, softmax, rms_head"),
-        ({"value_network": "deep"}, "unknown value network 'deep': expected one of linear, hyper_linear"),
-        ({"value_network": "hyper_deep"}, "deep_weight is missing for hyper_deep"),
-        ({"deep_weight": torch.zeros(H, E, E)}, "deep_weight is given for hyper_relu"),
-        ({"bias": torch.zeros(H, Q, K + 1)}, r"bias has shape \(3, 3, 5\): expected to broadcast to .* \(2, 3, 3, 4\)"),
-        ({"mask": torch.ones(5, 1, Q, K).bool()}, r"mask has shape \(5, 1, 3, 4\): expected to broadcast"),
-        ({"mask": torch.ones(1, B, H, Q, K).bool()}, r"mask has shape \(1, 2, 3, 3, 4\): expected to broadcast"),
-    ],
-)
-@pytest.mark.usefixtures("unchecked")
-def test_bad_input_is_named(change, message):
-    with pytest.raises(InputError, match=message):
-        attend(**draw_inputs("hyla") | change)
-
-
 PAIRS = list(itertools.product(definition.NORMALISATIONS, definition.VALUE_NETWORKS))
 
 
@@ -258,35 +239,6 @@ def test_chunks_are_the_definition(normalisation, value_network, causal):
     check_chunks(normalisation, value_network, causal, chunk_size=3)
 
 
-@pytest.mark.parametrize("chunk_size", [1, 2, 7, 100])
-def test_chunks_of_any_size(chunk_size):
-    check_chunks("rms_head", "hyper_relu", True, chunk_size)
-
-
-@pytest.mark.parametrize("pairs", [(), (9,), (1, 9), (7, 1), (2, 1, 1, 9), (3, 1, 1)])
-@pytest.mark.parametrize("causal", [False, True])
-def test_chunks_broadcast_bias_and_mask(pairs, causal):
-    leaves = {"q": draw_one(2, 7, 3, 2), "k": draw_one(2, 9, 3, 2), "v": draw_one(2, 9, 3, 2), "bias": draw_one(*pairs)}
-    options = {
-        "normalisation": "rms_head",
-        "value_network": "hyper_relu",
-        "causal": causal,
-        "mask": draw_one(*pairs) > -1,
-    }
-    ours = evaluate(attend_in_chunks, leaves, chunk_size=2, **options)
-    for got, want in zip(ours, evaluate(define, leaves, **options), strict=True):
-        torch.testing.assert_close(got, want)
-
-
-def test_queries_before_the_first_key_receive_zeros():
-    leaves = {"q": draw_one(2, 6, 3, 2), "k": draw_one(2, 2, 3, 2), "v": draw_one(2, 2, 3, 2)}
-    options = {"normalisation": "softmax", "value_network": "linear", "causal": True}
-    ours = evaluate(attend_in_chunks, leaves, chunk_size=2, **options)
-    assert not ours[0][:, :4].any()
-    for got, want in zip(ours, evaluate(define, leaves, **options), strict=True):
-        torch.testing.assert_close(got, want)
-
-
 class LargestTensor(TorchDispatchMode):
     """The most elements any operation returns."""
 
@@ -311,20 +263,3 @@ def test_chunks_have_no_large_tensor_in_either_pass(monkeypatch, value_network):
     with LargestTensor() as largest:
         evaluate(define, leaves, **options)
     assert largest.elements >= 128 * 128 * 2
-
-
-def test_chunks_without_gradients():
-    q, k, v = (draw_one(1, 8, 2, 2) for _ in range(3))
-    with torch.no_grad():
-        out = attend_in_chunks(q, k, v, normalisation="none", value_network="linear", chunk_size=3)
-    torch.testing.assert_close(out, define(q, k, v, normalisation="none", value_network="linear"))
-
-
-@pytest.mark.parametrize("form", ["pairs", "elements"])
-@pytest.mark.parametrize("causal", [False, True])
-def test_chunks_drop_what_the_definition_drops(form, causal):
-    leaves = {"q": draw_one(2, 10, 3, 2), "k": draw_one(2, 11, 3, 2), "v": draw_one(2, 11, 3, 2)}
-    dropout = Dropout(0.3, form, torch.tensor(-123456789))
-    options = {"normalisation": "rms_head", "value_network": "hyper_relu", "causal": causal, "dropout": dropout}
-    got = attend_in_chunks(**leaves, chunk_size=3, **options)
-    torch.testing.assert_close(got, define(**leaves, **options))

@@ -239,9 +239,22 @@ def differentiate_definition(
     wanted = [alias for alias in aliases if alias is not None and alias.requires_grad]
     outputs = function(*aliases)
     outputs = (outputs,) if isinstance(outputs, Tensor) else outputs
-    used, grads = zip(*((out, grad) for out, grad in zip(outputs, grad_outputs, strict=True) if grad is not None), strict=True)
+    used, grads = zip(
+        *((out, grad) for out, grad in zip(outputs, grad_outputs, strict=True) if grad is not None), strict=True
+    )
     found = iter(torch.autograd.grad(used, wanted, grads, create_graph=True, allow_unused=True))
     return tuple(next(found) if alias is not None and alias.requires_grad else None for alias in aliases)
+
+
+def differentiate_attention(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, options: AttentionOptions, grad_out: Tensor
+) -> tuple[Tensor | None, ...]:
+    """The same for attention: gradients of q, k, v and bias."""
+
+    def define(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+        return attend(q, k, v, options._replace(bias=bias))[0]
+
+    return differentiate_definition(define, (q, k, v, bias), grad_out)
 
 
 def attend_in_chunks(

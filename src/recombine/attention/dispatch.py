@@ -189,7 +189,9 @@ def attend_sdpa(
     with torch.autocast(q.device.type, enabled=False):
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         if q.device.type == "cpu" and torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            return _Sdpa.apply(*(x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v)), options.causal).transpose(1, 2)
+            return _Sdpa.apply(
+                *(x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v)), options.causal
+            ).transpose(1, 2)
         return functional.scaled_dot_product_attention(q, k, v, is_causal=options.causal).transpose(1, 2)
 
 
@@ -208,11 +210,9 @@ class _Sdpa(torch.autograd.Function):
         *inputs, out, statistics = ctx.saved_tensors
         if torch.is_grad_enabled():
             options = AttentionOptions("softmax", "linear", causal=ctx.causal)
-
-            def define(*inputs):
-                return definition.attend(*(x.transpose(1, 2) for x in inputs), options)[0].transpose(1, 2)
-
-            return *definition.differentiate_definition(define, inputs, grad_out), None
+            q, k, v, grad_out = (x.transpose(1, 2) for x in (*inputs, grad_out))
+            grads = definition.differentiate_attention(q, k, v, None, options, grad_out)[:3]
+            return *(grad if grad is None else grad.transpose(1, 2) for grad in grads), None
         differentiate = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
         return *differentiate(grad_out, *inputs, out, statistics, 0.0, ctx.causal), None
 

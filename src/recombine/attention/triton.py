@@ -16,8 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from recombine.attention import definition
-from recombine.attention.definition import AttentionOptions, differentiate_definition, is_key_mask
+from recombine.attention.definition import AttentionOptions, differentiate_attention, is_key_mask
 from recombine.foundation.errors import InputError
 from recombine.foundation.native import constant_in_graphs
 
@@ -107,11 +106,7 @@ class _Attend(torch.autograd.Function):
         if torch.is_grad_enabled():
             mask = None if key_mask is None else key_mask.bool()[:, None, None]
             options = AttentionOptions(*ctx.choices[:2], mask=mask, causal=ctx.choices[2])
-
-            def define(q, k, v, bias):
-                return definition.attend(q, k, v, options._replace(bias=bias))[0]
-
-            return *differentiate_definition(define, (q, k, v, bias), grad_out), None, None, None, None
+            return *differentiate_attention(q, k, v, bias, options, grad_out), None, None, None, None
         sizes, constants = _describe(q, k, v, bias, key_mask, *ctx.choices)
         grads = [torch.zeros_like(tensor, dtype=torch.float32) for tensor in (q, k, v)]
         needs_bias = ctx.needs_input_grad[3]

@@ -11,8 +11,8 @@ So one head generates only multiples of one matrix, and H heads span at most H d
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -21,15 +21,6 @@ from torch import Tensor, nn
 from recombine.attention.hyla import HypernetworkAttention
 from recombine.attention.layer import ATTENTIONS, Attention
 from recombine.foundation.errors import InputError
-
-
-class HeadWeights(NamedTuple):
-    """W_h^value, b_h^value, W_h^out and b^out; absent biases are zeros."""
-
-    value_weight: Float[Tensor, "h d in"]
-    value_bias: Float[Tensor, "h d"]
-    out_weight: Float[Tensor, "out h d"]
-    out_bias: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,29 +49,24 @@ def hypernetwork_view(
         _, codes = attention(x, tokens, tokens, need_weights=True, average_attn_weights=False, **options)
     swapped = isinstance(attention, nn.MultiheadAttention) and not attention.batch_first and x.dim() == 3
     batch_first = tokens.transpose(0, 1) if swapped else tokens.reshape(-1, *tokens.shape[-2:])
-    codes = codes.reshape(-1, *codes.shape[-3:])
-
-    view = generate_view(codes, batch_first, _split_heads(attention))
-    output = view.output.transpose(0, 1) if swapped else view.output.reshape(*x.shape[:-2], *view.output.shape[-2:])
-    return replace(view, output=output)
-
-
-def generate_view(
-    codes: Float[Tensor, "b h q k"], tokens: Float[Tensor, "b k in"], weights: HeadWeights
-) -> HypernetworkView:
-    """The value networks that codes generate from the weights of the heads, and their output for these tokens."""
-    value_weight, value_bias, out_weight, out_bias = weights
-    codes = codes.to(out_weight.dtype)
+    value_weight, value_bias, out_weight, out_bias = _split_heads(attention)
+    codes = codes.reshape(-1, *codes.shape[-3:]).to(out_weight.dtype)
     head_matrices = torch.einsum("ohd,hdi->hoi", out_weight, value_weight)
     head_biases = torch.einsum("ohd,hd->ho", out_weight, value_bias)
     value_matrices = torch.einsum("bhqk,hoi->bqkoi", codes, head_matrices)
     value_biases = torch.einsum("bhqk,ho->bqko", codes, head_biases)
-    output = torch.einsum("bqkoi,bki->bqo", value_matrices, tokens) + value_biases.sum(dim=2) + out_bias
+    output = torch.einsum("bqkoi,bki->bqo", value_matrices, batch_first) + value_biases.sum(dim=2) + out_bias
+    output = output.transpose(0, 1) if swapped else output.reshape(*x.shape[:-2], *output.shape[-2:])
     return HypernetworkView(codes=codes, value_matrices=value_matrices, value_biases=value_biases, output=output)
 
 
-def check_linear(name: str, output_scale: str = "none") -> None:
+def _check_layer(attention: nn.MultiheadAttention | Attention) -> None:
     """Require an attention whose output is linear in the codes."""
+    if isinstance(attention, nn.MultiheadAttention) and (attention.bias_k is not None or attention.add_zero_attn):
+        raise InputError("the layer has add_bias_kv or add_zero_attn: expected neither, as those keys have no token")
+    if not isinstance(attention, Attention | HypernetworkAttention):
+        return
+    name, output_scale = attention.attention, attention.output_scale
     linear = [choice for choice, (_, value_network) in ATTENTIONS.items() if value_network == "linear"]
     if name not in linear:
         raise InputError(
@@ -93,14 +79,10 @@ def check_linear(name: str, output_scale: str = "none") -> None:
         )
 
 
-def _check_layer(attention: nn.MultiheadAttention | Attention) -> None:
-    if isinstance(attention, Attention | HypernetworkAttention):
-        check_linear(attention.attention, attention.output_scale)
-    if isinstance(attention, nn.MultiheadAttention) and (attention.bias_k is not None or attention.add_zero_attn):
-        raise InputError("the layer has add_bias_kv or add_zero_attn: expected neither, as those keys have no token")
-
-
-def _split_heads(attention: nn.MultiheadAttention | Attention) -> HeadWeights:
+def _split_heads(
+    attention: nn.MultiheadAttention | Attention,
+) -> tuple[Float[Tensor, "h d in"], Float[Tensor, "h d"], Float[Tensor, "out h d"], Tensor]:
+    """W_h^value, b_h^value, W_h^out and b^out; absent biases are zeros."""
     if isinstance(attention, Attention):
         value_weight, bias, output = attention.qkv_weight.chunk(3)[2], attention.qkv_bias, attention.output
     else:
@@ -109,6 +91,4 @@ def _split_heads(attention: nn.MultiheadAttention | Attention) -> HeadWeights:
     value_bias = value_weight.new_zeros(len(value_weight)) if bias is None else bias.chunk(3)[2]
     heads = (attention.num_heads, -1)
     out_bias = value_bias.new_zeros(()) if output.bias is None else output.bias
-    return HeadWeights(
-        value_weight.unflatten(0, heads), value_bias.unflatten(0, heads), output.weight.unflatten(1, heads), out_bias
-    )
+    return value_weight.unflatten(0, heads), value_bias.unflatten(0, heads), output.weight.unflatten(1, heads), out_bias

@@ -40,8 +40,6 @@ class GenerateOptions(RunOutput):
     """Total probability of the tokens that are drawn from, the most likely first."""
     seed: int = 0
     """Random seed."""
-    cache: bool = True
-    """Keep what attention remembers of earlier tokens, instead of computing it again for each token."""
     device: str = "auto"
     """Device to run on: auto, cpu, cuda, ..."""
 
@@ -64,7 +62,6 @@ def run(argv: list[str]) -> None:
         top_p=options.top_p,
         seed=options.seed,
         stop=tokenizer.eos,
-        use_cache=options.cache,
     )
     if options.json:
         generated = list(tokens)

@@ -270,4 +270,5 @@ def find_classes(package: str, path: Iterable[str], base: Any, name: str) -> dic
         and issubclass(value, base)
         and value.__module__ == module.__name__
         and not inspect.isabstract(value)
+        and hasattr(value, name)
     }

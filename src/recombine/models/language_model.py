@@ -5,10 +5,7 @@
 Attention is causal, positions are rotary (or a relative bias, as in the released WikiText experiment), and the embedding
 is also the output layer. `LanguageModel.start` returns a cache for inference one token at a time.
 
-Generate tokens with a language model, one at a time.
-
-With a cache, each step computes one token; without one, the whole sequence again. Both give the same logits up to rounding.
-Random numbers are a pure function of the seed and the number of the token.
+`generate` continues a prompt. Its random numbers are a pure function of the seed and the number of the token.
 """
 
 from __future__ import annotations
@@ -24,10 +21,10 @@ from torch.nn import functional
 
 from recombine.attention.cache import AttentionCache, build_cache
 from recombine.attention.definition import CodeMap
-from recombine.attention.layer import ATTENTIONS, Attention, AttentionName, OutputScale, RelativeBias, Rotary
+from recombine.attention.layer import ATTENTIONS, Attention, OutputScale, RelativeBias, Rotary
 from recombine.foundation.errors import InputError, check_positive, require
-from recombine.models.base import TOKENS, ModelConfig, Need, Site
-from recombine.models.transformer import Block, ResidualNorm, build_feedforward
+from recombine.models.base import TOKENS, Need, Site
+from recombine.models.transformer import Block, BlocksConfig, ResidualNorm, build_feedforward
 from recombine.random import Stream
 from recombine.tasks.base import Task
 
@@ -37,25 +34,15 @@ NUM_BUCKETS = 32  # of the relative bias, as in T5
 
 
 @dataclass(frozen=True, kw_only=True)
-class LanguageModelConfig(ModelConfig):
+class LanguageModelConfig(BlocksConfig):
     """Sizes and choices of a language model; the task gives the number of tokens."""
 
     kind: ClassVar[str] = "language_model"
 
-    attention: AttentionName = "hyla"
-    """Softmax, linear, HYLA, or one of the ablations of table A1."""
     num_layers: int = 4
-    """Number of blocks."""
     embedding_dim: int = 256
-    """Number of features of the residual stream."""
     kqv_dim: int = 256
-    """Number of features of queries, keys and values, in total over all heads."""
     mlp_dim: int = 1024
-    """Number of hidden units of the feed-forward network."""
-    num_heads: int = 8
-    """Number of heads: the dimension of the latent code."""
-    feedforward: Literal["mlp", "swiglu", "mixture_of_experts"] = "mlp"
-    """Feed-forward layer of a block."""
     position: TokenPosition = "rotary"
     """Rotary, or a learned bias per head and distance."""
     qk_norm: bool = False
@@ -66,13 +53,6 @@ class LanguageModelConfig(ModelConfig):
     """Scale of the output of each head: none, as in the paper, or one that does not grow with the number of keys."""
     initialisation: Initialisation = "lecun"
     """Truncated normal of variance 1 / fan-in (AH), or Xavier-uniform (NanoDO)."""
-
-    def __post_init__(self) -> None:
-        check_positive(num_layers=self.num_layers, embedding_dim=self.embedding_dim, mlp_dim=self.mlp_dim)
-
-    @property
-    def label(self) -> str:
-        return self.attention
 
     @property
     def needs(self) -> tuple[Need, ...]:
@@ -217,7 +197,6 @@ def generate(
     top_p: float = 1.0,
     seed: int = 0,
     stop: int | None = None,
-    use_cache: bool = True,
 ) -> Iterator[int]:
     """Tokens that follow a prompt, up to `num_tokens` or until `stop`; with temperature 0 always the most likely one.
 
@@ -228,33 +207,20 @@ def generate(
     require(0 < top_p <= 1, "top_p", top_p, "a number above 0, at most 1")
     if not prompt:
         raise InputError("the prompt is empty: expected at least one token")
-    return _generate(model, list(prompt), num_tokens, temperature, top_p, seed, stop, use_cache)
 
+    def continue_prompt() -> Iterator[int]:
+        cache, new = model.start(), list(prompt)
+        for number in range(num_tokens):
+            with torch.inference_mode():
+                inputs = torch.tensor([new], device=model.embedding.weight.device)
+                logits = model(inputs, cache=cache, num_read=1)[0, -1].float().cpu()
+            draw = Stream("generate", seed, number, rows=range(1)).uniform(1).item()
+            new = [choose_token(logits, draw, temperature=temperature, top_p=top_p)]
+            yield new[0]
+            if new[0] == stop:
+                return
 
-def _generate(
-    model: LanguageModel,
-    tokens: list[int],
-    num_tokens: int,
-    temperature: float,
-    top_p: float,
-    seed: int,
-    stop: int | None,
-    use_cache: bool,
-) -> Iterator[int]:
-    device = model.embedding.weight.device
-    cache = model.start() if use_cache else None
-    seen = 0
-    for number in range(num_tokens):
-        with torch.inference_mode():
-            new = torch.tensor([tokens[seen:] if use_cache else tokens], device=device)
-            logits = model(new, cache=cache, num_read=1)[0, -1].float().cpu()
-        seen = len(tokens)
-        draw = Stream("generate", seed, number, rows=range(1)).uniform(1).item()
-        token = choose_token(logits, draw, temperature=temperature, top_p=top_p)
-        yield token
-        if token == stop:
-            return
-        tokens.append(token)
+    return continue_prompt()
 
 
 def choose_token(logits: Float[Tensor, " tokens"], draw: float, *, temperature: float, top_p: float) -> int:

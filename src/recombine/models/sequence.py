@@ -27,7 +27,7 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Complex, Float
@@ -39,12 +39,12 @@ from recombine.models.base import ModelConfig, Need, Site
 from recombine.tasks.base import Task
 from recombine.tasks.sequences.functions import WEIGHT_DEVIATION, AttentionWeights, Readout, attention_weights
 
-Model = TypeVar("Model", bound="SequenceModel")
-
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceModelConfig(ModelConfig):
     """Sizes of a causal sequence model; the task gives those of its inputs and outputs."""
+
+    model: ClassVar[type[SequenceModel]]
 
     hidden_dim: int = 20
     """Number of features of a hidden state."""
@@ -67,8 +67,8 @@ class SequenceModelConfig(ModelConfig):
         )
         return (hidden_states,)
 
-    def _build(self, model: type[Model], task: Task) -> Model:
-        return model(
+    def build(self, task: Task) -> SequenceModel:
+        return self.model(
             self,
             input_dim=task.input_dim,
             output_dim=task.output_dim,
@@ -139,16 +139,6 @@ def normal_parameter(*shape: int) -> nn.Parameter:
     return nn.Parameter(nn.init.normal_(torch.empty(shape), std=WEIGHT_DEVIATION))
 
 
-@dataclass(frozen=True, kw_only=True)
-class DeepSetConfig(SequenceModelConfig):
-    """A sum of features of the tokens so far."""
-
-    kind: ClassVar[str] = "deep_set"
-
-    def build(self, task: Task) -> DeepSet:
-        return self._build(DeepSet, task)
-
-
 class DeepSet(SequenceModel):
     """Independent of the order of the tokens so far."""
 
@@ -159,39 +149,15 @@ class DeepSet(SequenceModel):
         return self.embed(inputs).cumsum(dim=1)
 
 
+@dataclass(frozen=True, kw_only=True)
+class DeepSetConfig(SequenceModelConfig):
+    """A sum of features of the tokens so far."""
+
+    kind: ClassVar[str] = "deep_set"
+    model: ClassVar[type[SequenceModel]] = DeepSet
+
+
 Recurrence = Literal["dense", "diagonal"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class StateSpaceConfig(SequenceModelConfig):
-    """A linear recurrence."""
-
-    kind: ClassVar[str] = "ssm"
-
-    recurrence: Recurrence = "dense"
-    """A full matrix, or pairs of complex eigenvalues."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.recurrence == "diagonal" and self.hidden_dim % 2:
-            raise InputError(f"hidden_dim is {self.hidden_dim}: expected an even number, for pairs of eigenvalues")
-
-    @property
-    def label(self) -> str:
-        return super().label if self.recurrence == "dense" else f"{self.recurrence}-{super().label}"
-
-    def build(self, task: Task) -> StateSpaceModel:
-        return self._build(StateSpaceModel, task)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RecurrentConfig(SequenceModelConfig):
-    """A recurrence with a sigmoid."""
-
-    kind: ClassVar[str] = "rnn"
-
-    def build(self, task: Task) -> RecurrentNetwork:
-        return self._build(RecurrentNetwork, task)
 
 
 class StateSpaceModel(SequenceModel):
@@ -220,6 +186,26 @@ class StateSpaceModel(SequenceModel):
         return torch.polar(self.log_radius.exp(), self.angle)
 
 
+@dataclass(frozen=True, kw_only=True)
+class StateSpaceConfig(SequenceModelConfig):
+    """A linear recurrence."""
+
+    kind: ClassVar[str] = "ssm"
+    model: ClassVar[type[SequenceModel]] = StateSpaceModel
+
+    recurrence: Recurrence = "dense"
+    """A full matrix, or pairs of complex eigenvalues."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.recurrence == "diagonal" and self.hidden_dim % 2:
+            raise InputError(f"hidden_dim is {self.hidden_dim}: expected an even number, for pairs of eigenvalues")
+
+    @property
+    def label(self) -> str:
+        return super().label if self.recurrence == "dense" else f"{self.recurrence}-{super().label}"
+
+
 class RecurrentNetwork(SequenceModel):
     """Computes one position after the other."""
 
@@ -233,6 +219,14 @@ class RecurrentNetwork(SequenceModel):
         for driven in (inputs @ self.input.T).unbind(dim=1):
             hidden.append(torch.sigmoid(torch.addmm(driven, hidden[-1], transition) if hidden else driven))
         return torch.stack(hidden, dim=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecurrentConfig(SequenceModelConfig):
+    """A recurrence with a sigmoid."""
+
+    kind: ClassVar[str] = "rnn"
+    model: ClassVar[type[SequenceModel]] = RecurrentNetwork
 
 
 def rotation_parameter(size: int) -> nn.Parameter:
@@ -270,26 +264,6 @@ def _scan(
 TokenPosition = Literal["none", "learned"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class CausalAttentionConfig(SequenceModelConfig):
-    """A weighted sum of the tokens so far, weighted by the last one as query."""
-
-    kind: ClassVar[str] = "attention"
-
-    attention: AttentionWeights = "sigmoid"
-    """How attention weights are computed from scores."""
-    position: TokenPosition = "none"
-    """Add a learned vector per position to the tokens."""
-
-    @property
-    def label(self) -> str:
-        positions = "" if self.position == "none" else "-positions"
-        return f"{self.attention}-{super().label}{positions}"
-
-    def build(self, task: Task) -> CausalAttention:
-        return self._build(CausalAttention, task)
-
-
 class CausalAttention(SequenceModel):
     """Queries, keys and values are linear in the tokens."""
 
@@ -308,3 +282,21 @@ class CausalAttention(SequenceModel):
             x = x + self.position[: x.shape[1]]
         q, k, v = (x @ weight.T for weight in (self.query, self.key, self.value))
         return attention_weights(q @ k.mT / math.sqrt(q.shape[-1]), self.weighing) @ v
+
+
+@dataclass(frozen=True, kw_only=True)
+class CausalAttentionConfig(SequenceModelConfig):
+    """A weighted sum of the tokens so far, weighted by the last one as query."""
+
+    kind: ClassVar[str] = "attention"
+    model: ClassVar[type[SequenceModel]] = CausalAttention
+
+    attention: AttentionWeights = "sigmoid"
+    """How attention weights are computed from scores."""
+    position: TokenPosition = "none"
+    """Add a learned vector per position to the tokens."""
+
+    @property
+    def label(self) -> str:
+        positions = "" if self.position == "none" else "-positions"
+        return f"{self.attention}-{super().label}{positions}"

@@ -40,10 +40,8 @@ Position = Literal["relative", "rotary", "none"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransformerConfig(ModelConfig):
-    """Sizes and choices of a transformer; the task gives the sizes of its input and output."""
-
-    kind: ClassVar[str] = "transformer"
+class BlocksConfig(ModelConfig):
+    """Sizes and choices of a stack of blocks."""
 
     attention: AttentionName = "hyla"
     """Softmax, linear, HYLA, or one of the ablations of table A1."""
@@ -59,6 +57,21 @@ class TransformerConfig(ModelConfig):
     """Number of heads: the dimension of the latent code."""
     feedforward: Literal["mlp", "swiglu", "mixture_of_experts"] = "mlp"
     """Feed-forward layer of a block."""
+
+    def __post_init__(self) -> None:
+        check_positive(num_layers=self.num_layers, embedding_dim=self.embedding_dim, mlp_dim=self.mlp_dim)
+
+    @property
+    def label(self) -> str:
+        return self.attention
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerConfig(BlocksConfig):
+    """Sizes and choices of a transformer; the task gives the sizes of its input and output."""
+
+    kind: ClassVar[str] = "transformer"
+
     position: Position = "relative"
     """A learned bias per head and distance, rotary, or none."""
     causal: bool = False
@@ -69,12 +82,8 @@ class TransformerConfig(ModelConfig):
     """`pairs`: one mask over (query, key) for all rows and heads, as in that release; `elements`: independent masks."""
 
     def __post_init__(self) -> None:
-        check_positive(num_layers=self.num_layers, embedding_dim=self.embedding_dim, mlp_dim=self.mlp_dim)
+        super().__post_init__()
         check_dropout(self.attention_dropout)
-
-    @property
-    def label(self) -> str:
-        return self.attention
 
     @property
     def needs(self) -> tuple[Need, ...]:
@@ -318,21 +327,13 @@ class TaskTransformerConfig(TransformerConfig):
     kind: ClassVar[str] = "task_transformer"
 
     attention: AttentionName = "softmax"
-    """Softmax, linear, HYLA, or one of the ablations of table A1."""
     num_layers: int = 4
-    """Number of blocks."""
     embedding_dim: int = 256
-    """Number of features of the residual stream."""
     kqv_dim: int = 256
-    """Number of features of queries, keys and values, in total over all heads."""
     mlp_dim: int = 1024
-    """Number of hidden units of the feed-forward network."""
     num_heads: int = 4
-    """Number of heads: the dimension of the latent code."""
     position: Position = "rotary"
-    """A learned bias per head and distance, rotary, or none."""
     causal: bool = True
-    """Let tokens attend to earlier tokens only."""
     normalise_queries: bool = True
     """Normalise queries and keys, with a learned scale per feature of a head."""
 

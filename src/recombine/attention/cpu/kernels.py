@@ -21,7 +21,7 @@ from __future__ import annotations
 import ctypes
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -139,27 +139,6 @@ def _run(source: str, function: str, problem: Any) -> None:
         raise MemoryError(f"not enough memory for the scratch space of {source}")
 
 
-class _Choices(NamedTuple):
-    """What attention computes, besides its tensors."""
-
-    normalisation: str
-    value_network: str
-    causal: bool
-    dropout_form: str
-    dropout_rate: float
-
-
-class _Inputs(NamedTuple):
-    """The tensors of attention; `key` is that of the dropout."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    bias: Tensor | None
-    mask: Tensor | None
-    key: Tensor | None
-
-
 def supports(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> bool:
     """Whether `attend` computes this; whether there is a compiler does not matter."""
     tensors = [tensor for tensor in (q, k, v, options.bias, options.mask) if tensor is not None]
@@ -195,10 +174,10 @@ def attend(
     return _Attend.apply(*arguments)
 
 
-def _allocate_outputs(q: Tensor, v: Tensor, choices: _Choices) -> tuple[Tensor, Tensor]:
+def _allocate_outputs(q: Tensor, v: Tensor, normalisation: str) -> tuple[Tensor, Tensor]:
     """The output, and what the backward pass needs of the softmax: shift and scale of each row."""
     b, num_queries, h, _ = q.shape
-    rows = (2, b, num_queries, h) if choices.normalisation.startswith("softmax") else (0,)
+    rows = (2, b, num_queries, h) if normalisation.startswith("softmax") else (0,)
     return q.new_empty(b, num_queries, h, v.shape[3]), q.new_empty(rows, dtype=torch.float32)
 
 
@@ -208,23 +187,24 @@ def _allocate_gradients(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) ->
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), grad_bias
 
 
-def _run_forward(inputs: _Inputs, choices: _Choices) -> tuple[Tensor, Tensor]:
+def _run_forward(q, k, v, bias, mask, key, normalisation, *choices) -> tuple[Tensor, Tensor]:
     """The output and the statistics of the softmax."""
-    out, statistics = _allocate_outputs(inputs.q, inputs.v, choices)
-    q, k, v = (_with_unit_stride(tensor) for tensor in inputs[:3])
-    problem = _pack_arguments(inputs._replace(q=q, k=k, v=v), statistics, choices)
+    out, statistics = _allocate_outputs(q, v, normalisation)
+    q, k, v = (_with_unit_stride(tensor) for tensor in (q, k, v))
+    problem = _pack_arguments(q, k, v, bias, mask, key, statistics, normalisation, *choices)
     problem.out = _describe(out)
     _run_attention("recombine_attend_forward", problem)
     return out, statistics
 
 
 def _run_backward(
-    grad_out: Tensor, inputs: _Inputs, out: Tensor | None, statistics: Tensor, choices: _Choices, needs_bias: bool
+    grad_out, q, k, v, bias, mask, key, out, statistics, *choices_and_need
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v and bias; `out` is needed for softmax with the linear value network."""
-    grads = _allocate_gradients(*inputs[:3], inputs.bias if needs_bias else None)
-    grad_out, q, k, v = (_with_unit_stride(tensor) for tensor in (grad_out, *inputs[:3]))
-    problem = _pack_arguments(inputs._replace(q=q, k=k, v=v), statistics, choices)
+    *choices, needs_bias = choices_and_need
+    grads = _allocate_gradients(q, k, v, bias if needs_bias else None)
+    grad_out, q, k, v = (_with_unit_stride(tensor) for tensor in (grad_out, q, k, v))
+    problem = _pack_arguments(q, k, v, bias, mask, key, statistics, *choices)
     problem.grad_out = _describe(grad_out)
     problem.grad_q, problem.grad_k, problem.grad_v = (_describe(grad) for grad in grads[:3])
     if out is not None:
@@ -235,9 +215,9 @@ def _run_backward(
     return grads
 
 
-def _pack_arguments(inputs: _Inputs, statistics: Tensor, choices: _Choices) -> _AttentionProblem:
-    q, k, v, bias, mask, key = inputs
-    normalisation, value_network, causal, form, rate = choices
+def _pack_arguments(
+    q, k, v, bias, mask, key, statistics, normalisation, value_network, causal, form, rate
+) -> _AttentionProblem:
     problem = _AttentionProblem(q=_describe(q), k=_describe(k), v=_describe(v))
     problem.batch, problem.queries, problem.heads, problem.dim = q.shape
     problem.keys, problem.value_dim = k.shape[1], v.shape[3]
@@ -279,9 +259,22 @@ def _run_attention(function: str, problem: _AttentionProblem) -> None:
 
 
 def _save(ctx, inputs, output: tuple[Tensor, Tensor]) -> None:
-    ctx.choices = _Choices(*inputs[6:])
+    ctx.choices = inputs[6:]
     needs_out = ctx.choices[:2] == ("softmax", "linear")
     ctx.save_for_backward(*inputs[:6], output[0] if needs_out else None, output[1])
+
+
+def _differentiate(ctx, grad_out, run_backward):
+    needs_bias = ctx.needs_input_grad[3]
+    if torch.is_grad_enabled():
+        q, k, v, bias, mask, key, *_ = ctx.saved_tensors
+        normalisation, value_network, causal, form, rate = ctx.choices
+        dropout = None if key is None else Dropout(rate, form, key)
+        options = AttentionOptions(normalisation, value_network, None, mask, causal, dropout)
+        grads = definition.differentiate_attention(q, k, v, bias, options, grad_out)
+    else:
+        grads = run_backward(grad_out, *ctx.saved_tensors, *ctx.choices, needs_bias)
+    return *grads[:3], grads[3] if needs_bias else None, *[None] * 7
 
 
 class _Attend(torch.autograd.Function):
@@ -289,30 +282,13 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, *arguments):
-        output = _run_forward(_Inputs(*arguments[:6]), _Choices(*arguments[6:]))
+        output = _run_forward(*arguments)
         _save(ctx, arguments, output)
         return output[0]
 
     @staticmethod
     def backward(ctx, grad_out):
-        return _differentiate(ctx, grad_out, _backward)
-
-
-def _differentiate(ctx, grad_out, run_backward):
-    needs_bias = ctx.needs_input_grad[3]
-    q, k, v, bias, mask, key, out, statistics = ctx.saved_tensors
-    if torch.is_grad_enabled():
-        normalisation, value_network, causal, form, rate = ctx.choices
-        dropout = None if key is None else Dropout(rate, form, key)
-        options = AttentionOptions(normalisation, value_network, None, mask, causal, dropout)
-
-        def define(q, k, v, bias):
-            return definition.attend(q, k, v, options._replace(bias=bias))[0]
-
-        grads = differentiate_definition(define, (q, k, v, bias), grad_out)
-    else:
-        grads = run_backward(grad_out, q, k, v, bias, mask, key, out, statistics, *ctx.choices, needs_bias)
-    return *grads[:3], grads[3] if needs_bias else None, *[None] * 7
+        return _differentiate(ctx, grad_out, _run_backward)
 
 
 # the same as operators, for torch.compile
@@ -324,29 +300,18 @@ torch.library.define(
     f"(Tensor grad_out, {_INPUTS}, Tensor? out, Tensor statistics, {_CHOICES}, bool needs_bias)"
     " -> (Tensor, Tensor, Tensor, Tensor)",
 )
-
-
-@torch.library.impl("recombine::attend_forward", "cpu")
-def _forward(*arguments):
-    return _run_forward(_Inputs(*arguments[:6]), _Choices(*arguments[6:]))
+torch.library.impl("recombine::attend_forward", "cpu", _run_forward)
+torch.library.impl("recombine::attend_backward", "cpu", _run_backward)
 
 
 @torch.library.register_fake("recombine::attend_forward")
-def _(q, k, v, bias, mask, key, *choices):
-    return _allocate_outputs(q, v, _Choices(*choices))
-
-
-def _backward(grad_out, q, k, v, bias, mask, key, out, statistics, *choices):
-    inputs = _Inputs(q, k, v, bias, mask, key)
-    return _run_backward(grad_out, inputs, out, statistics, _Choices(*choices[:-1]), choices[-1])
-
-
-torch.library.impl("recombine::attend_backward", "cpu", _backward)
+def _(q, k, v, bias, mask, key, normalisation, *choices):
+    return _allocate_outputs(q, v, normalisation)
 
 
 @torch.library.register_fake("recombine::attend_backward")
-def _(grad_out, q, k, v, bias, mask, key, out, statistics, *choices):
-    return _allocate_gradients(q, k, v, bias if choices[-1] else None)
+def _(grad_out, q, k, v, bias, *others):
+    return _allocate_gradients(q, k, v, bias if others[-1] else None)
 
 
 def _differentiate_operator(ctx, grad_out, _):
