@@ -22,7 +22,6 @@ from recombine.models.base import build_model
 from recombine.models.transformer import TransformerConfig
 from recombine.random import Stream, hash_key, mix
 from recombine.tasks.fuzzy_logic import FuzzyLogic
-from recombine.tasks.modular.in_context import InContext
 from recombine.training.config import RunConfig, TrainingConfig
 from recombine.training.directory import RunDirectory
 from recombine.training.loop import Trainer
@@ -182,17 +181,6 @@ def test_the_same_losses_by_kernel_and_by_definition(attention, form, rate, monk
         expected = train(build_trainer(**choices), 20)
     monkeypatch.setattr(definition, "attend", None)  # training keeps the fused path
     torch.testing.assert_close(train(build_trainer(**choices), 20), expected, rtol=1e-4, atol=1e-5)
-
-
-@needs_kernel
-@pytest.mark.parametrize("attention", ["softmax", "hyla"])
-def test_isolated_queries_keep_the_fused_path(attention, monkeypatch):
-    task = InContext(input_size=4, hidden_size=8, num_examples=7, num_queries=4)
-    with use_kernel("reference"):
-        expected = train(build_trainer(task, attention=attention, attention_dropout=0.2), 5)
-    monkeypatch.setattr(definition, "attend", None)
-    losses = train(build_trainer(task, attention=attention, attention_dropout=0.2), 5)
-    torch.testing.assert_close(losses, expected, rtol=1e-4, atol=1e-5)
 
 
 @needs_kernel

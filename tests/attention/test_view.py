@@ -75,15 +75,6 @@ def test_torchs_attention_equals_its_hypernetwork(options, batch_first):
     torch.testing.assert_close(swap(reproduce(view, context, bias)), expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("batch_first", [True, False])
-def test_torchs_attention_without_batch_and_in_evaluation(batch_first):
-    layer, x = randomise(nn.MultiheadAttention(E, 2, batch_first=batch_first)).eval(), draw(L, E)
-    with torch.no_grad():
-        view = hypernetwork_view(layer, x)
-        torch.testing.assert_close(view.output, layer(x, x, x)[0], rtol=1e-12, atol=1e-12)
-    assert view.codes.shape == (1, 2, L, L)
-
-
 @pytest.mark.parametrize("name", LINEAR)
 def test_the_drop_in_equals_its_hypernetwork(name):
     layer, x = randomise(HypernetworkAttention(E, H, attention=name)), draw(L, N, E)

@@ -13,7 +13,6 @@ from recombine.models.base import build_model
 from recombine.models.hypernetwork import GeneratedNetwork, HypernetworkTransformerConfig
 from recombine.tasks.fuzzy_logic import FuzzyLogic
 from recombine.tasks.modular.in_context import InContext
-from recombine.training.config import RunConfig, TrainingConfig
 
 TASK = InContext(input_size=4, hidden_size=8, num_examples=7, num_queries=3)
 SIZES: dict[str, Any] = {
@@ -107,14 +106,6 @@ def test_probes_read_what_the_code_reads():
     torch.testing.assert_close(torch.from_numpy(seen.by_site["residual.0"][20:]), x.mean(dim=1), atol=1e-5, rtol=1e-5)
     assert seen.by_site["code"].shape == (40, 6)
     torch.testing.assert_close(torch.from_numpy(seen.labels[20:]), batch.info["strengths"])
-
-
-def test_configurations_survive_their_json():
-    for execution in ("hypernetwork", "mlp"):
-        model = HypernetworkTransformerConfig(execution=execution, **SIZES)
-        run = RunConfig(task=TASK, model=model, training=TrainingConfig())
-        assert RunConfig.from_dict(run.as_dict()) == run
-        assert execution in run.name
 
 
 def test_the_code_has_a_feature_for_each_module():

@@ -43,11 +43,6 @@ class AttentionCache:
         memory[:, self.length : end] = new
         return memory
 
-    @property
-    def num_bytes(self) -> int:
-        """Size of the memory."""
-        return sum(memory.nbytes for memory in (self._keys, self._values) if memory is not None)
-
 
 class LinearCache(AttentionCache):
     """The sum of products of keys and values.
@@ -80,10 +75,6 @@ class LinearCache(AttentionCache):
         self._total = added if self._total is None else self._total + added
         self.length += k.shape[1]
         return out, None
-
-    @property
-    def num_bytes(self) -> int:
-        return super().num_bytes + (0 if self._total is None else self._total.nbytes)
 
 
 def build_cache(normalisation: str, value_network: str, *, has_bias: bool, keep_keys: bool = False) -> AttentionCache:

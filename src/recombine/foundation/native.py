@@ -323,15 +323,8 @@ def constant_in_graphs(function: Function) -> Function:
 @constant_in_graphs
 def is_amd_with_avx512() -> bool:
     """AMD's Zen 4 and later: torch's default library of products, MKL, is not at its best there."""
-    return _detect_amd_with_avx512()
-
-
-@cache
-def _detect_amd_with_avx512() -> bool:
-    """The same outside of traced code."""
-    if torch.backends.cpu.get_cpu_capability() != "AVX512":
-        return False
-    return "AuthenticAMD" in read_cpu().get("vendor_id", platform.processor())
+    has_avx512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
+    return has_avx512 and "AuthenticAMD" in (read_cpu().get("vendor_id") or platform.processor())
 
 
 MIN_BLOCK, MAX_BLOCK = 1 << 16, 1 << 24

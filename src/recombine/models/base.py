@@ -29,7 +29,7 @@ from dataclasses import dataclass, is_dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import nn
@@ -42,6 +42,8 @@ from recombine.tasks.families import TASKS
 # How a user names code from outside: a specification (see above), a class, or a function that builds a module.
 Code = str | type | Callable[[Task], nn.Module]
 GROUPS = {"task": "recombine.tasks", "model": "recombine.models"}
+
+Config = TypeVar("Config", bound="ModelConfig")
 
 BYTES_PER_NUMBER = 4
 MAX_LAYERS = 3_000  # more take minutes to build and to save
@@ -200,12 +202,12 @@ def check_size(config: ModelConfig, task: Task, *, copies: int = 1) -> None:
 
 def find_task(name: str) -> type[Task]:
     """The task class with a name, or the one that a file or module holds."""
-    return check_task(_find(name, "task", TASKS))
+    return check_task(_find(name, "task", TASKS, GROUPS["task"]))
 
 
 def find_model(name: str) -> type[ModelConfig]:
     """The configuration class of the model with a name, or of the one that a file or module holds."""
-    return check_model(_find(name, "model", models_by_kind()))
+    return check_model(_find(name, "model", models_by_kind(), GROUPS["model"]))
 
 
 def check_task(candidate: Any) -> type[Task]:
@@ -252,11 +254,7 @@ def match_classes(
 
 def find_code(name: str) -> Any:
     """The task or model that a `--code` specification or the name of an entry point stands for."""
-    if ":" in name:
-        return load_object(name)
-    installed = _installed(*GROUPS.values())
-    check_choice("code", name.replace("-", "_"), (*installed, "FILE.py:NAME", "package.module:NAME"))
-    return installed[name.replace("-", "_")].load()
+    return _find(name, "code", {}, *GROUPS.values())
 
 
 def bind_module(factory: Any) -> type[OutsideModule]:
@@ -266,11 +264,7 @@ def bind_module(factory: Any) -> type[OutsideModule]:
             f"{_name_of(factory)} does not build a module: expected a function of the task that returns one, or its class"
         )
 
-    def build(self: OutsideModule, task: Task) -> nn.Module:
-        return _call(factory, task)
-
-    namespace = {"build": build, "__module__": OutsideModule.__module__}
-    return dataclass(frozen=True, kw_only=True)(type("OutsideModule", (OutsideModule,), namespace))
+    return _bind(factory, "OutsideModule", OutsideModule, {"__module__": OutsideModule.__module__})
 
 
 def is_own(owner: Any) -> bool:
@@ -317,22 +311,17 @@ def _is_extension(base: type) -> bool:
     return issubclass(base, known) and base.__module__.split(".")[0] != "torch"
 
 
-def _find(name: str, kind: str, own: Mapping[str, type]) -> Any:
+def _find(name: str, kind: str, own: Mapping[str, type], *groups: str) -> Any:
     if ":" in name:
         return load_object(name)
     plain = name.replace("-", "_")
     if plain in own:
         return own[plain]
-    installed = _installed(GROUPS[kind])
-    choices = [known.replace("_", "-") for known in (*own, *installed)]
-    check_choice(kind, name.replace("_", "-"), (*choices, "FILE.py:CLASS"))
-    return installed[plain].load()
-
-
-def _installed(*groups: str) -> dict[str, metadata.EntryPoint]:
-    """The entry points of installed packages, by name."""
     entries = [entry for group in groups for entry in metadata.entry_points(group=group)]
-    return {entry.name.replace("-", "_"): entry for entry in entries}
+    installed = {entry.name.replace("-", "_"): entry for entry in entries}
+    choices = [known.replace("_", "-") for known in (*own, *installed)]
+    check_choice(kind, name.replace("_", "-"), (*choices, "FILE.py:NAME", "package.module:NAME"))
+    return installed[plain].load()
 
 
 def _check_outside(candidate: Any, attribute: str, own: Mapping[str, type]) -> None:
@@ -362,14 +351,18 @@ def _is_factory(candidate: Any) -> bool:
 
 @cache
 def _configure_factory(factory: Callable[[Task], nn.Module]) -> type[ModelConfig]:
-    def build(self: ModelConfig, task: Task) -> nn.Module:
-        return _call(factory, task)
-
     name = _name_of(factory)
-    namespace = {"kind": name, "build": build, "__module__": factory.__module__, "factory": staticmethod(factory)}
-    config: type[ModelConfig] = dataclass(frozen=True, kw_only=True)(type(f"{name}Config", (ModelConfig,), namespace))
+    more = {"kind": name, "__module__": factory.__module__, "factory": staticmethod(factory)}
+    config = _bind(factory, f"{name}Config", ModelConfig, more)
     _check_outside(config, "kind", models_by_kind())
     return config
+
+
+def _bind(
+    factory: Callable[[Task], nn.Module], name: str, base: type[Config], attributes: dict[str, Any]
+) -> type[Config]:
+    attributes["build"] = lambda self, task: _call(factory, task)
+    return dataclass(frozen=True, kw_only=True)(type(name, (base,), attributes))
 
 
 def _call(factory: Callable[[Task], nn.Module], task: Task) -> nn.Module:

@@ -58,6 +58,24 @@ class LanguageModelConfig(BlocksConfig):
     def needs(self) -> tuple[Need, ...]:
         return (TOKENS,)
 
+    def build_block(self, context_length: int) -> Block:
+        attention = Attention(
+            self.embedding_dim,
+            num_heads=self.num_heads,
+            kqv_dim=self.kqv_dim,
+            attention=self.attention,
+            output_scale=self.output_scale,
+        )
+        bias, rotation, head_dim = None, None, self.kqv_dim // self.num_heads
+        if self.position == "relative":
+            max_distance = max(context_length, NUM_BUCKETS)
+            bias = RelativeBias(self.num_heads, num_buckets=NUM_BUCKETS, max_distance=max_distance)
+        else:
+            rotation = Rotary(head_dim)
+        feedforward = build_feedforward(self.feedforward, self.embedding_dim, self.mlp_dim)
+        norm = QueryKeyNorm(head_dim) if self.qk_norm else None
+        return Block(attention, feedforward, bias=bias, rotation=rotation, causal=True, query_key_norm=norm)
+
     def build(self, task: Task) -> nn.Module:
         assert task.vocabulary_size is not None
         return LanguageModel(self, num_tokens=task.vocabulary_size, context_length=task.sequence_length)
@@ -79,33 +97,6 @@ class QueryKeyNorm(nn.Module):
         return next(normed), next(normed)
 
 
-class LanguageBlock(Block):
-    """A causal block, with normalised queries and keys if the configuration says so."""
-
-    def __init__(self, config: LanguageModelConfig, context_length: int) -> None:
-        size, head_dim = config.embedding_dim, config.kqv_dim // config.num_heads
-        attention = Attention(
-            size,
-            num_heads=config.num_heads,
-            kqv_dim=config.kqv_dim,
-            attention=config.attention,
-            output_scale=config.output_scale,
-        )
-        bias: RelativeBias | None = None
-        if config.position == "relative":
-            max_distance = max(context_length, NUM_BUCKETS)
-            bias = RelativeBias(config.num_heads, num_buckets=NUM_BUCKETS, max_distance=max_distance)
-        rotation = Rotary(head_dim) if config.position == "rotary" else None
-        feedforward = build_feedforward(config.feedforward, size, config.mlp_dim)
-        norm = QueryKeyNorm(head_dim) if config.qk_norm else None
-        super().__init__(attention, feedforward, bias=bias, rotation=rotation, causal=True, query_key_norm=norm)
-
-    def start(self, *, keep_keys: bool = False) -> AttentionCache:
-        """An empty cache of this layer."""
-        choices = ATTENTIONS[self.attention.attention]
-        return build_cache(*choices, has_bias=self.bias is not None, keep_keys=keep_keys)
-
-
 class LanguageModel(nn.Module):
     """Maps tokens to logits of the next token, at every position."""
 
@@ -114,7 +105,7 @@ class LanguageModel(nn.Module):
         self.config, self.num_tokens, self.context_length = config, num_tokens, context_length
         self.embedding = nn.Embedding(num_tokens, config.embedding_dim)
         nn.init.normal_(self.embedding.weight, std=config.embedding_dim**-0.5)
-        self.blocks = nn.ModuleList(LanguageBlock(config, context_length) for _ in range(config.num_layers))
+        self.blocks = nn.ModuleList(config.build_block(context_length) for _ in range(config.num_layers))
         self.output_norm = ResidualNorm(config.embedding_dim, eps=1e-6)
         if config.initialisation == "xavier":
             initialise_xavier(self)
@@ -136,7 +127,8 @@ class LanguageModel(nn.Module):
 
         Linear attention caches a sum over tokens. `keep_keys` caches keys and values, which changes of codes need.
         """
-        return [block.start(keep_keys=keep_keys) for block in self.blocks]  # type: ignore[operator]
+        choices, has_bias = ATTENTIONS[self.config.attention], self.config.position == "relative"
+        return [build_cache(*choices, has_bias=has_bias, keep_keys=keep_keys) for _ in self.blocks]
 
     def forward(
         self,

@@ -121,7 +121,7 @@ def open_library(source: str = "cpu.c") -> ctypes.CDLL | str:
 @constant_in_graphs
 def is_available() -> bool:
     """Whether attention is compiled, or can be; the first call compiles it."""
-    return not isinstance(open_library(), str)
+    return why_unavailable() is None
 
 
 @constant_in_graphs
