@@ -15,6 +15,8 @@ from .inside.probe import probe_run as probe_run
 from .inside.result import ProbeResult as ProbeResult
 from .inside.verdict import Diagnosis as Diagnosis
 from .inside.verdict import diagnose_run as diagnose_run
+from .integrations.certify import DataCertificate as DataCertificate
+from .integrations.certify import certify as certify
 from .models.base import ModelConfig as ModelConfig
 from .models.base import Site as Site
 from .models.transformer import Transformer as Transformer

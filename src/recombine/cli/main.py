@@ -51,6 +51,7 @@ VERBS = {
     "tasks": "list the task families",
     "show": "print an instance of a task",
     "check": "print the certificate of a split, and its chance and ceiling",
+    "certify": "say whether the split of a data set of yours tests recombination",
     "train": "train a model on a task",
     "evaluate": "score a trained run again",
     "probe": "look inside a run: what can be decoded from it, and what its codes do",
