@@ -157,7 +157,7 @@ def test_folds_hold_every_composition_out_once():
             {"composition": ["shape"], "split": "part"},
             "no column 'part': expected the column that says what is trained",
         ),
-        ({"composition": ["shape", "shape"]}, "expected 1 to 8 different columns"),
+        ({"composition": ["shape", "shape"]}, "expected 1 to 12 different columns"),
         ({"composition": ["shape"], "train": "tain"}, "tain"),
     ],
 )

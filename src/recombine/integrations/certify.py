@@ -45,7 +45,7 @@ Batches = Iterator[tuple[str | None, pa.Table]]  # the name of the file's split,
 
 SUFFIXES = {".csv": "csv", ".parquet": "parquet", ".jsonl": "json", ".arrow": "arrow"}
 TRAINING_NAMES = ("train", "training")
-MAX_COLUMNS = 8  # distances go through all subsets of the columns
+MAX_COLUMNS = 12  # distances go through all subsets of the columns
 MAX_COMPOSITIONS = 2_000_000
 ROWS_PER_BATCH = 1 << 19
 NAMED = 3  # examples in a sentence
@@ -304,6 +304,8 @@ def count_levels(untrained: Iterable[Values], trained: Iterable[Values]) -> dict
     left, levels = set(untrained), {}
     width = len(next(iter(left), ()))
     for level in range(1, width + 1):
+        if not left:
+            break
         reached: set[Values] = set()
         for kept in itertools.combinations(range(width), width - level):
             known = {tuple(values[i] for i in kept) for values in trained}
