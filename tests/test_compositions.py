@@ -18,12 +18,6 @@ from recombine.compositions import (
 from recombine.foundation.errors import InputError
 
 
-def test_counts():
-    assert len(all_sets(12, 2)) == 66
-    assert len(all_multisets(8, 4)) == 330
-    assert len(all_sets(16, range(1, 4))) == 696
-
-
 def test_every_seed_covers_all_twelve_terms():
     redraws = []
     for seed in range(100):

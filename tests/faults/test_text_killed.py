@@ -11,7 +11,7 @@ import pytest
 
 from forked import drop_rights, in_fork
 from recombine.tasks.language import corpus as prepare
-from recombine.tasks.language.corpus import Request, corpus_folder, load_corpus
+from recombine.tasks.language.corpus import corpus_folder, load_corpus
 from recovery import differences, recover
 from test_kills import Countdown
 
@@ -38,7 +38,7 @@ def folder(tmp_path: Path) -> Path:
 def prepare_in(cache: Path, folder: Path) -> str:
     os.environ["RECOMBINE_CACHE"] = str(cache)
     pytest.importorskip("sentencepiece")
-    return prepare.prepare(Request(paths=(str(folder),), tokenizer="sentencepiece", vocabulary=512, held_out=0.2))
+    return prepare.prepare((str(folder),), "sentencepiece", 512, 0.2)
 
 
 def content(cache: Path, name: str) -> dict[str, bytes]:
@@ -126,8 +126,7 @@ def test_without_permission(tmp_path, folder):
     def work() -> int:
         drop_rights()
         os.environ["RECOMBINE_CACHE"] = str(tmp_path / "cache")
-        request = Request(paths=(str(folder),), tokenizer="bytes", vocabulary=512, held_out=0.2)
-        corpus = load_corpus(prepare.prepare(request))
+        corpus = load_corpus(prepare.prepare((str(folder),), "bytes", 512, 0.2))
         said.write_text("\n".join(corpus.problems))
         return 7 if sum(corpus.num_documents.values()) == 29 else 1
 

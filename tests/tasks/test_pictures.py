@@ -6,9 +6,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from markupsafe import Markup
 
-from recombine.foundation.errors import InputError
 from recombine.tasks import TASKS
 from recombine.tasks.base import Task
 from recombine.tasks.view import COLOUR_SCALES, FLOOR, WIDTH, Panel, draw_tokens, mix_colours, write_picture
@@ -63,12 +61,6 @@ def test_colours_are_the_values(lowest):
     for (row, column), fill in cells.items():
         exact = mix_colours(colours, (values[row, column] - lowest) / (2 - lowest))
         assert all(abs(int(fill[i : i + 2], 16) - int(exact[i : i + 2], 16)) <= 8 for i in (1, 3, 5))
-
-
-def test_only_svg(tmp_path):
-    with pytest.raises(InputError, match=r"unknown picture format '\.png'"):
-        write_picture(tmp_path / "a.png", Markup("<svg/>"))
-    assert not (tmp_path / "a.png").exists()
 
 
 def test_every_family_but_language_has_a_picture():

@@ -1,7 +1,6 @@
 """Sequence teachers: the splits, padding and scores; the functions against their definitions, token by token in Python."""
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -104,19 +103,6 @@ def test_chain_of_thought_adds_the_error_of_hidden_states():
         task.loss(batch.targets, batch)
 
 
-def test_corners_do_not_depend_on_the_default_type():
-    task = SequenceTeacher(generalise_to="corners", max_length=3, token_dim=6)
-    expected = task.sample("ood", 0, batch_size=4)
-    try:
-        torch.set_default_dtype(torch.float64)
-        found = replace(task).sample("ood", 0, batch_size=4)
-    finally:
-        torch.set_default_dtype(torch.float32)
-    assert found.inputs.dtype == torch.float32
-    assert torch.equal(found.inputs, expected.inputs)
-    assert torch.equal(found.targets, expected.targets)
-
-
 def test_corners():
     task = SequenceTeacher(generalise_to="corners", max_length=10)
     assert len(task.split.ood) == 64
@@ -149,28 +135,18 @@ def test_one_length_for_all_rows():
     batch = TASK.sample_length("ood", 0, 13, batch_size=5)
     assert batch.inputs.shape == (5, 13, 3)
     assert [len(TASK.split.ood[i]) for i in batch.composition] == [13] * 5
-    with pytest.raises(InputError, match="length is 0: expected 11 to 14, the lengths of 'ood'"):
-        TASK.sample_length("ood", 0, 0)
-    with pytest.raises(InputError, match="length is 15: expected 11 to 14"):
-        TASK.sample_length("ood", 0, 15)
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
         ({"teacher": "gru"}, "unknown teacher 'gru': expected one of deep_set, attention, ssm, rnn, product"),
-        ({"teacher_attention": "cosine"}, "unknown teacher_attention 'cosine'"),
-        ({"teacher_readout": "deep"}, "unknown teacher_readout 'deep': expected one of linear, mlp"),
-        ({"generalise_to": "colours"}, "unknown generalise_to 'colours': expected one of lengths, corners"),
         ({"min_length": 0}, "min_length is 0: expected a whole number of at least 1"),
-        ({"longest": 0}, "longest is 0"),
         ({"min_length": 11}, "min_length is 11: expected at most max_length = 10"),
         ({"longest": 10}, "longest is 10: expected more than max_length = 10"),
-        ({"teacher_dim": 0}, "teacher_dim is 0"),
         ({"num_sequences": 0}, "num_sequences is 0"),
         ({"support": 0.0}, "support is 0.0: expected a width above 0"),
-        ({"chain_of_thought": -1.0}, "chain_of_thought is -1.0: expected a finite weight of at least 0"),
-        ({"chain_of_thought": math.inf}, "chain_of_thought is inf: expected a finite number"),
+        ({"chain_of_thought": -1.0}, "chain_of_thought is -1.0: expected a weight of at least 0"),
     ],
 )
 def test_bad_settings(wrong, message, unchecked):
@@ -182,25 +158,6 @@ def test_predictions_of_another_shape():
     batch = TASK.sample("test", 0, batch_size=7)
     with pytest.raises(InputError, match=r"predictions have shape \(7, 2\): expected \(7, 10, 2\), or \(7, 10, 6\)"):
         TASK.loss(torch.zeros(7, 2), batch)
-
-
-@pytest.mark.parametrize("shape", [(2, 0, 20), (2, 3, 19), (3, 20)])
-def test_tokens_of_another_shape_have_no_label(shape, unchecked):
-    with pytest.raises(InputError, match=r"expected \(rows, tokens, 20\)"):
-        SequenceTeacher(teacher="rnn").label(torch.zeros(shape))
-
-
-def test_words():
-    batch = TASK.sample("ood", 0, batch_size=1)
-    length = batch.info["length"].item()
-    lines = TASK.render(batch, 0).splitlines()
-    assert lines[0] == f"{length} tokens, labelled by a teacher of class deep_set"
-    assert len(lines) == 1 + min(length, 13)  # the first and the last tokens
-    assert "…" in TASK.render(TASK.sample_length("ood", 0, 14, batch_size=1), 0).splitlines()[11]
-    assert len(TASK.render(TASK.sample_length("test", 0, 4, batch_size=1), 0).splitlines()) == 1 + 4
-    corners = SequenceTeacher(generalise_to="corners", token_dim=3, max_length=3)
-    assert corners.describe((0, 3, 4)) == "features −+−"
-    assert corners.describe(tuple(range(6))) == "every feature low and high, in turn"
 
 
 def sigmoid(values: list[float]) -> list[float]:
@@ -271,14 +228,10 @@ def test_weights_are_those_of_the_release():
     assert normal.std().item() == pytest.approx(0.6, rel=0.03)
     assert abs(normal.mean().item()) < 0.02
     assert all((value == 0).all() for name, value in weights.items() if "bias" in name)
-    torch.testing.assert_close(weights["recurrence"] @ weights["recurrence"].T, torch.eye(60), atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize("size", [1, 2, 5, 20])
-def test_recurrent_matrices_are_rotations(size):
-    for seed in range(5):
-        matrix = draw_rotation(Stream("test", seed, rows=range(size)), size).double()
-        assert torch.linalg.det(matrix).item() == pytest.approx(1, abs=1e-4)
+    for size in (1, 2, 5, 20, 60):
+        rotation = draw_rotation(Stream("test", size, rows=range(size)), size).double()
+        torch.testing.assert_close(rotation @ rotation.T, torch.eye(size).double(), atol=1e-5, rtol=0)
+        assert torch.linalg.det(rotation).item() == pytest.approx(1, abs=1e-4)
 
 
 def test_the_teacher_depends_on_class_sizes_and_seed_alone():

@@ -84,12 +84,9 @@ class TextForm(ABC):
     def write_prompt(self, batch: Batch, row: int, *, examples: Sequence[str] = (), reasoning: bool = False) -> str:
         """Instructions, worked examples and the question of a row."""
         question = self.write_question(batch, row)
-        if reasoning:
-            rule = f"Think first. End with a line that begins with `Answer:` and has {self.answer_format}"
-            return "\n\n".join([f"{self.instructions} {rule}.", *examples, question])
-        return "\n\n".join(
-            [f"{self.instructions} Answer with {self.answer_format}.", *examples, f"{question}\nAnswer:"]
-        )
+        rule = "Think first. End with a line that begins with `Answer:` and has" if reasoning else "Answer with"
+        end = "" if reasoning else "\nAnswer:"
+        return "\n\n".join([f"{self.instructions} {rule} {self.answer_format}.", *examples, question + end])
 
     def write_examples(self, count: int) -> list[str]:
         """Worked examples: the first instances of the training split, each with its answer."""

@@ -51,15 +51,6 @@ SIDES: tuple[Side, ...] = ("train", "held_out")
 _log = logging.getLogger(__name__)
 
 
-class Request(NamedTuple):
-    """What to prepare: files or folders, a tokenizer, and the fraction of documents to hold out."""
-
-    paths: tuple[str, ...]
-    tokenizer: str
-    vocabulary: int
-    held_out: float
-
-
 class Group(NamedTuple):
     """Consecutive files of about `GROUP_SIZE` bytes together, and the folder for their results."""
 
@@ -74,20 +65,20 @@ class Group(NamedTuple):
         return read_json(self.file(ending))
 
 
-def prepare(request: Request) -> str:
-    """Prepare a corpus unless it is prepared already; returns its name."""
+def prepare(paths: tuple[str, ...], tokenizer: str, vocabulary: int, held_out: float) -> str:
+    """Prepare a corpus unless it is prepared already; returns its name. `held_out` is a fraction of the documents."""
     problems: list[str] = []
-    sources = find_sources(request.paths, problems)
-    given = None if request.tokenizer == SENTENCEPIECE else read_tokenizer(request.tokenizer)
+    sources = find_sources(paths, problems)
+    given = None if tokenizer == SENTENCEPIECE else read_tokenizer(tokenizer)
     listed = [[source.name, str(source.path), source.size, source.changed] for source in sources]
-    key = _digest([VERSION, listed, request], given or b"")
+    key = _digest([VERSION, listed, [paths, tokenizer, vocabulary, held_out]], given or b"")
     pointer = data_folder("language", "prepared") / f"{key}.json"
     work = data_folder("language", "work") / key
     with _only_one(work.with_suffix(".lock")):
         name = _look_up(pointer)
         if name is None:
             work.mkdir(exist_ok=True)
-            name = _prepare(request, _group_sources(sources, work), given, problems)
+            name = _prepare(_group_sources(sources, work), given, vocabulary, held_out, problems)
             replace_file(pointer, json.dumps({"corpus": name}).encode())
             for line in problems:
                 _log.warning("%s", line)
@@ -95,7 +86,9 @@ def prepare(request: Request) -> str:
     return name
 
 
-def _prepare(request: Request, groups: Sequence[Group], given: bytes | None, problems: list[str]) -> str:
+def _prepare(
+    groups: Sequence[Group], given: bytes | None, vocabulary: int, held_out: float, problems: list[str]
+) -> str:
     """All steps; returns the name of the corpus."""
     work = groups[0].folder
     _run_groups("reading", survey_group, [(group,) for group in groups], "survey.json")
@@ -107,17 +100,17 @@ def _prepare(request: Request, groups: Sequence[Group], given: bytes | None, pro
         documents = [document for file in survey["files"] for document in file]
         copied.append([words for words, _ in documents if words in sizes])
         sizes |= documents
-    threshold = _choose_threshold(sizes, request.held_out, problems)
-    content = given or _train_tokenizer(groups, sizes, threshold, request.vocabulary)
+    threshold = _choose_threshold(sizes, held_out, problems)
+    content = given or _train_tokenizer(groups, sizes, threshold, vocabulary)
     replace_file(work / "tokenizer", content)
-    jobs = [(group, words, threshold, request.vocabulary) for group, words in zip(groups, copied, strict=True)]
+    jobs = [(group, words, threshold, vocabulary) for group, words in zip(groups, copied, strict=True)]
     _run_groups("tokenising", tokenise_group, jobs, "tokens.json")
     parts = [group.load("tokens.json") for group in groups]
     problems += [problem for part in parts for problem in part["problems"]]
-    name = _digest([VERSION, request.held_out, [part["documents"] for part in parts]], content)
+    name = _digest([VERSION, held_out, [part["documents"] for part in parts]], content)
     lengths = {side: [length for part in parts for length in part[side]] for side in SIDES}
     manifest = {
-        "vocabulary": request.vocabulary,
+        "vocabulary": vocabulary,
         "dtype": parts[0]["dtype"],
         "problems": problems,
         "num_documents": len(lengths["train"]),

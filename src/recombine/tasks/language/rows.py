@@ -78,30 +78,15 @@ class Sentences:
     ends: Int[Tensor, " commands"]
 
     @classmethod
-    def write(cls, compositions: Sequence[Composition], tokenizer: Tokenizer, longest: int) -> Sentences:
+    def write(cls, compositions: Sequence[Composition], tokenizer: Tokenizer) -> Sentences:
         parts = [tuple(map(tokenizer.encode, write_command(composition))) for composition in compositions]
         rows = [[*command, *answer] for command, answer in parts]
+        longest = max(map(len, rows))
         return cls(
             torch.tensor([[*row, *[tokenizer.pad] * (longest - len(row))] for row in rows]),
             torch.tensor([len(command) for command, _ in parts]),
             torch.tensor(list(map(len, rows))),
         )
-
-    @cached_property
-    def shortest(self) -> int:
-        return int(self.ends.min())
-
-    @cached_property
-    def shortest_command(self) -> int:
-        return int(self.answers.min())
-
-    @cached_property
-    def longest_command(self) -> int:
-        return int(self.answers.max())
-
-    @cached_property
-    def longest_answer(self) -> int:
-        return int((self.ends - self.answers).max())
 
     @cached_property
     def num_shared(self) -> int:
@@ -129,22 +114,13 @@ class Sentences:
         return self.tokens[command, within], is_answer, sentence
 
 
-def longest_sentence(tokenizer: Tokenizer, compositions: Sequence[Composition]) -> int:
-    """The number of tokens of the longest command with its answer."""
-    return max(sum(len(tokenizer.encode(part)) for part in write_command(composition)) for composition in compositions)
-
-
 NUM_KEYS = 64
 NUM_VALUES = 64
-
-
-def length_of(num_pairs: int) -> int:
-    """Number of tokens with which each key is asked for once."""
-    return 4 * num_pairs
+TOKENS_PER_PAIR = 4  # a key and its value, shown and asked for once
 
 
 def draw_recall(
-    stream: Stream, tokenizer: Tokenizer, num_pairs: int, length: int, *, rows: Int[Tensor, " rows"] | None = None
+    stream: Stream, tokenizer: Tokenizer, num_pairs: int, length: int, rows: Int[Tensor, " rows"] | slice = slice(None)
 ) -> tuple[Int[Tensor, "rows length"], Bool[Tensor, "rows length"], Int[Tensor, " rows"]]:
     """Pairs, then queries: tokens, which of them are recalled values, and the number of the first key that is asked for.
 
@@ -156,8 +132,7 @@ def draw_recall(
     keys = stream.choices(NUM_KEYS, num_pairs)
     values = stream.integers(NUM_VALUES, num_pairs)
     order = stream.permutations(num_pairs, -(-num_queries // num_pairs)).flatten(1)[:, :num_queries]
-    if rows is not None:
-        keys, values, order = keys[rows], values[rows], order[rows]
+    keys, values, order = keys[rows], values[rows], order[rows]
     shown_keys = torch.cat([keys, keys.gather(1, order)], dim=1)
     shown_values = torch.cat([values, values.gather(1, order)], dim=1)
     tokens = torch.stack([rare[shown_keys], rare[NUM_KEYS + shown_values]], dim=-1).flatten(1)[:, :length]
@@ -201,64 +176,44 @@ class Rows:
         windows = tokens.numpy()
         for row in text.tolist():
             windows[row] = self.corpus.window(int(starts[row]), length)
-        tokens[grammatical], scored[grammatical] = self._pack("train", stream, length, rows=grammatical)
-        recall = draw_recall(stream, self.tokenizer, self.num_pairs, length, rows=recalling)
+        tokens[grammatical], scored[grammatical] = self._pack(stream, length, grammatical)
+        recall = draw_recall(stream, self.tokenizer, self.num_pairs, length, recalling)
         tokens[recalling], scored[recalling], _ = recall
         return self._batch(tokens, scored, kind, number, modules)
 
-    def _pack(
-        self,
-        split: SplitName,
-        stream: Stream,
-        length: int,
-        *,
-        last: Int[Tensor, " all"] | None = None,
-        rows: Int[Tensor, " rows"] | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Windows of packed sentences of trained commands: tokens, and which belong to answers.
+    @cached_property
+    def sentences(self) -> Sentences:
+        """Those of all commands, trained ones first."""
+        return Sentences.write((*self.split.train, *self.split.ood), self.tokenizer)
 
-        With `last`, the window ends with that command of the split, and only its answer is marked. With `rows`, only these
-        rows of the stream are made.
-        """
-        sentences = self._sentences["train"]
-        count = -(-length // sentences.shortest) + 1
-        chosen = stream.integers(len(self.split.train), count)
-        if last is None:
-            first = stream.integers(sentences.tokens.shape[1], 1)
-            if rows is not None:
-                chosen, first = chosen[rows], first[rows]
-            tokens, answers, _ = sentences.pack(chosen, length + sentences.tokens.shape[1])
-        else:
-            every = self._sentences["all"]
-            shift = len(self.split.train) if split == "ood" else 0
-            chosen = torch.cat([chosen, (last + shift)[:, None]], dim=1)
-            ends = every.ends[chosen].sum(dim=1, keepdim=True)
-            tokens, answers, sentence = every.pack(chosen, int(ends.max()))
-            answers = answers & (sentence == count)
-            first = ends - length
-        places = first + torch.arange(length)
+    def _choose_trained(self, stream: Stream, length: int) -> Int[Tensor, "rows sentences"]:
+        """Trained commands, enough to fill a window of this length."""
+        shortest = int(self.sentences.ends[: len(self.split.train)].min())
+        return stream.integers(len(self.split.train), -(-length // shortest) + 1)
+
+    def _pack(self, stream: Stream, length: int, rows: Int[Tensor, " rows"]) -> tuple[Tensor, Tensor]:
+        """These rows of windows of packed trained commands: tokens, and which belong to answers."""
+        longest = self.sentences.tokens.shape[1]
+        chosen, first = self._choose_trained(stream, length), stream.integers(longest, 1)
+        tokens, answers, _ = self.sentences.pack(chosen[rows], length + longest)
+        places = first[rows] + torch.arange(length)
         return tokens.gather(1, places), answers.gather(1, places)
 
-    @cached_property
-    def _sentences(self) -> dict[str, Sentences]:
-        """The sentences of trained commands, and those of all commands, trained ones first."""
-        every = (*self.split.train, *self.split.ood)
-        commands = {"train": self.split.train, "all": every}
-        return {name: Sentences.write(some, self.tokenizer, self._longest_sentence) for name, some in commands.items()}
-
-    @cached_property
-    def _longest_sentence(self) -> int:
-        return longest_sentence(self.tokenizer, (*self.split.train, *self.split.ood))
-
     def _ask_grammar(self, split: SplitName, stream: Stream) -> Batch:
-        """Two or more sentences of trained commands, then the command of the row."""
+        """Two or more sentences of trained commands, then the command of the row, whose answer alone is scored."""
         number, modules = self.task.draw_compositions(split, stream)
-        length = min(3 * self._longest_sentence, self.length) + 1
-        tokens, answers = self._pack(split, stream, length, last=number)
+        length = min(3 * self.sentences.tokens.shape[1], self.length) + 1
+        last = number + (len(self.split.train) if split == "ood" else 0)
+        chosen = torch.cat([self._choose_trained(stream, length), last[:, None]], dim=1)
+        ends = self.sentences.ends[chosen].sum(dim=1, keepdim=True)
+        tokens, answers, sentence = self.sentences.pack(chosen, int(ends.max()))
+        answers = answers & (sentence == chosen.shape[1] - 1)
+        places = ends - length + torch.arange(length)
+        tokens, answers = tokens.gather(1, places), answers.gather(1, places)
         return self._batch(tokens, answers, torch.full_like(number, GRAMMAR), number, modules)
 
     def _ask_recall(self, stream: Stream) -> Batch:
-        length = length_of(self.num_pairs)
+        length = TOKENS_PER_PAIR * self.num_pairs
         tokens, recalled, key = draw_recall(stream, self.tokenizer, self.num_pairs, length)
         return self._batch(tokens, recalled, torch.full_like(key, RECALL), key, FIRST_KEY + key[:, None])
 
@@ -319,9 +274,8 @@ class Rows:
     @cached_property
     def _answer_frequencies(self) -> Float[Tensor, "places vocabulary"]:
         """Of the tokens at each place of an answer, over trained commands."""
-        sentences = self._sentences["train"]
-        lengths = sentences.ends - sentences.answers
-        counts = torch.full((int(lengths.max()), self.tokenizer.size), 1e-9, dtype=torch.float32)
-        for row, first, end in zip(sentences.tokens, sentences.answers, sentences.ends, strict=True):
-            counts[torch.arange(int(end - first)), row[first:end]] += 1
+        trained, lengths = len(self.split.train), self.sentences.ends - self.sentences.answers
+        counts = torch.full((int(lengths[:trained].max()), self.tokenizer.size), 1e-9, dtype=torch.float32)
+        for row, first, length in zip(self.sentences.tokens[:trained], self.sentences.answers, lengths, strict=False):
+            counts[torch.arange(int(length)), row[first : first + length]] += 1
         return counts.log()

@@ -35,7 +35,7 @@ from recombine.foundation.display import Table
 from recombine.foundation.errors import InputError, check_choice, check_positive, require
 from recombine.random import Stream
 from recombine.tasks.base import Metric, Preset, Ratio, Scale, Task
-from recombine.tasks.language.corpus import Corpus, Request, load_corpus, prepare
+from recombine.tasks.language.corpus import Corpus, load_corpus, prepare
 from recombine.tasks.language.rows import (
     FIRST_DOCUMENT,
     FIRST_KEY,
@@ -43,11 +43,10 @@ from recombine.tasks.language.rows import (
     NUM_KEYS,
     RECALL,
     TEXT,
+    TOKENS_PER_PAIR,
     WORDS,
     Rows,
     Sentences,
-    length_of,
-    longest_sentence,
     split_commands,
 )
 from recombine.tasks.language.sources import download_dataset
@@ -178,7 +177,7 @@ class Language(Task):
     def __post_init__(self) -> None:
         check_positive(vocabulary=self.vocabulary, context_length=self.context_length, num_pairs=self.num_pairs)
         require(self.num_pairs <= NUM_KEYS, "num_pairs", self.num_pairs, f"at most {NUM_KEYS}")
-        shortest = length_of(self.num_pairs)
+        shortest = TOKENS_PER_PAIR * self.num_pairs
         require(
             self.context_length >= shortest, "context_length", self.context_length, f"at least 4 num_pairs = {shortest}"
         )
@@ -211,9 +210,7 @@ class Language(Task):
         paths = self.text
         if self.dataset is not None:
             paths = (str(download_dataset(self.dataset, self.num_documents)),)
-        return prepare(
-            Request(paths=paths, tokenizer=self.tokenizer, vocabulary=self.vocabulary, held_out=self.held_out_documents)
-        )
+        return prepare(paths, self.tokenizer, self.vocabulary, self.held_out_documents)
 
     @cached_property
     def tokens(self) -> Corpus:
@@ -279,10 +276,10 @@ class Language(Task):
         """Rows of the split; `info` says which targets are scored, their bytes of text, and the kind of the row."""
         on_cpu = Stream(rows=range(0))
         on_cpu.parts = stream.parts  # the integers are the same on every device, and the text is in memory
-        return self._rows.make(split, on_cpu).to(stream.device)
+        return self.rows.make(split, on_cpu).to(stream.device)
 
     @cached_property
-    def _rows(self) -> Rows:
+    def rows(self) -> Rows:
         return Rows(self)
 
     # scores
@@ -320,7 +317,7 @@ class Language(Task):
 
     def chance(self, batch: Batch) -> Tensor:
         """The frequencies of tokens: at each place of an answer, in the text, or of the values to recall."""
-        return self._rows.frequencies(batch)
+        return self.rows.frequencies(batch)
 
     def best_predictions(self, batch: Batch, *, split: SplitName | None, metric: str) -> Tensor:
         """The targets. In the grammar and in recall the input determines them; in text they are an upper bound."""
@@ -403,26 +400,26 @@ class LanguageReading(Reading):
     codes = "the last token attending to the command"
     labels = "the words of the command"
 
-    @cached_property
+    @property
     def sentences(self) -> Sentences:
         """All commands with their answers."""
-        commands, tokenizer = (*self.task.split.train, *self.task.split.ood), self.task.tokenizer_in_use
-        return Sentences.write(commands, tokenizer, longest_sentence(tokenizer, commands))
+        return self.task.rows.sentences
 
     def batches(self, split: SplitName, num_instances: int, device: torch.device | str = "cpu") -> Iterator[Batch]:
         """The rows that are evaluated, without the rest of their answers; all are cut to the same length."""
         return map(self._cut, super().batches(split, num_instances, device))
 
     def _cut(self, batch: Batch) -> Batch:
-        rest = self.sentences.longest_answer - self.sentences.num_shared - 1
+        sentences = self.sentences
+        rest = int((sentences.ends - sentences.answers).max()) - sentences.num_shared - 1
         length = batch.inputs.shape[1] - rest
-        needed = self.sentences.longest_command + self.sentences.num_shared
+        needed = int(sentences.answers.max()) + sentences.num_shared
         if length < needed:
             raise InputError(
                 f"context_length is {self.task.context_length}: expected at least {needed + rest}, the longest command with "
                 "its answer, to read codes before the answer"
             )
-        last = batch.info["scored"].int().argmax(dim=1) + self.sentences.num_shared
+        last = batch.info["scored"].int().argmax(dim=1) + sentences.num_shared
         places = last[:, None] + torch.arange(1 - length, 1, device=last.device)
         columns = {name: batch.info[name].gather(1, places) for name in ("scored", "num_bytes")}
         columns["scored"] = torch.zeros_like(columns["scored"]).index_fill_(1, last.new_tensor([length - 1]), True)
@@ -432,7 +429,7 @@ class LanguageReading(Reading):
     @property
     def keys(self) -> tuple[int, ...]:
         """As many as the shortest command has tokens, so that all are part of the command, with what all answers share."""
-        return tuple(range(-self.sentences.shortest_command - self.sentences.num_shared, 0))
+        return tuple(range(-int(self.sentences.answers.min()) - self.sentences.num_shared, 0))
 
     @property
     def swap(self) -> Reading:

@@ -18,11 +18,10 @@ ratio compares with knows the position: for each position the mean output over t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -31,7 +30,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from recombine.compositions import Composition, CompositionSplit
-from recombine.foundation.errors import InputError, check_choice, check_positive
+from recombine.foundation.errors import InputError, check_positive, require
 from recombine.random import Stream
 from recombine.tasks.base import METRICS, Metric, Preset, Ratio, Scale, Task
 from recombine.tasks.reading import Reading
@@ -100,23 +99,16 @@ class SequenceTeacher(Task):
     """Weight of the squared error of the hidden states in the loss. With 0 they are not supervised."""
 
     def __post_init__(self) -> None:
-        check_choice("generalise_to", self.generalise_to, get_args(Generalisation))
-        check_positive(token_dim=self.token_dim)
+        check_positive(token_dim=self.token_dim, teacher_dim=self.teacher_dim, target_dim=self.target_dim)
         check_positive(min_length=self.min_length, max_length=self.max_length, longest=self.longest)
         if self.num_sequences is not None:
             check_positive(num_sequences=self.num_sequences)
-        if self.generalise_to == "lengths" and self.min_length > self.max_length:
-            raise InputError(f"min_length is {self.min_length}: expected at most max_length = {self.max_length}")
-        if self.generalise_to == "lengths" and self.longest <= self.max_length:
-            raise InputError(f"longest is {self.longest}: expected more than max_length = {self.max_length}")
-        if not 0 < self.support <= 1:
-            raise InputError(f"support is {self.support}: expected a width above 0 and at most 1")
-        check_choice("teacher", self.teacher, get_args(SequenceClass))
-        check_choice("attention", self.teacher_attention, get_args(AttentionWeights))
-        check_choice("readout", self.teacher_readout, get_args(Readout))
-        check_positive(teacher_dim=self.teacher_dim, target_dim=self.target_dim)
-        if not 0 <= self.chain_of_thought < math.inf:
-            raise InputError(f"chain_of_thought is {self.chain_of_thought}: expected a finite weight of at least 0")
+        if self.generalise_to == "lengths":
+            most = f"max_length = {self.max_length}"
+            require(self.min_length <= self.max_length, "min_length", self.min_length, f"at most {most}")
+            require(self.longest > self.max_length, "longest", self.longest, f"more than {most}")
+        require(0 < self.support <= 1, "support", self.support, "a width above 0 and at most 1")
+        require(self.chain_of_thought >= 0, "chain_of_thought", self.chain_of_thought, "a weight of at least 0")
 
     @classmethod
     def preset(cls, scale: Scale, model: str | None = None) -> Preset:
@@ -179,7 +171,13 @@ class SequenceTeacher(Task):
 
     def make_batch(self, split: SplitName, stream: Stream) -> Batch:
         """Sequences of the split with the teacher's outputs; `info` has their lengths and the teacher's hidden states."""
-        return self._label(split, *self._draw_tokens(split, stream, padded=True))
+        if self.generalise_to == "lengths" and not self._is_pooled(split) and (self.support == 1 or split == "ood"):
+            composition, lengths = self._draw_lengths(split, stream)
+            x = stream.uniform_sequences(lengths, self.lengths(split)[1], self.token_dim)
+        else:
+            x, composition, lengths = self._draw(split, stream)
+            x = clear_padding(x, lengths)  # in place, for it was drawn for this batch alone
+        return self._label(split, x, composition, lengths)
 
     def sample_length(
         self,
@@ -192,30 +190,12 @@ class SequenceTeacher(Task):
         device: torch.device | str = "cpu",
     ) -> Batch:
         """Batch `index` of a split with sequences of one length, which must be one of the lengths of the split."""
-        shortest, longest = self.lengths(split)
-        if not shortest <= length <= longest:
-            raise InputError(f"length is {length}: expected {shortest} to {longest}, the lengths of {split!r}")
         stream = self.stream(split, index, batch_size=batch_size, rows=rows, device=device)
-        x, composition, lengths = self._draw_tokens(split, stream)
+        x, composition, lengths = self._draw(split, stream)
         lengths = torch.full_like(lengths, length)
         if self.generalise_to == "lengths":
-            composition = lengths - shortest
+            composition = lengths - self.lengths(split)[0]
         return self._label(split, x[:, :length], composition, lengths)
-
-    def _draw_tokens(
-        self, split: SplitName, stream: Stream, *, padded: bool = False
-    ) -> tuple[Float[Tensor, "b t tokens"], Int[Tensor, " b"], Int[Tensor, " b"]]:
-        """Tokens, 0 behind the length if they are to be padded; the number of the composition; the length."""
-        if split == "train" and self.num_sequences is not None:
-            number = stream.integers(self.num_sequences, 1)[:, 0]
-            x, composition, lengths = (column[number] for column in self._pool(stream.device))
-        elif padded and self.generalise_to == "lengths" and (self.support == 1 or split == "ood"):
-            composition, lengths = self._draw_lengths(split, stream)
-            return stream.uniform_sequences(lengths, self.lengths(split)[1], self.token_dim), composition, lengths
-        else:
-            x, composition, lengths = self._draw(split, stream)
-        # in place, for it was drawn for this batch alone
-        return clear_padding(x, lengths) if padded else x, composition, lengths
 
     def _label(
         self,
@@ -244,8 +224,20 @@ class SequenceTeacher(Task):
         lengths = composition + shortest if self.generalise_to == "lengths" else torch.full_like(composition, longest)
         return composition, lengths
 
-    def _draw(self, split: SplitName, stream: Stream) -> tuple[Tensor, Tensor, Tensor]:
+    def _is_pooled(self, split: SplitName) -> bool:
+        return split == "train" and self.num_sequences is not None
+
+    def _draw(
+        self, split: SplitName, stream: Stream
+    ) -> tuple[Float[Tensor, "b t tokens"], Int[Tensor, " b"], Int[Tensor, " b"]]:
         """Tokens, before padding; the number of the composition; the length."""
+        if self._is_pooled(split):
+            number = stream.integers(self.num_sequences or 0, 1)[:, 0]
+            x, composition, lengths = (column[number] for column in self._pool(stream.device))
+            return x, composition, lengths
+        return self._draw_new(split, stream)
+
+    def _draw_new(self, split: SplitName, stream: Stream) -> tuple[Tensor, Tensor, Tensor]:
         composition, lengths = self._draw_lengths(split, stream)
         x = stream.uniform(self.lengths(split)[1], self.token_dim)
         if split != "ood":
@@ -273,16 +265,12 @@ class SequenceTeacher(Task):
     def _pool(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
         """The distinct training sequences."""
         rows = range(self.num_sequences or 0)
-        return self._draw("train", Stream(self.name, self.seed, "pool", rows=rows, device=device))
+        return self._draw_new("train", Stream(self.name, self.seed, "pool", rows=rows, device=device))
 
     def label(
         self, x: Float[Tensor, "b t tokens"], lengths: Int[Tensor, " b"] | None = None
     ) -> tuple[Float[Tensor, "b t hidden"], Float[Tensor, "b t targets"]]:
         """The teacher's hidden states and outputs."""
-        if x.ndim != 3 or x.shape[1] == 0 or x.shape[2] != self.token_dim:
-            raise InputError(
-                f"tokens have shape {tuple(x.shape)}: expected (rows, tokens, {self.token_dim}) with at least one token"
-            )
         weights = self.weights_on(x.device)
         return label(self.teacher, weights, x, attention=self.teacher_attention, lengths=lengths)
 
