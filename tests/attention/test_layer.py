@@ -1,12 +1,11 @@
 """The attention layer: its parameters, masks and contexts, isolated queries, the scale of its output, and positions."""
 
-import math
 from fractions import Fraction
 from typing import Any, get_args
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -68,19 +67,6 @@ def test_layer_is_projection_kernel_projection(name):
     )
     expected = heads.reshape(2, TOKENS, KQV) @ layer.output.weight.T + layer.output.bias
     torch.testing.assert_close(layer(x), (expected, codes))
-
-
-def test_parameters_are_equal_in_number_and_shape():
-    shapes = [{name: tuple(p.shape) for name, p in build(name).named_parameters()} for name in MAIN]
-    assert shapes[0] == shapes[1] == shapes[2]
-    assert shapes[0] == {
-        "qkv_weight": (3 * KQV, EMBEDDING),
-        "qkv_bias": (3 * KQV,),
-        "output.weight": (EMBEDDING, KQV),
-        "output.bias": (EMBEDDING,),
-    }
-    deep = {name: tuple(p.shape) for name, p in build("hyla_deep").named_parameters()}
-    assert deep == shapes[0] | {"deep_weight": (HEADS, KQV // HEADS, KQV // HEADS)}
 
 
 def test_initial_weights_are_lecun_normal_and_biases_zero():
@@ -276,15 +262,6 @@ def test_a_converted_encoder_starts_where_the_original_does():
     assert deviation(None) < 5 * deviation("softmax")
 
 
-def plain_bucket(distance, num_buckets, max_distance):
-    """The formula of T5, in float64."""
-    num_exact = num_buckets // 2
-    if distance < num_exact:
-        return distance
-    ratio = math.log(distance / num_exact) / math.log(max_distance / num_exact)
-    return min(num_exact + math.floor(ratio * (num_buckets - num_exact)), num_buckets - 1)
-
-
 def exact_bucket(distance, num_buckets, max_distance):
     """Count the borders reached, in rational numbers: no logarithm, no rounding."""
     num_exact = num_buckets // 2
@@ -295,19 +272,12 @@ def exact_bucket(distance, num_buckets, max_distance):
     return num_exact + sum(reached >= wanted**step for step in range(1, steps))
 
 
-@given(st.integers(2, 40), st.integers(1, 200), st.data())
-def test_buckets_are_exact_at_every_border(num_buckets, further, data):
+@example(num_buckets=9, distance=8, further=124)  # in float64, log(8/4) / log(128/4) * 5 is less than 1
+@given(num_buckets=st.integers(2, 40), distance=st.integers(0, 225), further=st.integers(1, 200))
+def test_buckets_are_exact_at_every_border(num_buckets, distance, further):
     max_distance = num_buckets // 2 + further
-    distance = data.draw(st.integers(0, max_distance + 5))
     bucket = relative_bucket(distance, num_buckets=num_buckets, max_distance=max_distance)
     assert bucket == exact_bucket(distance, num_buckets, max_distance)
-
-
-@pytest.mark.parametrize(("distance", "bucket"), [(8, 5), (16, 6), (64, 8)])
-def test_whole_numbers_decide_where_float64_misses_a_border(distance, bucket):
-    """log(8/4) / log(128/4) * 5 is 1; in float64 it is 0.9999999999999999."""
-    assert plain_bucket(distance, 9, 128) == bucket - 1
-    assert relative_bucket(distance, num_buckets=9, max_distance=128) == bucket
 
 
 @pytest.mark.parametrize(("num_queries", "num_keys"), [(6, 6), (2, 6), (1, 9), (12, 12)])
@@ -357,13 +327,6 @@ def test_rotary_keeps_lengths_and_depends_on_differences_of_positions_only():
     same_q, same_k = q[:, :1].expand_as(q), k[:, :1].expand_as(k)
     scores = product(*rotary(same_q, same_k))
     torch.testing.assert_close(scores[:, :, 1:, 1:], scores[:, :, :-1, :-1])
-
-
-def test_rotary_aligns_queries_at_the_end():
-    rotary, q, k = Rotary(8), draw_heads(6, seed=1), draw_heads(6, seed=2)
-    full = rotary(q, k)[0]
-    assert torch.equal(rotary(q[:, -2:], k)[0], full[:, -2:])
-    assert torch.equal(rotary(q[:, 1:3], k[:, 1:3], first_key=1)[0], full[:, 1:3])
 
 
 def test_rotary_angles_survive_bf16():

@@ -106,16 +106,6 @@ def test_nan_is_not_hidden():
     assert kernel.attend(q, k, v, AttentionOptions(**HYLA)).isnan().any()
 
 
-@inside
-def test_what_it_does_not_support():
-    q, k, v = torch.randn(3, 1, 4, 2, 2)
-    options = AttentionOptions(**HYLA)
-    assert kernel.supports(q, k, v, options)
-    assert not kernel.supports(q, k, v, AttentionOptions("softmax", "linear"))
-    assert not kernel.supports(q, k, v, options._replace(value_network="hyper_deep"))
-    assert not kernel.supports(q.double(), k.double(), v.double(), options)
-
-
 COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget

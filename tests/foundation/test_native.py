@@ -131,13 +131,6 @@ def test_a_missing_compiler_is_named(source, set_compiler, command):
         load(source)
 
 
-def test_no_compiler_and_no_build(source, monkeypatch):
-    monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setattr(native, "find_compiler", lambda: None)
-    with pytest.raises(native.CompilerError, match="no C compiler on the PATH"):
-        load(source)
-
-
 def build(source) -> Path:
     load(source)
     (path,) = builds(source)
@@ -254,8 +247,9 @@ def build_with(command, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("clang") is None, reason="no clang")
 def test_clang_builds_every_kernel(tmp_path):
+    if shutil.which("clang") is None:
+        pytest.skip("no clang")
     done = build_with("clang", tmp_path)
     assert "agreed" in done.stdout, done.stderr
 

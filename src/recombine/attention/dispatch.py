@@ -57,7 +57,7 @@ LONG_SCORES = 1 << 26
 
 _log = logging.getLogger(__name__)
 _chosen: str = os.environ.get("RECOMBINE_KERNEL", "auto")
-_logged: set[str] = set()
+_logged: set[str | None] = set()
 
 
 @contextlib.contextmanager
@@ -277,17 +277,14 @@ def _is_transformed() -> bool:
 
 @constant_in_graphs
 def _cpu_kernel_is_available() -> bool:
-    if cpu.is_available():
-        _log_once(logging.INFO, "attention uses the fused CPU kernel")
-    else:
-        _log_once(logging.WARNING, f"attention uses the reference path: {cpu.why_unavailable()}")
-    return cpu.is_available()
-
-
-def _log_once(level: int, message: str) -> None:
-    if message not in _logged:
-        _logged.add(message)
-        _log.log(level, message)
+    reason = cpu.why_unavailable()
+    if reason not in _logged:
+        _logged.add(reason)
+        if reason is None:
+            _log.info("attention uses the fused CPU kernel")
+        else:
+            _log.warning("attention uses the reference path: %s", reason)
+    return reason is None
 
 
 def check_and_broadcast(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> tuple[Tensor, Tensor, Tensor]:

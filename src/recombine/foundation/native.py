@@ -108,7 +108,9 @@ def load_library(source: Path) -> ctypes.CDLL:
         prebuilt = load_prebuilt(source)
         if prebuilt is not None:
             return prebuilt
-        raise CompilerError(f"{_explain_missing_compiler()} and no earlier build in {directory}")
+        chosen = os.environ.get("CC")
+        missing = f"CC is {chosen!r}, which is no program on the PATH," if chosen else "no C compiler on the PATH"
+        raise CompilerError(f"{missing} and no earlier build in {directory}")
     if not is_writable(directory):
         raise CompilerError(f"no build of {source.name} in {directory}, which is read-only")
     library = load_if_intact(_build(compiler, attempts, source, directory, prefix))
@@ -200,12 +202,6 @@ def find_compiler() -> tuple[str, ...] | None:
         if path:
             return (path, *options)
     return None
-
-
-def _explain_missing_compiler() -> str:
-    if os.environ.get("CC"):
-        return f"CC is {os.environ['CC']!r}, which is no program on the PATH,"
-    return f"no C compiler on the PATH (looked for {', '.join(COMPILERS)})"
 
 
 def list_attempts(is_clang: bool) -> list[tuple[str, ...]]:
