@@ -119,8 +119,6 @@ def test_bad_choices(unchecked):
         HypernetworkTransformerConfig(execution="film")
     with pytest.raises(InputError, match="code_dim is 0"):
         HypernetworkTransformerConfig(code_dim=0)
-    with pytest.raises(InputError, match="does not fit task 'fuzzy_logic', which asks queries that see the examples"):
-        build_model(HypernetworkTransformerConfig(), FuzzyLogic(), seed=0)
 
 
 def test_without_a_number_of_modules_the_code_needs_a_size():
