@@ -305,8 +305,8 @@ TWICE: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
     "linear": (attend_some(("none", "linear")), [(1, 128, 2, 16)] * 3),
     "dense": (dense, [(3, 7, 6), (4, 6), (4,)]),
     "gelu": (linear_gelu, [(3, 7, 6), (4, 6), (4,)]),
-    "norm": (lambda x, *parameters: add_norm(x, None, *parameters, 1e-6), [(5, 7), (7,), (7,)]),
-    "add and norm": (lambda x, *parameters: add_norm(x, x.sin(), *parameters, 1e-6)[1], [(5, 7), (7,), (7,)]),
+    "norm": (lambda x, gain, shift: add_norm(x, None, gain, shift, 1e-6), [(5, 7), (7,), (7,)]),
+    "add and norm": (lambda x, gain, shift: add_norm(x, x.sin(), gain, shift, 1e-6)[1], [(5, 7), (7,), (7,)]),
 }
 
 

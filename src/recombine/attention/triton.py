@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from recombine.attention.definition import AttentionOptions, differentiate_attention, is_key_mask
+from recombine.attention.definition import AttentionOptions, is_key_mask
 from recombine.foundation.errors import InputError
 from recombine.foundation.native import constant_in_graphs
 
@@ -72,11 +72,10 @@ def attend(
     bias, mask, value_network = options.bias, options.mask, options.value_network
     if bias is not None:
         shared = bias.dim() < 4 or bias.shape[0] == 1
-        bias = bias.float().expand(1 if shared else q.shape[0], q.shape[2], q.shape[1], k.shape[1]).contiguous()
-    key_mask = None if mask is None else mask.expand(len(q), 1, 1, k.shape[1])[:, 0, 0].to(torch.uint8).contiguous()
+        bias = bias.float().expand(1 if shared else q.shape[0], q.shape[2], q.shape[1], k.shape[1])
+    key_mask = None if mask is None else mask.expand(len(q), 1, 1, k.shape[1])[:, 0, 0]
     if value_network == "nonlinear_value":
         v, value_network = v.relu(), "linear"
-    q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
     return _Attend.apply(q, k, v, bias, key_mask, options.normalisation, value_network, options.causal)
 
 
@@ -87,6 +86,9 @@ class _Attend(torch.autograd.Function):
     def forward(ctx, q, k, v, bias, key_mask, normalisation, value_network, causal):
         from recombine.attention import triton_tiles
 
+        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+        bias = None if bias is None else bias.contiguous()
+        key_mask = None if key_mask is None else key_mask.contiguous().to(torch.uint8)
         ctx.save_for_backward(q, k, v, bias, key_mask)
         ctx.choices = (normalisation, value_network, causal)
         out = q.new_zeros(*q.shape[:3], v.shape[3], dtype=torch.float32)
@@ -102,11 +104,9 @@ class _Attend(torch.autograd.Function):
     def backward(ctx, grad_out):
         from recombine.attention import triton_tiles
 
-        q, k, v, bias, key_mask = ctx.saved_tensors
         if torch.is_grad_enabled():
-            mask = None if key_mask is None else key_mask.bool()[:, None, None]
-            options = AttentionOptions(*ctx.choices[:2], mask=mask, causal=ctx.choices[2])
-            return *differentiate_attention(q, k, v, bias, options, grad_out), None, None, None, None
+            raise NotImplementedError("the Triton kernel has no second derivatives: use the reference kernel for them")
+        q, k, v, bias, key_mask = ctx.saved_tensors
         sizes, constants = _describe(q, k, v, bias, key_mask, *ctx.choices)
         grads = [torch.zeros_like(tensor, dtype=torch.float32) for tensor in (q, k, v)]
         needs_bias = ctx.needs_input_grad[3]

@@ -353,7 +353,7 @@ def _is_factory(candidate: Any) -> bool:
 def _configure_factory(factory: Callable[[Task], nn.Module]) -> type[ModelConfig]:
     name = _name_of(factory)
     more = {"kind": name, "__module__": factory.__module__, "factory": staticmethod(factory)}
-    config = _bind(factory, f"{name}Config", ModelConfig, more)
+    config = _bind(factory, f"{name}Config", ModelConfig, more)  # type: ignore[type-abstract]
     _check_outside(config, "kind", models_by_kind())
     return config
 
