@@ -3,7 +3,7 @@
     python docs/write_reliability.py build/soak    # summarise a soak in results/reliability.json, then write the table
     python docs/write_reliability.py               # write the table from results/reliability.json
 
-A soak leaves `recovery.jsonl` (tests/faults/recovery.py), `tests.xml` (pytest) and `fuzz.jsonl` (tests/faults/fuzz.py).
+A soak leaves `recovery.jsonl` (tests/faults/faults.py) and `tests.xml` (pytest).
 """
 
 from __future__ import annotations
@@ -47,25 +47,25 @@ ROWS = [
         "kills at every operation",
         "SIGKILL at an operation on files: before it, after it, or with half of the bytes written",
         "all {tried} of a run with four checkpoints",
-        "-m slow tests/faults/test_kills.py -k every",
+        "-m slow tests/faults/test_kills.py -k every_operation_on",
     ),
     Row(
         "text, every operation",
         "the same while text is prepared",
         "all {tried} of a preparation",
-        "-m slow tests/faults/test_text_killed.py -k every",
+        "-m slow tests/faults/test_kills.py -k every_operation_while",
     ),
     Row(
         "kills of a sweep",
         "SIGKILL of a sweep of 3 runs in 2 processes at random moments, and its workers with it",
         "{tried} kills",
-        "-m slow tests/faults/test_sweep_kills.py",
+        "-m slow tests/faults/test_kills.py -k sweep",
     ),
     Row(
         "signals",
         "SIGINT, SIGTERM and SIGHUP during training",
         "{tried}",
-        "tests/faults/test_recovery.py -k signals",
+        "tests/faults/test_kills.py -k signals",
         "a checkpoint of the last step, exit code 128 + signal",
     ),
     Row(
@@ -108,12 +108,12 @@ ROWS = [
         "flipped bit",
         "one bit flipped in the last checkpoint of a killed training",
         "{tried} places",
-        "tests/faults/test_recovery.py -k flipped",
+        "tests/faults/test_kills.py -k flipped",
         "the damage is named, training goes on from the checkpoint before it",
     ),
     Row(
         "random damage",
-        "random damage to one file of a run, then `evaluate`, `report`, `train` or `diagnose`",
+        "random damage to one file of a run, then a verb that reads it",
         "{tried} cases",
         "-m slow tests/faults/test_damage.py -k much",
         "no other number, no traceback",
@@ -123,14 +123,14 @@ ROWS = [
         "two processes",
         "two processes on one run",
         "{tried}",
-        "tests/faults/test_recovery.py -k two_processes",
+        "tests/faults/test_kills.py -k two_processes",
         "the second ends with exit code 2",
     ),
     Row(
         "hanging compiler",
         "a compiler that hangs when asked for its version, or while it compiles",
         "{tried}, with a limit of 2 s instead of 60 and 600 s",
-        "-m 'slow or not slow' tests/faults/test_recovery.py -k hangs",
+        "-m 'slow or not slow' tests/faults/test_kills.py -k hangs",
         "it is ended at the limit and not asked again; torch computes instead",
         "{times} from the limit to the end of the training",
     ),
@@ -138,7 +138,7 @@ ROWS = [
         "power failure",
         "power failure, imitated: what is not synced is lost",
         "all {tried} renames of a training",
-        "tests/faults/test_power_loss.py -k rename",
+        "tests/faults/test_order.py -k rename",
         "content before its name, the folder after, rows of metrics before their checkpoint",
         "none: the order of operations is checked",
     ),
@@ -146,7 +146,7 @@ ROWS = [
         "jumping clock",
         "a wall clock that jumps by decades",
         "{tried} run",
-        "tests/faults/test_power_loss.py -k clock",
+        "tests/faults/test_order.py -k clock",
         recovery="none needed",
     ),
 ]
@@ -177,7 +177,6 @@ def summarise_soak(folder: Path) -> dict[str, Any]:
     environment = describe_environment("cpu")
     lines = [json.loads(line) for line in (folder / "recovery.jsonl").read_text().splitlines()]
     (suite,) = ElementTree.parse(folder / "tests.xml").getroot()
-    fuzzed = json.loads((folder / "fuzz.jsonl").read_text().splitlines()[-1])
     faults = dict.fromkeys(line["fault"] for line in lines)
     return {
         "date": time.strftime("%Y-%m-%d"),
@@ -185,12 +184,6 @@ def summarise_soak(folder: Path) -> dict[str, Any]:
         "source_sha256": environment["source_sha256"],
         "tests": {name: int(suite.attrib[name]) for name in ("tests", "failures", "errors", "skipped")}
         | {"minutes": round(float(suite.attrib["time"]) / 60, 1)},
-        "fuzz": {
-            "cases": fuzzed["cases"],
-            "minutes": round(fuzzed["seconds"] / 60, 1),
-            "failures": sum(fuzzed["failures"].values()),
-            "outcomes": fuzzed["outcomes"],
-        },
         "faults": {fault: summarise(line for line in lines if line["fault"] == fault) for fault in sorted(faults)},
     }
 
@@ -228,12 +221,11 @@ def format_table(summary: Mapping[str, Any]) -> str:
 
 def describe_soak(summary: Mapping[str, Any]) -> str:
     """What was run, and what failed."""
-    tests, fuzz = summary["tests"], summary["fuzz"]
+    tests = summary["tests"]
     return (
         f"Last run on {summary['date']}: {tests['tests']:,} tests in {tests['minutes']:.0f} minutes, "
         f"{tests['failures'] + tests['errors']} failed, {tests['skipped']} skipped, "
-        f"with {summary['faults']['command lines']['tried']:,} random command lines; "
-        f"then {fuzz['cases']:,} cases of random damage in {fuzz['minutes']:.0f} minutes, {fuzz['failures']} failed."
+        f"with {summary['faults']['command lines']['tried']:,} random command lines."
     )
 
 

@@ -19,7 +19,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from hypothesis import strategies as st
 from jaxtyping import config as type_checks
 
-from forked import in_fork, limit_memory
+from faults import in_fork, limit_memory
 from mutations import NASTY_TEXTS
 from recombine.cli import (
     bench,

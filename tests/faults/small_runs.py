@@ -31,6 +31,8 @@ FAMILIES = {
     "hyperteacher": RunConfig(task=TEACHER, model=MLPConfig(num_layers=1, hidden_dim=8), training=TRAINING),
     "language": RunConfig(task=TEXT, model=LANGUAGE_MODEL, training=replace(TRAINING, precision="bf16")),
 }
+SIZES = ["--num-examples", "4", "--embedding-dim", "8", "--kqv-dim", "8", "--mlp-dim", "8", "--num-heads", "2"]
+TRAIN = ["train", "fuzzy-logic", *SIZES, "--num-layers", "1", "--steps", "24", "--batch-size", "4", "-q"]
 INTERVALS = Intervals(log_every=2, checkpoint_every=2, evaluate_every=12)
 
 

@@ -10,16 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from forked import drop_rights, in_fork, limit_files, limit_memory
+from faults import differences, drop_rights, in_fork, limit_files, limit_memory, record, recover
 from recombine.cli.main import run as run_verb
 from recombine.training.directory import RunDirectory
-from recovery import differences, record, recover
-from small_runs import FAMILIES, check_often, final_state, train
+from small_runs import FAMILIES, TRAIN, check_often, final_state, train
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits and rights of Linux")
 CONFIG = FAMILIES["fuzzy_logic"]
-SIZES = ["--num-examples", "4", "--embedding-dim", "8", "--kqv-dim", "8", "--mlp-dim", "8", "--num-heads", "2"]
-TRAIN = ["train", "fuzzy-logic", *SIZES, "--num-layers", "1", "--steps", "24", "--batch-size", "4", "-q"]
 
 
 @pytest.fixture(scope="module")

@@ -1,22 +1,37 @@
-"""SIGKILL at any moment loses nothing: a run that was killed often ends with the bits of one that was never disturbed."""
+"""SIGKILL at any moment loses nothing: what was killed often ends with the bits of what was never disturbed.
+
+A training, a sweep of several, and the preparation of text; signals, a flipped bit, a second process, a compiler that hangs.
+"""
 
 import os
 import random
-import time
+import shutil
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from forked import in_fork, kill_self
-from recombine.foundation import files
+from faults import Countdown, differences, in_fork, kill_at_operations, kill_at_random, record, recover
+from recombine.cli.main import run as run_verb
+from recombine.foundation.errors import InputError
+from recombine.sweeps.local import LocalEngine
+from recombine.sweeps.plan import make_plan
+from recombine.sweeps.run import run_sweep
+from recombine.tasks.language import corpus as prepare
+from recombine.tasks.language.corpus import Request
 from recombine.training.directory import RunDirectory
-from recovery import Stopwatch, differences, record, recover
-from small_runs import FAMILIES, check_often, final_state, leftovers, train
+from recombine.training.loop import Trainer
+from small_runs import FAMILIES, TRAIN, check_often, final_state, leftovers, train
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+CONFIG = FAMILIES["fuzzy_logic"]
+COMMAND = [*TRAIN, "--warmup-steps", "2", "--attention", "hyla", "--evaluation-instances", "20"]  # the same run
+# with a checkpoint every two steps: the first, one that keeps the first, one that replaces what was kept, and the last
+SHORT = replace(CONFIG, training=replace(CONFIG.training, steps=8))
 
 
 @pytest.fixture(autouse=True)
@@ -24,136 +39,206 @@ def _often(monkeypatch):
     check_often(monkeypatch)
 
 
-def find_run(out: Path) -> RunDirectory:
-    (path,) = out.iterdir()
-    return RunDirectory(path)
+def read_runs(out: Path) -> dict[str, object]:
+    """The states of all runs in a folder; files that a finished run should not have count as a part of them."""
+    runs = {path.name: RunDirectory(path) for path in out.iterdir() if (path / "config.json").exists()}
+    left = [name for run in runs.values() for name in leftovers(run) if not name.endswith(".tmp")]
+    return {name: final_state(run) for name, run in runs.items()} | {"leftovers": left}
 
 
-def compare_states(expected: dict[str, Any], run: RunDirectory) -> list[str]:
-    """What of a run is not as it would be without a fault."""
-    return differences(final_state(run), expected)
-
-
-def kill_at_random(fault: str, family: str, tmp_path: Path, num_kills: int) -> None:
-    config = FAMILIES[family]
-    started = time.monotonic()
-    undisturbed = final_state(train(config, tmp_path / "undisturbed"))
-    seconds = time.monotonic() - started
-    draw = random.Random(family)
-
-    def work(out: Path) -> None:
-        train(config, out)
-
-    killed, tries, out = 0, 0, tmp_path / "disturbed-0"
-    recovered = 0  # kills after which a process has come to its end
-    while killed < num_kills:
-        tries += 1
-        assert tries < 20 * num_kills, "too fast to be killed"
-        stopwatch = Stopwatch()
-        code = in_fork(partial(work, out), kill_after=draw.uniform(0, seconds))
-        assert code in (0, -9)
-        killed += code == -9
-        seconds *= 1.1 if code == -9 else 0.7  # a machine may be busier now than it was before
-        if code == 0:
-            assert differences(final_state(find_run(out)), undisturbed) == []
-            if killed > recovered:
-                record(fault, family, tried=killed - recovered, times=stopwatch.read())
-            recovered, out = killed, tmp_path / f"disturbed-{tries}"
-    call_again, find_lost = partial(train, config, out), partial(compare_states, undisturbed)
-    recover(fault, family, call_again, find_lost, tried=killed - recovered)
-    assert [name for name in leftovers(find_run(out)) if not name.endswith(".tmp")] == []
-
-
-@pytest.mark.parametrize("family", ["fuzzy_logic", pytest.param("language", marks=pytest.mark.slow)])
-def test_a_few_kills_at_random(family, tmp_path):
-    kill_at_random("a few random kills", family, tmp_path, 4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
-def test_fifty_kills_at_random(family, tmp_path):
-    kill_at_random("random kills", family, tmp_path, 50)
-
-
-class Countdown:
-    """Kills the process at the n-th operation on files: before it, after it, or with half of the bytes written."""
-
-    def __init__(self, number: int) -> None:
-        self.left = number
-
-    def reached(self) -> bool:
-        self.left -= 1
-        return self.left < 0
-
-    def install(self) -> None:
-        for name in ("fsync", "replace", "link"):
-            operation = getattr(os, name)
-
-            def counted(*arguments, operation=operation, **options):
-                if self.reached():
-                    kill_self()
-                done = operation(*arguments, **options)
-                if self.reached():
-                    kill_self()
-                return done
-
-            setattr(os, name, counted)
-        files.open = self.open  # type: ignore[attr-defined]
-
-    def open(self, path, mode):
-        file = open(path, mode)  # noqa: SIM115
-        countdown = self
-
-        class Halved:
-            def __enter__(self):
-                return self
-
-            def __exit__(self, *error):
-                file.close()
-
-            def __getattr__(self, name):
-                return getattr(file, name)
-
-            def write(self, content):
-                if countdown.reached():
-                    file.write(content[: len(content) // 2])
-                    file.flush()
-                    kill_self()
-                return file.write(content)
-
-        return Halved()
-
-
-# with a checkpoint every two steps: the first, one that keeps the first, one that replaces what was kept, and the last
-STEPS_OF_EVERY_KIND = 8
-
-
-def kill_at_operations(fault: str, tmp_path: Path, numbers) -> int:
-    """How many of the numbers are operations of a run; after each kill the run is resumed and compared."""
-    config = FAMILIES["fuzzy_logic"]
-    config = replace(config, training=replace(config.training, steps=STEPS_OF_EVERY_KIND))
-    undisturbed = final_state(train(config, tmp_path / "undisturbed"))
-    for count, number in enumerate(numbers):
-        out = tmp_path / str(number)
-
-        def work(out=out, number=number):
-            Countdown(number).install()
-            train(config, out)
-
-        code = in_fork(work)
-        assert code in (0, -9)
-        if code == 0:
-            return count
-        recover(fault, f"operation {number}", partial(train, config, out), partial(compare_states, undisturbed))
-        assert [name for name in leftovers(find_run(out)) if not name.endswith(".tmp")] == []
-    return len(numbers)
+@pytest.mark.parametrize(
+    ("family", "fault", "num_kills"),
+    [
+        ("fuzzy_logic", "a few random kills", 4),
+        *(
+            pytest.param(family, "random kills", 50, marks=pytest.mark.slow, id=f"fifty-{family}")
+            for family in FAMILIES
+        ),
+    ],
+)
+def test_kills_at_random(family, fault, num_kills, tmp_path):
+    kill_at_random(fault, family, lambda out: train(FAMILIES[family], out) and None, read_runs, tmp_path, num_kills)
 
 
 def test_kills_at_some_operations_on_files(tmp_path):
-    assert kill_at_operations("kills at some operations", tmp_path, (0, 7, 26, 43)) == 4
+    numbers = (0, 7, 26, 43)
+    assert kill_at_operations("kills at some operations", partial(train, SHORT), read_runs, tmp_path, numbers) == 4
 
 
 @pytest.mark.slow
 def test_kills_at_every_operation_on_files(tmp_path):
     """Every write, fsync, rename and link of a run, from the first to the last."""
-    assert kill_at_operations("kills at every operation", tmp_path, range(10_000)) > 100
+    work = partial(train, SHORT)
+    assert kill_at_operations("kills at every operation", work, read_runs, tmp_path, range(10_000)) > 100
+
+
+@pytest.mark.slow
+def test_kills_of_a_sweep(tmp_path, monkeypatch):
+    monkeypatch.undo()  # checkpoints as a user has them
+    family = FAMILIES["hyperteacher"]  # whose final evaluation takes least time
+    training = replace(family.training, steps=400)
+    configs = [replace(family, task=replace(family.task, seed=seed), training=training) for seed in range(3)]
+
+    def work(out: Path) -> None:
+        status = run_sweep(make_plan(configs, "killed"), LocalEngine(jobs=2, threads=1), out=out, device="cpu")
+        assert status.count("finished") == len(configs)
+
+    out = kill_at_random("kills of a sweep", "3 runs", work, read_runs, tmp_path, 50)
+    assert len(read_runs(out)) == len(configs) + 1
+
+
+WORDS = ["river", "clock", "seed", "lamp", "bridge", "stone", "cloud", "paper", "mill", "road", "sand", "harbour"]
+
+
+@pytest.fixture
+def prepare_text(tmp_path, monkeypatch):
+    """A function that prepares some text in a cache folder."""
+    pytest.importorskip("sentencepiece")
+    monkeypatch.setattr(prepare, "GROUP_SIZE", 20_000)
+    monkeypatch.setattr(prepare, "PARALLEL_FROM", 10**9)
+    monkeypatch.setenv("RECOMBINE_CACHE", "")  # is set back afterwards
+    folder, draw = tmp_path / "text", random.Random(0)
+    folder.mkdir()
+    for number in range(30):
+        lines = (" ".join(draw.choices(WORDS, k=12)) for _ in range(60))
+        (folder / f"{number:02d}.txt").write_text("\n".join(f"{line} {number}" for line in lines))
+    request = Request(paths=(str(folder),), tokenizer="sentencepiece", vocabulary=512, held_out=0.2)
+
+    def work(cache: Path) -> None:
+        os.environ["RECOMBINE_CACHE"] = str(cache)
+        prepare.prepare(request)
+
+    return work
+
+
+def read_corpora(cache: Path) -> dict[str, object]:
+    """The files of corpora and working copies in a cache; a kill may leave small temporary files beside them."""
+    files = [*(cache / "language" / "tokens").rglob("*"), *(cache / "language" / "work").glob("*/*")]
+    kept = [path for path in files if path.is_file() and not path.name.startswith(".")]
+    return {str(path.relative_to(cache)): path.read_bytes() for path in kept}
+
+
+def test_kills_while_text_is_prepared(prepare_text, tmp_path):
+    numbers = (0, 9, 21)
+    assert kill_at_operations("text, some operations", prepare_text, read_corpora, tmp_path, numbers) == 3
+    kill_at_random("text, at random", "sentencepiece", prepare_text, read_corpora, tmp_path / "random", 4)
+
+
+@pytest.mark.slow
+def test_kills_at_every_operation_while_text_is_prepared(prepare_text, tmp_path):
+    assert kill_at_operations("text, every operation", prepare_text, read_corpora, tmp_path, range(10_000)) > 30
+
+
+def test_a_kill_right_before_the_working_copy_is_deleted(prepare_text, tmp_path, monkeypatch):
+    """It is as large as the corpus, and would stay for ever."""
+    cache = tmp_path / "cache"
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", lambda *_, **__: None)
+        prepare_text(cache)
+    assert [*(cache / "language" / "work").glob("*/*")]
+    prepare_text(cache)
+    assert not [*(cache / "language" / "work").glob("*/*")]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        check_often(patch)
+        return final_state(train(CONFIG, tmp_path_factory.mktemp("undisturbed")))
+
+
+def go_on(fault: str, case: str, out: Path, undisturbed) -> None:
+    """Train again, and compare."""
+    recover(fault, case, partial(train, CONFIG, out), lambda run: differences(final_state(run), undisturbed))
+
+
+@pytest.fixture
+def killed(tmp_path) -> Path:
+    """The directory of a run that was killed while it wrote a checkpoint, with the one before it."""
+    out = tmp_path / "killed"
+
+    def work() -> None:
+        Countdown(100).install()
+        train(CONFIG, out)
+
+    assert in_fork(work) == -signal.SIGKILL
+    (path,) = out.iterdir()
+    assert (path / "checkpoint-previous.safetensors").exists()
+    return path
+
+
+def test_a_flipped_bit_in_the_last_checkpoint(killed, tmp_path, undisturbed):
+    """Training goes on from the checkpoint before the damaged one."""
+    intact = (killed / "checkpoint.safetensors").read_bytes()
+    for place in (0, 9, 300, len(intact) // 2, len(intact) - 1):
+        out = tmp_path / str(place)
+        copy = Path(shutil.copytree(killed, out / killed.name))
+        changed = bytearray(intact)
+        changed[place] ^= 1
+        (copy / "checkpoint.safetensors").write_bytes(changed)
+        with pytest.raises(InputError, match=r"checkpoint\.safetensors"):
+            RunDirectory(copy).load_checkpoint()
+        go_on("flipped bit", f"byte {place}", out, undisturbed)
+
+
+def test_two_processes_on_one_run(killed, tmp_path, undisturbed):
+    """The second is refused; it may go on once the first has ended."""
+    said = tmp_path / "said"
+    with RunDirectory(killed).lock():
+        assert in_fork(lambda: run_verb([*COMMAND, "--out", str(killed.parent)]), errors=said) == 2
+    assert f"{killed} is being trained by another process" in said.read_text()
+    go_on("two processes", "train", killed.parent, undisturbed)
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129)])
+def test_signals(name, code, tmp_path, undisturbed):
+    """A checkpoint of the last step and a line that says how to go on."""
+    number, advance = getattr(signal, name), Trainer.advance
+
+    def interrupted(trainer, *, stop):
+        if trainer.step == 11:
+            os.kill(os.getpid(), number)
+        return advance(trainer, stop=stop)
+
+    def work() -> int:
+        # in the background, signals may be ignored, and training leaves them so
+        signal.signal(number, signal.default_int_handler if name == "SIGINT" else signal.SIG_DFL)
+        pytest.MonkeyPatch().setattr(Trainer, "advance", interrupted)
+        return run_verb([*COMMAND, "--out", str(out)])
+
+    out, said = tmp_path / "runs", tmp_path / "said"
+    assert in_fork(work, errors=said) == code
+    assert f"stopped by {name} at step 1" in said.read_text()
+    go_on("signals", name, out, undisturbed)
+
+
+HANGING = """
+import sys, time
+from recombine.cli.main import run
+from recombine.foundation import native as compiler
+compiler.COMPILE_TIMEOUT = compiler.VERSION_TIMEOUT = float(sys.argv[1])
+started = time.monotonic()
+code = run(sys.argv[2:])
+print(time.monotonic() - started, file=sys.stderr)
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize("hangs_at", ["version", pytest.param("kernel", marks=pytest.mark.slow)])
+def test_a_compiler_that_hangs(hangs_at, tmp_path):
+    """It is waited for once, up to its limit; then the training goes on with torch."""
+    program, limit = tmp_path / "slow", 2.0
+    answer = 'case "$1" in --version) echo slow 1.0; exit 0;; esac\n' if hangs_at == "kernel" else ""
+    program.write_text(f"#!/bin/sh\n{answer}sleep 1000\n")
+    program.chmod(0o755)
+    out = tmp_path / "runs"
+    argv = [sys.executable, "-c", HANGING, str(limit), *TRAIN, "--evaluation-instances", "20", "--out", str(out)]
+    environment = os.environ | {"CC": str(program), "RECOMBINE_CACHE": str(tmp_path / "cache")}
+    done = subprocess.run(argv, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    (run,) = map(RunDirectory, out.iterdir())
+    assert run.finished
+    assert done.stderr.count("did not end within 2 seconds") == 1, done.stderr
+    seconds = float(done.stderr.split()[-1])
+    assert seconds >= limit
+    record("hanging compiler", hangs_at, tried=1, times={"seconds": round(seconds - limit, 3)})

@@ -1,7 +1,6 @@
-"""Files that others made, read by `score`, `probe --activations` and `sweep status`: one line, never a wrong number."""
+"""Predictions, activations, archives, text and tables of others: read exactly, or refused in one line."""
 
 import io
-import json
 import os
 import zipfile
 from pathlib import Path
@@ -10,11 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fuzz import call
-from mutations import NASTY_SHAPES, NASTY_TEXTS
+from recombine.cli.generate import read_tokenizer as read_tokenizer_of_run
+from recombine.foundation import errors as memory
 from recombine.foundation.errors import InputError
+from recombine.foundation.files import read_npz
 from recombine.inside.collect import load_activations
 from recombine.integrations.exchange.predictions import read_predictions
+from recombine.integrations.huggingface.prompts import read_prompts
+from recombine.tasks.language.tokenizers import read_tokenizer
+from recombine.training.directory import RunDirectory
+from recombine_papers.stored import read_lines
 
 HASH = "0123456789ab"
 ROWS = np.array([f"ood-{row}-of-3-{HASH}" for row in range(3)])
@@ -64,22 +68,15 @@ def test_extended_precision_is_read(tmp_path):
     assert read_predictions(path).values["ood"].dtype == np.float64
 
 
-@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet", "npz"])
-def test_a_pipe_instead_of_predictions(suffix, tmp_path):
-    os.mkfifo(tmp_path / f"pipe.{suffix}")
+def test_a_pipe_instead_of_a_file(tmp_path):
+    readers: dict[str, Any] = {f"pipe.{suffix}": read_predictions for suffix in ("csv", "jsonl", "parquet", "npz")}
+    readers |= {"tokenizer": lambda path: read_tokenizer(str(path)), "prompts": read_prompts}
+    for name, read in readers.items():
+        os.mkfifo(tmp_path / name)
+        with pytest.raises(InputError, match="it is not a regular file"):
+            read(tmp_path / name)
     with pytest.raises(InputError, match="it is not a regular file"):
-        read_predictions(tmp_path / f"pipe.{suffix}")
-
-
-def test_members_of_an_archive_that_are_no_arrays(tmp_path):
-    """NumPy gives their bytes: the text 123 would be the predictions 49, 50 and 51."""
-    rows = io.BytesIO()
-    np.save(rows, ROWS)
-    with zipfile.ZipFile(tmp_path / "predictions.npz", "w") as archive:
-        archive.writestr("row_id.npy", rows.getvalue())
-        archive.writestr("answer", b"123")
-    with pytest.raises(InputError, match="a member that is not an array"):
-        read_predictions(tmp_path / "predictions.npz")
+        read_tokenizer_of_run(RunDirectory(tmp_path), 300)
 
 
 ACTIVATIONS = {
@@ -103,46 +100,51 @@ def test_activations_that_are_no_real_numbers(name, values, message, tmp_path):
         load_activations(save(tmp_path / "activations.npz", **{**ACTIVATIONS, name: values}))
 
 
-PLANNED: dict[str, Any] = {"run": "a-1", "settings": {"x": 1}, "searched": [], "seed": 0, "steps": 10}
-PLANNED |= {"metric": "r2", "higher_is_better": True}
-PLAN: dict[str, Any] = {"format": "recombine-sweep", "format_version": 1, "source": "here", "runs": [PLANNED]}
-RESULT: dict[str, Any] = {
-    "seconds": 1.0,
-    "scores": {"test": {"r2": {"value": 0.5, "low": 0.4, "high": 0.6}}},
-    "metrics": {"r2": {"title": "R²", "higher_is_better": True}},
-}
+def header(shape: tuple[int, ...], dtype: str = "<f4", content: bytes = b"") -> bytes:
+    written = io.BytesIO()
+    np.lib.format.write_array_header_1_0(written, {"descr": dtype, "fortran_order": False, "shape": shape})
+    return written.getvalue() + content
 
 
-STRANGE: tuple[Any, ...] = (None, "x", "\ud800", {}, [], -1, 1.5, float("inf"), 10**400)
+ARCHIVES = [
+    ("a.npy", header((2,), content=b"\0" * 4)),
+    ("a.npy", header((1,), dtype="|O", content=b"\x80\x04K\x01.")),
+    ("a.npy", b"\x93NUMPY\x01\x00\x08\x00{'a': (("),
+    ("a.npy", b"\x93NUMPY\x09\x00"),
+    ("answer", b"123"),  # NumPy gives its bytes: the text 123 would be the numbers 49, 50 and 51
+]
 
 
-def status_of(folder: Path, plan=PLAN, **files) -> tuple[int | None, str]:
-    """Exit code and standard error of `sweep status` for a folder with one run."""
-    (folder / "a-1").mkdir(parents=True, exist_ok=True)
-    (folder / "sweep.json").write_text(json.dumps(plan))
-    for name, value in files.items():
-        (folder / "a-1" / name.replace("_", ".")).write_text(json.dumps(value) + "\n")
-    answers = [call(["sweep", "status", str(folder), *flags]) for flags in ([], ["--json"])]
-    for code, _, err, trace in answers:
-        assert not trace, f"{plan} {files}: {trace}"
-        assert code in (0, 2)
-        assert len(err.splitlines()) == (1 if code == 2 else 0)
-    return answers[0][0], answers[0][2]
+@pytest.mark.parametrize(("name", "member"), ARCHIVES)
+def test_damaged_members_of_an_archive(name, member, tmp_path):
+    with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
+        archive.writestr(name, member)
+    with pytest.raises(InputError, match=r"cannot be read .*: expected an npz file without Python objects"):
+        read_npz(tmp_path / "x.npz")
 
 
-@pytest.mark.parametrize("key", PLANNED)
-def test_any_value_in_the_plan_of_a_sweep(key, tmp_path):
-    for value in (*NASTY_TEXTS, *NASTY_SHAPES, *STRANGE):
-        status_of(tmp_path, PLAN | {"runs": [PLANNED | {key: value}]})
+def test_archives_that_are_none_and_one_that_is(tmp_path, monkeypatch):
+    np.save(tmp_path / "one.npy", np.zeros(3))
+    (tmp_path / "rubbish.npz").write_bytes(b"PK\x03\x04 no archive")
+    for name, message in {
+        "one.npy": "cannot be read",
+        "rubbish.npz": "cannot be read",
+        "none": "does not exist",
+    }.items():
+        with pytest.raises(InputError, match=f"{message}.*: expected an npz file"):
+            read_npz(tmp_path / name)
+    path = save(tmp_path / "good.npz", a=np.arange(3), b=np.array(["x"]))
+    assert read_npz(path)["a"].tolist() == [0, 1, 2]
+    np.savez_compressed(tmp_path / "large.npz", a=np.zeros(10**6, dtype=np.float32))
+    monkeypatch.setattr(memory, "total_memory", lambda: 10**6)
+    with pytest.raises(InputError, match=r"large.npz, unpacked, takes 4 MB of memory: expected at most 1 MB"):
+        read_npz(tmp_path / "large.npz")
 
 
-def test_any_value_in_the_files_of_a_sweep(tmp_path):
-    assert status_of(tmp_path) == (0, "")
-    assert status_of(tmp_path, result_json=RESULT) == (0, "")
-    damages = [RESULT | {key: value} for key in RESULT for value in (*STRANGE, *NASTY_SHAPES)]
-    damages += [RESULT | {"scores": {"test": {"r2": {"value": value}}}} for value in STRANGE]
-    for number, result in enumerate(damages):
-        status_of(tmp_path / f"result-{number}", result_json=result)
-    for number, value in enumerate(STRANGE):
-        status_of(tmp_path / f"progress-{number}", metrics_jsonl={"step": value, "seconds": value})
-        status_of(tmp_path / f"failure-{number}", failure_json={"error": value})
+@pytest.mark.parametrize(
+    "content", ["[]", "{}", "[" * 10**5, '{"hash": "a", "result": {}}', '{"hash": 1}', "\0", "nan"]
+)
+def test_results_that_nobody_stored(content, tmp_path):
+    (tmp_path / "x.jsonl").write_text(content)
+    with pytest.raises(InputError, match="expected results that `reproduce claims` wrote"):
+        read_lines(tmp_path / "x.jsonl")

@@ -7,12 +7,18 @@ from typing import Any
 
 import pytest
 
-from recovery import differences, recover
+from faults import differences, recover
 
 SCRIPT = Path(__file__).parents[2] / "docs" / "write_reliability.py"
 pytestmark = pytest.mark.skipif(not SCRIPT.exists(), reason="an installed package has no documentation")
 # parts of a row that run by default, and what has a sentence of its own
-WITHOUT_A_ROW = {"a few random kills", "kills at some operations", "text, some operations", "command lines"}
+WITHOUT_A_ROW = {
+    "a few random kills",
+    "kills at some operations",
+    "text, some operations",
+    "text, at random",
+    "command lines",
+}
 
 
 @pytest.fixture

@@ -1,22 +1,17 @@
 """Sizes that cannot fit are refused in one line that says what would be needed, before any memory is taken."""
 
-import io
-import zipfile
-
-import numpy as np
 import pytest
 
 from recombine.cli.main import run as run_verb
 from recombine.compositions import all_multisets, all_sets
 from recombine.foundation import errors as memory
 from recombine.foundation.errors import InputError
-from recombine.foundation.files import read_npz
 from recombine.random import Stream
 
 LINES = [
     ("show sraven --num-features 1000", "8 modules, 1000 at once, make 204,032,533,091,695,451 compositions"),
     ("check sraven --num-features 20", "8 modules, 20 at once, make 888,030 compositions: expected at most 200,000"),
-    ("check fuzzy-logic --num-variables 16", "make 1,207,934,976 compositions: expected at most 200,000"),
+    ("check fuzzy-logic --num-variables 16", "make 134,209,536 compositions: expected at most 200,000"),
     ("show fuzzy-logic --num-variables 1000000000000", "makes 2**1000000000000 terms: expected at most 30"),
     ("train fuzzy-logic --num-layers 100000", "num_layers is 100,000: expected at most 3,000"),
     ("train fuzzy-logic --embedding-dim 10000000", "parameters, with gradients and moments, takes 188 GB of memory"),
@@ -85,45 +80,3 @@ def test_the_memory_of_a_container_counts(tmp_path, monkeypatch):
     memory.total_memory.cache_clear()
     assert memory.total_memory() > 10**8
     memory.total_memory.cache_clear()
-
-
-def header(shape: tuple[int, ...], dtype: str = "<f4", content: bytes = b"") -> bytes:
-    written = io.BytesIO()
-    np.lib.format.write_array_header_1_0(written, {"descr": dtype, "fortran_order": False, "shape": shape})
-    return written.getvalue() + content
-
-
-ARCHIVES = [
-    (header((10**12,)), "claims 4000000000000 bytes, expected the 0 that follow it"),
-    (header((2,), content=b"\0" * 4), "claims 8 bytes, expected the 4 that follow it"),
-    (header((1,), dtype="|O", content=b"\x80\x04K\x01."), "expected"),
-    (b"rubbish", "cannot be read"),
-    (b"\x93NUMPY\x01\x00\x08\x00{'a': ((", "cannot be read"),
-    (b"\x93NUMPY\x09\x00", "cannot be read"),
-]
-
-
-@pytest.mark.parametrize(("member", "message"), ARCHIVES)
-def test_headers_that_lie(member, message, tmp_path):
-    with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
-        archive.writestr("a.npy", member)
-    with pytest.raises(InputError, match=message):
-        read_npz(tmp_path / "x.npz")
-
-
-def test_an_archive_that_unpacks_to_more_than_there_is(tmp_path, monkeypatch):
-    monkeypatch.setattr(memory, "total_memory", lambda: 10**6)
-    np.savez_compressed(tmp_path / "bomb.npz", a=np.zeros(10**6, dtype=np.float32))
-    assert (tmp_path / "bomb.npz").stat().st_size < 10**5
-    with pytest.raises(InputError, match=r"bomb.npz, unpacked, takes 4 MB of memory: expected at most 1 MB"):
-        read_npz(tmp_path / "bomb.npz")
-
-
-def test_archives_that_are_none(tmp_path):
-    np.save(tmp_path / "one.npy", np.zeros(3))
-    with pytest.raises(InputError, match="holds one array: expected an npz file of several"):
-        read_npz(tmp_path / "one.npy")
-    with pytest.raises(InputError, match="does not exist: expected an npz file"):
-        read_npz(tmp_path / "none.npz")
-    np.savez(tmp_path / "good.npz", a=np.arange(3), b=np.array(["x"]))
-    assert read_npz(tmp_path / "good.npz")["a"].tolist() == [0, 1, 2]

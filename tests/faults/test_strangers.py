@@ -1,46 +1,127 @@
-"""Models, tokenizers, prompts, data sets and tables of results from strangers: read in one line or refused, never run."""
+"""Files from strangers: nothing in them runs, nothing is written outside the chosen folder, nothing is hidden."""
 
+import ast
 import json
 import os
+import shutil
+import unicodedata
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from recombine.cli.generate import read_tokenizer as read_tokenizer_of_run
+import recombine
 from recombine.cli.generate import show_text
-from recombine.foundation.errors import InputError
-from recombine.integrations.huggingface.prompts import read_prompts
-from recombine.tasks.language.tokenizers import read_tokenizer
+from recombine.foundation import files
+from recombine.foundation.errors import NOT_SHOWN, InputError
+from recombine.models.base import OutsideModule
+from recombine.report.page import write_report
+from recombine.training.benchmark import load_run
+from recombine.training.config import RunConfig
 from recombine.training.directory import RunDirectory
-from recombine_papers.stored import read_lines
+from recombine.training.run import open_directory
+from report_cases import HOSTILE, make_probed, make_run, make_score
+from small_runs import FAMILIES
+from verbs import call
+
+SOURCE = Path(recombine.__file__).parent
+FORBIDDEN = {"eval", "exec", "compile", "__import__", "torch.load", "yaml.load", "os.system"}
+# where a name becomes a module: verbs, optional packages, classes of this package and code that the user names
+IMPORTERS = {"cli/main.py", "foundation/errors.py", "foundation/files.py"}
 
 
-def test_events_are_not_written_through_a_link(tmp_path):
+def test_no_file_of_the_package_evaluates_or_unpickles():
+    for path in SOURCE.rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        calls = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+        calls -= {"element.paths.result_pickle.exists"}  # whether submitit has written its file
+        assert not calls & FORBIDDEN, path
+        assert not [name for name in calls if "pickle" in name], path
+        assert not [text for text in ("allow_pickle=True", "shell=True") if text in path.read_text()], path
+        if any(name.endswith(("import_module", "exec_module")) for name in calls):
+            assert path.relative_to(SOURCE).as_posix() in IMPORTERS, f"{path} imports by name"
+
+
+@pytest.mark.parametrize(("role", "key"), [("task", "name"), ("model", "kind")])
+def test_a_name_in_a_file_is_never_imported(role, key, run, tmp_path):
+    marker = tmp_path / "ran"
+    (tmp_path / "evil.py").write_text(f"open({str(marker)!r}, 'w')\n")
+    config = json.loads((run / "config.json").read_text())
+    for name in (f"{tmp_path / 'evil.py'}:X", "os:system", "evil", "../evil"):
+        config[role][key] = name
+        config["origins"] = {role: f"{tmp_path / 'evil.py'}:X"}
+        (run / "config.json").write_text(json.dumps(config))
+        with pytest.raises(InputError, match="is not part of this package"):
+            load_run(run)
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("name", ["../../../x", "/etc/x", "..", "a/b\\c", "x\0y", "\u202ex", "-rf"])
+def test_no_name_leads_out_of_the_folder(name, tmp_path):
+    config = FAMILIES["hyperteacher"]
+    hostile = RunConfig(task=config.task, model=OutsideModule(name=name, fingerprint="0"), training=config.training)
+    made = open_directory(hostile, tmp_path / "runs", {}).path
+    assert made.resolve().parent == (tmp_path / "runs").resolve()
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+
+
+def test_links_are_not_written_through(run, tmp_path):
+    """Those with the names of temporary files, and a folder of events."""
+    precious = tmp_path / "precious"
+    precious.write_text("kept")
+    (run / f".result.json.{os.getpid()}.tmp").symlink_to(precious)
+    files.replace_file(run / "result.json", b"new")
+    assert (precious.read_text(), (run / "result.json").read_bytes()) == ("kept", b"new")
+    assert not list(run.glob(".*.tmp"))
     pytest.importorskip("tensorboard")
     from recombine.integrations.trackers import TensorBoard
 
     (tmp_path / "mine").mkdir()
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "tensorboard").symlink_to(tmp_path / "mine")
+    (run / "tensorboard").symlink_to(tmp_path / "mine")
     with pytest.raises(InputError, match="is a link"):
-        TensorBoard().start(RunDirectory(tmp_path / "run"), 0)
+        TensorBoard().start(RunDirectory(run), 0)
     assert not [*(tmp_path / "mine").iterdir()]
 
 
-def test_a_pipe_instead_of_a_tokenizer(tmp_path):
-    os.mkfifo(tmp_path / "tokenizer")
-    for read in (
-        lambda: read_tokenizer(str(tmp_path / "tokenizer")),
-        lambda: read_tokenizer_of_run(RunDirectory(tmp_path), 300),
-        lambda: read_prompts(tmp_path / "tokenizer"),
-    ):
-        with pytest.raises(InputError, match="it is not a regular file"):
-            read()
+@pytest.mark.parametrize("name", ["a[/red]b", "a\x1b]0;title\x07b", "a\nb", "a\u202eb", "[link=file:///x]y"])
+def test_the_name_of_a_run_cannot_command_a_terminal(name, pristine, tmp_path):
+    """Control characters and line ends are written out, in tables and in complaints."""
+    run = Path(shutil.copytree(pristine, tmp_path / name / "run"))
+    (tmp_path / name / "empty").mkdir()
+    for folder in (tmp_path, run.parent, tmp_path / name / "empty"):
+        assert call(["runs", str(folder)]).code == 0
+    (run / "checkpoint.safetensors").write_bytes(b"x")
+    for argv in (["runs", str(tmp_path)], ["runs", str(run.parent)], ["evaluate", str(run)]):
+        answer = call(argv)
+        assert answer.code == (2 if argv[0] == "evaluate" else 0)
+        shown = answer.out + answer.err
+        assert not {sign for sign in shown if unicodedata.category(sign) in NOT_SHOWN and sign != "\n"}
+        assert len(answer.err.splitlines()) == (1 if answer.code else 0)
 
 
 def test_what_a_model_writes_cannot_command_a_terminal():
     assert show_text("a\n\tb\x1b[2J\x9b\u202ec\r\n") == "a\n\tb\\x1b[2J\\x9b\\u202ec\\r\n"
+
+
+def test_the_policy_of_the_page_blocks_scripts_that_are_not_its_own(browser, tmp_path):
+    """Even if escaping failed somewhere: a script, a handler and a request that are put into the page do nothing."""
+    runs = [make_run(tmp_path / "runs", HOSTILE[:50], make_score(0.8)), make_probed(tmp_path / "runs", HOSTILE[:40])]
+    write_report(runs, tmp_path / "report.html", title=HOSTILE)
+    page = (tmp_path / "report.html").read_text()
+    planted = (
+        "<script>document.title = 'planted'</script>"
+        "<img src='http://127.0.0.1:9/x.png' onerror=\"document.title = 'planted'\">"
+        "<iframe srcdoc=\"<script>parent.document.title = 'planted'</script>\"></iframe></body>"
+    )
+    (tmp_path / "planted.html").write_text(page.replace("</body>", planted))
+    browser.open(tmp_path / "planted.html")
+    browser.run("new Promise(resolve => setTimeout(resolve, 300))")
+    assert browser.run("document.title") != "planted"
+    assert browser.run("document.querySelector('h1').textContent") == HOSTILE
+    assert HOSTILE[:40] in browser.run("document.body.textContent")
+    asked = [address for address in browser.find_requests() if address.startswith("http")]
+    failed = [event["params"] for event in browser.events if event["method"] == "Network.loadingFailed"]
+    assert [event.get("blockedReason") for event in failed] == ["csp"] * len(asked)
 
 
 CODE = "from pathlib import Path\nPath(__file__ + '.ran').touch()\nPath({trace!r}).touch()\n"
@@ -96,12 +177,3 @@ def test_a_damaged_model_ends_in_one_line(name, content, pretrained, tmp_path):
     with pytest.raises(InputError) as caught:
         load_model(tmp_path, with_head=True)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "content", ["[]", "{}", "[" * 10**5, '{"hash": "a", "result": {}}', '{"hash": 1}', "\0", "nan"]
-)
-def test_results_that_nobody_stored(content, tmp_path):
-    (tmp_path / "x.jsonl").write_text(content)
-    with pytest.raises(InputError, match="expected results that `reproduce claims` wrote"):
-        read_lines(tmp_path / "x.jsonl")

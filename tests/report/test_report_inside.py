@@ -131,7 +131,7 @@ def test_what_was_left_out_says_why(render, tmp_path):
         (run / "probe.npz").write_bytes(broken)
         assert "probe.npz is missing or cannot be read" in section_of(render(run), "codes")
     (run / "diagnosis.json").write_text('{"verdict": "cursed"}')
-    assert "diagnosis.json is damaged: verdict is &#39;cursed&#39;: expected one of" in section_of(
+    assert "diagnosis.json is damaged: verdict: invalid enum value &#39;cursed&#39;" in section_of(
         render(run), "verdict"
     )
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict, TypeVar, cast
+from typing import Any, NotRequired, TypedDict, TypeVar, cast
 
 import numpy as np
 import torch
 
 from recombine.foundation.errors import InputError, find_schema_error
 from recombine.inside.result import DECODER_TITLES, PROBE, DecoderKey, ProbeNumbers, SiteDecoder, read_arrays
-from recombine.inside.verdict import Evidence, Verdict
+from recombine.inside.verdict import Verdict
 from recombine.report.runs import ReportRun
 from recombine.tasks.view import Card
 from recombine.training.benchmark import load_run
@@ -31,11 +31,6 @@ BADGES = {  # verdict of `diagnose` -> class of its badge
     "uncovered": "open",
 }
 UNINFORMED = ("majority", "control", "untrained")
-READINGS: dict[DecoderKey, str] = {  # decoders in probe.json -> the key in `reading` that describes their instances
-    "decoders": "instances",
-    "decoders_pictured": "pictured",
-    "decoders_same_query": "same_query",
-}
 SWAP_COLUMNS = {"rules": ("own", "other", "neither", "same_rule"), "functions": ("follows",)}
 MAX_MAPPED = 1_500  # points per map, limited by how fast a browser draws them
 RESOLUTION = 1_000  # steps of a coordinate; t-SNE has no units
@@ -69,21 +64,46 @@ def gather(runs: Sequence[ReportRun], read: Callable[[ReportRun], T | None]) -> 
     ]
 
 
-class DiagnosisFile(TypedDict):
+class ShownScore(TypedDict, total=False):
+    """The part of a score of `diagnosis.json` that the page shows."""
+
+    value: float | None
+    placed: float | None
+
+
+class ShownDecodability(TypedDict, total=False):
+    """The part of a decodability that the page shows."""
+
+    site: str
+    metric: str
+    held_out: float | None
+    baseline: float | None
+
+
+class ShownEvidence(TypedDict, total=False):
+    """The part of the evidence that the page shows."""
+
+    metric: str
+    trained: ShownScore
+    held_out: ShownScore
+    decodability: ShownDecodability | None
+
+
+class ShownDiagnosis(TypedDict):
     """The part of `diagnosis.json` that the page shows."""
 
     verdict: Verdict
     sentence: str
     advice: str
-    evidence: Evidence
-    alternatives: list[Verdict]
+    evidence: ShownEvidence
+    alternatives: NotRequired[list[Verdict]]
 
 
 def read_diagnosis(run: ReportRun) -> Json | None:
     diagnosis = run.read("diagnosis.json")
     if not diagnosis:
         return None
-    if (fault := find_schema_error(diagnosis, DiagnosisFile, complete=False)) is not None:
+    if (fault := find_schema_error(diagnosis, ShownDiagnosis)) is not None:
         raise InputError(f"diagnosis.json is damaged: {fault}")
     needed = {key: diagnosis[key] for key in ("verdict", "sentence", "advice", "evidence")}
     return needed | {"alternatives": diagnosis.get("alternatives", []), "badge": BADGES[diagnosis["verdict"]]}
@@ -117,21 +137,48 @@ class Decoded:
     scores: dict[str, dict[str, float | None]]
 
 
-def read_decoders(run: ReportRun, key: DecoderKey) -> list[Decoded] | None:
+@dataclass(frozen=True, kw_only=True)
+class DecodedReading:
+    """What is decoded from some instances: the instances, and the decoder at each site."""
+
+    instances: str
+    sites: list[Decoded]
+
+
+def read_decoders(run: ReportRun) -> dict[str, DecodedReading] | None:
+    """The decoders of the task's reading, and of each of its variants (`decoders_NAME` in `probe.json`)."""
     probe = read_probe(run)
     if probe is None:
         return None
-    if key not in probe:
-        if key == "decoders":
-            raise InputError(f"not measured: {probe.get('skipped', {}).get('decode', 'nothing was decoded')}")
-        return None
+    if "decoders" not in probe:
+        raise InputError(f"not measured: {probe.get('skipped', {}).get('decode', 'nothing was decoded')}")
+    described: Json = {"instances": "rows of a file", **(probe.get("reading") or {})}
+    keys = {"decoders" if name == "instances" else f"decoders_{name}": words for name, words in described.items()}
+    return {
+        key: DecodedReading(instances=str(words), sites=_read_sites(probe, key))
+        for key, words in keys.items()
+        if key in probe
+    }
+
+
+def _read_sites(probe: ProbeNumbers, key: DecoderKey) -> list[Decoded]:
+    decoders = cast(Json, probe)[key]
+    if (fault := find_schema_error(decoders, dict[str, SiteDecoder])) is not None:
+        raise InputError(f"{key} in probe.json is damaged: {fault}")
     places = {site["name"]: (site["kind"], site["layer"]) for site in probe["sites"]}
     decoded = []
-    for site, decoder in probe[key].items():  # type: ignore[literal-required]
+    for site, decoder in decoders.items():
         kind, layer = places.get(site, ("site", None))
         place = ("site", site) if layer is None else (kind, layer)
         decoded.append(Decoded(site=site, kind=place[0], layer=place[1], scores=_read_scores(decoder)))
     return decoded
+
+
+def describe_reading(run: ReportRun) -> str:
+    """What is decoded, and which codes are read; empty for the rows of a file."""
+    probe = read_probe(run)
+    reading = None if probe is None else probe.get("reading")
+    return f"Decoded: {reading['labels']}; from {reading['instances']}. Codes: {reading['codes']}." if reading else ""
 
 
 def _read_scores(decoder: SiteDecoder) -> dict[str, dict[str, float | None]]:

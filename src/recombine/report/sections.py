@@ -10,18 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from recombine.inside.result import ReadingDescription
 from recombine.report import figures
 from recombine.report.figures import Draw
 from recombine.report.findings import (
-    READINGS,
+    describe_reading,
     gather,
     read_ablations,
     read_decoders,
     read_diagnosis,
     read_gallery,
     read_map,
-    read_probe,
     read_similarity,
     read_swap,
 )
@@ -87,35 +85,20 @@ def show_curves(runs: Sequence[ReportRun]) -> Section | None:
 
 def show_decodability(runs: Sequence[ReportRun]) -> Section | None:
     """Which modules a linear decoder reads from each layer; one figure per reading and metric."""
-    drawn: dict[str, Draw] = {}
-    readings, subjects, all_problems = {}, [], []
-    for key, described in READINGS.items():
-        found, problems = gather(runs, partial(read_decoders, key=key))
-        all_problems += problems
-        subjects += [_describe_subject(_read_reading(run)) for run, _ in found]
-        if found:
-            words = {str(dict(_read_reading(run) or {}).get(described, "rows of a file")) for run, _ in found}
-            metrics = list(dict.fromkeys(metric for _, sites in found for site in sites for metric in site.scores))
-            readings[key] = {"words": " / ".join(sorted(words)), "found": found, "metrics": metrics}
-            drawn |= {f"{key}-{metric}": partial(figures.draw_decoders, found, metric) for metric in metrics}
-    content = {
-        "readings": readings,
-        "subjects": list(dict.fromkeys(filter(None, subjects))),
-        "problems": list(dict.fromkeys(all_problems)),
-    }
-    if not readings and not all_problems:
+    found, problems = gather(runs, read_decoders)
+    if not found and not problems:
         return None
+    drawn: dict[str, Draw] = {}
+    readings = {}
+    for key in dict.fromkeys(key for _, decoded in found for key in decoded):
+        here = [(run, decoded[key].sites) for run, decoded in found if key in decoded]
+        words = {decoded[key].instances for _, decoded in found if key in decoded}
+        metrics = list(dict.fromkeys(metric for _, sites in here for site in sites for metric in site.scores))
+        readings[key] = {"words": " / ".join(sorted(words)), "found": here, "metrics": metrics}
+        drawn |= {f"{key}-{metric}": partial(figures.draw_decoders, here, metric) for metric in metrics}
+    subjects = dict.fromkeys(filter(None, (describe_reading(run) for run, _ in found)))
+    content = {"readings": readings, "subjects": list(subjects), "problems": problems}
     return Section(name="decodability", title="Decodability", content=content, figures=drawn)
-
-
-def _read_reading(run: ReportRun) -> ReadingDescription | None:
-    probe = read_probe(run)
-    return None if probe is None else probe.get("reading")
-
-
-def _describe_subject(reading: ReadingDescription | None) -> str:
-    """What is decoded, and which codes are read."""
-    return f"Decoded: {reading['labels']}; from {reading['instances']}. Codes: {reading['codes']}." if reading else ""
 
 
 def show_codes(runs: Sequence[ReportRun]) -> Section | None:
