@@ -23,10 +23,11 @@ ROOT = Path(__file__).parent.parent
 TOOLS = ("pytest", "pytest-xdist", "hypothesis", "beartype", "pandas")
 # Without files that need a browser, a cluster, the documentation tools or a package of an extra.
 TESTS = (
-    "test_audit test_benchmark test_cli test_cli_errors test_compositions test_convert test_diagnose test_evaluate "
-    "test_exchange test_freshness test_fuzzy_logic test_golden test_help_page test_hypernetwork_attention "
-    "test_leaderboard test_outside test_probe test_probe_decode test_probe_measures test_report test_run "
-    "test_settings test_sraven test_store test_sweep test_tables test_text test_text_exchange"
+    "attention/test_hyla cli/test_cli cli/test_cli_errors foundation/test_display foundation/test_settings inside/test_diagnose "
+    "inside/test_probe inside/test_probe_decode inside/test_probe_structure integrations/test_exchange "
+    "integrations/test_text_exchange models/test_outside report/test_leaderboard report/test_report sweeps/test_sweep "
+    "tasks/test_fuzzy_logic tasks/test_sraven tasks/test_text test_compositions training/test_benchmark "
+    "training/test_evaluate training/test_freshness training/test_golden training/test_run training/test_store"
 )
 
 

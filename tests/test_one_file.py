@@ -1,4 +1,4 @@
-"""A task, a model, an attention, an experiment and a section of the report are one file each (see docs/architecture.md)."""
+"""A task, a model, an attention and an experiment are one file each (see docs/architecture.md)."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ from recombine.models.mlp import MLPConfig
 class BrandConfig(MLPConfig):
     kind: ClassVar[str] = "brand_new"
 '''
-EXPERIMENT = '''"""An experiment in one file of the package."""
-from recombine.recipes.experiment import Experiment, Record
-from recombine.run import default_run
+EXPERIMENT = '''"""An experiment in one file."""
+from recombine import default_run
+from recombine.sweeps import Experiment, Record
 
 
 class Brand(Experiment):
@@ -71,23 +71,25 @@ def run(package: Path, program: str) -> str:
 def test_one_file_adds_a_task_a_model_and_an_experiment(package):
     (package / "tasks" / "brand.py").write_text(TASK)
     (package / "models" / "brand.py").write_text(MODEL)
-    (package / "recipes" / "scale" / "brand.py").write_text(EXPERIMENT)
+    experiment = package.parent / "brand.py"
+    experiment.write_text(EXPERIMENT)
     out = package.parent / "runs"
     shown = run(
         package,
-        "from recombine import cli\n"
+        "from recombine.cli import main as cli\n"
         "from recombine.models.base import find_model, find_task\n"
-        "from recombine.sweeps import EXPERIMENTS\n"
-        "print(find_task('brand-new').summary, find_model('brand_new').__name__, EXPERIMENTS['brand-new'].question)\n"
+        "print(find_task('brand-new').summary, find_model('brand_new').__name__)\n"
         "assert cli.run(['show', 'brand-new', '--num-examples', '3']) == 0\n"
         f"few = ['--steps', '3', '--out', {str(out)!r}]\n"
         "less = [*few, '--batch-size', '4', '--evaluation-instances', '20', '-q']\n"
         "assert cli.run(['train', 'brand-new', '--scale', 'tiny', *less]) == 0\n"
         "assert cli.run(['train', 'hyperteacher', '--scale', 'tiny', '--model', 'brand_new', *less]) == 0\n"
         "find_task('fuzzy_logic').evaluation_instances = 20\n"
-        "assert cli.run(['reproduce', 'brand-new', '--scale', 'tiny', '--jobs', '1', *few, '--json']) == 0\n",
+        f"brand = {str(experiment) + ':Brand'!r}\n"
+        "assert cli.run(['reproduce', brand, '--scale', 'tiny', '--jobs', '1', *few]) == 0\n",
     )
-    assert "a task that one file added BrandConfig Does one file add an experiment?" in shown
+    assert "a task that one file added BrandConfig" in shown
+    assert "Does one file add an experiment?" in shown
     assert "f =" in shown
     configs = [json.loads((result.parent / "config.json").read_text()) for result in out.glob("*/result.json")]
     assert sorted((config["task"]["name"], config["model"]["kind"]) for config in configs) == [

@@ -22,11 +22,11 @@ from .models.base import Site as Site
 from .models.transformer import Transformer as Transformer
 from .models.transformer import TransformerConfig as TransformerConfig
 from .random import Stream as Stream
-from .sweeps.choose import train_runs as train_runs
 from .sweeps.records import Record as Record
 from .sweeps.records import grid as grid
 from .sweeps.records import over_seeds as over_seeds
 from .sweeps.records import search as search
+from .sweeps.run import train_runs as train_runs
 from .tasks.base import Metric as Metric
 from .tasks.base import Preset as Preset
 from .tasks.base import Ratio as Ratio

@@ -13,7 +13,7 @@ import recombine
 from recombine.cli.main import run as run_verb
 from recombine.foundation.errors import InputError
 from recombine.models.base import find_model, find_task
-from recombine.sweeps.choose import train_runs
+from recombine.sweeps.run import train_runs
 from recombine.training.benchmark import load_run
 from recombine.training.config import RunConfig, default_run
 from recombine.training.directory import RunDirectory

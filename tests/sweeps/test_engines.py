@@ -12,7 +12,7 @@ import torch
 from recombine.cli.main import run as run_verb
 from recombine.foundation.errors import InputError
 from recombine.models.mlp import MLPConfig
-from recombine.sweeps.choose import train_runs
+from recombine.sweeps.run import train_runs
 from recombine.tasks.modular.hyperteacher import Hyperteacher
 from recombine.training.config import RunConfig, TrainingConfig
 from recombine.training.directory import RunDirectory

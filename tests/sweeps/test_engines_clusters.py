@@ -15,9 +15,9 @@ from recombine.cli.main import run as run_verb
 from recombine.foundation.errors import InputError, import_extra
 from recombine.sweeps import ray as ray_engine
 from recombine.sweeps import slurm as slurm_engine
-from recombine.sweeps.choose import EngineFlags, split_cores, train_all
 from recombine.sweeps.engine import Job
 from recombine.sweeps.local import LocalEngine, train_job
+from recombine.sweeps.run import EngineFlags, split_cores, train_all
 from recombine.tasks.modular.hyperteacher import Hyperteacher
 from recombine.training.config import default_run
 from recombine.training.run import open_directory
@@ -75,17 +75,6 @@ def test_a_dead_worker_does_not_stop_the_others(mortal, tmp_path):
     assert all((tmp_path / "out" / run.directory_name / "result.json").exists() for run in runs[:2])
 
 
-@pytest.mark.slow
-def test_submitit_resumes_a_job_that_died(mortal, tmp_path):
-    pytest.importorskip("submitit")
-    (tmp_path / "deaths-0").write_text("1")
-    engine = EngineFlags(engine="submitit", jobs=1, threads=1).open_engine(1)
-    assert engine.describe() == "processes started by submitit, at most 1 at a time, each with 1 thread"
-    (outcome,) = train_all([with_seed(mortal, 0)], engine, out=tmp_path / "out")
-    assert (outcome.kind, outcome.error) == (None, "")
-    assert (Path(outcome.path) / "result.json").exists()
-
-
 def test_a_run_that_another_process_trains_is_waited_for(tmp_path, monkeypatch):
     monkeypatch.setattr(Hyperteacher, "evaluation_instances", 100)
     run = open_directory(BASE, tmp_path)
@@ -127,7 +116,6 @@ def test_an_engine_that_is_not_installed_names_its_extra(tmp_path, capsys, monke
     for engine, package, extra in (
         ("ray", "ray", "ray"),
         ("slurm", "submitit", "slurm"),
-        ("submitit", "submitit", "slurm"),
     ):
         monkeypatch.setitem(sys.modules, package, None)
         assert run_verb(["sweep", str(tmp_path / "many.py"), "--engine", engine, "--out", str(tmp_path / "out")]) == 2
@@ -205,7 +193,7 @@ def test_jobs_that_left_the_queue_are_dead(tmp_path, monkeypatch):
 def test_cores_are_split_without_oversubscription(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.delenv("RECOMBINE_JOBS", raising=False)
-    monkeypatch.setattr("recombine.sweeps.engine.count_cores", lambda: 8)
+    monkeypatch.setattr("recombine.sweeps.run.count_cores", lambda: 8)
     assert split_cores(100) == (8, 1)
     assert split_cores(3) == (3, 2)
     assert split_cores(1) == (1, 8)

@@ -18,9 +18,9 @@ from safetensors.torch import load_file
 
 from recombine.foundation.errors import InputError
 from recombine.sweeps import Record
-from recombine.sweeps.choose import EngineFlags, train_all
 from recombine.sweeps.plan import load_plan
 from recombine.sweeps.ray import check_answers
+from recombine.sweeps.run import EngineFlags, train_all
 from recombine.training.run import train_run
 from slurm_node import free_port, slurm_node, why_not
 
@@ -83,11 +83,10 @@ def train_undisturbed(folder: Path, records: Sequence[Record]) -> Path:
     return folder / "undisturbed"
 
 
-@pytest.fixture(params=["local", "ray", "submitit", "slurm"])
+@pytest.fixture(params=["local", "ray", "slurm"])
 def engine(request, monkeypatch) -> Iterator[str]:
     """The name of an engine that works here."""
-    package = {"local": "torch", "ray": "ray"}.get(request.param, "submitit")
-    pytest.importorskip(package)
+    pytest.importorskip({"local": "torch", "ray": "ray", "slurm": "submitit"}[request.param])
     monkeypatch.setenv("RAY_worker_niceness", "0")  # else Ray's workers starve where other work goes on
     if request.param != "slurm":
         yield request.param

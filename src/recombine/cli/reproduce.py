@@ -18,13 +18,12 @@ from recombine.foundation.errors import InputError, check_choice, check_positive
 from recombine.inside.probe import is_probed, probe_run
 from recombine.inside.verdict import diagnose_run
 from recombine.report.page import write_report
-from recombine.sweeps.choose import EngineFlags, raise_failure
 from recombine.sweeps.engine import Engine, Outcome
 from recombine.sweeps.experiment import Experiment, Finished, FinishedRun, find_experiment, installed_experiments
 from recombine.sweeps.local import LocalEngine
 from recombine.sweeps.plan import Plan, describe_plan, make_plan
 from recombine.sweeps.records import Record
-from recombine.sweeps.run import Work, find_work, run_sweep
+from recombine.sweeps.run import EngineFlags, Work, find_work, raise_failure, run_sweep
 from recombine.sweeps.status import SweepReader
 from recombine.tasks.base import Scale
 from recombine.training.directory import RunDirectory

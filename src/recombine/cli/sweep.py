@@ -10,9 +10,8 @@ from typing import Annotated
 from recombine.cli.main import Argument, Output, parse
 from recombine.cli.sweep_status import SweepDisplay, show_status
 from recombine.foundation.display import Table
-from recombine.sweeps.choose import EngineFlags
 from recombine.sweeps.plan import Plan, describe_plan, load_plan
-from recombine.sweeps.run import Work, find_work, run_sweep
+from recombine.sweeps.run import EngineFlags, Work, find_work, run_sweep
 from recombine.sweeps.status import CSV, PARQUET, SweepReader
 
 MAX_REPEATED = 3  # duplicates that are named

@@ -1,4 +1,3 @@
-from .choose import train_runs as train_runs
 from .experiment import Experiment as Experiment
 from .experiment import Finished as Finished
 from .experiment import FinishedRun as FinishedRun
@@ -22,3 +21,4 @@ from .records import grid as grid
 from .records import matches as matches
 from .records import over_seeds as over_seeds
 from .records import search as search
+from .run import train_runs as train_runs

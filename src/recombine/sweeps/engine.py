@@ -7,7 +7,6 @@ worker was lost or the whole sweep was killed, therefore continues from its last
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -76,11 +75,6 @@ def describe_for_worker(config: RunConfig) -> tuple[Json, tuple[str, ...]]:
 def lost_outcome(key: str, what: str) -> Outcome:
     """The outcome of a job whose worker died more often than it is sent again."""
     return Outcome(key=key, error=f"{what}, {LOST_RETRIES + 1} times", kind="lost")
-
-
-def count_cores() -> int:
-    """The number of cores that this process may use; a scheduler may allow fewer than there are."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def count_threads(count: int) -> str:

@@ -3,8 +3,6 @@
 SLURM gives each element as many CPUs as it has threads, and sets no OMP_NUM_THREADS; the worker sets its number of threads.
 At the time limit, or when it is preempted, an element is put back into the queue and continues from its last checkpoint. One
 that dies otherwise is sent again once. Only `squeue` is asked about jobs, so that no accounting is needed.
-
-`submitit` is the same without SLURM: processes of this machine that submitit starts.
 """
 
 from __future__ import annotations
@@ -14,9 +12,9 @@ import shutil
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from recombine.foundation.errors import InputError, check_positive, import_extra
 from recombine.sweeps.engine import LOST_RETRIES, Engine, Job, Outcome, count_threads, lost_outcome
@@ -43,7 +41,7 @@ class TrainJob:
 
 
 class SlurmEngine(Engine):
-    """Array jobs of SLURM, or processes of this machine that submitit starts."""
+    """Array jobs of SLURM."""
 
     name = "slurm"
 
@@ -53,37 +51,37 @@ class SlurmEngine(Engine):
         jobs: int | None,
         threads: int,
         gpus: int = 0,
-        cluster: Literal["slurm", "local"] = "slurm",
         partition: str | None = None,
         time_limit: int = 1440,
         answer_within: float = 30.0,
     ) -> None:
         check_positive(threads=threads, time_limit=time_limit, **({} if jobs is None else {"jobs": jobs}))
         self.submitit = import_extra("submitit", extra="slurm", user="engine 'slurm'")
-        self.jobs, self.threads, self.gpus, self.cluster = jobs, threads, gpus, cluster
+        self.jobs, self.threads, self.gpus = jobs, threads, gpus
         self.partition, self.time_limit, self.answer_within = partition, time_limit, answer_within
-        if cluster == "slurm":
-            check_answers(answer_within)
+        check_answers(answer_within)
 
     def describe(self) -> str:
-        where = "elements of a SLURM array" if self.cluster == "slurm" else "processes started by submitit"
         limit = "" if self.jobs is None else f", at most {self.jobs} at a time"
-        return f"{where}{limit}, each with {count_threads(self.threads)}"
+        return f"elements of a SLURM array{limit}, each with {count_threads(self.threads)}"
 
     def train(self, jobs: Sequence[Job]) -> Iterator[Outcome]:
         unsent, lost = list(jobs), Counter[str]()
         sent: dict[Any, Job] = {}
-        queue = Queue(self.answer_within) if self.cluster == "slurm" else None
+        queue = Queue(self.answer_within)
         try:
             while unsent or sent:
-                room = len(unsent) if queue is not None else (self.jobs or 1) - len(sent)
-                sent.update(self._submit(unsent[:room]))
-                del unsent[:room]
-                dead = find_dead_processes(sent) if queue is None else queue.find_dead(sent)
-                for element in [element for element in sent if is_over(element, dead)]:
+                sent.update(self._submit(unsent))
+                unsent.clear()
+                dead = queue.find_dead(sent)
+                for element in list(sent):
+                    has_result = element.paths.result_pickle.exists()
+                    if not has_result and element.job_id not in dead:
+                        continue
                     job = sent.pop(element)
-                    outcome = collect(element)
-                    if outcome is None:
+                    if has_result:
+                        outcome: Outcome = element.result()
+                    else:
                         lost[job.key] += 1
                         if lost[job.key] <= LOST_RETRIES:
                             unsent.append(job)
@@ -100,14 +98,13 @@ class SlurmEngine(Engine):
         if not jobs:
             return {}
         executor = self.submitit.AutoExecutor(
-            Path(jobs[0].out) / FOLDER, cluster=self.cluster, slurm_max_num_timeout=MAX_TIMEOUTS
+            Path(jobs[0].out) / FOLDER, cluster="slurm", slurm_max_num_timeout=MAX_TIMEOUTS
         )
         executor.update_parameters(
             name="recombine", cpus_per_task=self.threads, gpus_per_node=self.gpus, timeout_min=self.time_limit
         )
-        if self.cluster == "slurm":
-            options = {"partition": self.partition, "array_parallelism": self.jobs or ARRAY_SIZE}
-            executor.update_parameters(**{f"slurm_{name}": value for name, value in options.items() if value})
+        options = {"partition": self.partition, "array_parallelism": self.jobs or ARRAY_SIZE}
+        executor.update_parameters(**{f"slurm_{name}": value for name, value in options.items() if value})
         sent: dict[Any, Job] = {}
         for first in range(0, len(jobs), ARRAY_SIZE):
             part = jobs[first : first + ARRAY_SIZE]
@@ -118,11 +115,6 @@ class SlurmEngine(Engine):
                 raise InputError(f"SLURM does not accept the jobs: {lines[-1] if lines else error}") from None
             sent |= dict(zip(elements, part, strict=True))
         return sent
-
-
-def find_dead_processes(elements: Iterable[Any]) -> set[str]:
-    """Numbers of the elements of submitit's local executor whose process has ended."""
-    return {element.job_id for element in elements if element.state != "RUNNING"}
 
 
 class Queue:
@@ -160,23 +152,10 @@ class Queue:
         return set(shown.stdout.split())
 
 
-def is_over(element: Any, dead: Container[str]) -> bool:
-    """Whether a job has left its result, or has ended without one."""
-    return element.paths.result_pickle.exists() or element.job_id in dead
-
-
-def collect(element: Any) -> Outcome | None:
-    """What a job returned, or None if it died."""
-    if not element.paths.result_pickle.exists():
-        return None
-    outcome: Outcome = element.result()
-    return outcome
-
-
 def check_answers(seconds: float) -> None:
     """Require a SLURM whose controller answers within a time limit."""
     if shutil.which("sbatch") is None:
-        raise InputError("there is no SLURM here: expected sbatch on the path; engine 'submitit' needs none")
+        raise InputError("there is no SLURM here: expected sbatch on the path")
     try:
         shown = subprocess.run(["scontrol", "ping"], capture_output=True, text=True, timeout=seconds, check=False)
         lines = [line for line in f"{shown.stdout}\n{shown.stderr}".splitlines() if line.strip()]
