@@ -18,7 +18,7 @@ import torch
 
 from recombine.sweeps.engine import count_cores
 from recombine.training.config import default_run
-from recombine.training.loop import Trainer
+from recombine.training.trainer import Trainer
 
 WORKLOADS = {
     "fuzzy-logic": "small",

@@ -3,7 +3,7 @@
     python benchmarks/generators.py [TASK ...] [--scales tiny small paper] [--seconds S] [--out FILE]
 
 Milliseconds per training batch and per whole step with the task's default model. Training generates batches in groups
-(`recombine.training.loop.BatchGroups`). One round trains on one group; the time of its generation is measured within the
+(`recombine.training.trainer.BatchGroups`). One round trains on one group; the time of its generation is measured within the
 round, where memory and caches are as training leaves them. Prints JSON, or writes it to a file that may hold other parts.
 """
 
@@ -26,8 +26,8 @@ from recombine.tasks.base import SCALES, Scale
 from recombine.tasks.families import TASKS
 from recombine.tasks.sampling import Batch
 from recombine.training.config import default_run
-from recombine.training.loop import BatchGroups, Trainer
 from recombine.training.schema import Json
+from recombine.training.trainer import BatchGroups, Trainer
 
 ORACLE_BATCH = 1_000
 MAX_TOKENS = 1 << 14  # per batch; the language model of the paper has more, for which memory may not be enough

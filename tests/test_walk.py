@@ -39,5 +39,5 @@ def test_a_reader_opens_few_files_from_the_command_to_the_result(tmp_path):
         for line in done.stderr.splitlines()
         if line.endswith(".py")
     ]
-    assert {"cli/train.py", "training/run.py", "training/loop.py", "attention/layer.py"} <= set(map(str, walked))
+    assert {"cli/train.py", "training/run.py", "training/trainer.py", "attention/layer.py"} <= set(map(str, walked))
     assert len(walked) <= MOST_FILES, f"the walk is {len(walked)} files long: {', '.join(map(str, walked))}"

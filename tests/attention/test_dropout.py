@@ -24,8 +24,8 @@ from recombine.random import Stream, hash_key, mix
 from recombine.tasks.fuzzy_logic import FuzzyLogic
 from recombine.training.config import RunConfig, TrainingConfig
 from recombine.training.directory import RunDirectory
-from recombine.training.loop import Trainer
 from recombine.training.run import train_run
+from recombine.training.trainer import Trainer
 
 FORMS = ["pairs", "elements"]
 

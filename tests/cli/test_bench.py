@@ -14,7 +14,7 @@ from recombine.cli.main import run as run_verb
 from recombine.models.base import build_model
 from recombine.models.transformer import TransformerConfig
 from recombine.training.config import default_run
-from recombine.training.loop import Trainer
+from recombine.training.trainer import Trainer
 
 needs_kernel = pytest.mark.skipif(not cpu.is_available(), reason=f"no kernel: {cpu.why_unavailable()}")
 

@@ -16,8 +16,7 @@ from recombine.tasks.sraven.task import SRaven
 from recombine.training import run as execute
 from recombine.training.config import RunConfig, TrainingConfig
 from recombine.training.directory import RunDirectory
-from recombine.training.loop import Intervals
-from recombine.training.run import train_run
+from recombine.training.run import Intervals, train_run
 
 STEPS = 24
 TRAINING = TrainingConfig(steps=STEPS, batch_size=4, warmup_steps=2)

@@ -188,7 +188,7 @@ def test_work_that_is_resumed_is_timed_from_where_it_began(capsys):
 def test_slow_steps_are_shown_before_the_next_row_of_metrics(tmp_path, capsys, monkeypatch):
     """A row comes after ten steps of a minute each; lines come sooner."""
     now = FakeTime()
-    monkeypatch.setattr("recombine.training.run.time.monotonic", now)
+    monkeypatch.setattr("recombine.training.session.time.monotonic", now)
     monkeypatch.setattr(display, "_display", Display(now))
 
     class Slow(torch.nn.Linear):

@@ -10,7 +10,7 @@ import torch
 
 from recombine.foundation import native
 from recombine.training.config import default_run
-from recombine.training.loop import BatchGroups
+from recombine.training.trainer import BatchGroups
 
 LARGE = (300, 1000)
 

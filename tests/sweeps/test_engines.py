@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,8 +15,9 @@ from recombine.sweeps.run import train_runs
 from recombine.tasks.modular.hyperteacher import Hyperteacher
 from recombine.training.config import RunConfig, TrainingConfig
 from recombine.training.directory import RunDirectory
-from recombine.training.loop import DivergedError
 from recombine.training.run import train_run
+from recombine.training.trainer import DivergedError
+from sweep_cases import wait_until
 
 CONFIG = RunConfig(
     task=Hyperteacher(num_modules=4, num_active=2, support="random"),
@@ -88,13 +88,6 @@ def is_free(run):
             return True
     except InputError:
         return False
-
-
-def wait_until(condition, seconds=60):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.05)
 
 
 @pytest.mark.slow

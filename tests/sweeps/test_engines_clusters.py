@@ -221,14 +221,3 @@ def test_a_job_sets_its_threads(tmp_path, monkeypatch):
         assert json.loads((Path(outcome.path) / "environment.json").read_text())["num_threads"] == 3
     finally:
         torch.set_num_threads(before)
-
-
-@pytest.mark.slow
-def test_ray_starts_a_lost_task_again(mortal, tmp_path):
-    pytest.importorskip("ray")
-    (tmp_path / "deaths-1").write_text("1")
-    runs = [with_seed(mortal, seed) for seed in range(2)]
-    engine = EngineFlags(engine="ray", jobs=2, threads=1).open_engine(2)
-    assert {outcome.kind for outcome in train_all(runs, engine, out=tmp_path / "out")} == {None}
-    with pytest.raises(InputError, match="each run needs 1 GPU, the cluster has 0"):
-        list(train_all(runs, EngineFlags(engine="ray", gpus=1, threads=1).open_engine(2), out=tmp_path / "out"))

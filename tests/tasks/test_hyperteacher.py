@@ -14,8 +14,8 @@ from recombine.models.hypernetwork import HypernetworkConfig
 from recombine.tasks.modular.hyperteacher import Hyperteacher
 from recombine.tasks.sampling import BATCH_SIZE
 from recombine.training.config import TrainingConfig
-from recombine.training.loop import Trainer
 from recombine.training.score import score
+from recombine.training.trainer import Trainer
 
 TASK = Hyperteacher()
 SMALL = Hyperteacher(num_modules=6, num_active=2, x_dim=3, teacher_dim=5, y_dim=4, num_samples=4)

@@ -11,7 +11,7 @@ from recombine.models.base import build_model
 from recombine.tasks import TASKS
 from recombine.tasks.sampling import Batch, find_leaks, list_compositions
 from recombine.training.config import default_run
-from recombine.training.loop import BatchGroups, Trainer
+from recombine.training.trainer import BatchGroups, Trainer
 
 TINY = {name: default_run(name, "tiny") for name in TASKS}
 CORNERS = TASKS["sequence_teacher"](generalise_to="corners", max_length=3, token_dim=6)

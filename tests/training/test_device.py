@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from recombine.foundation.errors import InputError
-from recombine.training import run
+from recombine.training import session
 from recombine.training.config import default_run
-from recombine.training.run import resolve_device, train_run, use_deterministic_algorithms
+from recombine.training.run import train_run
+from recombine.training.session import resolve_device, use_deterministic_algorithms
 
 
 @pytest.fixture
@@ -25,7 +26,7 @@ def test_auto_prefers_cuda(any_device, monkeypatch):
 
 
 def test_each_process_takes_its_own_device(any_device, monkeypatch):
-    monkeypatch.setattr(run, "num_processes", lambda: 4)
+    monkeypatch.setattr(session, "num_processes", lambda: 4)
     monkeypatch.setenv("LOCAL_RANK", "3")
     assert resolve_device("cuda") == torch.device("cuda:3")
     assert resolve_device("cuda:1") == torch.device("cuda:1")

@@ -117,18 +117,6 @@ def test_the_interval_covers_the_truth_at_its_rate():
     assert 0.89 <= covered / 200 <= 0.99
 
 
-def test_instances_of_one_composition_do_not_count_as_many():
-    """A bootstrap over instances would claim to be 25 times surer; this one does not."""
-    number = torch.arange(4).repeat_interleave(2_500)
-    values = number.double()
-    sums = CompositionSums(4)
-    sums.add(
-        {"m": Ratio(values, torch.ones_like(values))}, Batch(values, values, number[:, None], {"composition": number})
-    )
-    low, high = sums.interval("m")
-    assert high - low > 1.5
-
-
 def test_paired_differences_are_sharper_than_two_intervals():
     """A predictor that is a little better everywhere: intervals overlap, the difference is clear."""
 

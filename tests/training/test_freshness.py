@@ -15,7 +15,7 @@ from recombine.training import directory
 from recombine.training import run as records
 from recombine.training.benchmark import load_run
 from recombine.training.config import RunConfig, TrainingConfig
-from recombine.training.directory import DamagedError, RunDirectory, describe_environment, hash_source
+from recombine.training.directory import DamagedError, RunDirectory, describe_environment, hash_folder
 from recombine.training.run import train_run
 from recombine.training.score import EVALUATION_VERSION
 
@@ -124,10 +124,10 @@ def test_the_environment_names_the_kernel(monkeypatch):
 def test_the_hash_of_the_source_covers_headers(tmp_path):
     for name in ("a.py", "b.c", "c.h"):
         (tmp_path / name).write_text("1")
-    hashes = [hash_source(tmp_path)]
+    hashes = [hash_folder(tmp_path)]
     for name in ("a.py", "b.c", "c.h"):
         (tmp_path / name).write_text("2")
-        hashes.append(hash_source(tmp_path))
+        hashes.append(hash_folder(tmp_path))
     assert len(set(hashes)) == 4
 
 

@@ -28,7 +28,7 @@ from recombine.models.base import build_model, models_by_kind
 from recombine.tasks import TASKS
 from recombine.tasks.base import Task
 from recombine.training.config import TRAINING_VERSION, RunConfig, default_run
-from recombine.training.loop import Trainer
+from recombine.training.trainer import Trainer
 
 FILE = Path(__file__).parents[1] / "golden.json"
 TEXT = Path(__file__).parents[1] / "text"

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 import recombine
 from recombine.training.config import default_run
-from recombine.training.loop import Progress
+from recombine.training.session import Progress
 
 TASK = recombine.FuzzyLogic(num_examples=4)
 TRAINING = recombine.TrainingConfig(steps=2, batch_size=8)

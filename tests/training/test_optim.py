@@ -1,24 +1,24 @@
 """The schedule at its corners, and who is spared from decay."""
 
-from typing import Any
+from dataclasses import replace
 
 import pytest
 from torch import nn
 
 from recombine.attention.layer import RelativeBias
-from recombine.training.config import build_optimizer, learning_rate
+from recombine.training.config import TrainingConfig, build_optimizer
 
-COSINE: dict[str, Any] = {"peak": 2.0, "steps": 1_000, "warmup_steps": 100, "final_fraction": 0.1, "schedule": "cosine"}
+COSINE = TrainingConfig(learning_rate=2.0, steps=1_000, warmup_steps=100, final_fraction=0.1)
 
 
 @pytest.mark.parametrize(("step", "rate"), [(0, 0.0), (50, 1.0), (100, 2.0), (550, 1.1), (1_000, 0.2), (2_000, 0.2)])
 def test_cosine(step, rate):
-    assert learning_rate(step, **COSINE) == pytest.approx(rate)
+    assert COSINE.rate_at(step) == pytest.approx(rate)
 
 
 def test_constant_and_no_warmup():
-    assert learning_rate(700, **{**COSINE, "schedule": "constant"}) == 2.0
-    assert learning_rate(0, **{**COSINE, "warmup_steps": 0}) == 2.0
+    assert replace(COSINE, schedule="constant").rate_at(700) == 2.0
+    assert replace(COSINE, warmup_steps=0).rate_at(0) == 2.0
 
 
 def test_decay_spares_parameters_of_one_dimension():

@@ -16,13 +16,14 @@ from recombine.foundation.errors import InputError
 from recombine.tasks import TASKS
 from recombine.training.config import default_run
 from recombine.training.directory import RunDirectory
-from recombine.training.loop import SINGLE_PROCESS
 from recombine.training.processes import (
     LostProcessError,
     ProcessGroup,
     find_reason,
 )
-from recombine.training.run import join_group, num_processes, train_run
+from recombine.training.run import train_run
+from recombine.training.session import join_group, num_processes
+from recombine.training.trainer import SINGLE_PROCESS
 
 LAUNCHED = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 

@@ -7,8 +7,8 @@ from torch.nn import functional
 from recombine.models.base import build_model
 from recombine.training import precision
 from recombine.training.config import default_run
-from recombine.training.loop import Trainer
 from recombine.training.precision import rounded_linear, use_precision
+from recombine.training.trainer import Trainer
 
 CPU = torch.device("cpu")
 

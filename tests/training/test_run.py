@@ -1,17 +1,11 @@
 """Runs: finished once, resumed bit for bit, stopped by NaN, traced."""
 
-import json
-import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
 
-import recombine
 from recombine.foundation.errors import InputError
 from recombine.models.base import build_model
 from recombine.models.transformer import TransformerConfig
@@ -19,8 +13,8 @@ from recombine.tasks.fuzzy_logic import FuzzyLogic
 from recombine.training.benchmark import load_run
 from recombine.training.config import RunConfig, TrainingConfig
 from recombine.training.directory import RunDirectory
-from recombine.training.loop import Clock, DivergedError, Trainer, choose_intervals, fit
-from recombine.training.run import train_run
+from recombine.training.run import choose_intervals, fit, train_run
+from recombine.training.trainer import Clock, DivergedError, Trainer
 
 CONFIG = RunConfig(
     task=FuzzyLogic(num_examples=8),
@@ -88,49 +82,6 @@ def test_training_learns(finished):
     assert metrics[-1]["loss"] < 0.5 * metrics[0]["loss"]
 
 
-SLOW_RUN = """
-import sys, time
-sys.path.insert(0, sys.argv[2])
-from test_run import CONFIG
-from recombine.training.run import train_run
-
-def watch(progress):
-    print(progress.step, flush=True)
-    if progress.step >= int(sys.argv[3]):
-        time.sleep(600)  # until it is killed
-
-train_run(CONFIG, out=sys.argv[1], evaluation_instances=200, watch=watch)
-"""
-
-
-@pytest.mark.slow
-def test_a_killed_run_ends_with_the_same_bits(finished, tmp_path):
-    """SIGKILL in mid-training, twice, then to the end."""
-    import pathlib
-
-    folder = str(pathlib.Path(__file__).parent)
-    for last_seen in (60, 110):
-        command = [sys.executable, "-c", SLOW_RUN, str(tmp_path), folder, str(last_seen)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        while int(process.stdout.readline()) < last_seen:
-            pass
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    (path,) = tmp_path.iterdir()
-    assert not (path / "result.json").exists()
-    assert RunDirectory.open(path).load_checkpoint()[1]["step"] == 100
-    resumed = train(CONFIG, tmp_path)
-    assert resumed.path.name == finished.path.name
-    expected, actual = checkpoint_bytes(finished), checkpoint_bytes(resumed)
-    assert expected.keys() == actual.keys()
-    assert all(torch.equal(expected[name], actual[name]) for name in expected)
-    without_time = [
-        [{k: v for k, v in row.items() if k != "seconds"} for row in run.read_metrics()] for run in (finished, resumed)
-    ]
-    assert without_time[0] == without_time[1]
-    assert finished.read_json("result.json")["scores"] == resumed.read_json("result.json")["scores"]
-
-
 class StoppedError(Exception):
     pass
 
@@ -189,10 +140,6 @@ def test_options_change_training(tmp_path, field):
     assert all(tensor.dtype == torch.float32 for tensor in tensors.values())
 
 
-def test_configurations_survive_json():
-    assert RunConfig.from_dict(json.loads(json.dumps(CONFIG.as_dict()))) == CONFIG
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -210,28 +157,12 @@ def test_foreign_configurations(change, message):
         RunConfig.from_dict(config)
 
 
-def test_a_run_without_a_checkpoint(tmp_path):
-    run = RunDirectory.create(tmp_path, "new", CONFIG.as_dict())
-    with pytest.raises(InputError, match="has no checkpoint yet"):
-        load_run(run.path)
-
-
 def test_a_checkpoint_of_another_model(finished, tmp_path):
     narrower = replace(CONFIG, model=TransformerConfig(embedding_dim=16, kqv_dim=8, mlp_dim=8, num_heads=4))
     run = RunDirectory.create(tmp_path, "x", narrower.as_dict())
     run.save_checkpoint(*finished.load_checkpoint())
     with pytest.raises(InputError, match="does not fit the model: size mismatch"):
         load_run(run.path)
-
-
-def test_an_own_model_in_ten_lines():
-    task = recombine.FuzzyLogic(num_examples=4)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 1))
-    scores = recombine.benchmark(
-        model, task, training=recombine.TrainingConfig(steps=1_000, learning_rate=3e-3), evaluation_instances=1_000
-    )
-    assert scores["test"]["r2_pooled"].value > scores["test"]["r2_pooled"].chance + 0.05
-    assert scores["ood"]["r2_pooled"].ceiling > scores["ood"]["r2_pooled"].value
 
 
 def test_speed_leaves_the_warm_up_out():

@@ -6,7 +6,7 @@ import torch
 
 from recombine.foundation.display import Column, format_value
 from recombine.foundation.errors import InputError
-from recombine.sweeps import FinishedRun, Group, cell, explain_intervals
+from recombine.sweeps import cell
 from recombine.training.intervals import (
     SeedScore,
     compare,
@@ -143,19 +143,6 @@ def test_two_seeds_are_shown_one_by_one():
     assert format_value(cell(three), Column(name="")) == "0.500 (0.250 … 0.750)"
     assert SeedScore(value=0.5, low=0.25, high=0.75, values=(0.5, 0.5)).pair is None  # one number for both
     assert subtract(three, SeedScore(value=0.2, low=0.1, high=0.3, values=(0.1, 0.3))).pair is None  # three against two
-
-
-@pytest.mark.parametrize(
-    ("counts", "words"),
-    [
-        ((1, 1), "in brackets: 95 % intervals over compositions; differences are paired by composition"),
-        ((2, 2), "means over seeds; in brackets: the values of the two seeds; "),
-        ((3, 2), "means over seeds; in brackets: 95 % intervals over seeds and compositions; the two values where "),
-    ],
-)
-def test_the_note_says_what_the_brackets_are(counts, words):
-    groups = [Group({}, (object.__new__(FinishedRun),) * count) for count in counts]
-    assert explain_intervals(groups).startswith(words)
 
 
 def test_runs_of_different_processors_are_paired_in_spite_of_rounding():

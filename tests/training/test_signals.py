@@ -9,11 +9,9 @@ from typing import get_type_hints
 import pytest
 import torch
 
-from recombine.cli import train as train_command
-from recombine.cli.main import run as run_verb
 from recombine.training import schema
-from recombine.training.loop import Trainer
-from recombine.training.run import StoppedError, handle_stop_signals
+from recombine.training.session import StoppedError, handle_stop_signals
+from recombine.training.trainer import Trainer
 from test_run import CONFIG, checkpoint_bytes, train
 
 
@@ -119,12 +117,3 @@ def test_other_threads_receive_no_signals():
     thread.start()
     thread.join()
     assert seen == [(False, signal.getsignal(signal.SIGTERM))]
-
-
-def test_the_command_line_passes_on_the_exit_code(monkeypatch, capsys):
-    def stop(*_, **__):
-        raise StoppedError("stopped by SIGTERM at step 3 of 10", 143)
-
-    monkeypatch.setattr(train_command, "train_run", stop)
-    assert run_verb(["train", "fuzzy-logic", "--scale", "tiny"]) == 143
-    assert capsys.readouterr().err == "recombine: stopped by SIGTERM at step 3 of 10\n"

@@ -12,7 +12,7 @@ import torch
 
 from recombine.foundation.errors import InputError, find_schema_error
 from recombine.training import schema
-from recombine.training.directory import FORMAT_VERSION, RunDirectory, describe_environment, hash_config, hash_source
+from recombine.training.directory import FORMAT_VERSION, RunDirectory, hash_config
 from recombine.training.run import train_run
 from test_freshness import CONFIG as TRAINED
 from test_freshness import StoppedError
@@ -104,20 +104,6 @@ def test_missing_foreign_and_other_versions(tmp_path, run):
         RunDirectory.open(run.path)
 
 
-def test_a_truncated_checkpoint(run):
-    run.save_checkpoint({"a": torch.randn(100)}, {"step": 1})
-    path = run.path / "checkpoint.safetensors"
-    path.write_bytes(path.read_bytes()[:-50])
-    with pytest.raises(InputError, match="expected a whole checkpoint"):
-        run.load_checkpoint()
-
-
-def test_an_unwritable_place(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="expected a writable folder"):
-        RunDirectory.create(tmp_path / "file", "name", CONFIG)
-
-
 def test_one_writer_at_a_time(run):
     code = f"""
 from pathlib import Path
@@ -133,13 +119,6 @@ except InputError as error:
     with run.lock():
         assert "being trained by another process" in subprocess.run(command, capture_output=True, text=True).stdout
     assert subprocess.run(command, capture_output=True, text=True).stdout.strip() == "locked"
-
-
-def test_the_environment_says_what_can_move_a_number():
-    environment = describe_environment("cpu")
-    assert environment["torch"] == torch.__version__
-    assert environment["source_sha256"] == hash_source()
-    assert len(hash_source()) == 64
 
 
 @pytest.fixture(scope="module")
@@ -170,6 +149,6 @@ def test_files_hold_exactly_what_is_declared(resumed, name):
 def test_scores_and_rows_hold_what_is_declared(resumed):
     result, rows = resumed.read_json("result.json"), resumed.read_metrics()
     scores = [score for metrics in result["scores"].values() for score in metrics.values()]
-    assert {frozenset(score) for score in scores} == {frozenset(get_type_hints(schema.ScoreDict))}
+    assert {frozenset(score) for score in scores} == {frozenset(get_type_hints(schema.Score)) - {"sums"}}
     assert {frozenset(row) | {"scores"} for row in rows} == {frozenset(get_type_hints(schema.MetricsRow))}
     assert "scores" in rows[-1]

@@ -8,8 +8,8 @@ import pytest
 
 from recombine.cli.main import run as run_verb
 from recombine.foundation.errors import InputError
-from recombine.integrations.trackers import build_tracker, flatten, flatten_row, flatten_scores
-from recombine.training.run import Tracker
+from recombine.integrations.trackers import build_tracker
+from recombine.training.session import Tracker
 from test_run import CONFIG, train
 
 SHORT = replace(CONFIG, training=replace(CONFIG.training, steps=30))
@@ -115,12 +115,3 @@ def test_a_tracker_that_is_not_there(monkeypatch, capsys):
     assert (
         "tracker 'wandb' needs the package wandb: expected it to be installed (pip install 'recombine[wandb]')" in error
     )
-
-
-def test_names_are_flat():
-    row = {"step": 10, "loss": 0.5, "learning_rate": 0.1, "seconds": 1.0, "scores": {"ood": {"r2": 0.25}}}
-    assert flatten_row(row) == {"loss": 0.5, "learning_rate": 0.1, "seconds": 1.0, "ood/r2": 0.25}
-    assert flatten_scores({"scores": {"ood": {"r2": {"value": 0.25, "low": 0.2}}}}) == {"final/ood/r2": 0.25}
-    settings = flatten(CONFIG.as_dict())
-    assert settings["task/num_examples"] == 8
-    assert settings["training/steps"] == 120

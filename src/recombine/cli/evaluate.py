@@ -10,9 +10,9 @@ from recombine.cli.main import Argument, RunPath, parse
 from recombine.foundation.display import tables_as_dict
 from recombine.tasks.sampling import SplitName
 from recombine.training.benchmark import load_run
-from recombine.training.run import resolve_device
 from recombine.training.schema import Json
 from recombine.training.score import describe_metrics, describe_splits, score, scores_as_dict
+from recombine.training.session import resolve_device
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,8 +27,9 @@ from recombine.sweeps.run import EngineFlags, Work, find_work, raise_failure, ru
 from recombine.sweeps.status import SweepReader
 from recombine.tasks.base import Scale
 from recombine.training.directory import RunDirectory
-from recombine.training.run import progress_bar, train_run
+from recombine.training.run import train_run
 from recombine.training.schema import Json
+from recombine.training.session import progress_bar
 
 NUM_PROBED = 600  # instances per split; `recombine probe RUN` takes more, and more time
 NUM_PICTURED = 500  # points per map

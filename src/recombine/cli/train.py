@@ -12,8 +12,9 @@ from recombine.cli.main import Argument
 from recombine.integrations.trackers import TrackerName, build_tracker
 from recombine.training.config import RunConfig
 from recombine.training.directory import RunDirectory
-from recombine.training.run import is_follower, leave_group, progress_bar, train_run
+from recombine.training.run import train_run
 from recombine.training.score import describe_splits
+from recombine.training.session import is_follower, leave_group, progress_bar
 
 
 @dataclass(frozen=True, kw_only=True)

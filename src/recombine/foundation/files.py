@@ -18,7 +18,7 @@ import stat
 import sys
 import traceback
 import zipfile
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -160,16 +160,12 @@ def data_folder(*names: str) -> Path:
     return folder
 
 
-def is_private(path: Path, owners: Collection[int] | None = None) -> bool:
-    """Whether a file or folder is the user's or root's (or that of `owners`), and nobody else may write to it.
-
-    So must be a link that leads to it.
-    """
+def is_private(path: Path) -> bool:
+    """Whether a file or folder, and a link that leads to it, is the user's or root's, and nobody else may write to it."""
     if not hasattr(os, "getuid"):
         return True  # Windows: the user's profile is protected by other means
     what = path.stat()
-    trusted = (os.getuid(), 0) if owners is None else owners
-    return {what.st_uid, path.lstat().st_uid} <= set(trusted) and not what.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return {what.st_uid, path.lstat().st_uid} <= {os.getuid(), 0} and not what.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray]:

@@ -55,7 +55,7 @@ from recombine.tasks.base import Task
 from recombine.tasks.reading import Reading
 from recombine.training.benchmark import load_run
 from recombine.training.directory import RunDirectory
-from recombine.training.run import resolve_device
+from recombine.training.session import resolve_device
 
 NUM_INSTANCES = 4_000
 MAX_VARIANT_INSTANCES = 2_000  # per split, of variants, of which only the codes are decoded

@@ -13,8 +13,8 @@ from typing import Any, Literal, get_args
 
 from recombine.foundation.errors import InputError, check_choice, import_extra
 from recombine.training.directory import RunDirectory
-from recombine.training.run import Tracker
 from recombine.training.schema import MetricsRow, ResultFile
+from recombine.training.session import Tracker
 
 TrackerName = Literal["tensorboard", "wandb", "mlflow"]
 

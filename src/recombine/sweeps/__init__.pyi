@@ -10,7 +10,6 @@ from .experiment import explain_intervals as explain_intervals
 from .experiment import find_experiment as find_experiment
 from .experiment import installed_experiments as installed_experiments
 from .experiment import list_references as list_references
-from .experiment import mean_cell as mean_cell
 from .experiment import score_group as score_group
 from .experiment import show_metric as show_metric
 from .experiment import spread as spread
@@ -22,3 +21,4 @@ from .records import matches as matches
 from .records import over_seeds as over_seeds
 from .records import search as search
 from .run import train_runs as train_runs
+from .status import mean_cell as mean_cell

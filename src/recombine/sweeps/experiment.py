@@ -37,6 +37,7 @@ from recombine.foundation.display import Cell, Column, Number, Table, Value, des
 from recombine.foundation.errors import InputError, check_choice
 from recombine.foundation.files import load_object
 from recombine.sweeps.records import Published, Record, Setting, matches
+from recombine.sweeps.status import mean_cell
 from recombine.tasks.base import Metric, Scale
 from recombine.training.directory import RunDirectory
 from recombine.training.intervals import SeedScore, compare_seeds, have_same_instances, score_results
@@ -263,17 +264,21 @@ def compare_scores(experiment: Experiment, finished: Finished) -> Table:
     """Scores on held-out compositions, paired differences and published numbers, one row per setting."""
     title, groups = metric_title(experiment, finished), finished.groups
     steps = sorted({run.result["steps"] for run in finished.runs})
-    has_difference = experiment.compared in finished.names
+    compared = experiment.compared if experiment.compared in finished.names else None
     has_published = any(group.published for group in groups)
+    if compared is not None:
+        first = next(group.settings[compared] for group in groups if compared in group.settings)
+        baseline = show_setting(first) if isinstance(first, str) else f"{show_setting(compared)} {first}"
     rows = []
     for group in groups:
         row: list[Value] = [*finished.show_settings(group.settings), len(group.runs)]
         row.append(cell(score_group(experiment, group)))
-        if has_difference:
+        if compared is not None:
             row.append(cell(difference_to_baseline(experiment, groups, group)))
         row.append(mean_cell(group.scores("test", experiment.metric)))
         if has_published:
-            row.append(_published_cell(group))
+            published = group.published
+            row.append(None if published is None else Cell(value=published.value, error=published.error))
         row.append(sum(run.result["seconds"] for run in group.runs) / 60)
         rows.append(tuple(row))
     sources = dict.fromkeys(group.published.source for group in groups if group.published)
@@ -283,7 +288,7 @@ def compare_scores(experiment: Experiment, finished: Finished) -> Table:
             *finished.setting_columns,
             "seeds",
             title,
-            *([f"above {baseline_name(experiment, groups)}"] if has_difference else []),
+            *([f"above {baseline}"] if compared is not None else []),
             "trained compositions",
             *(["paper"] if has_published else []),
             Column(name="minutes", format="fixed", digits=1),
@@ -305,13 +310,12 @@ def list_references(experiment: Experiment, finished: Finished) -> Table:
             if isinstance(value, int | float):
                 values_of.setdefault(name, []).append(float(value))
     rows = tuple((show_setting(name), spread(values)) for name, values in values_of.items())
+    has_spread = any(len(set(values)) > 1 for values in values_of.values())
     return Table(
         title="Without training, on the same instances",
         columns=("strategy", metric_title(experiment, finished)),
         rows=rows,
-        note="in brackets: the lowest and the highest of all runs"
-        if any(len(set(v)) > 1 for v in values_of.values())
-        else "",
+        note="in brackets: the lowest and the highest of all runs" if has_spread else "",
     )
 
 
@@ -351,12 +355,6 @@ def difference_to_baseline(experiment: Experiment, groups: Sequence[Group], grou
     return None
 
 
-def baseline_name(experiment: Experiment, groups: Sequence[Group]) -> str:
-    first = next(group for group in groups if experiment.compared in group.settings)
-    value = first.settings[experiment.compared or ""]
-    return show_setting(value) if isinstance(value, str) else f"{show_setting(experiment.compared or '')} {value}"
-
-
 def explain_intervals(groups: Sequence[Group], over: str = "compositions") -> str:
     """What the brackets of a table of scores are."""
     counts = {len(group.runs) for group in groups}
@@ -384,12 +382,6 @@ def cell(score: SeedScore | None) -> Cell | None:
     return Cell(value=score.value, low=score.low, high=score.high, values=values, pair=score.pair)
 
 
-def mean_cell(values: Sequence[Number | None]) -> Cell | None:
-    """The mean over seeds, without an interval."""
-    numbers = [value for value in values if value is not None]
-    return Cell(value=fmean(numbers), values=tuple(numbers) if len(numbers) > 1 else ()) if numbers else None
-
-
 def spread(values: Sequence[Number | None], middle: str = "mean") -> Cell | None:
     """The mean or the median with the lowest and the highest, where there is more than one value."""
     from statistics import median
@@ -401,8 +393,3 @@ def spread(values: Sequence[Number | None], middle: str = "mean") -> Cell | None
     if len(set(numbers)) == 1:
         return Cell(value=numbers[0])
     return Cell(value=value, low=min(numbers), high=max(numbers), values=tuple(numbers))
-
-
-def _published_cell(group: Group) -> Cell | None:
-    published = group.published
-    return None if published is None else Cell(value=published.value, error=published.error)

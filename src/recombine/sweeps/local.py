@@ -21,9 +21,9 @@ import time
 import traceback
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -32,8 +32,9 @@ from recombine.foundation.files import FAILURE, RUNNING, write_json
 from recombine.sweeps.engine import LOST_RETRIES, Engine, FailureKind, Job, Outcome, count_threads, lost_outcome
 from recombine.training.config import RunConfig
 from recombine.training.directory import LockedError, RunDirectory
-from recombine.training.loop import DivergedError
-from recombine.training.run import StoppedError, open_directory, train_run
+from recombine.training.run import open_directory, train_run
+from recombine.training.session import StoppedError
+from recombine.training.trainer import DivergedError
 
 HEARTBEAT_SECONDS = 5.0
 LOCK_POLL_SECONDS = 0.5
@@ -130,11 +131,6 @@ def heartbeat(job: Job) -> Iterator[None]:
         path.unlink(missing_ok=True)
 
 
-if TYPE_CHECKING:
-    Pipe = Connection[Any, Any]
-else:
-    Pipe = Connection  # generic for type checkers alone: it cannot be subscripted
-
 STOP_SECONDS = 10.0  # after which a worker that was asked to stop is killed
 
 
@@ -222,7 +218,7 @@ class Worker:
         self.process.close()
 
 
-def _serve(connection: Pipe, number: int) -> None:
+def _serve(connection: Any, number: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # stop without a traceback; checkpoints are kept
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if torch.cuda.is_available():

@@ -23,8 +23,9 @@ from recombine.sweeps.slurm import SlurmEngine
 from recombine.sweeps.status import SweepReader, SweepStatus, write_results
 from recombine.training.config import RunConfig
 from recombine.training.directory import RunDirectory
-from recombine.training.loop import DivergedError
-from recombine.training.run import is_up_to_date, resolve_device
+from recombine.training.run import is_up_to_date
+from recombine.training.session import resolve_device
+from recombine.training.trainer import DivergedError
 
 EngineName = Literal["local", "ray", "slurm"]
 ENGINES = get_args(EngineName)

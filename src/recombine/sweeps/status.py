@@ -20,11 +20,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Any, Literal, NamedTuple, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
 
-from recombine.foundation.display import Cell, Column, Table, Value, describe_settings
+from recombine.foundation.display import Cell, Column, Number, Table, describe_settings
 from recombine.foundation.errors import InputError, find_schema_error
 from recombine.foundation.files import FAILURE, METRICS, RESULT, RUNNING, parse_json, read_json, replace_file
 from recombine.training.schema import MetricsRow, ResultFile
@@ -259,17 +259,34 @@ def _same_type(values: list[Any]) -> list[Any]:
 
 
 def choose_best(status: SweepStatus) -> Table:
-    """One row per combination of compared settings, with the hyperparameters that are best on `test`."""
+    """One row per combination of compared settings, with the hyperparameters that are best on `test`.
+
+    Values of the hyperparameters take part with all their seeds, as long as any has them.
+    """
     runs = status.select("finished")
     groups = _group(runs, searched=False)
-    compared = list(dict.fromkeys(name for key in groups for name, _ in key))
     searched = list(dict.fromkeys(name for run in runs for name in run.searched))
-    names = list(dict.fromkeys((*compared, *searched)))
+    names = list(dict.fromkeys([*(name for key in groups for name, _ in key), *searched]))
     metrics = list(dict.fromkeys(run.metric for run in status.runs))
-    planned = Counter(_key(run, True) for run in status.runs)
-    best = [_choose_point(members, planned) for members in groups.values()]
-    best.sort(key=lambda point: (metrics.index(point.runs[0].metric), -point.merit))
-    title = _title(runs, metrics[0]) if len(metrics) == 1 else "main metric"
+    planned = Counter(_key(run, searched=True) for run in status.runs)
+    best: list[tuple[Sequence[RunStatus], int]] = []
+    for members in groups.values():
+        points = _group(members, searched=True)
+        complete = [point for key, point in points.items() if len(point) == planned[key]]
+        best.append((max(complete or points.values(), key=_merit), len(points)))
+    best.sort(key=lambda choice: (metrics.index(choice[0][0].metric), -_merit(choice[0])))
+    rows = tuple(
+        (
+            *(point[0].settings.get(name) for name in names),
+            len(point),
+            *([num_points] if searched else []),
+            _mean(point, "test"),
+            _mean(point, "ood"),
+        )
+        for point, num_points in best
+    )
+    titles: Mapping[str, Any] = runs[0].result.get("metrics", {}).get(metrics[0], {}) if runs else {}
+    title = titles.get("title", metrics[0]) if len(metrics) == 1 else "main metric"
     chosen = "hyperparameters and order: chosen on test" if searched else "in order of test"
     return Table(
         title="Best of the grid" if searched else "Results",
@@ -280,59 +297,34 @@ def choose_best(status: SweepStatus) -> Table:
             f"{title}, test",
             "ood",
         ),
-        rows=tuple(_describe_point(point, names, bool(searched)) for point in best),
+        rows=rows,
         note=f"{chosen}, the seen compositions; ood has held-out compositions and is only shown. Means over seeds",
     )
 
 
-class Point(NamedTuple):
-    """Runs that differ in their seed only, chosen among `num_points` values of the hyperparameters."""
-
-    runs: Sequence[RunStatus]
-    num_points: int
-
-    @property
-    def merit(self) -> float:
-        """The mean score on `test`, so that higher is better."""
-        mean = _mean(self.runs, "test")
-        return float("-inf") if mean is None else mean if self.runs[0].higher_is_better else -mean
-
-
-def _choose_point(members: Sequence[RunStatus], planned: Mapping[Key, int]) -> Point:
-    """The best hyperparameters of runs that otherwise differ in their seed only; first among those with all their seeds."""
-    points = [Point(runs, 0) for runs in _group(members, searched=True).values()]
-    complete = [point for point in points if len(point.runs) == planned[_key(point.runs[0], True)]]
-    return max(complete or points, key=lambda point: point.merit)._replace(num_points=len(points))
-
-
-def _describe_point(point: Point, names: Sequence[str], searched: bool) -> tuple[Value, ...]:
-    settings = [point.runs[0].settings.get(name) for name in names]
-    counts = [len(point.runs), *([point.num_points] if searched else [])]
-    return (*settings, *counts, _cell(point.runs, "test"), _cell(point.runs, "ood"))
+def _key(run: RunStatus, *, searched: bool) -> Key:
+    return tuple((name, value) for name, value in run.settings.items() if searched or name not in run.searched)
 
 
 def _group(runs: Sequence[RunStatus], *, searched: bool) -> dict[Key, list[RunStatus]]:
     """Runs that differ in their seed only, or, without `searched`, also in their hyperparameters."""
     groups: dict[Key, list[RunStatus]] = {}
     for run in runs:
-        groups.setdefault(_key(run, searched), []).append(run)
+        groups.setdefault(_key(run, searched=searched), []).append(run)
     return groups
 
 
-def _key(run: RunStatus, searched: bool) -> Key:
-    return tuple((name, value) for name, value in run.settings.items() if searched or name not in run.searched)
+def _merit(runs: Sequence[RunStatus]) -> float:
+    """The mean score on `test`, so that higher is better."""
+    mean = _mean(runs, "test")
+    return float("-inf") if mean is None else mean.value if runs[0].higher_is_better else -mean.value
 
 
-def _mean(runs: Sequence[RunStatus], split: str) -> float | None:
-    values = [value for run in runs if (value := run.score(split)) is not None]
-    return fmean(values) if values else None
+def _mean(runs: Sequence[RunStatus], split: str) -> Cell | None:
+    return mean_cell([run.score(split) for run in runs])
 
 
-def _cell(runs: Sequence[RunStatus], split: str) -> Cell | None:
-    values = [value for run in runs if (value := run.score(split)) is not None]
-    return Cell(value=fmean(values), values=tuple(values) if len(values) > 1 else ()) if values else None
-
-
-def _title(runs: Sequence[RunStatus], metric: str) -> str:
-    metrics: Mapping[str, Any] = runs[0].result.get("metrics", {}) if runs else {}
-    return str(metrics.get(metric, {}).get("title", metric))
+def mean_cell(values: Sequence[Number | None]) -> Cell | None:
+    """The mean over seeds, without an interval."""
+    numbers = [value for value in values if value is not None]
+    return Cell(value=fmean(numbers), values=tuple(numbers) if len(numbers) > 1 else ()) if numbers else None

@@ -13,11 +13,11 @@ from .intervals import SeedScore as SeedScore
 from .intervals import score_seeds as score_seeds
 from .intervals import score_values as score_values
 from .intervals import subtract as subtract
-from .loop import Trainer as Trainer
-from .run import resolve_device as resolve_device
 from .run import train_run as train_run
 from .schema import Json as Json
+from .schema import Score as Score
 from .score import EVALUATION_VERSION as EVALUATION_VERSION
-from .score import Score as Score
 from .score import describe_metrics as describe_metrics
 from .score import score_references as score_references
+from .session import resolve_device as resolve_device
+from .trainer import Trainer as Trainer

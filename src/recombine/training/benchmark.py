@@ -20,17 +20,17 @@ from recombine.tasks.sampling import SplitName
 from recombine.training.config import RunConfig, TrainingConfig
 from recombine.training.directory import CHECKPOINT, RunDirectory
 from recombine.training.identity import UnidentifiedError, identify_module
-from recombine.training.loop import Clock, Trainer, Watcher, choose_intervals, fit, load_model
 from recombine.training.run import (
     check_evaluation_instances,
+    choose_intervals,
     finish_run,
+    fit,
     is_up_to_date,
-    join_group,
     open_directory,
-    progress_bar,
-    resolve_device,
 )
 from recombine.training.score import Score, Scores, score
+from recombine.training.session import Watcher, join_group, progress_bar, resolve_device
+from recombine.training.trainer import Clock, Trainer, load_model
 
 _log = logging.getLogger(__name__)
 
@@ -75,8 +75,9 @@ def benchmark(
             fit(trainer, intervals, clock=Clock(), watch=watch or bar)
             return Benchmark(score(model, task, num_instances=num_instances, device=torch_device))
         config = RunConfig(task=task, model=describe_module(model), training=training)
-        folder = Path(out)
-        opened = group.run_on_leader(lambda: str(open_directory(config, folder, _origins(config, model)).path))
+        folder, origin = Path(out), describe_origin(type(model))
+        origins = config.origins if origin is None else {**config.origins, "model": origin}
+        opened = group.run_on_leader(lambda: str(open_directory(config, folder, origins).path))
         run = RunDirectory(Path(opened))
         if group.is_leader:
             _report_reuse(run, num_instances)
@@ -100,11 +101,6 @@ def _report_reuse(run: RunDirectory, num_instances: int) -> None:
         _log.warning("%s: this module was trained before; its parameters and scores are loaded", run.path)
     elif (run.path / CHECKPOINT).exists():
         _log.warning("%s: this module was trained before; training continues from its last checkpoint", run.path)
-
-
-def _origins(config: RunConfig, model: nn.Module) -> dict[str, str]:
-    origin = describe_origin(type(model))
-    return config.origins if origin is None else {**config.origins, "model": origin}
 
 
 def _load_result(run: RunDirectory, model: nn.Module, device: torch.device) -> Scores:

@@ -50,19 +50,6 @@ Schedule = Literal["cosine", "constant"]
 Precision = Literal["float32", "bf16"]
 
 
-def learning_rate(
-    step: int, *, peak: float, steps: int, warmup_steps: int, final_fraction: float, schedule: Schedule
-) -> float:
-    """The learning rate at a step, counted from 0."""
-    if step < warmup_steps:
-        return peak * step / warmup_steps
-    if schedule == "constant":
-        return peak
-    progress = min(1.0, (step - warmup_steps) / max(1, steps - warmup_steps))
-    cosine = 0.5 * (1 + math.cos(math.pi * progress))
-    return peak * (final_fraction + (1 - final_fraction) * cosine)
-
-
 def build_optimizer(
     model: nn.Module, *, weight_decay: float, betas: tuple[float, float] = (0.9, 0.999)
 ) -> torch.optim.AdamW:
@@ -115,6 +102,16 @@ class TrainingConfig(Settings):
         require(0 <= self.beta2 < 1, "beta2", self.beta2, "a number from 0 to below 1")
         clip = self.gradient_clip
         require(clip is None or clip > 0, "gradient_clip", clip, "a positive number")
+
+    def rate_at(self, step: int) -> float:
+        """The learning rate at a step, counted from 0."""
+        if step < self.warmup_steps:
+            return self.learning_rate * step / self.warmup_steps
+        if self.schedule == "constant":
+            return self.learning_rate
+        progress = min(1.0, (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps))
+        cosine = 0.5 * (1 + math.cos(math.pi * progress))
+        return self.learning_rate * (self.final_fraction + (1 - self.final_fraction) * cosine)
 
 
 MAX_SEED = 2**63 - 1  # the largest that torch takes

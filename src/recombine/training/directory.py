@@ -338,18 +338,13 @@ def describe_environment(device: torch.device | str, num_processes: int = 1) -> 
     }
 
 
-def hash_source(root: Path | None = None) -> str:
+@cache  # it is the source that this process has loaded
+def hash_source() -> str:
     """SHA-256 of the package's Python and C source, the same from a checkout and from an installed wheel."""
-    return _hash_own_source() if root is None else _hash_folder(root)
+    return hash_folder(Path(__file__).parent.parent)
 
 
-@cache
-def _hash_own_source() -> str:
-    """Kept: it is the source that this process has loaded, and it is asked for with every run."""
-    return _hash_folder(Path(__file__).parent.parent)
-
-
-def _hash_folder(root: Path) -> str:
+def hash_folder(root: Path) -> str:
     digest = hashlib.sha256()
     for path in sorted(path for path in root.rglob("*") if path.suffix in SOURCE_SUFFIXES):
         digest.update(str(path.relative_to(root).as_posix()).encode() + b"\0" + path.read_bytes() + b"\0")

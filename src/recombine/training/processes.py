@@ -29,8 +29,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from recombine.foundation.errors import InputError
-from recombine.training.loop import Group
-from recombine.training.run import num_processes, read_number
+from recombine.training.session import num_processes, read_number
+from recombine.training.trainer import Group
 
 TIMEOUT = "RECOMBINE_PROCESS_TIMEOUT"  # seconds within which the other processes must take part in a step
 DEFAULT_TIMEOUT = 600

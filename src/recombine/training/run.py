@@ -2,46 +2,57 @@
 
 The hash of the configuration names the run directory. A finished run is not trained again, and a killed one is resumed from
 its last checkpoint. A finished run is evaluated again if the number of instances or the version of the evaluation differs.
+
+All intervals are multiples of the logging interval. The sum of the losses since the last row of `metrics.jsonl` is part of a
+checkpoint, so a run that is stopped at any step and resumed ends with the same bits, rows included, as one that never stopped.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import signal
-import threading
-import time
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
-from typing import ClassVar, cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from recombine.foundation.display import Meter, measure_progress, show_progress
 from recombine.foundation.errors import InputError, check_positive
 from recombine.models.base import version_of
 from recombine.models.transformer import count_parameters
 from recombine.tasks.base import Task
 from recombine.training.config import TRAINING_VERSION, RunConfig
 from recombine.training.directory import RunDirectory, hash_config, hash_source, record_environment
-from recombine.training.loop import SINGLE_PROCESS, Clock, Group, Progress, Trainer, Watcher, choose_intervals, fit
-from recombine.training.schema import CertificateDict, CheckpointInfo, MetricsRow, ResultFile
+from recombine.training.schema import CheckpointInfo, MetricsRow, ResultFile
 from recombine.training.score import (
     EVALUATION_VERSION,
+    Scores,
     describe_metrics,
     describe_splits,
     score,
     scores_as_dict,
 )
+from recombine.training.session import (
+    Progress,
+    StoppedError,
+    StopRequest,
+    Tracker,
+    Tracking,
+    TrainingBar,
+    Watcher,
+    handle_stop_signals,
+    join_group,
+    num_processes,
+    resolve_device,
+    use_deterministic_algorithms,
+)
+from recombine.training.trainer import Clock, Trainer
 
 _log = logging.getLogger(__name__)
 
 COPIES_IN_TRAINING = 4  # parameters, gradients and two moments
-LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+WARMUP_STEPS_OF_CLOCK = 20  # not part of the steps per second: compilation, caches, first allocations
 
 
 def train_run(
@@ -88,48 +99,6 @@ def train_run(
     return run
 
 
-def check_evaluation_instances(task: Task, evaluation_instances: int | None) -> int:
-    """The number of instances per split in the final evaluation, by default the task's."""
-    if evaluation_instances is None:
-        return task.evaluation_instances
-    check_positive(evaluation_instances=evaluation_instances)
-    return evaluation_instances
-
-
-def open_directory(config: RunConfig, out: Path, origins: dict[str, str] | None = None) -> RunDirectory:
-    """The run directory of a configuration, new or existing."""
-    contents = {"origins": config.origins if origins is None else origins, **config.as_dict()}
-    run = RunDirectory.create(out, config.name, contents, identity=config.identity)
-    require_config(run, config)
-    return run
-
-
-def require_config(run: RunDirectory, config: RunConfig) -> None:
-    """Raise an error if `config.json` was edited."""
-    if hash_config(config.without_defaults(run.config)) != hash_config(config.identity):
-        raise InputError(f"{run.path} holds another configuration: expected the one that its name was made from")
-
-
-def find_finished(config: RunConfig, out: Path, num_instances: int) -> RunDirectory | None:
-    """The run of a configuration if it is finished and its evaluation is up to date."""
-    run = RunDirectory(out / config.directory_name)
-    if not is_up_to_date(run, num_instances):
-        return None
-    require_config(run, config)
-    _log.info("%s is already finished", run.path)
-    run.drop_previous_checkpoint()  # remains after a kill right after the result
-    return run
-
-
-def is_up_to_date(run: RunDirectory, num_instances: int) -> bool:
-    """Whether a run is finished, and was evaluated by this version on this number of instances per split."""
-    if not run.finished:
-        return False
-    result = run.read_json("result.json")
-    version = result.get("versions", {}).get("evaluation")
-    return (version, result.get("evaluation_instances")) == (EVALUATION_VERSION, num_instances)
-
-
 def finish_run(
     run: RunDirectory,
     config: RunConfig,
@@ -143,17 +112,34 @@ def finish_run(
     trackers: Sequence[Tracker] = (),
 ) -> None:
     """Train a run from its last checkpoint to the last step, evaluate the model and write `result.json`."""
-    group = join_group(device)
-    advice = f"checkpoints are in {run.path}; run the same command again to go on, with any number of processes"
+    group, steps, again = join_group(device), config.training.steps, "run the same command again to"
     with contextlib.ExitStack() as stack:
-        stack.enter_context(group.name_lost_process(advice))
+        stack.enter_context(
+            group.name_lost_process(f"checkpoints are in {run.path}; {again} go on, with any number of processes")
+        )
         request = stack.enter_context(handle_stop_signals())
         if group.run_on_leader(lambda: lock(run, num_instances, stack)):
             _log.info("%s is already finished", run.path)
             run.drop_previous_checkpoint()
             return
         trainer = Trainer(model, config.task, config.training, device, compile=compile, group=group, shard=shard)
-        train_and_evaluate(run, config, trainer, request, num_instances, watch, trackers)
+        clock = restore(run, trainer)
+        group.run_on_leader(lambda: write_description(run, config, trainer, num_instances))
+        tracking = Tracking(trackers if group.is_leader else (), run, trainer.step)
+        stack.callback(tracking.close)
+        with request.deferred():
+            intervals = choose_intervals(steps, config.task.training_evaluations)
+            fit(trainer, intervals, run=run, clock=clock, request=request, watch=watch, tracking=tracking)
+        if trainer.step < steps:
+            where = f"at step {trainer.step} of {steps}; its checkpoint is in {run.path}; {again} go on"
+            raise StoppedError(f"stopped by {request.name} {where}", request.exit_code)
+        if group.any(request.is_made):
+            where = f"after the last step; the trained model is in {run.path}; {again} evaluate it"
+            raise StoppedError(f"stopped by {request.name} {where}", request.exit_code)
+        result = summarise(config, trainer, clock, num_instances)
+        group.run_on_leader(lambda: write_result(run, result))
+        if result is not None:
+            tracking.call("finish", result)
 
 
 def lock(run: RunDirectory, num_instances: int, stack: contextlib.ExitStack) -> bool:
@@ -161,43 +147,6 @@ def lock(run: RunDirectory, num_instances: int, stack: contextlib.ExitStack) -> 
     if not is_up_to_date(run, num_instances):
         stack.enter_context(run.lock())
     return is_up_to_date(run, num_instances)
-
-
-def train_and_evaluate(
-    run: RunDirectory,
-    config: RunConfig,
-    trainer: Trainer,
-    request: StopRequest,
-    num_instances: int,
-    watch: Watcher | None,
-    trackers: Sequence[Tracker],
-) -> None:
-    """Restore the last checkpoint, train, evaluate, and write the result."""
-    group, steps = trainer.group, config.training.steps
-    clock = restore(run, trainer)
-    group.run_on_leader(lambda: write_description(run, config, trainer, num_instances))
-    with contextlib.closing(Tracking(trackers if group.is_leader else (), run, trainer.step)) as tracking:
-        with request.deferred():
-            intervals = choose_intervals(steps, config.task.training_evaluations)
-            fit(
-                trainer,
-                intervals,
-                run=run,
-                clock=clock,
-                should_stop=lambda: request.is_made,
-                watch=watch,
-                watch_rows=lambda row: tracking.call("add", row),
-            )
-        if trainer.step < steps:
-            where = f"at step {trainer.step} of {steps}; its checkpoint is in {run.path}; run the same command again to go on"
-            raise StoppedError(f"stopped by {request.name} {where}", request.exit_code)
-        if group.any(request.is_made):
-            advice = f"the trained model is in {run.path}; run the same command again to evaluate it"
-            raise StoppedError(f"stopped by {request.name} after the last step; {advice}", request.exit_code)
-        result = summarise(config, trainer, clock, num_instances)
-        group.run_on_leader(lambda: write_result(run, result))
-        if result is not None:
-            tracking.call("finish", result)
 
 
 def restore(run: RunDirectory, trainer: Trainer) -> Clock:
@@ -242,24 +191,129 @@ def write_description(run: RunDirectory, config: RunConfig, trainer: Trainer, nu
         _log.warning("%s: evaluating again, on %d instances per split", run.path, num_instances)
         return
     task = config.task
-    certificate = cast(CertificateDict, task.split.certificate.as_dict())
     compositions = {
         split: [list(composition) for composition in task.split.compositions(split)]
         for split in task.splits
         if split != "test"  # the same as `train`
     }
-    run.write_json("split.json", {"certificate": certificate, "compositions": compositions})
+    run.write_json("split.json", {"certificate": task.split.certificate.as_dict(), "compositions": compositions})
     for name, content in task.artifacts().items():
         run.write_bytes(name, content)
     record_environment(run, trainer.device, trainer.step, trainer.group.size)
     run.rewind_metrics(trainer.step)
 
 
-def write_result(run: RunDirectory, result: ResultFile | None) -> None:
-    """Finish a run."""
-    assert result is not None
-    run.write_json("result.json", result)
-    run.drop_previous_checkpoint()
+class Intervals(NamedTuple):
+    """Numbers of steps between rows of metrics, checkpoints and evaluations."""
+
+    log_every: int
+    checkpoint_every: int
+    evaluate_every: int
+
+
+def choose_intervals(steps: int, evaluations: int = 8) -> Intervals:
+    """About 200 rows of metrics, 50 checkpoints and 20 evaluations in a long run, fewer in a short one.
+
+    A run of up to 20,000 steps is evaluated at most `evaluations` times.
+    """
+    log_every = min(100, max(10, steps // 200))
+    return Intervals(
+        log_every=log_every,
+        checkpoint_every=log_every * max(5, min(steps // 50, 1_000) // log_every),
+        evaluate_every=log_every * max(200 // evaluations, steps // 20 // log_every),
+    )
+
+
+def fit(
+    trainer: Trainer,
+    intervals: Intervals,
+    *,
+    clock: Clock,
+    run: RunDirectory | None = None,
+    request: StopRequest | None = None,
+    watch: Watcher | None = None,
+    tracking: Tracking | None = None,
+) -> None:
+    """Train to the last step, or to the step at which a process has to stop, after which a checkpoint is saved."""
+    config, group = trainer.config, trainer.group
+    started = counted = trainer.step
+    clock.skip()
+    while trainer.step < config.steps and not trainer.is_stopping:
+        if group.is_leader and isinstance(watch, TrainingBar):
+            watch.before_step(trainer.step, config.steps)
+        trainer.advance(stop=request is not None and request.is_made)
+        step, is_last = trainer.step, trainer.step == config.steps
+        is_logged = is_last or step % intervals.log_every == 0
+        if not (is_logged or trainer.is_stopping):
+            continue
+        first = (step - 1) // intervals.log_every * intervals.log_every
+        loss = group.sum(trainer.loss_sum).item() / (step - first)
+        clock.add(step - counted, warm=counted - started >= WARMUP_STEPS_OF_CLOCK)
+        trainer.require_finite(loss)
+        row, scores = None, None
+        if is_logged:
+            scores = evaluate(trainer) if is_last or step % intervals.evaluate_every == 0 else None
+            row = make_row(step, loss, config.rate_at(first), clock, scores)
+            trainer.loss_sum.zero_()
+        is_saved = is_last or trainer.is_stopping or step % intervals.checkpoint_every == 0
+        if run is not None:
+            save(trainer, run, row, checkpoint_info(step, loss, clock) if is_saved else None)
+        if row is not None and group.is_leader:
+            if tracking is not None:
+                tracking.call("add", row)
+            if watch is not None:
+                watch(Progress(step, config.steps, loss, clock.steps_per_second, scores))
+        clock.skip()
+        counted = step
+
+
+def evaluate(trainer: Trainer) -> Scores:
+    """Scores on a few instances. The leader alone computes them if it has the whole model."""
+    scores: Scores = {}
+    task, num_instances = trainer.task, trainer.task.training_evaluation_instances
+
+    def measure() -> None:
+        scores.update(score(trainer.model, task, num_instances=num_instances, references=False, device=trainer.device))
+
+    if trainer.is_sharded:
+        measure()
+    else:
+        trainer.group.run_on_leader(measure)
+    return scores
+
+
+def save(trainer: Trainer, run: RunDirectory, row: MetricsRow | None, info: CheckpointInfo | None) -> None:
+    """Let the leader write a row of metrics, a checkpoint, or both."""
+    tensors = trainer.state() if info is not None else {}
+
+    def write() -> None:
+        if row is not None:
+            run.append_metrics(row)
+        if info is not None:
+            run.save_checkpoint(tensors, info)
+
+    trainer.group.run_on_leader(write)
+
+
+def make_row(step: int, loss: float, rate: float, clock: Clock, scores: Scores | None) -> MetricsRow:
+    """A row of `metrics.jsonl`."""
+    row: MetricsRow = {"step": step, "loss": loss, "learning_rate": rate, "seconds": round(clock.seconds, 3)}
+    if scores is not None:
+        row["scores"] = {
+            split: {name: metric.value for name, metric in metrics.items()} for split, metrics in scores.items()
+        }
+    return row
+
+
+def checkpoint_info(step: int, loss: float, clock: Clock) -> CheckpointInfo:
+    """`checkpoint.json`: a resumed run continues from this step with this clock."""
+    return {
+        "step": step,
+        "loss": loss,
+        "seconds": clock.seconds,
+        "timed_steps": clock.timed_steps,
+        "timed_seconds": clock.timed_seconds,
+    }
 
 
 def summarise(config: RunConfig, trainer: Trainer, clock: Clock, num_instances: int) -> ResultFile | None:
@@ -299,214 +353,50 @@ def summarise(config: RunConfig, trainer: Trainer, clock: Clock, num_instances: 
     }
 
 
-def num_processes() -> int:
-    """Number of processes that a launcher such as `torchrun` started; 1 without one."""
-    is_launched = all(name in os.environ for name in LAUNCHER_VARIABLES)
-    return read_number("WORLD_SIZE") if is_launched else 1
+def write_result(run: RunDirectory, result: ResultFile | None) -> None:
+    """Finish a run."""
+    assert result is not None
+    run.write_json("result.json", result)
+    run.drop_previous_checkpoint()
 
 
-def is_follower() -> bool:
-    """Whether this process leaves files and messages to the leader."""
-    return num_processes() > 1 and read_number("RANK") > 0
+def check_evaluation_instances(task: Task, evaluation_instances: int | None) -> int:
+    """The number of instances per split in the final evaluation, by default the task's."""
+    if evaluation_instances is None:
+        return task.evaluation_instances
+    check_positive(evaluation_instances=evaluation_instances)
+    return evaluation_instances
 
 
-def read_number(name: str, default: int | None = None, *, least: int = 0) -> int:
-    """A whole number from an environment variable."""
-    text = os.environ.get(name, str(default))
-    if not text.isdigit() or int(text) < least:
-        raise InputError(f"{name} is {text!r}: expected a whole number")
-    return int(text)
+def open_directory(config: RunConfig, out: Path, origins: dict[str, str] | None = None) -> RunDirectory:
+    """The run directory of a configuration, new or existing."""
+    contents = {"origins": config.origins if origins is None else origins, **config.as_dict()}
+    run = RunDirectory.create(out, config.name, contents, identity=config.identity)
+    require_config(run, config)
+    return run
 
 
-def join_group(device: torch.device) -> Group:
-    """The processes that train together: those of the launcher, or this one alone."""
-    if num_processes() == 1:
-        return SINGLE_PROCESS
-    from recombine.training.processes import join_processes
-
-    return join_processes(device.type)
+def require_config(run: RunDirectory, config: RunConfig) -> None:
+    """Raise an error if `config.json` was edited."""
+    if hash_config(config.without_defaults(run.config)) != hash_config(config.identity):
+        raise InputError(f"{run.path} holds another configuration: expected the one that its name was made from")
 
 
-def leave_group() -> None:
-    """Close the connections to the other processes, if there are any."""
-    if num_processes() > 1:
-        from recombine.training.processes import disconnect
-
-        disconnect()
-
-
-def resolve_device(device: str) -> torch.device:
-    """The device with a name; `auto` is CUDA where torch finds it, otherwise the CPU.
-
-    Under `torchrun` each process on a machine uses the CUDA device with its local rank.
-    """
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda" and num_processes() > 1:
-        device = f"cuda:{read_number('LOCAL_RANK')}"
-    try:
-        torch.empty(0, device=device)
-        torch_device = torch.device(device)
-    except (RuntimeError, AssertionError):
-        raise InputError(
-            f"device {device!r} is not available: expected auto, cpu, or an accelerator that torch finds"
-        ) from None
-    if torch_device.type == "mps":
-        _log.warning("device mps is untested: compare a short run with --device cpu before you rely on it")
-    return torch_device
+def find_finished(config: RunConfig, out: Path, num_instances: int) -> RunDirectory | None:
+    """The run of a configuration if it is finished and its evaluation is up to date."""
+    run = RunDirectory(out / config.directory_name)
+    if not is_up_to_date(run, num_instances):
+        return None
+    require_config(run, config)
+    _log.info("%s is already finished", run.path)
+    run.drop_previous_checkpoint()  # remains after a kill right after the result
+    return run
 
 
-@contextlib.contextmanager
-def use_deterministic_algorithms() -> Iterator[None]:
-    """Let torch use only algorithms that give the same bits in every run, or raise an error where it has none."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it, cuBLAS is not deterministic
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before)
-
-
-STOP_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has no SIGHUP
-
-
-class StoppedError(KeyboardInterrupt):
-    """A signal stopped the training. Not an `Exception`, so that it is not reported as a failure of the run."""
-
-    def __init__(self, message: str, exit_code: int = 130) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
-
-
-class StopRequest:
-    """A signal to stop. The first one lets the training save a checkpoint at the next step; a second one stops at once."""
-
-    def __init__(self) -> None:
-        self.signal: signal.Signals | None = None
-        self.is_deferred = False  # while a checkpoint at the next step is possible
-
-    @property
-    def is_made(self) -> bool:
-        return self.signal is not None
-
-    @property
-    def name(self) -> str:
-        return "a signal to another process" if self.signal is None else self.signal.name
-
-    @property
-    def exit_code(self) -> int:
-        """The exit code that shells report for a process ended by the signal."""
-        return 128 + (signal.SIGTERM if self.signal is None else self.signal)
-
-    def receive(self, number: int, frame: FrameType | None) -> None:
-        """The handler of the signals."""
-        is_second = self.is_made
-        self.signal = signal.Signals(number)
-        if is_second or not self.is_deferred:
-            raise StoppedError(f"stopped by {self.name}", self.exit_code)
-
-    @contextlib.contextmanager
-    def deferred(self) -> Iterator[None]:
-        """Only record a first signal in this block, which checks `is_made` at every step."""
-        self.is_deferred = True
-        try:
-            yield
-        finally:
-            self.is_deferred = False
-
-
-@contextlib.contextmanager
-def handle_stop_signals() -> Iterator[StopRequest]:
-    """Receive signals in a `StopRequest`, in the main thread only.
-
-    A signal that is already handled or ignored (`nohup`, the handler of a scheduler) is left alone. So is a SIGINT that is set
-    to its default: whoever does that, such as the parent of a worker, wants the process to end at once.
-    """
-    request = StopRequest()
-    names = STOP_SIGNALS if threading.current_thread() is threading.main_thread() else ()
-    before = {number: signal.getsignal(number) for name in names if (number := getattr(signal, name, None))}
-    untouched: dict[signal.Signals, object] = {signal.SIGINT: signal.default_int_handler}
-    handled = [number for number, handler in before.items() if handler is untouched.get(number, signal.SIG_DFL)]
-    for number in handled:
-        signal.signal(number, request.receive)
-    try:
-        yield request
-    finally:
-        for number in handled:
-            signal.signal(number, before[number])
-
-
-class Tracker(ABC):
-    """An experiment tracker: receives the rows of `metrics.jsonl` and the result. `recombine.integrations.trackers` has some."""
-
-    name: ClassVar[str]
-
-    @abstractmethod
-    def start(self, run: RunDirectory, step: int) -> None:
-        """Start or continue the record of a run; rows after `step` will be added again."""
-
-    @abstractmethod
-    def add(self, row: MetricsRow) -> None:
-        """Record a row of `metrics.jsonl`."""
-
-    @abstractmethod
-    def finish(self, result: ResultFile) -> None:
-        """Record the result of a finished run."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Close the record, whether the run is finished or not."""
-
-
-class Tracking:
-    """The trackers of a run; one that fails is dropped with a warning, because the run does not depend on it."""
-
-    def __init__(self, trackers: Sequence[Tracker], run: RunDirectory, step: int) -> None:
-        for tracker in trackers:
-            tracker.start(run, step)
-        self.trackers = list(trackers)
-
-    def call(self, method: str, *arguments: object) -> None:
-        """Call a method of every tracker."""
-        for tracker in list(self.trackers):
-            try:
-                getattr(tracker, method)(*arguments)
-            except Exception as error:  # any error of the tracker's package
-                _log.warning("%s failed and is left out: %s", tracker.name, str(error).split("\n")[0])
-                self.trackers.remove(tracker)
-
-    def close(self) -> None:
-        self.call("close")
-
-
-SECONDS_BETWEEN_UPDATES = 1.0  # of the progress bar, within a logging interval
-
-
-class TrainingBar:
-    """A watcher for `train_run` or `benchmark` that shows the steps, the loss, the speed and the remaining time."""
-
-    def __init__(self, meter: Meter) -> None:
-        self.meter, self.last = meter, 0.0
-
-    def __call__(self, progress: Progress) -> None:
-        speed = progress.steps_per_second  # 0 in the first steps, which are not timed
-        shown = f"  {speed:.1f} steps/s" if speed >= 1 else f"  {speed:.2g} steps/s" if speed else ""
-        self.meter.update(progress.step, progress.steps, f"loss {progress.loss:.4g}{shown}")
-
-    def before_step(self, step: int, steps: int) -> None:
-        """Update within a logging interval too: with slow steps, the next row of metrics may be an hour away."""
-        if (now := time.monotonic()) - self.last >= SECONDS_BETWEEN_UPDATES:
-            self.last = now
-            self.meter.update(step, steps, self.meter.note)
-
-
-@contextlib.contextmanager
-def progress_bar(label: str, *, quiet: bool = False) -> Iterator[TrainingBar | None]:
-    """Show the progress of a training on standard error; with `quiet`, nothing is shown and the watcher is None."""
-    if quiet:
-        with show_progress(False):
-            yield None
-        return
-    with show_progress(), measure_progress(label, done=None) as meter:
-        yield TrainingBar(meter)
+def is_up_to_date(run: RunDirectory, num_instances: int) -> bool:
+    """Whether a run is finished, and was evaluated by this version on this number of instances per split."""
+    if not run.finished:
+        return False
+    result = run.read_json("result.json")
+    version = result.get("versions", {}).get("evaluation")
+    return (version, result.get("evaluation_instances")) == (EVALUATION_VERSION, num_instances)

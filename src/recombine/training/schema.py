@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass, field
 from typing import Any, NotRequired, TypedDict
 
 Json = dict[str, Any]
@@ -76,15 +77,20 @@ class MetricsRow(TypedDict):
     scores: NotRequired[dict[str, dict[str, float]]]  # split -> metric -> value
 
 
-class ScoreDict(TypedDict):
-    """A score in `result.json`: `recombine.training.Score` without its sums."""
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """A metric on a split; `low` and `high` bound its 95 % interval. `result.json` holds the sums elsewhere."""
 
     value: float
     low: float
     high: float
-    chance: NotRequired[float | None]
-    ceiling: NotRequired[float | None]
-    agnostic: NotRequired[float | None]
+    chance: float | None = None
+    ceiling: float | None = None
+    agnostic: float | None = None
+    sums: tuple[tuple[float, ...], ...] = field(default=(), repr=False)  # numerators, denominators by composition
+
+    def as_dict(self) -> Json:
+        return {name: value for name, value in asdict(self).items() if name != "sums"}
 
 
 class MetricDict(TypedDict):
@@ -118,7 +124,7 @@ class ResultFile(TypedDict):
     evaluation_source_sha256: str  # the code that computed the scores
     metrics: dict[str, MetricDict]  # how to show each metric
     splits: NotRequired[dict[str, SplitDict]]  # what each split is; older results lack it
-    scores: dict[str, dict[str, ScoreDict]]  # split -> metric -> score
+    scores: dict[str, dict[str, Score]]  # split -> metric -> score
     composition_sums: dict[str, dict[str, list[list[float]]]]  # per composition: numerators and denominators
     baselines: dict[str, dict[str, dict[str, float]]]  # strategy -> split -> metric -> value
 

@@ -16,9 +16,7 @@ There are three reference scores, all measured on the same instances as the scor
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
 from functools import lru_cache
-from typing import cast
 
 import torch
 from jaxtyping import Float, Int
@@ -28,7 +26,7 @@ from recombine.foundation.errors import InputError, check_choice, check_positive
 from recombine.random import Stream
 from recombine.tasks.base import Ratio, Reference, Task
 from recombine.tasks.sampling import Batch, SplitName, evaluation_batches
-from recombine.training.schema import MetricDict, ScoreDict, SplitDict
+from recombine.training.schema import Json, MetricDict, Score, SplitDict
 
 EVALUATION_VERSION = 2
 """Raise it when the same predictor on the same task gets different scores, intervals or reference scores than before: other
@@ -43,23 +41,6 @@ ReferenceScores = dict[str, dict[str, dict[Reference, float]]]  # split -> metri
 BaselineScores = dict[str, dict[str, dict[str, float]]]  # baseline -> split -> metric -> value
 
 
-@dataclass(frozen=True, kw_only=True)
-class Score:
-    """A metric on a split; `low` and `high` bound its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
-    chance: float | None = None
-    ceiling: float | None = None
-    agnostic: float | None = None
-    sums: tuple[tuple[float, ...], ...] = field(default=(), repr=False)  # numerators, denominators by composition
-
-    def as_dict(self) -> ScoreDict:
-        """The entry in `result.json`, which holds the sums elsewhere."""
-        return cast(ScoreDict, {name: value for name, value in asdict(self).items() if name != "sums"})
-
-
 Scores = dict[SplitName, dict[str, Score]]  # split -> metric -> score
 
 
@@ -71,7 +52,7 @@ class Evaluation(Scores):
         self.baselines: BaselineScores = {}
 
 
-def scores_as_dict(scores: Scores) -> dict[str, dict[str, ScoreDict]]:
+def scores_as_dict(scores: Scores) -> dict[str, dict[str, Json]]:
     return {split: {name: score.as_dict() for name, score in metrics.items()} for split, metrics in scores.items()}
 
 

@@ -38,8 +38,8 @@ from recombine.integrations.huggingface.codes import take_tokens
 from recombine.integrations.huggingface.prompts import Prompts, read_prompts
 from recombine.models.base import Site
 from recombine.training.directory import RunDirectory
-from recombine.training.run import resolve_device
 from recombine.training.schema import Json
+from recombine.training.session import resolve_device
 
 STRENGTH = 0.1  # of the readout's regularisation; the middle one of those that the probe tries
 LOCALLY: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}  # code in a folder is never run

@@ -1,7 +1,6 @@
-"""The training loop: batches, optimizer steps, rows of metrics, evaluations and checkpoints.
+"""A trainer: a model, its optimizer and its batches, in one process or as one of several that train together.
 
-All intervals are multiples of the logging interval. The sum of the losses since the last row of `metrics.jsonl` is part of a
-checkpoint, so a run that is stopped at any step and resumed ends with the same bits, rows included, as one that never stopped.
+The sum of the losses since the last row of `metrics.jsonl` is part of the trainer's state.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,12 +19,8 @@ from recombine.attention.layer import DropoutKeys
 from recombine.foundation.errors import InputError
 from recombine.tasks.base import Task
 from recombine.tasks.sampling import Batch
-from recombine.training.config import TrainingConfig, build_optimizer, learning_rate
-from recombine.training.directory import RunDirectory
-from recombine.training.schema import CheckpointInfo, MetricsRow
-from recombine.training.score import Scores, check_predictions, score
-
-WARMUP_STEPS_OF_CLOCK = 20  # not part of the steps per second: compilation, caches, first allocations
+from recombine.training.config import TrainingConfig, build_optimizer
+from recombine.training.score import check_predictions
 
 
 @dataclass(kw_only=True)
@@ -213,7 +208,7 @@ class Trainer:
         if config.gradient_clip is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), config.gradient_clip)
         for group in self.optimizer.param_groups:
-            group["lr"] = self.rate_at(self.step)
+            group["lr"] = config.rate_at(self.step)
         self.optimizer.step()
         self.step += 1
         share = loss.detach() if self.group.size == 1 else loss.detach() * (factor / self.group.size)
@@ -226,18 +221,6 @@ class Trainer:
         from recombine.training.precision import use_precision
 
         return use_precision(self.config.precision, self.device, compiled=self.is_compiled)
-
-    def rate_at(self, step: int) -> float:
-        """The learning rate of a step, counted from 0."""
-        config = self.config
-        return learning_rate(
-            step,
-            peak=config.learning_rate,
-            steps=config.steps,
-            warmup_steps=config.warmup_steps,
-            final_fraction=config.final_fraction,
-            schedule=config.schedule,
-        )
 
     def state(self) -> dict[str, Tensor]:
         """Parameters and optimizer state under flat names. All processes of a sharded model must call this."""
@@ -294,138 +277,3 @@ def find_infinite(model: nn.Module) -> str | None:
         if not torch.isfinite(local).all():
             return name
     return None
-
-
-@dataclass
-class Progress:
-    """The state of a training at a row of metrics, for its watcher."""
-
-    step: int
-    steps: int
-    loss: float
-    steps_per_second: float
-    scores: Scores | None = None
-
-
-Watcher = Callable[[Progress], None]  # called at every row of metrics
-
-
-@runtime_checkable
-class StepWatcher(Protocol):
-    """A watcher whose `before_step` is called before every step."""
-
-    def before_step(self, step: int, steps: int) -> None:
-        """Step number `step` of `steps` begins."""
-
-
-class Intervals(NamedTuple):
-    """Numbers of steps between rows of metrics, checkpoints and evaluations."""
-
-    log_every: int
-    checkpoint_every: int
-    evaluate_every: int
-
-
-def choose_intervals(steps: int, evaluations: int = 8) -> Intervals:
-    """About 200 rows of metrics, 50 checkpoints and 20 evaluations in a long run, fewer in a short one.
-
-    A run of up to 20,000 steps is evaluated at most `evaluations` times.
-    """
-    log_every = min(100, max(10, steps // 200))
-    return Intervals(
-        log_every=log_every,
-        checkpoint_every=log_every * max(5, min(steps // 50, 1_000) // log_every),
-        evaluate_every=log_every * max(200 // evaluations, steps // 20 // log_every),
-    )
-
-
-def fit(
-    trainer: Trainer,
-    intervals: Intervals,
-    *,
-    clock: Clock,
-    run: RunDirectory | None = None,
-    should_stop: Callable[[], bool] = lambda: False,
-    watch: Watcher | None = None,
-    watch_rows: Callable[[MetricsRow], None] | None = None,
-) -> None:
-    """Train to the last step, or to the step at which a process has to stop, after which a checkpoint is saved."""
-    config, group = trainer.config, trainer.group
-    started = counted = trainer.step
-    clock.skip()
-    while trainer.step < config.steps and not trainer.is_stopping:
-        if group.is_leader and isinstance(watch, StepWatcher):
-            watch.before_step(trainer.step, config.steps)
-        trainer.advance(stop=should_stop())
-        step, is_last = trainer.step, trainer.step == config.steps
-        is_logged = is_last or step % intervals.log_every == 0
-        if not (is_logged or trainer.is_stopping):
-            continue
-        first = (step - 1) // intervals.log_every * intervals.log_every
-        loss = group.sum(trainer.loss_sum).item() / (step - first)
-        clock.add(step - counted, warm=counted - started >= WARMUP_STEPS_OF_CLOCK)
-        trainer.require_finite(loss)
-        row, scores = None, None
-        if is_logged:
-            scores = evaluate(trainer) if is_last or step % intervals.evaluate_every == 0 else None
-            row = make_row(step, loss, trainer.rate_at(first), clock, scores)
-            trainer.loss_sum.zero_()
-        is_saved = is_last or trainer.is_stopping or step % intervals.checkpoint_every == 0
-        if run is not None:
-            save(trainer, run, row, checkpoint_info(step, loss, clock) if is_saved else None)
-        if row is not None and group.is_leader:
-            if watch_rows is not None:
-                watch_rows(row)
-            if watch is not None:
-                watch(Progress(step, config.steps, loss, clock.steps_per_second, scores))
-        clock.skip()
-        counted = step
-
-
-def evaluate(trainer: Trainer) -> Scores:
-    """Scores on a few instances. The leader alone computes them if it has the whole model."""
-    scores: Scores = {}
-    task, num_instances = trainer.task, trainer.task.training_evaluation_instances
-
-    def measure() -> None:
-        scores.update(score(trainer.model, task, num_instances=num_instances, references=False, device=trainer.device))
-
-    if trainer.is_sharded:
-        measure()
-    else:
-        trainer.group.run_on_leader(measure)
-    return scores
-
-
-def save(trainer: Trainer, run: RunDirectory, row: MetricsRow | None, info: CheckpointInfo | None) -> None:
-    """Let the leader write a row of metrics, a checkpoint, or both."""
-    tensors = trainer.state() if info is not None else {}
-
-    def write() -> None:
-        if row is not None:
-            run.append_metrics(row)
-        if info is not None:
-            run.save_checkpoint(tensors, info)
-
-    trainer.group.run_on_leader(write)
-
-
-def make_row(step: int, loss: float, rate: float, clock: Clock, scores: Scores | None) -> MetricsRow:
-    """A row of `metrics.jsonl`."""
-    row: MetricsRow = {"step": step, "loss": loss, "learning_rate": rate, "seconds": round(clock.seconds, 3)}
-    if scores is not None:
-        row["scores"] = {
-            split: {name: metric.value for name, metric in metrics.items()} for split, metrics in scores.items()
-        }
-    return row
-
-
-def checkpoint_info(step: int, loss: float, clock: Clock) -> CheckpointInfo:
-    """`checkpoint.json`: a resumed run continues from this step with this clock."""
-    return {
-        "step": step,
-        "loss": loss,
-        "seconds": clock.seconds,
-        "timed_steps": clock.timed_steps,
-        "timed_seconds": clock.timed_seconds,
-    }
