@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, NotRequired, TypedDict
 
 Json = dict[str, Any]
@@ -88,9 +88,6 @@ class Score:
     ceiling: float | None = None
     agnostic: float | None = None
     sums: tuple[tuple[float, ...], ...] = field(default=(), repr=False)  # numerators, denominators by composition
-
-    def as_dict(self) -> Json:
-        return {name: value for name, value in asdict(self).items() if name != "sums"}
 
 
 class MetricDict(TypedDict):

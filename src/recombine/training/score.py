@@ -16,6 +16,7 @@ There are three reference scores, all measured on the same instances as the scor
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
 from functools import lru_cache
 
 import torch
@@ -53,7 +54,12 @@ class Evaluation(Scores):
 
 
 def scores_as_dict(scores: Scores) -> dict[str, dict[str, Json]]:
-    return {split: {name: score.as_dict() for name, score in metrics.items()} for split, metrics in scores.items()}
+    """The scores as `result.json` has them, without their sums."""
+    names = [field.name for field in fields(Score) if field.name != "sums"]
+    return {
+        split: {metric: {name: getattr(score, name) for name in names} for metric, score in metrics.items()}
+        for split, metrics in scores.items()
+    }
 
 
 def describe_metrics(task: Task, scores: Iterable[Mapping[str, object]]) -> dict[str, MetricDict]:
