@@ -23,6 +23,7 @@ from recombine.integrations.exchange.export import (
 from recombine.integrations.exchange.predictions import read_predictions, score_predictions
 from recombine.tasks import TASKS
 from recombine.tasks.sampling import evaluation_batches
+from recombine.training.score import scores_as_dict
 
 LOGIC = recombine.FuzzyLogic(num_variables=3, num_examples=6, held_out=0.4)
 RAVEN = recombine.SRaven(num_features=2, num_values=4)
@@ -69,10 +70,10 @@ def test_predictions_of_numpy_get_the_scores_of_the_module(exported, module, tmp
             csv.writer(file).writerows([("row_id", "prediction"), *zip(identities, predictions[:, 0], strict=True)])
     found = score_predictions(LOGIC, read_predictions(path)).scores
     expected = recombine.score(module, LOGIC, splits=["test", "ood"], num_instances=NUM)
-    for split in ("test", "ood"):
-        for metric, score in expected[split].items():
-            assert found[split][metric].as_dict() == pytest.approx(score.as_dict(), abs=1e-5)
-            assert found[split][metric].ceiling == score.ceiling
+    for split, metrics in scores_as_dict(expected).items():
+        for metric, score in metrics.items():
+            assert scores_as_dict(found)[split][metric] == pytest.approx(score, abs=1e-5)
+            assert found[split][metric].ceiling == score["ceiling"]
 
 
 def test_answers_are_class_numbers(tmp_path):
