@@ -48,5 +48,5 @@ from .training.config import TrainingConfig as TrainingConfig
 from .training.config import default_run as default_run
 from .training.directory import RunDirectory as RunDirectory
 from .training.run import train_run as train_run
-from .training.score import Score as Score
+from .training.schema import Score as Score
 from .training.score import score as score

@@ -13,7 +13,7 @@ from recombine.foundation.errors import InputError
 from recombine.report.findings import Diagnosed
 from recombine.report.runs import ReportRun, RunGroup, falls, metric_title, reach, seed_lead, show_number, split_title
 from recombine.training.intervals import Difference, compare
-from recombine.training.score import Score
+from recombine.training.schema import Score
 
 
 @dataclass(frozen=True, kw_only=True)

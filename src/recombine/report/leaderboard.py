@@ -24,8 +24,7 @@ from recombine.training.comparison import differing_settings, label_settings
 from recombine.training.config import default_run
 from recombine.training.directory import RunDirectory, find_runs, hash_config
 from recombine.training.intervals import compare
-from recombine.training.schema import Json
-from recombine.training.score import Score
+from recombine.training.schema import Json, Score
 
 _log = logging.getLogger(__name__)
 

@@ -18,8 +18,7 @@ from recombine.training.benchmark import load_config
 from recombine.training.comparison import SEEDS, differing_settings, label_settings, order_runs
 from recombine.training.directory import RunDirectory, find_runs, hash_config
 from recombine.training.intervals import SeedScore, compare_seeds, score_results
-from recombine.training.schema import Json
-from recombine.training.score import Score
+from recombine.training.schema import Json, Score
 
 Curve = tuple[list[int], list[float]]  # steps, values
 

@@ -28,7 +28,8 @@ from recombine.training.run import (
     is_up_to_date,
     open_directory,
 )
-from recombine.training.score import Score, Scores, score
+from recombine.training.schema import Score
+from recombine.training.score import Scores, score
 from recombine.training.session import Watcher, join_group, progress_bar, resolve_device
 from recombine.training.trainer import Clock, Trainer, load_model
 

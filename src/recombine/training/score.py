@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from functools import lru_cache
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -27,7 +28,7 @@ from recombine.foundation.errors import InputError, check_choice, check_positive
 from recombine.random import Stream
 from recombine.tasks.base import Ratio, Reference, Task
 from recombine.tasks.sampling import Batch, SplitName, evaluation_batches
-from recombine.training.schema import Json, MetricDict, Score, SplitDict
+from recombine.training.schema import MetricDict, Score, SplitDict
 
 EVALUATION_VERSION = 2
 """Raise it when the same predictor on the same task gets different scores, intervals or reference scores than before: other
@@ -53,7 +54,7 @@ class Evaluation(Scores):
         self.baselines: BaselineScores = {}
 
 
-def scores_as_dict(scores: Scores) -> dict[str, dict[str, Json]]:
+def scores_as_dict(scores: Scores) -> dict[str, dict[str, Any]]:
     """The scores as `result.json` has them, without their sums."""
     names = [field.name for field in fields(Score) if field.name != "sums"]
     return {
