@@ -24,7 +24,7 @@ from recombine.sweeps.run import run_sweep
 from recombine.tasks.language import corpus as prepare
 from recombine.tasks.language.corpus import Request
 from recombine.training.directory import RunDirectory
-from recombine.training.loop import Trainer
+from recombine.training.trainer import Trainer
 from small_runs import FAMILIES, TRAIN, check_often, final_state, leftovers, train
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
