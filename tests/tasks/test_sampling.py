@@ -10,11 +10,12 @@ from recombine.foundation.errors import InputError
 from recombine.models.base import build_model
 from recombine.tasks import TASKS
 from recombine.tasks.sampling import Batch, find_leaks, list_compositions
+from recombine.tasks.sequences.teacher import SequenceTeacher
 from recombine.training.config import default_run
 from recombine.training.trainer import BatchGroups, Trainer
 
 TINY = {name: default_run(name, "tiny") for name in TASKS}
-CORNERS = TASKS["sequence_teacher"](generalise_to="corners", max_length=3, token_dim=6)
+CORNERS = SequenceTeacher(generalise_to="corners", max_length=3, token_dim=6)
 # tasks whose batches come from matrix products, which may round in another way for another number of rows
 WITH_PRODUCTS = ("hyperteacher", "in_context", "sequence_teacher")
 

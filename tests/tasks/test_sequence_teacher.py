@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from recombine.foundation.errors import InputError
 from recombine.random import Stream
@@ -160,46 +161,33 @@ def test_predictions_of_another_shape():
         TASK.loss(torch.zeros(7, 2), batch)
 
 
-def sigmoid(values: list[float]) -> list[float]:
-    return [1 / (1 + math.exp(-value)) for value in values]
-
-
-def multiply(matrix, vector: list[float]) -> list[float]:
-    return [sum(a * b for a, b in zip(row, vector, strict=True)) for row in matrix.tolist()]
-
-
-def naive_layers(weights, prefix: str, x: list[float]) -> list[float]:
+def naive_layers(weights, prefix: str, x: Tensor) -> Tensor:
     for i in range(2):
         if f"{prefix}.{i}.weight" in weights:
-            x = multiply(weights[f"{prefix}.{i}.weight"], x)
-            x = sigmoid([a + b for a, b in zip(x, weights[f"{prefix}.{i}.bias"].tolist(), strict=True)])
+            x = torch.sigmoid(weights[f"{prefix}.{i}.weight"].double() @ x + weights[f"{prefix}.{i}.bias"])
     return x
 
 
-def naive_weights(scores: list[float], kind: str) -> list[float]:
+def naive_weight(score: Tensor, scores: list[Tensor], kind: str) -> Tensor:
     if kind == "softmax":
-        total = sum(map(math.exp, scores))
-        return [math.exp(score) / total for score in scores]
-    function = {"sigmoid": lambda s: 1 / (1 + math.exp(-s)), "linear": lambda s: s, "relu": lambda s: max(s, 0)}[kind]
-    return [function(score) / len(scores) for score in scores]
+        return score.exp() / sum(other.exp() for other in scores)
+    return {"sigmoid": score.sigmoid(), "linear": score, "relu": score.clamp_min(0)}[kind] / len(scores)
 
 
-def naive_hidden(name: str, weights, tokens: list[list[float]], kind: str) -> list[float]:
-    """The hidden state after the last token, by the definition, one number at a time."""
-    size = len(next(iter(weights.values())))
+def naive_hidden(name: str, weights, tokens: Tensor, kind: str) -> Any:
+    """The hidden state after the last token, by the definition, one token at a time."""
     if name in ("deep_set", "product"):
         features = [naive_layers(weights, "embed", x) for x in tokens]
-        return [(sum if name == "deep_set" else math.prod)(column) for column in zip(*features, strict=True)]
+        return sum(features) if name == "deep_set" else math.prod(features)
     if name == "attention":
-        query = multiply(weights["query"], tokens[-1])
-        keys, values = ([multiply(weights[part], x) for x in tokens] for part in ("key", "value"))
-        scores = [sum(a * b for a, b in zip(query, key, strict=True)) / math.sqrt(size) for key in keys]
-        mixed = naive_weights(scores, kind)
-        return [sum(a * value[i] for a, value in zip(mixed, values, strict=True)) for i in range(size)]
-    h = [0.0] * size
+        query, key, value = (weights[part].double() for part in ("query", "key", "value"))
+        scores = [(query @ tokens[-1]) @ (key @ x) / math.sqrt(len(query)) for x in tokens]
+        mixed = zip(scores, tokens, strict=True)
+        return sum(naive_weight(score, scores, kind) * (value @ x) for score, x in mixed)
+    h = torch.zeros(len(weights["recurrence"])).double()
     for x in tokens:
-        h = [a + b for a, b in zip(multiply(weights["recurrence"], h), multiply(weights["input"], x), strict=True)]
-        h = sigmoid(h) if name == "rnn" else h
+        h = weights["recurrence"].double() @ h + weights["input"].double() @ x
+        h = h.sigmoid() if name == "rnn" else h
     return h
 
 
@@ -214,12 +202,10 @@ def test_teachers_follow_their_definitions(name, kind, readout):
     for row in range(2):
         length = batch.info["length"][row].item()
         for t in (1, 2, length):
-            tokens = batch.inputs[row, :t].tolist()
-            hidden = naive_hidden(name, task.weights, tokens, kind)
-            assert batch.info["hidden"][row, t - 1].tolist() == pytest.approx(hidden, abs=1e-5)
-            assert batch.targets[row, t - 1].tolist() == pytest.approx(
-                naive_layers(task.weights, "readout", hidden), abs=1e-5
-            )
+            hidden = naive_hidden(name, task.weights, batch.inputs[row, :t].double(), kind)
+            output = naive_layers(task.weights, "readout", hidden)
+            for found, expected in ((batch.info["hidden"], hidden), (batch.targets, output)):
+                torch.testing.assert_close(found[row, t - 1].double(), expected, atol=1e-5, rtol=1e-6)
 
 
 def test_weights_are_those_of_the_release():

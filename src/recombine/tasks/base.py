@@ -278,13 +278,12 @@ class Task(Sampler):
 
     def card(self, batch: Batch, row: int, answer: Tensor) -> Card:
         """One row with a model's answer, for the report. The default shows its text and the first numbers of both answers."""
-        from recombine.tasks.view import text_card
+        from recombine.tasks.view import Card, Markup, use_minus_signs
 
-        target = batch.targets[row].flatten().tolist()
-        given = answer.flatten().tolist()
-        remarks = (f"network {shorten(given)}", f"target {shorten(target)}")
+        remarks = (f"network {shorten(answer)}", f"target {shorten(batch.targets[row])}")
         modules = tuple(self.describe((module,)) for module in batch.latents[row].tolist() if module >= 0)
-        return text_card(self.render(batch, row), modules, remarks)
+        picture = Markup('<pre class="instance-text">{}</pre>').format(use_minus_signs(self.render(batch, row)))
+        return Card(picture=picture, composition=modules, remarks=remarks)
 
     def columns(self, batch: Batch) -> dict[str, Tensor]:
         """Columns of an export that only this task has; `column_info` says what they hold."""
@@ -303,7 +302,7 @@ class Task(Sampler):
         return one_hot(answers.clamp_min(0), self.output_dim).float()
 
 
-def shorten(numbers: Sequence[float], most: int = 6) -> str:
-    """The first few numbers, with an ellipsis if there are more."""
-    shown = ", ".join(f"{number:.3g}" for number in numbers[:most]).replace("-", "−")
-    return f"{shown}, …" if len(numbers) > most else shown
+def shorten(values: Tensor) -> str:
+    """The first six numbers, with an ellipsis if there are more."""
+    numbers = [f"{number:.3g}".replace("-", "−") for number in values.flatten().tolist()]
+    return ", ".join([*numbers[:6], "…"] if len(numbers) > 6 else numbers)

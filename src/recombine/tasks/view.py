@@ -251,12 +251,6 @@ def use_minus_signs(text: str) -> str:
     return re.sub(r"(?<![\w-])-(?=\d)", "−", text)
 
 
-def text_card(text: str, composition: tuple[str, ...], remarks: tuple[str, ...] = ()) -> Card:
-    """A card for a task without a picture: the instance as text."""
-    picture = Markup('<pre class="instance-text">{}</pre>').format(use_minus_signs(text))
-    return Card(picture=picture, composition=composition, remarks=remarks)
-
-
 class Panel(NamedTuple):
     """Some features of every token. `asked` is the part of the sequence that the network answers, if these are answers."""
 

@@ -90,11 +90,12 @@ def _list_files(given: Path, problems: list[str]) -> Iterator[tuple[Path, str]]:
         raise InputError(f"text {str(given)!r} {what}: expected a file or a folder") from None
     if not given.is_dir():
         yield given, given.name
+        return
 
     def report(error: OSError) -> None:
         problems.append(f"{error.filename}: {error.strerror}; left out")
 
-    for folder, folders, names in os.walk(given, onerror=report) if given.is_dir() else ():
+    for folder, folders, names in os.walk(given, onerror=report):
         folders.sort()
         for path in (Path(folder, name) for name in sorted(names)):
             if _kind_of(path) is not None:
