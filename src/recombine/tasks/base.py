@@ -1,8 +1,7 @@
 """What a task is: a frozen dataclass that samples batches, scores predictions, and knows chance and ceiling.
 
 A task answers for itself: what its metrics are called, which sizes it has at each scale, what a probe should read, how an
-instance is written or drawn. Nothing outside its folder knows a family by name. Batch i of a split is a pure function of
-(task, seed, split, i); see `recombine.random`.
+instance is written or drawn. Nothing outside its folder knows a family by name.
 """
 
 from __future__ import annotations
@@ -278,7 +277,9 @@ class Task(Sampler):
 
     def card(self, batch: Batch, row: int, answer: Tensor) -> Card:
         """One row with a model's answer, for the report. The default shows its text and the first numbers of both answers."""
-        from recombine.tasks.view import Card, Markup, use_minus_signs
+        from markupsafe import Markup
+
+        from recombine.tasks.view import Card, use_minus_signs
 
         remarks = (f"network {shorten(answer)}", f"target {shorten(batch.targets[row])}")
         modules = tuple(self.describe((module,)) for module in batch.latents[row].tolist() if module >= 0)

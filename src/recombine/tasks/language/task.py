@@ -7,8 +7,7 @@ in these only the answers are trained. Each kind is scored separately:
     text         held-out documents, with intervals over documents
     recall       in-context recall
 
-A batch is a pure function of (corpus, seed, split, index). The name of the corpus, a hash of its content and its tokenizer,
-is part of the run.
+The name of the corpus, a hash of its content and its tokenizer, is part of the run.
 
 Scales: `paper` is table A3 of Attention as a Hypernetwork (arXiv 2406.05816, section 5) with the other settings of NanoDO, its
 code base: 512 tokens, no biases, Xavier-uniform weights, second moments with 0.98, 256 rows per step for about 10⁶ steps (131

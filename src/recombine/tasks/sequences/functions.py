@@ -109,18 +109,13 @@ def label(
         embed, readout = list_layers(weights, "embed"), list_layers(weights, "readout")
         if kernel.supports(x, [*embed, *readout]):
             return kernel.sum_layers(x, lengths, embed, readout)
-    hidden = represent(name, weights, x, attention=attention, lengths=lengths)
+    hidden = _represent(name, weights, x, attention, lengths)
     y = apply_layers(weights, "readout", hidden, lengths)
     return (hidden, y) if lengths is None else (clear_padding(hidden, lengths), clear_padding(y, lengths))
 
 
-def represent(
-    name: SequenceClass,
-    weights: Weights,
-    x: Float[Tensor, "b t tokens"],
-    *,
-    attention: AttentionWeights = "sigmoid",
-    lengths: Int[Tensor, " rows"] | None = None,
+def _represent(
+    name: SequenceClass, weights: Weights, x: Tensor, attention: AttentionWeights, lengths: Tensor | None
 ) -> Float[Tensor, "b t hidden"]:
     """Hidden states at every position; with `lengths`, those of padding may be anything."""
     if name == "deep_set":
