@@ -1,7 +1,8 @@
 """Batches: how a task makes them, and which of them evaluation uses.
 
-Batch i of a split is a pure function of (task, seed, split, i); see `recombine.random`. A family implements `make_batch`, which draws all its random
-numbers from a stream; everything else follows from it: a batch, some of its rows, or several batches at once.
+Batch i of a split is a pure function of (task, seed, split, i); see `recombine.random`. A family implements `make_batch`,
+which draws all its random numbers from a stream; everything else follows from it: a batch, some of its rows, or several
+batches at once.
 
 A split's certificate is computed from its compositions alone. `find_leaks` looks at what `make_batch` really draws: instances
 of a split must come from its compositions and from no others. It trusts the modules that a batch states in `latents`.
