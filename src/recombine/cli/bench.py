@@ -49,10 +49,7 @@ TYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
 class BenchOptions(Output):
     """Measure how fast this machine trains, compared with the plain definition under torch.compile."""
 
-    examples = (
-        "recombine bench steps --precisions float32",
-        "recombine bench attention --seconds 1.5 --json",
-    )
+    examples = ("recombine bench steps --precisions float32", "recombine bench attention --seconds 1.5 --json")
 
     parts: Annotated[tuple[Literal["steps", "attention"], ...], Argument(metavar="PART", positional=True)] = (
         "steps",

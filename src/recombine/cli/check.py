@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from recombine.cli.flags import REFERENCE_LEGEND, TaskOptions, parse_task, split_legend, title_of
+from recombine.cli.flags import TaskOptions, parse_task, score_table
 from recombine.foundation.display import Column, Table, tables_as_dict
 from recombine.foundation.errors import InputError, require
-from recombine.tasks.base import REFERENCES
 from recombine.tasks.sampling import find_leaks
-from recombine.training.schema import Json, MetricDict, SplitDict
+from recombine.training.schema import Json
 from recombine.training.score import describe_metrics, describe_splits, score_references
 
 MAX_AUDITED = 2_000  # instances per split that are searched for compositions of other splits
@@ -20,10 +18,7 @@ MAX_AUDITED = 2_000  # instances per split that are searched for compositions of
 class CheckOptions(TaskOptions):
     """How much to check."""
 
-    examples = (
-        "recombine check fuzzy-logic --held-out 0.7",
-        "recombine check runs/sraven-hyla-0123456789ab",
-    )
+    examples = ("recombine check fuzzy-logic --held-out 0.7", "recombine check runs/sraven-hyla-0123456789ab")
 
     num_instances: int = 4_096
     """Instances per estimate. With 0, only the certificate is printed."""
@@ -45,7 +40,11 @@ def run(argv: list[str]) -> None:
         "references": references,
         "tables": tables_as_dict(facts),
     }
-    tables = [references_table(references, metrics, describe_splits(task))] if references else []
+    tables = (
+        [score_table(references, "reference scores", metrics=metrics, splits=describe_splits(task))]
+        if references
+        else []
+    )
     options.show(value, certificate_table(certificate), f"sha256 {certificate['sha256']}\n", *tables, *facts)
     if leaks:
         raise InputError(f"task {task.name!r} breaks its split: {leaks[0]}")
@@ -72,16 +71,3 @@ def certificate_table(certificate: Json) -> Table:
     return Table(
         title="certificate of the split", columns=columns, rows=tuple((name, str(text)) for name, text in rows.items())
     )
-
-
-def references_table(
-    references: Json, metrics: Mapping[str, MetricDict], splits: Mapping[str, SplitDict] | None = None
-) -> Table:
-    """Chance, ceiling and agnostic optimum of each split and metric."""
-    rows = tuple(
-        (split, title_of(metric, metrics), *(score[name] for name in REFERENCES))
-        for split, values in references.items()
-        for metric, score in values.items()
-    )
-    note = f"{split_legend(references, splits)}\n{REFERENCE_LEGEND}"
-    return Table(title="reference scores", columns=("split", "metric", *REFERENCES), rows=rows, note=note)

@@ -130,18 +130,23 @@ def score_table(
     metrics: Mapping[str, MetricDict] | None = None,
     splits: Mapping[str, SplitDict] | None = None,
 ) -> Table:
-    """Scores of one run, one row per split and metric. `metrics` and `splits` come from `result.json`."""
+    """Scores of a run or, without values, reference scores alone, one row per split and metric.
+
+    `metrics` and `splits` come from `result.json`.
+    """
+    has_values = any("value" in score for values in scores.values() for score in values.values())
     rows = tuple(
         (split, title_of(metric, metrics), *_score_cells(score))
         for split, values in scores.items()
         for metric, score in values.items()
     )
-    columns = ("split", "metric", "score (95 % interval)", *REFERENCES)
+    columns = ("split", "metric", *(["score (95 % interval)"] if has_values else []), *REFERENCES)
     return Table(title=title, columns=columns, rows=rows, note=f"{split_legend(scores, splits)}\n{REFERENCE_LEGEND}")
 
 
 def _score_cells(score: Json) -> tuple[Value, ...]:
-    return Cell(value=score["value"], low=score["low"], high=score["high"]), *(score.get(name) for name in REFERENCES)
+    cells = [Cell(value=score["value"], low=score["low"], high=score["high"])] if "value" in score else []
+    return (*cells, *(score.get(name) for name in REFERENCES))
 
 
 def title_of(metric: str, metrics: Mapping[str, MetricDict] | None) -> str:

@@ -14,7 +14,6 @@ from recombine.foundation.files import read_file
 from recombine.models.language_model import LanguageModel, generate
 from recombine.tasks.language.tokenizers import Tokenizer, load_tokenizer
 from recombine.training.benchmark import load_run
-from recombine.training.directory import RunDirectory
 
 UNFINISHED = "\ufffd"  # what a character looks like before its last byte is there
 
@@ -51,7 +50,7 @@ def run(argv: list[str]) -> None:
         raise InputError(
             f"{options.run} holds a model of kind {config.model.kind!r}: expected a run of task 'language'"
         )
-    tokenizer = read_tokenizer(directory, model.num_tokens)
+    tokenizer = load_tokenizer(read_file(directory.path / "tokenizer"), model.num_tokens)
     prompt = [tokenizer.bos, *tokenizer.encode(options.prompt)] if options.prompt else [tokenizer.bos]
     started = time.perf_counter()
     tokens = generate(
@@ -79,16 +78,6 @@ def run(argv: list[str]) -> None:
 def show_text(text: str) -> str:
     """Text with its line ends and tabs; other control characters are written out, since a model may produce any."""
     return "".join(part if part in ("\n", "\t") else spell_out(part) for part in re.split(r"([\n\t])", text))
-
-
-def read_tokenizer(run: RunDirectory, size: int) -> Tokenizer:
-    """The tokeniser that a run keeps."""
-    try:
-        return load_tokenizer(read_file(run.path / "tokenizer"), size)
-    except OSError as error:
-        raise InputError(
-            f"{run.path / 'tokenizer'} cannot be read ({error.strerror}): expected the tokenizer of the run"
-        ) from None
 
 
 def decode_stream(tokens: Iterable[int], tokenizer: Tokenizer, prompt: Sequence[int]) -> Iterator[str]:

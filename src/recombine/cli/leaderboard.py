@@ -15,10 +15,7 @@ from recombine.training.schema import Json
 class LeaderboardOptions(Output):
     """Write one HTML file that ranks runs. Only runs of the same task, seed, split and budget are ranked together."""
 
-    examples = (
-        "recombine leaderboard runs -o leaderboard.html",
-        "recombine leaderboard runs/small runs/paper",
-    )
+    examples = ("recombine leaderboard runs -o leaderboard.html", "recombine leaderboard runs/small runs/paper")
 
     folders: Annotated[tuple[Path, ...], Argument(metavar="DIR", positional=True)] = (Path("runs"),)
     """Folders with run directories."""

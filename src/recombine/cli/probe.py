@@ -84,7 +84,7 @@ def tables(result: ProbeResult) -> list[Table | str]:
     if "structure" in numbers:
         shown.append(structure_table(numbers["structure"]))
     if "ablations" in numbers:
-        shown += [layer_table(numbers["ablations"]), head_table(numbers["ablations"])]
+        shown.append(layer_table(numbers["ablations"]))
     if "swap" in numbers:
         shown.append(swap_table(numbers["swap"]))
     shown += [f"not measured: {part} ({reason})" for part, reason in numbers["skipped"].items()]
@@ -144,18 +144,6 @@ def layer_table(ablations: Json) -> Table:
         ),
         note="swapped: each instance gets the codes of an instance with another composition",
     )
-
-
-def head_table(ablations: Json, num_heads: int = 3) -> Table:
-    """The heads that matter most."""
-    split = list(ablations["base"])[-1]
-    rows: list[tuple[Value, ...]] = []
-    for layer in sorted({row["layer"] for row in ablations["heads"]}):
-        heads = [row for row in ablations["heads"] if row["layer"] == layer and row["kind"] == "mean"]
-        worst = sorted(heads, key=lambda row: row[split]["change"] or 0.0)[:num_heads]
-        rows += [(layer, row["head"], _change(row[split])) for row in worst]
-    title = f"codes of one head replaced by their mean: the worst {num_heads}"
-    return Table(title=title, columns=("layer", "head", f"change on {split} (95 % interval)"), rows=tuple(rows))
 
 
 def swap_table(swap: Json) -> Table:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +19,7 @@ from recombine.inside.probe import is_probed, probe_run
 from recombine.inside.verdict import diagnose_run
 from recombine.report.page import write_report
 from recombine.sweeps.engine import Engine, Outcome
-from recombine.sweeps.experiment import Experiment, Finished, FinishedRun, find_experiment, installed_experiments
+from recombine.sweeps.experiment import Finished, FinishedRun, find_experiment, installed_experiments
 from recombine.sweeps.local import LocalEngine
 from recombine.sweeps.plan import Plan, describe_plan, make_plan
 from recombine.sweeps.records import Record
@@ -83,8 +83,8 @@ def run(argv: list[str]) -> None:
         raise InputError(f"experiment {experiment.name!r} has no figures: expected one of {', '.join(drawn)}")
     scale = options.scale or experiment.default_scale
     planned = list(experiment.records(scale))
-    if not planned:
-        refuse_training_flags(experiment, options)
+    if not planned and (options.steps or options.seeds):
+        raise InputError(f"experiment {experiment.name!r} does not train: expected neither --steps nor --seeds")
     records = choose_records(planned, options)
     if options.dry_run:
         show_work(find_work(make_plan(records, experiment.name).records, options.out, retry=True), options)
@@ -115,17 +115,8 @@ def run(argv: list[str]) -> None:
     options.show(value, experiment.question, *tables, *closing)
 
 
-def refuse_training_flags(experiment: Experiment, options: ReproduceOptions) -> None:
-    """An experiment without runs takes no flags about training."""
-    kept = {"name", "figures", "device", "json", "quiet", "verbose"}
-    defaults = {field.name: field.default for field in fields(options) if field.name not in kept}
-    given = [f"--{name.replace('_', '-')}" for name, value in defaults.items() if getattr(options, name) != value]
-    if given:
-        raise InputError(f"experiment {experiment.name!r} does not train: expected no {', '.join(given)}")
-
-
 def choose_records(records: Iterable[Record], options: ReproduceOptions) -> list[Record]:
-    """The records of an experiment with the steps and seeds that were asked for, without those that --only leaves out."""
+    """The records of an experiment with the chosen steps and seeds that meet the conditions of --only."""
     chosen = list(records)
     if options.steps is not None:
         check_positive(steps=options.steps)
@@ -144,24 +135,22 @@ def filter_records(records: Sequence[Record], condition: str) -> list[Record]:
     name, equals, values = condition.partition("=")
     if not equals or not values:
         raise InputError(f"--only {condition!r}: expected NAME=VALUE, such as seed=0")
-    settings = [{_plain(key): show_setting(value) for key, value in _all_settings(record)} for record in records]
+    settings = [
+        {_plain(key): _plain(show_setting(value)) for key, value in {**record.settings, "seed": record.seed}.items()}
+        for record in records
+    ]
     name = check_choice("setting", _plain(name), dict.fromkeys(key for row in settings for key in row))
-    known = list(dict.fromkeys(row[name] for row in settings if name in row))
-    wanted = {check_choice(f"value of {name}", _plain(value, known), known) for value in values.split(",")}
+    known = dict.fromkeys(row[name] for row in settings if name in row)
+    wanted = {check_choice(f"value of {name}", _plain(value), known) for value in values.split(",")}
     return [record for record, row in zip(records, settings, strict=True) if row.get(name) in wanted]
 
 
-def _all_settings(record: Record) -> list[tuple[str, str | int | float]]:
-    return [*record.settings.items(), ("seed", record.seed)]
-
-
-def _plain(text: str, known: Sequence[str] = ()) -> str:
-    """A name as the user may write it: `held-out` or `held_out` for `held out`; a number in any form."""
-    words = text.strip().replace("-", "_").replace("_", " ") if not known else text.strip().replace("_", " ")
+def _plain(text: str) -> str:
+    """A name or a number in one of the ways to write it: `held-out` and `held_out` are `held out`."""
     try:
-        return f"{float(words):g}" if known and words not in known else words
+        return f"{float(text):g}"
     except ValueError:
-        return words.replace("-", " ") if words not in known else words
+        return text.strip().replace("-", " ").replace("_", " ")
 
 
 def describe_run(run: FinishedRun) -> Json:
@@ -180,7 +169,7 @@ def train_records(records: Sequence[Record], options: ReproduceOptions) -> Finis
     plan = make_plan(records, f"reproduce {options.name}")
     engine = options.open_engine(len(plan.records))
     work = find_work(plan.records, options.out, retry=True)
-    if work.finished and not options.json:
+    if work.finished:
         options.say(f"{len(work.finished)} of {len(plan.records)} runs in {options.out} were finished already")
     if isinstance(engine, LocalEngine) and engine.jobs == 1:
         for number, record in enumerate(work.todo, start=1):
@@ -205,8 +194,7 @@ def train_with_engine(plan: Plan, work: Work, engine: Engine, options: Reproduce
         display.report(record, outcome)
         failed.extend([outcome] if outcome.kind else [])
 
-    reader = SweepReader(options.out, describe_plan(plan))
-    quiet = options.is_silent
+    reader, quiet = SweepReader(options.out, describe_plan(plan)), options.is_silent
     with SweepDisplay(reader, total=len(plan.records), done=len(work.finished), quiet=quiet) as display:
         run_sweep(plan, engine, out=options.out, device=options.device, work=work, done=done)
     if failed:
@@ -215,8 +203,7 @@ def train_with_engine(plan: Plan, work: Work, engine: Engine, options: Reproduce
 
 def look_inside(run: RunDirectory, options: ReproduceOptions, label: str) -> None:
     """Probe and diagnose a run quickly. A run that cannot be probed is left out of that part of the report."""
-    if not options.json:
-        options.say(f"probing {label}")
+    options.say(f"probing {label}")
     try:
         if not is_probed(run):
             probe_run(run.path, num_instances=NUM_PROBED, num_pictured=NUM_PICTURED, device=options.device)

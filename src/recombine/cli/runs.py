@@ -21,10 +21,7 @@ _log = logging.getLogger(__name__)
 class RunsOptions(Output):
     """List the runs in a folder, with their scores."""
 
-    examples = (
-        "recombine runs",
-        "recombine runs runs/fuzzy --json",
-    )
+    examples = ("recombine runs", "recombine runs runs/fuzzy --json")
 
     folder: Annotated[Path, Argument(metavar="DIR", positional=True)] = Path("runs")
     """Folder with run directories."""

@@ -66,13 +66,8 @@ def show_status(status: SweepStatus, options: Output, *closing: str) -> None:
             for run in status.runs
         ],
     }
-    tables = [*list_running(status), *([best] if best.rows else []), *list_failed(status)]
-    options.show(value, *tables, summarise(status), *closing)
-
-
-def list_running(status: SweepStatus) -> list[Table]:
-    rows = tuple((run.text, f"{run.step:,}/{run.steps:,}", format_speed(run)) for run in status.select("running"))
-    return [Table(title="Running", columns=("run", "step", "steps/s"), rows=rows)] if rows else []
+    tables = [*([best] if best.rows else []), *list_failed(status)]
+    options.show(value, *tables, draw(status), *closing)
 
 
 def list_failed(status: SweepStatus) -> list[Table]:
@@ -140,7 +135,7 @@ class SweepDisplay:
 
 
 def draw(status: SweepStatus) -> str:
-    """What a terminal shows: a summary, and a line per run that is being trained."""
+    """A summary, and a line per run that is being trained."""
     running = status.select("running")
     lines = [f"  {run.text}  step {run.step:,}/{run.steps:,}  {format_speed(run)}" for run in running[:MAX_ROWS]]
     more = [f"  and {len(running) - MAX_ROWS} more"] if len(running) > MAX_ROWS else []
