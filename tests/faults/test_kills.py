@@ -22,7 +22,6 @@ from recombine.sweeps.local import LocalEngine
 from recombine.sweeps.plan import make_plan
 from recombine.sweeps.run import run_sweep
 from recombine.tasks.language import corpus as prepare
-from recombine.tasks.language.corpus import Request
 from recombine.training.directory import RunDirectory
 from recombine.training.trainer import Trainer
 from small_runs import FAMILIES, TRAIN, check_often, final_state, leftovers, train
@@ -102,11 +101,10 @@ def prepare_text(tmp_path, monkeypatch):
     for number in range(30):
         lines = (" ".join(draw.choices(WORDS, k=12)) for _ in range(60))
         (folder / f"{number:02d}.txt").write_text("\n".join(f"{line} {number}" for line in lines))
-    request = Request(paths=(str(folder),), tokenizer="sentencepiece", vocabulary=512, held_out=0.2)
 
     def work(cache: Path) -> None:
         os.environ["RECOMBINE_CACHE"] = str(cache)
-        prepare.prepare(request)
+        prepare.prepare((str(folder),), "sentencepiece", vocabulary=512, held_out=0.2)
 
     return work
 
