@@ -9,15 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recombine.cli.generate import read_tokenizer as read_tokenizer_of_run
 from recombine.foundation import errors as memory
 from recombine.foundation.errors import InputError
-from recombine.foundation.files import read_npz
+from recombine.foundation.files import read_file, read_npz
 from recombine.inside.collect import load_activations
 from recombine.integrations.exchange.predictions import read_predictions
 from recombine.integrations.huggingface.prompts import read_prompts
 from recombine.tasks.language.tokenizers import read_tokenizer
-from recombine.training.directory import RunDirectory
 from recombine_papers.stored import read_lines
 
 HASH = "0123456789ab"
@@ -70,13 +68,11 @@ def test_extended_precision_is_read(tmp_path):
 
 def test_a_pipe_instead_of_a_file(tmp_path):
     readers: dict[str, Any] = {f"pipe.{suffix}": read_predictions for suffix in ("csv", "jsonl", "parquet", "npz")}
-    readers |= {"tokenizer": lambda path: read_tokenizer(str(path)), "prompts": read_prompts}
+    readers |= {"tokenizer": lambda path: read_tokenizer(str(path)), "prompts": read_prompts, "tokenizer_of_run": read_file}
     for name, read in readers.items():
         os.mkfifo(tmp_path / name)
         with pytest.raises(InputError, match="it is not a regular file"):
             read(tmp_path / name)
-    with pytest.raises(InputError, match="it is not a regular file"):
-        read_tokenizer_of_run(RunDirectory(tmp_path), 300)
 
 
 ACTIVATIONS = {
