@@ -68,7 +68,11 @@ def test_extended_precision_is_read(tmp_path):
 
 def test_a_pipe_instead_of_a_file(tmp_path):
     readers: dict[str, Any] = {f"pipe.{suffix}": read_predictions for suffix in ("csv", "jsonl", "parquet", "npz")}
-    readers |= {"tokenizer": lambda path: read_tokenizer(str(path)), "prompts": read_prompts, "tokenizer_of_run": read_file}
+    readers |= {
+        "tokenizer": lambda path: read_tokenizer(str(path)),
+        "prompts": read_prompts,
+        "tokenizer_of_run": read_file,
+    }
     for name, read in readers.items():
         os.mkfifo(tmp_path / name)
         with pytest.raises(InputError, match="it is not a regular file"):
