@@ -12,6 +12,7 @@ import pytest
 
 from faults import differences, drop_rights, in_fork, limit_files, limit_memory, record, recover
 from recombine.cli.main import run as run_verb
+from recombine.tasks.language.corpus import load_corpus, prepare
 from recombine.training.directory import RunDirectory
 from small_runs import FAMILIES, TRAIN, check_often, final_state, train
 
@@ -146,6 +147,30 @@ def test_a_finished_run_in_a_folder_that_cannot_be_written(copied):
 
     fault = "finished run in a folder without write permission"
     recover(fault, "train", lambda: in_fork(lambda: work(lambda: None)), find_lost)
+
+
+def test_text_that_may_not_be_read(tmp_path, monkeypatch):
+    """Files and folders that may not be read are named, and the rest is used."""
+    monkeypatch.setenv("RECOMBINE_CACHE", str(tmp_path / "cache"))
+    folder, said = tmp_path / "text", tmp_path / "said"
+    locked, closed = folder / "05.txt", folder / "closed"
+    folder.mkdir()
+    for number in range(10):
+        (folder / f"{number:02d}.txt").write_text(f"river clock {number}\n" * 60)
+    locked.chmod(0)
+    closed.mkdir(mode=0)
+
+    def work() -> int:
+        drop_rights()
+        corpus = load_corpus(prepare((str(folder),), "bytes", 512, 0.2))
+        said.write_text("\n".join(corpus.problems))
+        return 7 if sum(corpus.num_documents.values()) == 9 else 1
+
+    assert in_fork(work) == 7
+    locked.chmod(0o600)
+    closed.chmod(0o700)
+    problems = [f"{path}: Permission denied; left out" for path in (locked, closed)]
+    assert sorted(said.read_text().splitlines()) == problems
 
 
 def test_training_goes_on_when_there_is_room_again(tmp_path, monkeypatch):
