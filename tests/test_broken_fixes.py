@@ -1,11 +1,11 @@
 """Numbers that were once stale or wrong: each mend is taken out of a copy of the package, and its test must fail there."""
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -14,177 +14,156 @@ ROOT = Path(__file__).parent.parent
 FAILED = 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fault:
-    """One mend of the package and the test that guards it."""
+# what would be wrong; a file of the package and the test that must fail; the text of the file, and the text that is wrong
+FAULTS = """
+keys shared by heads or batch
+attention/dispatch.py | attention/test_dispatch.py -k broadcasts
+- return _expand(q, batch, heads), _expand(k, batch, heads), _expand(v, batch, heads)
++ return q, k, v
 
-    file: str
-    mended: str
-    broken: str
-    test: str
+heads of different sizes
+attention/dispatch.py | attention/test_dispatch.py -k bad_arguments
+- if q.shape[3] != k.shape[3]:
++ if False:
+
+fewer values than keys
+attention/dispatch.py | attention/test_dispatch.py -k bad_arguments
+- if k.shape[1] != v.shape[1]:
++ if False:
+
+a mask that is not bool
+attention/dispatch.py | attention/test_dispatch.py -k bad_arguments
+- if mask.dtype != torch.bool:
++ if False:
+
+a short bias of a dense layer
+attention/dispatch.py | attention/test_dispatch.py -k dense
+- if bias is not None and (bias.dim() != 1 or bias.shape[0] != weight.shape[0]):
++ if False:
+
+large scores
+attention/cpu/cpu_normalise.h | attention/test_dispatch.py -k large_scores
+- *a = exp2_of((*a - shifts[i]) * LOG2_E);
++ *a = exp2_of(*a * LOG2_E - shifts[i] * LOG2_E);
+
+the ceiling of fuzzy logic knows the split
+tasks/fuzzy_logic.py | tasks/test_fuzzy_logic.py -k reach_the_ceiling
+- torch.tensor([terms in own for terms in everything])
++ torch.ones(len(everything), dtype=torch.bool)
+
+the best prediction for R² weights by variance
+tasks/fuzzy_logic.py | tasks/test_fuzzy_logic.py -k 'reach_the_ceiling or smaller_expected_error'
+- enumerate((fits / variance, fits))
++ enumerate((fits, fits))
+
+the ceiling of SRAVEN knows the split
+tasks/sraven/task.py | tasks/test_sraven_solver.py -k 'reaches_the_ceiling or knowing_the_split'
+- priors = [None if split is None else self.split.compositions(split) for split in splits]
++ priors = [None for split in splits]
+
+a ceiling below chance
+inside/verdict.py | inside/test_diagnose.py -k below_chance
+- if span > 1e-9:
++ if span:
+
+metrics where less is better
+inside/verdict.py | inside/test_diagnose.py -k less_can_be_better
+- sign = 1 if higher_is_better else -1
++ sign = 1
+
+scores of NaN
+inside/verdict.py | inside/test_diagnose.py -k not_known
+- isinstance(number := score.get(key), int | float) and math.isfinite(number)
++ isinstance(number := score.get(key), int | float)
+
+the version of a task is part of the hash
+training/config.py | training/test_freshness.py -k version_of_a_task
+- {"name": task.name, "version": version_of(task), **settings_as_dict(self.task)}
++ {"name": task.name, "version": 1, **settings_as_dict(self.task)}
+
+the number of evaluated instances
+training/run.py | training/test_freshness.py -k other_instances
+- (version, result.get("evaluation_instances")) == (EVALUATION_VERSION, num_instances)
++ version == EVALUATION_VERSION
+
+the version of the evaluation
+training/run.py | training/test_freshness.py -k version_of_the_evaluation
+- (version, result.get("evaluation_instances")) == (EVALUATION_VERSION, num_instances)
++ result.get("evaluation_instances") == num_instances
+
+a run resumed by other code
+training/directory.py | training/test_freshness.py -k both_are_kept
+- if step > 0 and (run.path
++ if False and (run.path
+
+the environment names the kernel
+training/directory.py | training/test_freshness.py -k names_the_kernel
+- "kernel": describe_kernel(device),
++ "kernel": "",
+
+headers are part of the source
+training/directory.py | training/test_freshness.py -k covers_headers
+- ".c", ".h")
++ ".c")
+
+a probe of an earlier step
+inside/result.py | inside/test_probe_cache.py -k 'earlier_step or kept_only'
+- "checkpoint": describe_checkpoint(run) if self.uses_checkpoint else None,
++ "checkpoint": None,
+
+measurements with other arguments
+inside/result.py | inside/test_probe_cache.py -k kept_only
+- "arguments": dict(arguments),
++ "arguments": {},
+
+measurements of another version
+inside/result.py | inside/test_probe_cache.py -k kept_only
+- "version": self.version,
+-             "arguments"
++ "version": 0,
++             "arguments"
+
+batches that share their memory
+tasks/modular/hyperteacher.py | tasks/test_sampling.py -k pure_function
+- return Batch(inputs, y, modules, {"composition": composition, "strengths": strengths})
++ return vars(self).setdefault(str((split, stream.parts)), Batch(inputs, y, modules, {"composition": composition, "strengths": strengths}))
+
+training against the gradient
+training/config.py | foundation/test_settings.py -k nonsense
+- clip is None or clip > 0
++ True
+
+a negative learning rate at the end
+training/config.py | foundation/test_settings.py -k nonsense
+- 0 <= self.final_fraction <= 1
++ self.final_fraction <= 1
+
+a decay of moments of 1
+training/config.py | foundation/test_settings.py -k nonsense
+- 0 <= self.beta2 < 1
++ 0 <= self.beta2 <= 1
+
+every set is sampled once
+training/score.py | training/test_evaluate.py -k sampled_once
+- sums.add_baselines(task, batch)
++ sums.add_baselines(task, task.sample(split, 0, batch_size=len(batch)))
+
+the last layer is the last by number
+inside/result.py | papers/test_scale_experiments.py -k last_layer
+- sorted(names, key=lambda name: -1 if (layer := describe_site(name)["layer"]) is None else layer)
++ sorted(names)
+"""
 
 
-SHARED = "return _expand(q, batch, heads), _expand(k, batch, heads), _expand(v, batch, heads)"
-PLACED = "return float(sign * (value - self.ceiling) >= -1e-9)"
-FAULTS = {
-    "keys shared by heads or batch": Fault(
-        file="attention/dispatch.py",
-        mended=SHARED,
-        broken="return q, k, v",
-        test="attention/test_dispatch.py -k broadcasts",
-    ),
-    "heads of different sizes": Fault(
-        file="attention/dispatch.py",
-        mended="if q.shape[3] != k.shape[3]:",
-        broken="if False:",
-        test="attention/test_dispatch.py -k bad_arguments",
-    ),
-    "fewer values than keys": Fault(
-        file="attention/dispatch.py",
-        mended="if k.shape[1] != v.shape[1]:",
-        broken="if False:",
-        test="attention/test_dispatch.py -k bad_arguments",
-    ),
-    "a mask that is not bool": Fault(
-        file="attention/dispatch.py",
-        mended="if mask.dtype != torch.bool:",
-        broken="if False:",
-        test="attention/test_dispatch.py -k bad_arguments",
-    ),
-    "a short bias of a dense layer": Fault(
-        file="attention/dispatch.py",
-        mended="if bias is not None and (bias.dim() != 1 or bias.shape[0] != weight.shape[0]):",
-        broken="if False:",
-        test="attention/test_dispatch.py -k dense",
-    ),
-    "large scores": Fault(
-        file="attention/cpu/cpu_normalise.h",
-        mended="*a = exp2_of((*a - shifts[i]) * LOG2_E);",
-        broken="*a = exp2_of(*a * LOG2_E - shifts[i] * LOG2_E);",
-        test="attention/test_dispatch.py -k large_scores",
-    ),
-    "the ceiling of fuzzy logic knows the split": Fault(
-        file="tasks/fuzzy_logic/task.py",
-        mended="torch.tensor([composition in own for composition in everything])",
-        broken="torch.ones(len(everything), dtype=torch.bool)",
-        test="test_ceiling_fuzzy_logic.py -k 'reaches_the_ceiling or do_not_exceed'",
-    ),
-    "the best prediction for R² weights by variance": Fault(
-        file="tasks/fuzzy_logic/posterior.py",
-        mended="enumerate((fits / variance, fits))",
-        broken="enumerate((fits, fits))",
-        test="test_ceiling_fuzzy_logic.py -k 'reaches_the_ceiling or smaller_expected_error'",
-    ),
-    "the ceiling of SRAVEN knows the split": Fault(
-        file="tasks/sraven/task.py",
-        mended="priors = [None if split is None else self.split.compositions(split) for split in splits]",
-        broken="priors = [None for split in splits]",
-        test="test_ceiling_sraven.py -k 'reaches_the_ceiling or knowing_the_split'",
-    ),
-    "a ceiling below chance": Fault(
-        file="inside/verdict.py",
-        mended="if span > 1e-9:",
-        broken="if span:",
-        test="inside/test_diagnose.py -k below_chance",
-    ),
-    "metrics where less is better": Fault(
-        file="inside/verdict.py",
-        mended="sign = 1 if higher_is_better else -1",
-        broken="sign = 1",
-        test="inside/test_diagnose.py -k less_can_be_better",
-    ),
-    "scores of NaN": Fault(
-        file="inside/verdict.py",
-        mended="isinstance(number := score.get(key), int | float) and math.isfinite(number)",
-        broken="isinstance(number := score.get(key), int | float)",
-        test="inside/test_diagnose.py -k not_known",
-    ),
-    "the version of a task is part of the hash": Fault(
-        file="run/config.py",
-        mended='{"name": task.name, "version": version_of(task), **settings_as_dict(self.task)}',
-        broken='{"name": task.name, "version": 1, **settings_as_dict(self.task)}',
-        test="test_freshness.py -k version_of_a_task",
-    ),
-    "the number of evaluated instances": Fault(
-        file="run/records.py",
-        mended='(version, result.get("evaluation_instances")) == (EVALUATION_VERSION, num_instances)',
-        broken="version == EVALUATION_VERSION",
-        test="test_freshness.py -k other_instances",
-    ),
-    "the version of the evaluation": Fault(
-        file="run/records.py",
-        mended='(version, result.get("evaluation_instances")) == (EVALUATION_VERSION, num_instances)',
-        broken='result.get("evaluation_instances") == num_instances',
-        test="test_freshness.py -k version_of_the_evaluation",
-    ),
-    "a run resumed by other code": Fault(
-        file="run/records.py",
-        mended="if step > 0 and (run.path",
-        broken="if False and (run.path",
-        test="test_freshness.py -k both_are_kept",
-    ),
-    "the environment names the kernel": Fault(
-        file="store/environment.py",
-        mended='"kernel": describe_kernel(device),',
-        broken='"kernel": "",',
-        test="test_freshness.py -k names_the_kernel",
-    ),
-    "headers are part of the source": Fault(
-        file="store/environment.py", mended='".c", ".h")', broken='".c")', test="test_freshness.py -k covers_headers"
-    ),
-    "a probe of an earlier step": Fault(
-        file="inside/result.py",
-        mended='"checkpoint": describe_checkpoint(run) if self.uses_checkpoint else None,',
-        broken='"checkpoint": None,',
-        test="inside/test_probe_cache.py -k 'earlier_step or kept_only'",
-    ),
-    "measurements with other arguments": Fault(
-        file="inside/result.py",
-        mended='"arguments": dict(arguments),',
-        broken='"arguments": {},',
-        test="inside/test_probe_cache.py -k kept_only",
-    ),
-    "measurements of another version": Fault(
-        file="inside/result.py",
-        mended='"version": self.version,\n            "arguments"',
-        broken='"version": 0,\n            "arguments"',
-        test="inside/test_probe_cache.py -k kept_only",
-    ),
-    "batches that share their memory": Fault(
-        file="tasks/modular/hyperteacher.py",
-        mended='return Batch(inputs, y, modules, {"composition": composition, "strengths": strengths})',
-        broken="return self.__dict__.setdefault(str((split, stream.parts)), "
-        'Batch(inputs, y, modules, {"composition": composition, "strengths": strengths}))',
-        test="test_sampling.py -k pure_function",
-    ),
-    "training against the gradient": Fault(
-        file="train/config.py", mended="clip is None or clip > 0", broken="True", test="test_settings.py -k nonsense"
-    ),
-    "a negative learning rate at the end": Fault(
-        file="train/config.py",
-        mended="0 <= self.final_fraction <= 1",
-        broken="self.final_fraction <= 1",
-        test="test_settings.py -k nonsense",
-    ),
-    "a decay of moments of 1": Fault(
-        file="train/config.py",
-        mended="0 <= self.beta2 < 1",
-        broken="0 <= self.beta2 <= 1",
-        test="test_settings.py -k nonsense",
-    ),
-    "every set is sampled once": Fault(
-        file="evaluate/scores.py",
-        mended="sums.add_baselines(task, batch)",
-        broken="sums.add_baselines(task, task.sample(split, 0, batch_size=len(batch)))",
-        test="test_evaluate.py -k sampled_once",
-    ),
-    "the last layer is the last by number": Fault(
-        file="inside/result.py",
-        mended='ordered = sorted(names, key=lambda name: -1 if (layer := describe_site(name)["layer"]) is None else layer)',
-        broken="ordered = sorted(names)",
-        test="test_scale.py -k last_layer",
-    ),
-}
+def read_fault(block: str) -> tuple[str, str, str, str, str]:
+    """Name, file, right text, wrong text and test of a fault."""
+    name, place, *lines = block.strip("\n").split("\n")
+    file, test = place.split(" | ")
+    right, wrong = ("\n".join(line[2:] for line in lines if line[0] == sign) for sign in "-+")
+    return name, file, right, wrong, test
+
+
+CASES = [pytest.param(*found, id=name) for name, *found in map(read_fault, FAULTS.split("\n\n"))]
 
 
 @pytest.fixture(scope="module")
@@ -207,21 +186,28 @@ def run_tests(folder: Path, test: str) -> int:
     ).returncode
 
 
+@pytest.mark.parametrize(("file", "right", "wrong", "test"), CASES)
+def test_every_guard_is_where_the_table_says(file, right, wrong, test):
+    assert wrong != right
+    assert (ROOT / "src/recombine" / file).read_text().count(right) == 1
+    path, *_, names = shlex.split(test)
+    text = (ROOT / "tests" / path).read_text()
+    assert any(re.search(rf"def test_\w*{word}", text) for word in names.split(" or ")), test
+
+
 @pytest.mark.slow
 def test_the_copy_passes(copied):
-    assert run_tests(copied, "test_settings.py") == 0
+    assert run_tests(copied, "foundation/test_settings.py") == 0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FAULTS)
-def test_the_fault_is_noticed(name, copied):
-    fault = FAULTS[name]
-    path = copied / "src/recombine" / fault.file
+@pytest.mark.parametrize(("file", "right", "wrong", "test"), CASES)
+def test_the_fault_is_noticed(file, right, wrong, test, copied):
+    path = copied / "src/recombine" / file
     text = path.read_text()
-    assert text.count(fault.mended) == 1
-    path.write_text(text.replace(fault.mended, fault.broken))
+    path.write_text(text.replace(right, wrong))
     try:
-        code = run_tests(copied, fault.test)
+        code = run_tests(copied, test)
         killed = code < 0  # by a signal: the kernel read out of bounds
         assert code == FAILED or killed
     finally:
