@@ -162,7 +162,7 @@ def test_text_that_may_not_be_read(tmp_path, monkeypatch):
 
     def work() -> int:
         drop_rights()
-        corpus = load_corpus(prepare((str(folder),), "bytes", 512, 0.2))
+        corpus = load_corpus(prepare((str(folder),), "bytes", vocabulary=512, held_out=0.2))
         said.write_text("\n".join(corpus.problems))
         return 7 if sum(corpus.num_documents.values()) == 9 else 1
 
