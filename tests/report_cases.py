@@ -159,12 +159,14 @@ def make_arrays(num_rows: int = 60) -> dict[str, np.ndarray]:
 
 
 def make_diagnosis(verdict: str = "inferred but unused") -> dict[str, Any]:
-    score = {**make_score(0.5), "placed": 0.5}
+    score = {**make_score(0.5), "agnostic": None, "placed": 0.5}
+    split = {"title": "R²", "higher_is_better": True, "covered": True, "connected": True}
+    split |= {"splits": {}, "uncovered_modules": []}
     read = {"site": "hidden.1", "metric": "f1", "trained": 0.95, "held_out": 0.75, "baseline": 0.2, "informed": 0.7}
     return {
         "verdict": verdict,
         "sentence": "It infers modules but does not use them.",
-        "evidence": {"metric": "r2", "trained": score, "held_out": score, "decodability": read},
+        "evidence": {"metric": "r2", "trained": score, "held_out": score, "decodability": read, **split},
         "advice": "let the modules drive the computation",
         "alternatives": ["solved"],
     }

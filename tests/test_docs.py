@@ -28,7 +28,6 @@ from documented import (
     inline_commands,
     read_page,
     run_line,
-    shorten,
 )
 from recombine.cli import main
 from recombine.cli.main import VERBS
@@ -184,22 +183,6 @@ def test_every_block_of_a_page_is_run_or_says_why_not(page):
     assert read_page(page).count("\n```") + read_page(page).startswith("```") == 2 * len(blocks(page))
 
 
-@pytest.mark.parametrize(
-    "block",
-    [
-        Block(DOCS, "", "", "a drawing\n"),
-        Block(DOCS, "python", "", "print()\n"),
-        Block(DOCS, "console", "", "recombine tasks\n"),
-        Block(DOCS, "console", "not run", "recombine tasks\n"),
-        Block(DOCS, "console", "not run:", "recombine tasks\n"),
-        Block(DOCS, "text", "", "recombine tasks\n"),
-        Block(DOCS, "bash", "test", "recombine tasks\n"),
-    ],
-)
-def test_a_block_without_a_mark_is_found(block):
-    assert not block.is_marked
-
-
 @pytest.mark.parametrize("page", pages_with(slow=False))
 def test_blocks_of_a_page_run(page, folder, capsys):
     run_page(page, folder, capsys, slow=False)
@@ -226,17 +209,6 @@ def test_commands_that_are_not_run_are_right(parse_only, folder, capsys):
     for block in left:
         if block.language == "python":
             compile(block.code, str(block.page), "exec")
-
-
-def test_a_wrong_flag_in_the_documentation_is_found(parse_only, folder):
-    with pytest.raises(AssertionError, match="held-uot"):
-        parse_line("recombine check fuzzy-logic --held-uot 0.7")
-
-
-def test_commands_are_shortened_in_the_place_of_their_own_flags():
-    assert shorten("reproduce", ["demo", "--scale", "paper", "--jobs", "2"])[:3] == ["demo", "--jobs", "2"]
-    assert shorten("reproduce", ["list"]) == ["list"]
-    assert shorten("probe", ["runs/a", "--num-instances", "16000"]) == ["runs/a", "--num-instances", "200", "--no-tsne"]
 
 
 def test_every_verb_named_in_the_documentation_exists():

@@ -11,7 +11,6 @@ import recombine
 from recombine.cli.main import run as run_verb
 from recombine.report.leaderboard import make_boards, name_budget, write_leaderboard
 from recombine.training.config import default_run
-from recombine.training.directory import find_runs
 from recombine.training.intervals import compare
 from recombine.training.run import train_run
 
@@ -64,13 +63,6 @@ def test_a_folder_without_runs(tmp_path, capsys):
     assert "holds no runs" in " ".join(capsys.readouterr().out.split())
     assert run_verb(["runs", str(tmp_path / "nothing")]) == 2
     assert "is not a folder: expected one that holds run directories" in capsys.readouterr().err
-
-
-def test_damaged_runs_are_left_out_with_a_warning(runs, tmp_path, caplog):
-    damaged = copy(runs[1], tmp_path)
-    (damaged.path / "config.json").write_text("{")
-    assert find_runs(tmp_path) == []
-    assert "left out" in caplog.text
 
 
 def test_compare_prints_the_paired_difference(runs, capsys):

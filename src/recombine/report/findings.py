@@ -16,7 +16,7 @@ import torch
 
 from recombine.foundation.errors import InputError, find_schema_error
 from recombine.inside.result import DECODER_TITLES, PROBE, DecoderKey, ProbeNumbers, SiteDecoder, read_arrays
-from recombine.inside.verdict import Verdict
+from recombine.inside.verdict import Evidence, Verdict
 from recombine.report.runs import ReportRun
 from recombine.tasks.view import Card
 from recombine.training.benchmark import load_run
@@ -64,38 +64,13 @@ def gather(runs: Sequence[ReportRun], read: Callable[[ReportRun], T | None]) -> 
     ]
 
 
-class ShownScore(TypedDict, total=False):
-    """The part of a score of `diagnosis.json` that the page shows."""
-
-    value: float | None
-    placed: float | None
-
-
-class ShownDecodability(TypedDict, total=False):
-    """The part of a decodability that the page shows."""
-
-    site: str
-    metric: str
-    held_out: float | None
-    baseline: float | None
-
-
-class ShownEvidence(TypedDict, total=False):
-    """The part of the evidence that the page shows."""
-
-    metric: str
-    trained: ShownScore
-    held_out: ShownScore
-    decodability: ShownDecodability | None
-
-
 class ShownDiagnosis(TypedDict):
     """The part of `diagnosis.json` that the page shows."""
 
     verdict: Verdict
     sentence: str
     advice: str
-    evidence: ShownEvidence
+    evidence: Evidence
     alternatives: NotRequired[list[Verdict]]
 
 
