@@ -1,25 +1,27 @@
-"""Paired differences of two predictors, and one score with its interval for runs that differ in their random seed.
+"""Scores of several seeds with their 95 % intervals, and paired differences of two predictors.
 
-Two predictors are compared on the same resampled compositions, so that differences in difficulty cancel. The difference can be
-significant even if the two intervals overlap.
+The seed determines the split, the data and the initial parameters. A score therefore varies for two reasons: the compositions
+in a split, and the seed itself. All intervals are Student's,
 
-The seed determines the split, the data and the initial parameters. Scores therefore vary for two reasons: the compositions
-in a split, and the seed itself. The 95 % interval of the mean over seeds covers both, from a bootstrap with two levels:
-runs are drawn with replacement, then the compositions within each drawn run.
+    value ± t(n - 1) · standard error,
 
-Three seeds are few, and a plain bootstrap over them is too confident: it covers the truth in 75 to 80 % of cases when the
-seed matters most. Two corrections are made. The deviation between runs is multiplied by
+where n counts what varies independently:
 
-    sqrt(S / (S - 1)) * t(S - 1) / z        S runs; 97.5 % quantiles of Student's t and of the normal distribution
+- *one run*: the compositions of its split (`recombine.training.score.standard_error`). The interval is about the score of
+  this network on further compositions; what another seed would give is unknown;
+- *several seeds*: the seeds. The standard error is the spread of the runs' scores divided by √n. It contains the variation
+  between compositions, because every seed draws its own split; where the compositions are the same in all seeds, they are
+  what the score is about.
 
-and the deviation within runs is added only as far as the observed spread between runs falls short of it, because that spread
-already contains it. `tests/training/test_seeds.py` measures the coverage on simulated runs. With one run, the interval is the
-one over compositions that `recombine.evaluate` returns. The interval of a score ends at the ceiling.
+Instances of one composition are not independent, and neither are compositions of one seed: a bootstrap over compositions or
+over few seeds is too confident (nominal 95 % intervals cover the truth in 75 % of cases with 3 compositions).
+`tests/training/test_intervals.py` measures the coverage on simulated runs for 3 to 40 compositions and 1 to 5 seeds.
 
-With two runs such an interval is thirteen times as wide as the distance of the two values. Tables and pages therefore show the
+Two predictors are compared on the same compositions or over the same seeds, so that what makes these hard cancels. The
+difference can be significant even if the two intervals overlap. The interval of a score ends at the ceiling.
+
+With two seeds the interval is thirteen times as wide as the distance of the two values. Tables and pages therefore show the
 two values (`SeedScore.pair`); verdicts use the interval, which `--json` includes.
-
-Two predictors are compared over seeds by the paired difference: the same seeds, and in each the same redrawn compositions.
 """
 
 from __future__ import annotations
@@ -34,10 +36,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from recombine.foundation.errors import InputError
-from recombine.random import Stream
 from recombine.tasks.base import Ratio
 from recombine.tasks.sampling import Batch
-from recombine.training.score import NUM_RESAMPLES, CompositionSums, compute_ratio, middle_95_percent, resample
+from recombine.training.score import CompositionSums, Deviations, compute_ratio, deviations
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,11 +69,10 @@ def compare_rows(ratio: Ratio, other: Ratio, batch: Batch) -> Difference:
 
 def _compare(mine: Float[Tensor, "2 compositions"], theirs: Float[Tensor, "2 others"]) -> Difference:
     require_same_instances(mine[1], theirs[1])
-    low, high = middle_95_percent(resample(mine) - resample(theirs))
-    return Difference(value=compute_ratio(mine) - compute_ratio(theirs), low=low, high=high)
+    value = compute_ratio(mine) - compute_ratio(theirs)
+    low, high = (deviations(mine) - deviations(theirs)).interval(value)
+    return Difference(value=value, low=low, high=high)
 
-
-CONFIDENCE = 0.95
 
 Sums = Sequence[Sequence[float]]  # numerators and denominators per composition, as in `composition_sums` of result.json
 
@@ -157,18 +157,13 @@ def _as_table(sums: Sums) -> Float[Tensor, "2 compositions"]:
 
 
 def score_values(values: Sequence[float]) -> SeedScore:
-    """The mean of one number per seed, with Student's interval over seeds; a single number has none."""
+    """The mean of one number per seed; a single number has no interval."""
     if not values:
         raise InputError("no values to average: expected at least one")
-    from scipy.stats import t
-
     numbers = torch.tensor(values, dtype=torch.float64)
     mean = float(numbers.mean())
-    if len(values) == 1:
-        return SeedScore(value=mean, low=float("-inf"), high=float("inf"), values=tuple(values))
-    error = float(numbers.std() / len(values) ** 0.5)
-    half = float(t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * error
-    return SeedScore(value=mean, low=mean - half, high=mean + half, values=tuple(values))
+    low, high = Deviations((numbers - mean) / len(values), len(values)).interval(mean)
+    return SeedScore(value=mean, low=low, high=high, values=tuple(values))
 
 
 def subtract(first: SeedScore, second: SeedScore) -> SeedScore:
@@ -192,40 +187,10 @@ def _summarise(runs: Sequence[tuple[Tensor, ...]]) -> SeedScore:
     if not runs:
         raise InputError("no runs to score: expected at least one")
     ratios = [[compute_ratio(table) for table in run] for run in runs]
-    values = torch.tensor([run[0] - sum(run[1:]) for run in ratios], dtype=torch.float64)
-    redrawn = torch.stack([torch.stack([_redraw(run, position) for position in range(len(runs))]) for run in runs])
-    resamples = redrawn[0, 0] if len(runs) == 1 else _resample_two_levels(values, redrawn)
-    tail = (1 - CONFIDENCE) / 2
-    low, high = torch.quantile(resamples, torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()
+    score = score_values([run[0] - sum(run[1:]) for run in ratios])
     fewest = min(int((run[0][1] != 0).sum()) for run in runs)
-    return SeedScore(
-        value=float(values.mean()), low=low, high=high, values=tuple(values.tolist()), num_compositions=fewest
-    )
-
-
-def _resample_two_levels(
-    values: Float[Tensor, " runs"], redrawn: Float[Tensor, "runs positions resamples"]
-) -> Float[Tensor, " resamples"]:
-    """The mean over redrawn runs, each with redrawn compositions."""
-    num_runs = len(values)
-    drawn = Stream("bootstrap of seeds", rows=range(NUM_RESAMPLES)).integers(num_runs, num_runs)
-    between = values[drawn].mean(dim=1) - values.mean()
-    deviations = redrawn - values[:, None, None]
-    positions, resamples = torch.arange(num_runs), torch.arange(NUM_RESAMPLES)[:, None]
-    within = deviations[drawn, positions, resamples].mean(dim=1)
-    variance_within = deviations.var(dim=(1, 2)).mean()
-    explained = values.var() / variance_within if variance_within > 0 else torch.ones(())
-    return values.mean() + _widen(num_runs) * between + (1 - explained).clamp_min(0).sqrt() * within
-
-
-def _widen(num_runs: int) -> float:
-    """How much too narrow the bootstrap over so few runs is."""
-    from scipy.stats import norm, t
-
-    upper = (1 + CONFIDENCE) / 2
-    return float((num_runs / (num_runs - 1)) ** 0.5 * t.ppf(upper, num_runs - 1) / norm.ppf(upper))
-
-
-def _redraw(run: tuple[Tensor, ...], position: int) -> Float[Tensor, " resamples"]:
-    first, *others = (resample(table, position) for table in run)
-    return first - others[0] if others else first
+    if len(runs) > 1:
+        return replace(score, num_compositions=fewest)
+    first, *others = (deviations(table) for table in runs[0])
+    low, high = (first - others[0] if others else first).interval(score.value)
+    return replace(score, low=low, high=high, num_compositions=fewest)

@@ -1,7 +1,12 @@
 """Scores of any predictor on any task, per split, with 95 % intervals and reference scores.
 
-Instances of one composition are not independent, so intervals come from a bootstrap over *compositions*: whole
-compositions are resampled with replacement, 2,000 times, and the metric is recomputed from their sums.
+Instances of one composition are not independent, so intervals are Student's over *compositions*, with clustered standard
+errors: with N_c and D_c the sums of the metric's numerator and denominator over the instances of composition c of C,
+
+    R = Σ N_c / Σ D_c        standard error² = C / (C - 1) · Σ d_c²,   d_c = (N_c - R D_c) / Σ D · (1 - 1 / C) / (1 - D_c / Σ D)
+
+The last factor is the jackknife's: compositions with large denominators pull R towards themselves. The degrees of freedom
+are those of (Σ D)² / Σ D_c² compositions of equal weight.
 
 There are three reference scores, all measured on the same instances as the score:
 
@@ -16,25 +21,24 @@ There are three reference scores, all measured on the same instances as the scor
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields
-from functools import lru_cache
+from dataclasses import dataclass, fields
+from functools import cache
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from recombine.foundation.errors import InputError, check_choice, check_positive
-from recombine.random import Stream
 from recombine.tasks.base import Ratio, Reference, Task
 from recombine.tasks.sampling import Batch, SplitName, evaluation_batches
 from recombine.training.schema import MetricDict, Score, SplitDict
 
-EVALUATION_VERSION = 2
+EVALUATION_VERSION = 3
 """Raise it when the same predictor on the same task gets different scores, intervals or reference scores than before: other
-instances, another bootstrap, another definition of chance or ceiling. Scores of other versions are measured again."""
+instances, another interval, another definition of chance or ceiling. Scores of other versions are measured again."""
 
-NUM_RESAMPLES = 2_000
+CONFIDENCE = 0.95
 
 Predictor = Callable[[Tensor], Tensor]
 
@@ -194,8 +198,9 @@ class CompositionSums:
         return compute_ratio(self.totals[name])
 
     def interval(self, name: str) -> tuple[float, float]:
-        """The middle 95 % of the metric over resampled compositions."""
-        return middle_95_percent(resample(self.totals[name]))
+        """The 95 % interval of the metric over compositions; a single one has none, and its value twice."""
+        value, moves = self.value(name), deviations(self.totals[name])
+        return moves.interval(value) if len(moves.moves) > 1 else (value, value)
 
 
 def compute_ratio(totals: Float[Tensor, "2 compositions"]) -> float:
@@ -204,24 +209,41 @@ def compute_ratio(totals: Float[Tensor, "2 compositions"]) -> float:
     return float(numerator / denominator)
 
 
-def resample(totals: Float[Tensor, "2 compositions"], position: int = 0) -> Float[Tensor, " resamples"]:
-    """The metric over resampled compositions (of those that occurred at all); each position has other draws."""
-    totals = totals[:, totals[1] != 0]
-    drawn = draw_compositions(totals.shape[1], position, NUM_RESAMPLES)
-    numerator, denominator = totals[:, drawn].sum(dim=-1)
-    return numerator / denominator
+@dataclass(frozen=True)
+class Deviations:
+    """How much each of several independent parts moves an estimate, and how many parts of equal weight they are worth."""
+
+    moves: Float[Tensor, " parts"]
+    effective_number: float | int
+
+    def __sub__(self, other: Deviations) -> Deviations:
+        return Deviations(self.moves - other.moves, min(self.effective_number, other.effective_number))
+
+    def interval(self, value: float) -> tuple[float, float]:
+        """Student's 95 % interval around the estimate; it has no end if there is a single part."""
+        number = len(self.moves)
+        if number == 1:
+            return float("-inf"), float("inf")
+        error = float((number / (number - 1) * self.moves.square().sum()).sqrt())
+        half = student_quantile(self.effective_number - 1) * error
+        return value - half, value + half
 
 
-@lru_cache(maxsize=16)
-def draw_compositions(count: int, position: int, num_resamples: int) -> Int[Tensor, "resamples count"]:
-    """The compositions in each resample."""
-    key = () if position == 0 else (position,)
-    return Stream("bootstrap", *key, rows=range(num_resamples)).integers(count, count)
+def deviations(totals: Float[Tensor, "2 compositions"]) -> Deviations:
+    """Those of the compositions that occurred; the weight of a composition is its share of the denominator."""
+    numerators, denominators = totals[:, totals[1] != 0]
+    weights = denominators / denominators.sum()
+    moves = (numerators - compute_ratio(totals) * denominators) / denominators.sum()
+    jackknife = (1 - 1 / len(weights)) / (1 - weights)
+    return Deviations(moves * jackknife, float(1 / weights.square().sum()))
 
 
-def middle_95_percent(values: Float[Tensor, " resamples"]) -> tuple[float, float]:
-    low, high = torch.quantile(values, torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
-    return low, high
+@cache
+def student_quantile(degrees: float | int) -> float:
+    """The 97.5 % quantile of Student's t."""
+    from scipy.stats import t
+
+    return float(t.ppf((1 + CONFIDENCE) / 2, degrees))
 
 
 class _SplitSums:
