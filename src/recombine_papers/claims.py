@@ -1,19 +1,37 @@
-"""Claims of a paper and their verdicts, by bounds that are written down before the runs are made.
+"""Claims of a paper and their verdicts, by bounds that are written down.
 
-    seen            the number reaches the bound, and its 95 % interval excludes "no effect"
-    seen in part    one of the two
-    not seen        neither
-    refuted         the 95 % interval lies on the other side of "no effect", or outside the bounds
-    not run         a run that the claim needs is missing
+    seen                      the number reaches the bound, and its 95 % interval excludes "no effect"
+    seen in part              one of the two
+    smaller than claimed      the interval of a difference lies above 0 and below the bound
+    not seen                  neither
+    refuted                   the interval lies on the other side of "no effect", or outside the bounds, at the paper's size
+    not reached at our size   the same, but our networks or our training are smaller than the paper's
+    preliminary               there is one seed, whatever its number
+    not run                   a run that the claim needs is missing
 
-The interval of a score is over compositions, and over seeds where there are several (`recombine.training.intervals`); with
-two seeds, tables show both values, but the interval still decides. Measured and computed numbers have one value per seed and
-Student's interval over seeds. A single seed has no such interval, so its verdict is at most "seen in part".
+**One seed decides nothing.** The interval of one seed covers the mean of two others in 57 % of cases. Numbers that need no
+seed (counts, constructions, and estimates from one large sample) are exempt.
 
-Logarithms of errors can differ between seeds by orders of magnitude, so that neither a mean nor its interval describes any
-seed. Claims about them are judged `per_seed`: the number is the median with the lowest and the highest seed, and the verdict
-counts the seeds that meet the bound: all (seen), at least half (seen in part), fewer (not seen) or none (refuted). A
-difference is refuted only if it has the wrong sign in every seed, and a single seed is seen in part or not seen.
+**Intervals** are Student's (`recombine.training.intervals`). With two seeds, tables show both values, but the interval decides.
+
+**A lead and its excess.** A lead on held-out compositions may come from a better fit. Beside it stands the lead on trained
+compositions, and the *excess*: per seed the one minus the other, with Student's interval over seeds. Headlines are about the
+excess. A difference of `LEAD` or more is a lead, and one within ± `LEAD` is "about equal", so that no number is both.
+
+**Several leads.** Within a paper, leads that would be seen are tested together (Holm 1979, at 5 %): what fails is seen in
+part. "The best of several" is compared with the best of the others, by an interval that holds for all of them (Bonferroni).
+
+**Several settings.** A statement that is judged in several settings reads "n of m settings, k seeds": in n of the m settings
+with two seeds or more it is seen. One word stands for all only if all have the same verdict.
+
+**Errors of any size.** Logarithms of errors can differ between seeds by orders of magnitude, so that neither a mean nor its
+interval describes any seed. Claims about them are judged `per_seed`: the number is the median with the lowest and the highest
+seed, and the verdict counts the seeds that meet the bound: all (seen), at least half (seen in part), fewer (not seen) or none
+(refuted). A difference is refuted only if it has the wrong sign in every seed. An error is judged by its ratio to that of the
+best constant predictor: an absolute bound may be met by a constant.
+
+**Blind or known.** A row is *blind* if nothing was known of its results when its bound was set, otherwise *known*: where an
+experiment discloses earlier results (`known_before`), and where a claim was added or changed later (`known`).
 """
 
 from __future__ import annotations
