@@ -5,6 +5,7 @@ from .claims import Computes as Computes
 from .claims import Correlates as Correlates
 from .claims import Difference as Difference
 from .claims import Exceeds as Exceeds
+from .claims import Excess as Excess
 from .claims import Gap as Gap
 from .claims import Lead as Lead
 from .claims import Level as Level

@@ -11,16 +11,19 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import get_args
 
 from recombine.foundation import Column, InputError, Table
 from recombine.sweeps import Finished, Record, cell, matches
 from recombine.tasks import Scale
 from recombine.training import SeedScore, hash_config
-from recombine_papers.claims import Claim, Verdict, decide
+from recombine_papers.claims import Claim, Lead, Leads, Verdict, chance_of_lead, decide, holm
 from recombine_papers.experiment import PaperExperiment
 from recombine_papers.stored import StoredRun
 
-VERDICTS: tuple[Verdict, ...] = ("seen", "seen in part", "not seen", "refuted", "not run")
+SOME = "seen in some settings"  # the verdict on a statement whose settings differ
+VERDICTS = ("seen", SOME, *get_args(Verdict)[1:])
+FALSE_ALARMS = 0.05  # the probability that any of a paper's leads is called seen by chance
 Planned = list[tuple[str, Record]]  # records with the hashes of their runs; several records may share a run
 
 
@@ -37,6 +40,13 @@ class CardRow:
     missing: int  # runs that the claim is about and that have not been made
     unmeasured: int = 0  # seeds whose runs are stored without the number
     answer: str = ""  # of the experiment, by the runs of this scale
+    leads: Leads | None = None  # of claims about leads: held out, trained, and the excess
+    chance: float | None = None  # of a lead: the probability after Holm's correction, where the lead would be seen
+
+    @property
+    def is_blind(self) -> bool:
+        """Whether no result was known when the bound was set."""
+        return not (self.claim.known or self.experiment.known_before)
 
     @property
     def paper(self) -> str:
@@ -65,17 +75,36 @@ class Statement:
         return (self.first, *self.further)
 
     @property
-    def verdict(self) -> Verdict:
-        """The verdict over all settings that have been run."""
+    def decided(self) -> list[CardRow]:
+        """The settings with two seeds or more, or those with one if there are no others."""
+        run = [row for row in self.rows if row.verdict != "not run"]
+        return [row for row in run if row.verdict != "preliminary"] or run
+
+    @property
+    def verdict(self) -> str:
+        """The verdict that all settings share, *seen in some settings*, or *not seen* in any."""
         return combine_verdicts([row.verdict for row in self.rows])
 
+    @property
+    def in_words(self) -> str:
+        """The verdict; where settings differ, "n of m settings, k seeds" instead."""
+        rows = self.decided
+        seeds = sorted({0 if row.number is None else row.number.num_seeds for row in rows})
+        over = " to ".join(map(str, dict.fromkeys((seeds[0], seeds[-1])))) if seeds else ""
+        words = f"{len(rows)} settings, {over} seed{'s' * (over != '1')}"
+        if len({row.verdict for row in rows}) > 1:
+            return f"{sum(row.verdict == 'seen' for row in rows)} of {words}"
+        verdict = f"**{self.verdict}**" if self.verdict == "seen" else self.verdict
+        return f"{verdict}<br>in {words}" if len(rows) > 1 else verdict
 
-def combine_verdicts(verdicts: Iterable[Verdict]) -> Verdict:
-    """One verdict for several settings: the one that all share, else *seen in part* if it is seen in any of them."""
-    found = set(verdicts) - {"not run"}
-    if len(found) <= 1:
-        return found.pop() if found else "not run"
-    return "seen in part" if found & {"seen", "seen in part"} else "not seen"
+
+def combine_verdicts(verdicts: Iterable[Verdict]) -> str:
+    """One verdict for several settings; those with one seed count only if there are no others."""
+    run = [verdict for verdict in verdicts if verdict != "not run"]
+    decided = {verdict for verdict in run if verdict != "preliminary"} or set(run)
+    if len(decided) <= 1:
+        return decided.pop() if decided else "not run"
+    return SOME if "seen" in decided else "not seen"
 
 
 def list_statements(rows: Iterable[CardRow]) -> list[Statement]:
@@ -95,7 +124,23 @@ def build_card(experiments: Iterable[PaperExperiment], folder: Path) -> list[Car
 
     Smaller scales than the default are for a quick look: the bounds of the claims are not meant for them.
     """
-    return [row for experiment in experiments for row in build_rows(experiment, folder)]
+    return correct_leads([row for experiment in experiments for row in build_rows(experiment, folder)])
+
+
+def correct_leads(rows: list[CardRow]) -> list[CardRow]:
+    """The rows after Holm's test over the leads of each paper that would be seen: what fails is seen in part."""
+    corrected = list(rows)
+    for paper in dict.fromkeys(row.paper for row in rows):
+        numbers = {
+            position: row.number
+            for position, row in enumerate(rows)
+            if row.paper == paper and isinstance(row.claim, Lead) and row.verdict == "seen" and row.number is not None
+        }
+        chances = holm([chance_of_lead(number) for number in numbers.values()])
+        for position, chance in zip(numbers, chances, strict=True):
+            verdict: Verdict = "seen" if chance <= FALSE_ALARMS else "seen in part"
+            corrected[position] = replace(rows[position], chance=chance, verdict=verdict)
+    return corrected
 
 
 def build_rows(experiment: PaperExperiment, folder: Path) -> Iterator[CardRow]:
@@ -135,6 +180,7 @@ def judge_claim(
         number=number,
         core_hours=hours + (finished.computed_hours if number is not None else 0.0),
         missing=len(concerned - done.keys()),
+        leads=claim.split_lead(experiment, finished) if isinstance(claim, Lead) and number is not None else None,
         unmeasured=0 if number is None else max(0, count_shared_seeds(claim, finished) - number.num_seeds),
     )
 
@@ -178,7 +224,7 @@ def tabulate_card(rows: Iterable[CardRow]) -> Table:
             )
             for row in rows
         ),
-        note=f"{count_verdicts(rows)}\nin brackets: 95 % intervals, with three seeds or more over seeds and compositions; "
+        note=f"{count_verdicts(rows)}\nin brackets: 95 % intervals over seeds; with one seed, over compositions; "
         "with two seeds, both values; where the bound is for every seed, the median with the lowest and the highest",
     )
 

@@ -39,15 +39,27 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from statistics import median
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from recombine.foundation import Column, Table
 from recombine.sweeps import Experiment, Finished, Setting, cell, difference_between, score_group, show_metric
-from recombine.training import SeedScore, score_values, subtract
+from recombine.training import CONFIDENCE, SeedScore, score_values, subtract
 
-Verdict = Literal["seen", "seen in part", "not seen", "refuted", "not run"]
+if TYPE_CHECKING:
+    from recombine_papers.experiment import PaperExperiment
+
+Verdict = Literal[
+    "seen",
+    "seen in part",
+    "smaller than claimed",
+    "preliminary",
+    "not seen",
+    "not reached at our size",
+    "refuted",
+    "not run",
+]
 Settings = Mapping[str, Setting]
 SMALLEST = 1e-18  # logarithms of differences start here
 
@@ -80,6 +92,7 @@ class Claim(ABC):
     published: float | None = None
     ours: bool = False  # a question of our own rather than a claim of the paper
     per_seed: bool = False  # judged by counting seeds; for measured and computed numbers
+    known: bool = False  # added or changed when results were known, besides what the experiment discloses
     tested: ClassVar[bool] = True  # whether any experiment can decide on it
     kind: ClassVar[tuple[str, str]] = ("claim about trained networks", "claims about trained networks")  # one, several
 
@@ -98,6 +111,11 @@ class Claim(ABC):
         """The measured or computed numbers that the claim reads."""
         return ()
 
+    @property
+    def needs_seeds(self) -> bool:
+        """Whether the number depends on the seed, so that one seed decides nothing."""
+        return True
+
     @abstractmethod
     def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:
         """The number that decides, or None if a run is missing."""
@@ -106,6 +124,8 @@ class Claim(ABC):
         """The verdict on a number."""
         if isinstance(number, Undecided):
             return "not run"
+        if number.num_seeds == 1 and self.needs_seeds:
+            return "preliminary"
         if not isinstance(number, SeedRange):
             return self.judge_interval(number)
         verdict = judge_seeds(sum(map(self.is_met, number.values)), number.num_seeds)
@@ -237,6 +257,50 @@ class Lead(AtLeast):
             return None
         return subtract(*(score_group(experiment, group, self.split, self.metric) for group in groups))
 
+    def split_lead(self, experiment: Experiment, finished: Finished) -> Leads | None:
+        """The lead on held-out and on trained compositions; None if a run is missing, or for other splits."""
+        groups = finished.find_all(self.better, self.worse)
+        if groups is None or (self.split or experiment.split) != "ood":
+            return None
+        better, worse = ({run.record.seed: run for run in group.runs} for group in groups)
+        metric = self.metric or experiment.metric
+        sign = 1 if show_metric(experiment, finished, self.metric).higher_is_better else -1
+        leads: dict[str, list[float]] = {"ood": [], "test": []}
+        for split, values in leads.items():
+            for seed in sorted(better):
+                scores = better[seed].score(split, metric), worse[seed].score(split, metric)
+                if scores[0] is None or scores[1] is None:
+                    return None
+                values.append(sign * (scores[0] - scores[1]))
+        excess = [held_out - trained for held_out, trained in zip(leads["ood"], leads["test"], strict=True)]
+        return Leads(*map(score_values, (leads["ood"], leads["test"], excess)))
+
+
+class Leads(NamedTuple):
+    """A lead on held-out and on trained compositions, and their difference, with intervals over seeds."""
+
+    held_out: SeedScore
+    trained: SeedScore
+    excess: SeedScore
+
+
+@dataclass(frozen=True, kw_only=True)
+class Excess(Lead):
+    """A lead on held-out compositions exceeds the lead on trained ones: the better setting does not only fit better."""
+
+    number_name: ClassVar[str] = "excess"
+
+    def measure(self, experiment: Experiment, finished: Finished) -> SeedScore | None:
+        leads = self.split_lead(experiment, finished)
+        return None if leads is None else leads.excess
+
+
+def with_excess(lead: Lead) -> tuple[Excess, Lead]:
+    """The excess of a lead as a headline, and the lead itself."""
+    values: dict[str, Any] = {field.name: getattr(lead, field.name) for field in fields(lead)}
+    changes = {"text": f"beyond a better fit, {lead.text}", "headline": True, "published": None, "known": True}
+    return Excess(**values | changes), replace(lead, headline=False)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Difference(Between):
@@ -353,6 +417,10 @@ class Computes(Between):
     sample: str = ""  # the sample of an estimate with its own interval, such as "4,096 puzzles"
 
     @property
+    def needs_seeds(self) -> bool:
+        return not (self.exact or self.sample)
+
+    @property
     def quantities(self) -> tuple[str, ...]:
         ends = ("low", "high") if self.sample else ()
         return (self.quantity, *(f"{self.quantity}_{end}" for end in ends))
@@ -389,13 +457,44 @@ class Untested(Claim):
         return f"needs {self.needs}"
 
 
-def decide(claim: Claim, experiment: Experiment, finished: Finished) -> tuple[Verdict, SeedScore | None]:
+def decide(claim: Claim, experiment: PaperExperiment, finished: Finished) -> tuple[Verdict, SeedScore | None]:
     """The verdict on a claim, and the number that decides."""
     number = claim.measure(experiment, finished)
-    return ("not run" if number is None else claim.judge(number)), number
+    verdict: Verdict = "not run" if number is None else claim.judge(number)
+    small = verdict == "refuted" and not experiment.has_size_of_paper(claim, finished)
+    return "not reached at our size" if small else verdict, number
 
 
-def tabulate_claims(claims: Sequence[Claim], experiment: Experiment, finished: Finished) -> Table:
+def holm(chances: Sequence[float]) -> list[float]:
+    """The adjusted probabilities of several tests (Holm 1979): each is at most 5 % where its test still holds."""
+    adjusted, highest = [0.0] * len(chances), 0.0
+    for rank, position in enumerate(sorted(range(len(chances)), key=chances.__getitem__)):
+        highest = max(highest, min(1.0, (len(chances) - rank) * chances[position]))
+        adjusted[position] = highest
+    return adjusted
+
+
+def chance_of_lead(number: SeedScore) -> float:
+    """The probability of a difference as far from 0 as this one if there is none, by its Student's interval over seeds."""
+    from scipy.stats import t
+
+    degrees, half = number.num_seeds - 1, number.value - number.low
+    return 2 * float(t.sf(abs(number.value) / half * t.ppf((1 + CONFIDENCE) / 2, degrees), degrees)) if half else 0.0
+
+
+def widen_for_all(number: SeedScore, count: int) -> SeedScore:
+    """The interval of one of several differences, so that those of all hold together (Bonferroni)."""
+    from scipy.stats import t
+
+    if number.num_seeds == 1:
+        return number
+    tail, degrees = (1 - CONFIDENCE) / 2, number.num_seeds - 1
+    factor = float(t.isf(tail / count, degrees) / t.isf(tail, degrees))
+    below, above = factor * (number.value - number.low), factor * (number.high - number.value)
+    return replace(number, low=number.value - below, high=number.value + above)
+
+
+def tabulate_claims(claims: Sequence[Claim], experiment: PaperExperiment, finished: Finished) -> Table:
     """One row per claim: the verdict, our number and the published one."""
     rows = []
     for claim in claims:
@@ -414,8 +513,8 @@ def tabulate_claims(claims: Sequence[Claim], experiment: Experiment, finished: F
             Column(name="source", wrap=True),
         ),
         rows=tuple(rows),
-        note="bounds are set before the runs that they judge; in brackets: 95 % intervals, or the values of two seeds; "
-        "where the bound is for every seed, the median with the lowest and the highest",
+        note="in brackets: 95 % intervals, or the values of two seeds; where the bound is for every seed, the median with the "
+        "lowest and the highest; Holm's test over all leads of a paper is part of `recombine reproduce claims` only",
     )
 
 
@@ -450,6 +549,8 @@ def judge_lead(number: SeedScore, by: float) -> Verdict:
     """The verdict on a difference that should be at least `by`."""
     if number.high < 0:
         return "refuted"
+    if number.low > 0 and number.high < by:
+        return "smaller than claimed"
     if number.value >= by and number.low > 0:
         return "seen"
     return "seen in part" if number.value >= by or number.low > 0 else "not seen"
@@ -466,8 +567,6 @@ def judge_range(number: SeedScore, low: float, high: float) -> Verdict:
 
 def judge_seeds(num_within: int, num_seeds: int) -> Verdict:
     """The verdict by the number of seeds that meet the bound."""
-    if num_seeds == 1:
-        return "seen in part" if num_within else "not seen"
     if num_within == num_seeds:
         return "seen"
     if num_within == 0:

@@ -10,9 +10,9 @@ from statistics import NormalDist
 from typing import ClassVar
 
 from recombine.foundation import InputError, Table, check_choice
-from recombine.sweeps import Experiment, Finished, Record, compare_scores, list_references, over_seeds
+from recombine.sweeps import Experiment, Finished, Record, Setting, compare_scores, list_references, over_seeds
 from recombine.tasks import SCALES, Scale
-from recombine.training import CONFIDENCE
+from recombine.training import CONFIDENCE, hash_config
 from recombine_papers import stored
 from recombine_papers.claims import Claim, tabulate_claims
 
@@ -33,6 +33,8 @@ class PaperExperiment(Experiment):
     """How the setting differs from the paper's."""
     known_before: ClassVar[str] = ""
     """The results that were known when the bounds of the claims were set; empty if there were none."""
+    smaller: ClassVar[Mapping[str, Setting]] = {}
+    """Settings of claims that are below the paper's size also at scale `paper`, such as fewer steps."""
     figures_need_runs: ClassVar[bool] = False
     """Whether figures read the networks themselves; otherwise stored results are enough."""
 
@@ -48,6 +50,14 @@ class PaperExperiment(Experiment):
     def judged_scales(self) -> tuple[Scale, ...]:
         """The scales for which the bounds of the claims are meant: the default scale and larger ones."""
         return SCALES[SCALES.index(self.default_scale) :]
+
+    def has_size_of_paper(self, claim: Claim, finished: Finished) -> bool:
+        """Whether the runs are those of scale `paper`, and the claim is not about a smaller setting."""
+        planned = {hash_config(record.config.identity) for record in self.records("paper")}
+        reached = {hash_config(run.record.config.identity) for run in finished.runs} <= planned
+        return reached and not any(
+            settings.get(name) == value for settings in claim.variants for name, value in self.smaller.items()
+        )
 
     def command(self, scale: Scale) -> str:
         """The command that runs the experiment."""

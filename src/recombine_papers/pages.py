@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -19,7 +20,7 @@ from recombine.foundation import Column, InputError, Table, check_choice, format
 from recombine.sweeps import cell
 from recombine.tasks import SCALES, Scale
 from recombine_papers.card import CardRow, Statement, count_verdicts, list_statements
-from recombine_papers.claims import Computes, SeedRange, Undecided
+from recombine_papers.claims import Computes, Excess, SeedRange, Undecided
 from recombine_papers.experiment import PaperExperiment
 from recombine_papers.stored import count_core_hours, read_files
 
@@ -28,8 +29,8 @@ RESULTS_END = "<!-- results: end -->"
 CLAIMS_BLOCK = re.compile(f"{BEGIN}.*?{END}", re.DOTALL)
 RESULTS_BLOCK = re.compile(rf"<!-- results: ([\w-]+) (\w+) -->\n.*?{RESULTS_END}", re.DOTALL)
 NONE = "–"
-SHORT_COLUMNS = ("claim", "verdict", "ours", "seeds", "paper", "bound")
-RIGHT = {"ours", "seeds", "paper", "core-hours"}  # columns of claims that are aligned to the right
+SHORT_COLUMNS = ("claim", "verdict", "ours", "excess", "seeds", "paper", "bound")
+RIGHT = {"ours", "excess", "seeds", "paper", "core-hours"}  # columns of claims that are aligned to the right
 Cells = dict[str, str]  # the cells of a row by their column
 
 TITLE = "# Claims\n"
@@ -37,22 +38,24 @@ INTRODUCTION = f"""{TITLE}
 The claims of the four papers, with our number next to the paper's. Most are about trained networks; theorems and counts are
 computed. This page is written by `recombine reproduce claims` from the files in `results/`; nothing is entered by hand.
 
-- *Ours*: our number with its 95 % interval; below it, the number of seeds and compositions. With several seeds the interval
-  is over seeds and compositions together (`recombine.training.intervals`), with one seed over compositions. For numbers that are measured
-  inside the networks it is over seeds; a single network has no interval. With two seeds, both values are shown instead; the
-  interval, too wide to be useful, still enters the verdict (`recombine reproduce claims --json`). Logarithms of errors have
-  the median over seeds, with the lowest and the highest seed in brackets.
-- *Bound*: what the number must be for the claim to be seen. Bounds were fixed in the code before the runs. If earlier
-  results were already known, the experiment says so. Where the paper prints no number, the bound is our choice.
+- *Ours*: our number with its 95 % interval; below it, the number of seeds and compositions. Intervals are Student's: over seeds,
+  or over compositions if there is one seed (`recombine.training.intervals`). A number from inside a single network has none. With
+  two seeds, both values are shown instead; the interval still decides. Logarithms of errors have the median over seeds, with the
+  lowest and the highest seed in brackets.
+- *Excess*: how much larger a lead is on held-out than on trained compositions, over seeds. A lead without excess is a better fit.
+- *Bound*: what the number must be for the claim to be seen. *Blind*: nothing was known of the results when the bound was set.
+  *Known*: some results were, as the experiment says, or the claim was added or changed later. Where the paper prints no number,
+  the bound is our choice.
 - *Seen*: the number meets its bound and the interval agrees: that of a difference excludes zero, that of a level lies within
-  the bounds. *Seen in part*: only one of the two. *Not seen*: neither. *Refuted*: the whole interval is on the wrong side,
-  at our size and in our setting. *Not run*: runs are missing. A number from inside a single network has no interval, so it
-  is seen in part at best.
+  the bounds. *Seen in part*: only one of the two. *Smaller than claimed*: the interval of a difference lies above zero and below
+  the bound. *Not seen*: neither. *Refuted*: the whole interval is on the wrong side, at the size of the paper; *not reached at our
+  size*: the same with smaller networks or less training. *Preliminary*: one seed, which decides nothing. *Not run*: runs are missing.
+- *Holm*: the probability that a lead this clear comes by chance, corrected for all leads of the paper that would be seen. Above 0.05
+  the lead is seen in part.
 - Where the bound is for every seed, the verdict counts seeds: all of them meet it (*seen*), at least half (*seen in part*),
   fewer (*not seen*) or none (*refuted*; for a difference, if it has the wrong sign in all of them).
-- "In short" has one verdict for all settings of a claim that were run. If they differ, it is *seen in part* where the claim
-  is seen, at least in part, in any of them, and *not seen* otherwise. The number is of the setting in italics; *settings*
-  gives the lowest and the highest of all.
+- "In short" counts the settings with two seeds or more in which a claim is seen, if they differ. The number is of the setting in
+  italics; *settings* gives the lowest and the highest of all.
 - *Core-hours*: measured time of the runs behind the claim, on a busy machine. Next to a command: measured cost of all its runs
   on one idle core.
 """
@@ -113,8 +116,9 @@ def _cells(row: CardRow) -> Cells:
     return {
         "verdict": _emphasise(row) + missing,
         "ours": f"{_fold_number(row)}<br>{describe_interval(row)}" if row.number else NONE,
+        "excess": _describe_leads(row),
         "paper": NONE if row.claim.published is None else format_number(row.claim.published),
-        "bound": shorten_bound(row.claim.bound),
+        "bound": shorten_bound(row.claim.bound) + ("" if not row.claim.tested else f"<br>{_fixed(row)}"),
         "core-hours": f"{row.core_hours:.2f}" if row.core_hours else NONE,
     }
 
@@ -129,7 +133,22 @@ def _fold_number(row: CardRow) -> str:
     return format_value(cell(row.number), Column(name="")).replace(" (", "<br>(")
 
 
-def _emphasise(row: CardRow | Statement) -> str:
+def _fixed(row: CardRow) -> str:
+    """Whether results were known when the bound was set."""
+    return "*blind*" if row.is_blind else "*known*"
+
+
+def _describe_leads(row: CardRow) -> str:
+    """Beside a lead, the lead on trained compositions and the excess; beside an excess, both leads."""
+    if row.leads is None:
+        return NONE
+    held_out, trained, excess = (format_value(cell(lead), Column(name="")) for lead in row.leads)
+    if isinstance(row.claim, Excess):
+        return f"{held_out} held out<br>{trained} trained"
+    return f"{excess}<br>{trained} trained"
+
+
+def _emphasise(row: CardRow) -> str:
     return f"**{row.verdict}**" if row.verdict == "seen" else row.verdict
 
 
@@ -156,7 +175,8 @@ def describe_interval(row: CardRow) -> str:
     if total > 1 and 0 < within < total:
         seeds += f", {within} of them within the bound"
     count = row.number.num_compositions
-    return seeds if count is None else f"{seeds}, {count} compositions"
+    words = seeds if count is None else f"{seeds}, {count} compositions"
+    return words if row.chance is None else f"{words}<br>p = {row.chance:.2g} (Holm)"
 
 
 def summarise_card(rows: Sequence[CardRow]) -> str:
@@ -192,6 +212,10 @@ def count_claims(statements: Sequence[Statement]) -> str:
         settings = f"{len(rows) - missing} settings" + (f" ({missing} more not run)" if missing else "")
         kind = one if len(members) == 1 else several
         sentences.append(f"{len(members)} {kind}, run in {settings}: {count_verdicts(members)}.")
+    run = [row for statement in statements for row in statement.rows if row.number is not None]
+    if run:
+        blind = sum(row.is_blind for row in run)
+        sentences.append(f"Of {len(run)} rows that were run, {blind} are blind and {len(run) - blind} known.")
     if untested := len(statements) - sum(map(len, kinds.values())):
         sentences.append(f"{untested} claim{'s' * (untested > 1)} cannot be tested here.")
     return " ".join(sentences)
@@ -201,8 +225,9 @@ def _short_cells(statement: Statement) -> Cells:
     row, cells = statement.first, _cells(statement.first)
     return {
         "claim": _name(row),
-        "verdict": _emphasise(statement) + _count_settings(statement),
+        "verdict": statement.in_words + _count_settings(statement),
         "ours": _fold_number(row) + _span_settings(statement),
+        "excess": cells["excess"],
         "seeds": NONE if row.number is None else str(row.number.num_seeds),
         "paper": cells["paper"],
         "bound": cells["bound"],
@@ -210,15 +235,11 @@ def _short_cells(statement: Statement) -> Cells:
 
 
 def _count_settings(statement: Statement) -> str:
-    """The settings that were run, and how they differ, if there are several; and how many were not run."""
-    run = [row for row in statement.rows if row.number is not None]
-    missing = len(statement.rows) - len(run)
-    same = {row.verdict for row in run} == {statement.verdict}
-    parts = []
-    if len(run) > 1:
-        parts.append(f"in {len(run)} settings" if same else f"{len(run)} settings: {count_verdicts(run)}")
-    if missing:
-        parts.append(f"{missing} setting{'s' * (missing > 1)} not run")
+    """How the settings with two seeds or more differ, and how many others there are."""
+    decided = statement.decided
+    others = Counter(row.verdict for row in statement.rows if row not in decided)
+    parts = [count_verdicts(decided)] if len({row.verdict for row in decided}) > 1 else []
+    parts += [f"{count} setting{'s' * (count > 1)} {verdict}" for verdict, count in others.items()]
     return "".join(f"<br>{part}" for part in parts)
 
 

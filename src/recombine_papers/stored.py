@@ -27,6 +27,7 @@ from recombine.training import EVALUATION_VERSION, Json, RunDirectory, describe_
 if TYPE_CHECKING:
     from recombine_papers.experiment import Calculation, PaperExperiment
 
+SAME_VALUES = (2, EVALUATION_VERSION)  # versions of the evaluation whose values are equal; intervals come from the sums
 DIGITS = 7  # significant digits of stored numbers: float32 has no more
 CURVE_POINTS = 40
 RESULT_KEYS = (
@@ -235,9 +236,9 @@ def copy_shared_runs(experiments: Collection[PaperExperiment], folder: Path) -> 
 
 
 def current_lines(path: Path) -> dict[str, Json]:
-    """The stored runs of a file whose evaluation is of the current version, by their hash."""
+    """The stored runs of a file whose scores the current evaluation would give, by their hash."""
     lines = read_lines(path)
-    return {line["hash"]: line for line in lines if line["result"]["versions"]["evaluation"] == EVALUATION_VERSION}
+    return {line["hash"]: line for line in lines if line["result"]["versions"]["evaluation"] in SAME_VALUES}
 
 
 def read_lines(path: Path) -> list[Json]:

@@ -65,8 +65,8 @@ def test_compositions_that_never_occurred_are_left_out():
 def draw_scores(generator, num_simulations, num_runs, num_compositions, kind):
     """Simulated runs and the true score: deviations of .05 between seeds and .15 between compositions, as measured.
 
-    A *score* counts right answers; a *ratio* has denominators that vary by half of their mean, about as much as any stored one; a *difference* is that of
-    two predictors on the same instances.
+    A *score* counts right answers; a *ratio* has denominators that vary by half of their mean, about as much as any stored one;
+    a *difference* is that of two predictors on the same instances.
     """
     shape = (num_simulations, num_runs, num_compositions)
     counts = generator.integers(20, 60, shape).astype(float)

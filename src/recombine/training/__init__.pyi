@@ -8,7 +8,6 @@ from .directory import RunDirectory as RunDirectory
 from .directory import describe_environment as describe_environment
 from .directory import find_runs as find_runs
 from .directory import hash_config as hash_config
-from .intervals import CONFIDENCE as CONFIDENCE
 from .intervals import SeedScore as SeedScore
 from .intervals import score_seeds as score_seeds
 from .intervals import score_values as score_values
@@ -16,6 +15,7 @@ from .intervals import subtract as subtract
 from .run import train_run as train_run
 from .schema import Json as Json
 from .schema import Score as Score
+from .score import CONFIDENCE as CONFIDENCE
 from .score import EVALUATION_VERSION as EVALUATION_VERSION
 from .score import describe_metrics as describe_metrics
 from .score import score_references as score_references

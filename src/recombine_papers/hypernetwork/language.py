@@ -58,7 +58,7 @@ SMALL_TRAINING: dict[str, Any] = {
     "gradient_clip": 1.0,
     "precision": "float32",
 }
-LEAD, CLOSE = 0.02, 0.05  # bits per byte
+LEAD = CLOSE = 0.02  # bits per byte
 RECALL_LEAD, GRAMMAR_CLOSE = 0.1, 0.1  # fraction of right answers
 FIGURE = "figure 6"
 SOFTMAX, LINEAR, HYLA = ({"attention": attention} for attention in ("softmax", "linear", "hyla"))

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from recombine.sweeps import Finished, Record, Setting
 from recombine.tasks import Scale
 from recombine.training import RunConfig, default_run
-from recombine_papers.claims import Lead, Level
+from recombine_papers.claims import Lead, Level, with_excess
 from recombine_papers.experiment import PaperExperiment
 from recombine_papers.hypernetwork import published
 from recombine_papers.hypernetwork.fuzzy_logic import (
@@ -77,7 +77,12 @@ class SRavenPaper(PaperExperiment):
     compared = "attention"
     default_scale = "paper"
     claims = (
-        *(claim_lead_of_small(over, rate) for over in ("softmax", "linear") for rate in DROPOUTS),
+        *(
+            claim
+            for over in ("softmax", "linear")
+            for rate in DROPOUTS
+            for claim in with_excess(claim_lead_of_small(over, rate))
+        ),
         *(claim_close(SRAVEN_SOURCE, published.SRAVEN, dropout=rate) for rate in DROPOUTS),
         *(
             Level(

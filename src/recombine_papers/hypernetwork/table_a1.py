@@ -10,7 +10,7 @@ from recombine.attention import AttentionName
 from recombine.sweeps import Experiment, Finished, Published, Record, difference_between, score_group
 from recombine.tasks import Scale
 from recombine.training import RunConfig, SeedScore, default_run
-from recombine_papers.claims import AtLeast, Claim, Difference, Lead, Settings
+from recombine_papers.claims import AtLeast, Claim, Difference, Lead, Settings, widen_for_all
 from recombine_papers.experiment import PaperExperiment
 from recombine_papers.hypernetwork import published
 from recombine_papers.hypernetwork.fuzzy_logic import (
@@ -33,7 +33,10 @@ OTHERS = tuple(attention for attention in get_args(AttentionName) if attention !
 
 @dataclass(frozen=True, kw_only=True)
 class Best(AtLeast):
-    """One setting scores at least as high as the best of others: that with the highest mean over the seeds of all."""
+    """One setting scores at least as high as the best of others: that with the highest mean over the seeds of all.
+
+    The best of the others is chosen by the scores that are compared, so its interval holds for all of them together.
+    """
 
     number_name: ClassVar[str] = "difference to the best other row"
     best: Settings
@@ -49,7 +52,8 @@ class Best(AtLeast):
             return None
         best, *others = groups
         highest = max(others, key=lambda group: score_group(experiment, group, self.split, self.metric).value)
-        return difference_between(experiment, best, highest, self.split, self.metric)
+        difference = difference_between(experiment, best, highest, self.split, self.metric)
+        return None if difference is None else widen_for_all(difference, len(others))
 
 
 def claim_part(text: str, better: str, worse: str, numbers: Numbers, source: str, where: str = "") -> Lead:

@@ -18,7 +18,7 @@ from recombine.models import ModelConfig
 from recombine.sweeps import Finished, Group, Record, mean_cell
 from recombine.tasks import Hyperteacher, Scale, Support
 from recombine.training import RunConfig, RunDirectory, default_run
-from recombine_papers.claims import Correlates, Lead, Level, Reads
+from recombine_papers.claims import Correlates, Lead, Level, Reads, with_excess
 from recombine_papers.experiment import SeededExperiment
 from recombine_papers.scale.decodability import measure_decodability
 from recombine_papers.scale.tables import (
@@ -74,14 +74,15 @@ class Widths(ScaleExperiment):
     core_hours = (0.0059, 0.077, 480)
     question = "Do wider networks recombine modules better?"
     claims = (
-        Lead(
-            text="wider networks recombine better",
-            where="width 512 against 16",
-            headline=True,
-            source=ABSTRACT,
-            better={"width": 512},
-            worse={"width": 16},
-            by=BETTER,
+        *with_excess(
+            Lead(
+                text="wider networks recombine better",
+                where="width 512 against 16",
+                source=ABSTRACT,
+                better={"width": 512},
+                worse={"width": 16},
+                by=BETTER,
+            )
         ),
         Level(text="a wide network recombines modules", source=ABSTRACT, of={"width": 512}, low=SUCCESS),
     )
@@ -95,17 +96,16 @@ class Compositions(ScaleExperiment):
     name = "scale-compositions"
     core_hours = (0.0054, 0.048, 540)
     question = "Do networks trained on more compositions recombine modules better?"
-    claims = (
+    claims = with_excess(
         Lead(
             text="more training compositions lead to better recombination",
             where="81 against 14",
-            headline=True,
             source=ABSTRACT,
             better={"compositions": 81},
             worse={"compositions": 14},
             by=BETTER,
             paired=False,
-        ),
+        )
     )
 
     def variants(self, scale: Scale) -> Iterator[Record]:
@@ -133,16 +133,18 @@ class Supports(ScaleExperiment):
             for support in ("random", "equal", "popular_modules", "unpopular_modules")
         ),
         *(
-            Lead(
-                text=f"modules must be {word} in training: {support.replace('_', '-')} support against a random one",
-                headline=True,
-                source=ABSTRACT,
-                better={"support": "random"},
-                worse={"support": support},
-                by=BETTER,
-                paired=False,
-            )
+            claim
             for support, word in (("disconnected", "connected"), ("non_compositional", "covered"))
+            for claim in with_excess(
+                Lead(
+                    text=f"modules must be {word} in training: {support.replace('_', '-')} support against a random one",
+                    source=ABSTRACT,
+                    better={"support": "random"},
+                    worse={"support": support},
+                    by=BETTER,
+                    paired=False,
+                )
+            )
         ),
         Lead(
             text="the disconnected support fails because it is disconnected, not because it is small",
