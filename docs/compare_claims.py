@@ -33,7 +33,9 @@ def read_verdicts(page: str) -> dict[Row, str]:
             first, verdict = cells[1].split(" | ")[:2]
             if first not in ("claim", "setting", "---"):
                 text, _, setting = first.rpartition("<br>*") if first.endswith("*") else (first, "", "")
-                row = (question, text, setting.rstrip("*")) if text != first or "(" in first else (question, claim, first)
+                row = (
+                    (question, text, setting.rstrip("*")) if text != first or "(" in first else (question, claim, first)
+                )
                 verdicts[row] = verdict.partition("<br>")[0].strip("*")
     return verdicts
 

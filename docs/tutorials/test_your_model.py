@@ -36,7 +36,7 @@ for split in ("test", "ood"):
     print(f"  chance {score.chance:.3f}, ceiling {score.ceiling:.3f}")
 
 # %% [markdown]
-# Intervals are 95 %, from a bootstrap over *compositions*: instances of one composition are not independent. A
+# Intervals are 95 %, over *compositions*: instances of one composition are not independent. A
 # model that recombines has a score on `ood` close to that on `test`. [Why does it not
 # generalise?](why_does_it_not_generalise.md) shows what to do if it does not.
 #

@@ -49,7 +49,7 @@ def test_the_card_is_made_of_stored_results(tmp_path):
     assert row.core_hours == pytest.approx(2.0)  # four runs of half an hour
     assert "wide beats narrow" in str(tabulate_card([row]).as_text())
     write_world(tmp_path, wide=0.3)  # the same runs with other numbers replace the old ones
-    assert build_card([Widths()], tmp_path)[0].verdict == "refuted"
+    assert build_card([Widths()], tmp_path)[0].verdict == "not reached at our size"
 
 
 class Settings(Widths):
@@ -68,13 +68,13 @@ def test_a_statement_is_shown_with_the_first_setting_that_was_run(tmp_path, monk
     assert (statement.first.claim.where, [row.claim.where for row in statement.further]) == ("run", ["never run"])
     page = format_page(rows)
     assert "| wide beats narrow (us)<br>*run* | **seen** | 0.400" in page
-    assert "<br>2 seeds, 4 compositions |" in page
+    assert "<br>2 seeds, 4 compositions<br>p = 0 (Holm) |" in page
     assert "<summary>Other settings: 1 not run</summary>" in page
     folded = page.partition("<summary>")[2]
     assert "*wide beats narrow*\n\nNot run: never run." in folded
     (short,) = [line for line in summarise_card(rows).splitlines() if "wide" in line]
     assert short.startswith("| wide beats narrow<br>*run* | **seen**<br>1 setting not run | 0.400")
-    assert short.endswith("| 2 | 0.300 | difference ≥ 0.1 |")
+    assert short.endswith("| 0.400<br>0.000 trained | 2 | 0.300 | difference ≥ 0.1<br>*blind* |")
 
 
 @pytest.mark.parametrize(
@@ -82,8 +82,10 @@ def test_a_statement_is_shown_with_the_first_setting_that_was_run(tmp_path, monk
     [
         (["not run", "not run"], "not run"),
         (["seen", "not run"], "seen"),
-        (["seen", "refuted"], "seen in part"),
-        (["not seen", "seen in part"], "seen in part"),
+        (["seen", "refuted"], "seen in some settings"),
+        (["seen", "preliminary", "not run"], "seen"),
+        (["preliminary", "not run"], "preliminary"),
+        (["not seen", "seen in part"], "not seen"),
         (["not seen", "refuted"], "not seen"),
         (["refuted", "refuted"], "refuted"),
     ],
@@ -104,11 +106,14 @@ def test_settings_of_two_experiments_are_one_statement(tmp_path, monkeypatch):
     (tmp_path / "repeated-tiny.jsonl").write_bytes((tmp_path / "miniature-tiny.jsonl").read_bytes())
     rows = build_card([Settings(), Repeated()], tmp_path)
     (statement,) = list_statements(rows)
-    assert [row.verdict for row in statement.rows] == ["seen", "not run", "refuted"]
+    assert [row.verdict for row in statement.rows] == ["seen", "not run", "not reached at our size"]
     short = summarise_card(rows)
-    assert "| seen in part<br>2 settings: 1 seen, 1 refuted<br>1 setting not run | 0.400" in short
+    assert "| 1 of 2 settings, 2 seeds<br>1 seen, 1 not reached at our size<br>1 setting not run | 0.400" in short
     assert "<br>settings: −0.400 … 0.400 |" in short
-    assert short.endswith("1 claim about trained networks, run in 2 settings (1 more not run): 1 seen in part.")
+    assert short.endswith(
+        "1 claim about trained networks, run in 2 settings (1 more not run): 1 seen in some settings. "
+        "Of 2 rows that were run, 2 are blind and 0 known."
+    )
 
 
 def test_results_of_a_smaller_scale_than_the_default_decide_nothing(tmp_path, monkeypatch):
@@ -215,11 +220,11 @@ def test_the_page_and_the_short_form(tmp_path):
     assert f"## {experiment.paper}" in page
     assert "`recombine reproduce scale-width --scale small`" in page
     assert "| claim | verdict | bound |" in page  # columns in which no row has anything are left out
-    assert page.count("| not run |") == 2  # one row per statement
+    assert page.count("| not run |") == 3  # one row per statement
     short = summarise_card(rows)
     assert "|" not in short  # nothing to show yet
     assert "not run yet: 1 of *Scaling can lead to compositional generalization*." in short
-    assert short.endswith("2 claims about trained networks, run in 0 settings (2 more not run): 2 not run.")
+    assert short.endswith("3 claims about trained networks, run in 0 settings (3 more not run): 3 not run.")
     text = update_page(f"before\n{BEGIN}\nold\n{END}\nafter", rows, tmp_path, Path("README.md"), EXPERIMENTS)
     assert text == f"before\n{BEGIN}\n{short}\n{END}\nafter"
     with pytest.raises(InputError, match="has no place for the claims"):

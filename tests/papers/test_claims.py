@@ -22,7 +22,17 @@ from recombine_papers import (
     Reads,
     Untested,
 )
-from recombine_papers.claims import SeedRange, Undecided, decide, judge_seeds
+from recombine_papers.claims import (
+    SeedRange,
+    Undecided,
+    chance_of_lead,
+    decide,
+    holm,
+    judge_seeds,
+    widen_for_all,
+    with_excess,
+)
+from recombine_papers.hypernetwork import fuzzy_logic, language
 from stored_runs import NARROW, WIDE, Widths, build_world, stored_run
 
 CONFIG = default_run("hyperteacher", "tiny")
@@ -39,27 +49,27 @@ def decide_on(claim, **world):
     ("claim", "verdict", "value"),
     [
         (Lead(**WORDS, better=WIDE, worse=NARROW, by=0.1), "seen", 0.4),
-        (Lead(**WORDS, better=WIDE, worse=NARROW, by=0.5), "seen in part", 0.4),
+        (Lead(**WORDS, better=WIDE, worse=NARROW, by=0.5), "smaller than claimed", 0.4),
         (Lead(**WORDS, better=NARROW, worse=NARROW, by=0.1), "not seen", 0.0),
-        (Lead(**WORDS, better=NARROW, worse=WIDE, by=0.1), "refuted", -0.4),
+        (Lead(**WORDS, better=NARROW, worse=WIDE, by=0.1), "not reached at our size", -0.4),
         (Lead(**WORDS, better=WIDE, worse={"width": 64}, by=0.1), "not run", None),
         (Lead(**WORDS, better=WIDE, worse=NARROW, by=0.1, paired=False), "seen", 0.4),
         (Lead(**WORDS, better=WIDE, worse={"width": 64}, by=0.1, paired=False), "not run", None),
-        (Difference(**WORDS, first=WIDE, second=NARROW, high=0.05), "refuted", 0.4),
+        (Difference(**WORDS, first=WIDE, second=NARROW, high=0.05), "not reached at our size", 0.4),
         (Difference(**WORDS, first=WIDE, second=NARROW, low=-0.5, high=0.5), "seen", 0.4),
         (Level(**WORDS, of=WIDE, low=0.9), "seen", 0.9),
-        (Level(**WORDS, of=WIDE, high=0.8), "refuted", 0.9),
+        (Level(**WORDS, of=WIDE, high=0.8), "not reached at our size", 0.9),
         (Level(**WORDS, of=WIDE, split="test", low=0.9, high=0.96), "seen", 0.95),
         (Gap(**WORDS, of=NARROW, by=0.1), "seen", 0.45),
-        (Gap(**WORDS, of=WIDE, by=0.1), "seen in part", 0.05),
+        (Gap(**WORDS, of=WIDE, by=0.1), "smaller than claimed", 0.05),
         (Gap(**WORDS, of=WIDE, by=0.1, at_most=True), "seen", 0.05),
-        (Gap(**WORDS, of=NARROW, by=0.1, at_most=True), "refuted", 0.45),
+        (Gap(**WORDS, of=NARROW, by=0.1, at_most=True), "not reached at our size", 0.45),
         (Reads(**WORDS, of=WIDE, quantity="z", low=0.5), "seen", 0.8),
-        (Reads(**WORDS, of=NARROW, quantity="z", low=0.5), "refuted", 0.3),
+        (Reads(**WORDS, of=NARROW, quantity="z", low=0.5), "not reached at our size", 0.3),
         (Reads(**WORDS, of=NARROW, quantity="other", low=0.5), "not run", None),
         (Exceeds(**WORDS, of=WIDE, quantity="z", over="before", by=0.1), "seen", 0.7),
         (Exceeds(**WORDS, of=WIDE, than=NARROW, quantity="z", by=0.1), "seen", 0.5),
-        (Exceeds(**WORDS, of=NARROW, than=WIDE, quantity="z", by=0.1), "refuted", -0.5),
+        (Exceeds(**WORDS, of=NARROW, than=WIDE, quantity="z", by=0.1), "not reached at our size", -0.5),
         (Correlates(**WORDS, quantity="z", by=0.7), "seen", 1.0),
         (Untested(**WORDS, of={"width": 9}, needs="weeks"), "not run", None),
     ],
@@ -111,8 +121,7 @@ def test_a_claim_may_have_another_metric_than_the_experiment(monkeypatch):
 
 def test_the_interval_decides_too():
     lead = Lead(**WORDS, better=WIDE, worse=NARROW, by=0.1)
-    assert lead.judge(SeedScore(value=0.2, low=-0.1, high=0.5, values=(0.2,))) == "seen in part"
-    assert Reads(**WORDS, of={}, quantity="z", low=0.5).judge(score_values([0.99])) == "seen in part"  # one seed
+    assert lead.judge(SeedScore(value=0.2, low=-0.1, high=0.5, values=(0.2, 0.2))) == "seen in part"
     assert score_values([1.0, 2.0, 3.0]).high == pytest.approx(2 + 4.303 * 1 / 3**0.5, abs=1e-3)
     with pytest.raises(InputError, match="no values to average"):
         score_values([])
@@ -171,12 +180,12 @@ def test_one_seed_that_is_far_off_moves_neither_the_number_nor_the_verdict():
         ((-4.0, -2.0), "seen in part"),
         ((-1.9, -10.8, -1.8), "not seen"),
         ((-1.0, -2.0, -2.9), "refuted"),
-        ((-9.0,), "seen in part"),
-        ((-1.0,), "not seen"),
+        ((-9.0,), "preliminary"),
+        ((-1.0,), "preliminary"),
     ],
 )
 def test_the_verdict_counts_seeds(values, verdict):
-    assert decide(READS, Widths(), build(*errors(1, *values)))[0] == verdict
+    assert READS.judge(decide(READS, Widths(), build(*errors(1, *values)))[1]) == verdict
     computed = Computes(**WORDS, quantity="error", high=-3.0, per_seed=True)
     assert decide(computed, Widths(), Finished((), {"error": values}))[0] == verdict
 
@@ -190,7 +199,7 @@ def test_a_difference_is_between_equal_seeds_and_counts_them():
     verdict, number = decide(HIGHER, Widths(), world)
     assert (verdict, number) == ("seen in part", SeedRange(value=2.0, low=0.5, high=13.0, values=(2.0, 0.5, 13.0)))
     assert HIGHER.count_within(number) == 2
-    assert decide(HIGHER, Widths(), build(*errors(1, -4.0), *errors(2, -3.5)))[0] == "not seen"
+    assert decide(HIGHER, Widths(), build(*errors(1, -4.0), *errors(2, -3.5)))[0] == "preliminary"
     assert decide(HIGHER, Widths(), build(*errors(1, -4.0)))[0] == "not run"
     assert decide(HIGHER, Widths(), build(*errors(1, -4.0), (2, 1, {"log10_error": 0.0})))[0] == "not run"
     # a difference of the right sign is not refuted
@@ -216,7 +225,7 @@ def test_exact_numbers_have_no_seeds_to_count():
 
 
 @pytest.mark.parametrize(
-    ("test", "ood", "verdict"), [(0.98, 0.95, "seen"), (0.98, 0.5, "refuted"), (0.9, 0.85, "not run")]
+    ("test", "ood", "verdict"), [(0.98, 0.95, "seen"), (0.98, 0.5, "not reached at our size"), (0.9, 0.85, "not run")]
 )
 def test_a_score_decides_only_where_trained_compositions_are_fitted(test, ood, verdict):
     claim = Level(**WORDS, of={"width": 1}, low=0.9, fitted=0.97)
@@ -226,3 +235,95 @@ def test_a_score_decides_only_where_trained_compositions_are_fitted(test, ood, v
     if isinstance(number, Undecided):
         assert number.reason == "trained compositions are not fitted (0.900)"
     assert decide(claim, Widths(), build(*errors(2, 0.0)))[0] == "not run"
+
+
+LEAD = Lead(**WORDS, better=WIDE, worse=NARROW, by=0.05)
+
+
+@pytest.mark.parametrize(
+    ("claim", "value"),
+    [
+        (LEAD, 0.4),
+        (LEAD, -0.4),
+        (Level(**WORDS, of=WIDE, low=0.9), 0.95),
+        (Level(**WORDS, of=WIDE, low=0.9), 0.1),
+        (Reads(**WORDS, of=WIDE, quantity="z", low=0.5), 0.99),
+    ],
+)
+def test_one_seed_decides_nothing(claim, value):
+    one = SeedScore(value=value, low=value - 0.01, high=value + 0.01, values=(value,))
+    assert claim.judge(one) == "preliminary"
+    assert Computes(**WORDS, quantity="n", low=0.9, exact=True).judge(one) in ("seen", "refuted")
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "lead", "close"),
+    [
+        (0.01, 0.04, "smaller than claimed", "seen"),
+        (0.06, 0.10, "seen", "refuted"),
+        (0.01, 0.11, "seen", "not seen"),
+        (-0.02, 0.16, "seen in part", "not seen"),
+        (-0.02, 0.04, "not seen", "seen"),
+        (-0.08, -0.06, "refuted", "refuted"),
+    ],
+)
+def test_no_number_is_both_a_lead_and_close(low, high, lead, close):
+    number = SeedScore(value=(low + high) / 2, low=low, high=high, values=((low + high) / 2,) * 3)
+    about_equal = Difference(**WORDS, first=WIDE, second=NARROW, low=-0.05, high=0.05)
+    assert (LEAD.judge(number), about_equal.judge(number)) == (lead, close)
+    assert (fuzzy_logic.CLOSE, language.CLOSE) == (fuzzy_logic.LEAD, language.LEAD)
+
+
+@pytest.mark.parametrize(
+    ("scale", "smaller", "verdict"),
+    [
+        ("paper", {}, "refuted"),
+        ("paper", {"width": 16}, "not reached at our size"),
+        ("tiny", {}, "not reached at our size"),
+    ],
+)
+def test_only_runs_of_the_papers_size_refute(monkeypatch, scale, smaller, verdict):
+    monkeypatch.setattr(Widths, "smaller", smaller)
+    runs = (stored_run(record, {"test": 0.95, "ood": 0.3}) for record in Widths().records(scale))
+    claim = Level(**WORDS, of=NARROW, low=0.9)
+    assert decide(claim, Widths(), Finished(tuple(runs)))[0] == verdict
+
+
+def test_the_excess_is_the_lead_on_held_out_minus_that_on_trained_compositions():
+    scores = {  # by width and seed: trained, held out
+        (512, 0): (0.95, 0.90),
+        (16, 0): (0.85, 0.60),
+        (512, 1): (0.97, 0.88),
+        (16, 1): (0.83, 0.50),
+    }
+    runs = []
+    for record in Widths().records("tiny"):
+        trained, held_out = scores[record.settings["width"], record.seed]
+        runs.append(stored_run(record, {"test": trained, "ood": held_out}))
+    finished = Finished(tuple(runs))
+    excess, lead = with_excess(Lead(**WORDS, better=WIDE, worse=NARROW, by=0.1, headline=True))
+    leads = lead.split_lead(Widths(), finished)
+    assert leads.held_out.values == pytest.approx((0.30, 0.38))
+    assert leads.trained.values == pytest.approx((0.10, 0.14))
+    assert leads.excess.values == pytest.approx((0.20, 0.24))
+    assert (leads.excess.low, leads.excess.high) == pytest.approx(
+        (0.22 - 12.706 * 0.02, 0.22 + 12.706 * 0.02), abs=1e-4
+    )
+    verdict, number = decide(excess, Widths(), finished)
+    assert (verdict, number) == ("seen in part", leads.excess)
+    assert (excess.headline, excess.known, lead.headline, lead.known) == (True, True, False, False)
+    assert excess.bound == "excess of at least 0.1"
+
+
+def test_leads_of_a_paper_are_tested_together():
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([]) == []
+    number = score_values([0.1, 0.2, 0.3])  # t = 0.2 / (0.1 / sqrt(3)) = 3.46, two degrees of freedom
+    assert chance_of_lead(number) == pytest.approx(0.0742, abs=1e-4)
+
+
+def test_the_interval_of_the_best_of_several_holds_for_all():
+    number = score_values([0.1, 0.2, 0.3])
+    wide = widen_for_all(number, 9)  # Student's quantile at 1 - 0.025 / 9, two degrees of freedom
+    assert wide.high - wide.value == pytest.approx(13.36 * 0.1 / 3**0.5, rel=1e-3)
+    assert widen_for_all(number, 1).high == pytest.approx(number.high)

@@ -51,8 +51,8 @@ def falls_less(by=0.05):
     ("hyla", "softmax", "verdict", "value"),
     [
         ((0.95, 0.90), (0.90, 0.60), "seen", 0.25),
-        ((0.95, 0.90), (0.90, 0.82), "seen in part", 0.03),  # less, but by less than a lead
-        ((0.95, 0.60), (0.90, 0.85), "refuted", -0.30),
+        ((0.95, 0.90), (0.90, 0.82), "smaller than claimed", 0.03),  # less, but by less than a lead
+        ((0.95, 0.60), (0.90, 0.85), "not reached at our size", -0.30),
         ((0.50, 0.45), (0.90, 0.60), "seen", 0.25),  # the level does not matter
     ],
 )
@@ -102,7 +102,8 @@ def find_best():
 
 
 @pytest.mark.parametrize(
-    ("deep", "verdict", "value"), [(0.6, "seen", 0.2), (0.8, "seen in part", 0.0), (0.85, "refuted", -0.05)]
+    ("deep", "verdict", "value"),
+    [(0.6, "seen", 0.2), (0.8, "seen in part", 0.0), (0.85, "not reached at our size", -0.05)],
 )
 def test_the_best_row_is_compared_with_the_best_of_the_others(deep, verdict, value):
     def score(record):

@@ -219,7 +219,7 @@ def test_the_answer_uses_paired_differences(render, tmp_path):
         result["composition_sums"] = {"ood": {"r2": [correct, [10.0] * 3]}}
         (path / "result.json").write_text(json.dumps(result))
         runs.append(path)
-    assert "its difference from softmax is +0.283 (+0.250 to +0.300)." in answer(render(*runs))
+    assert "its difference from softmax is +0.283 (+0.212 to +0.355)." in answer(render(*runs))
 
 
 @pytest.fixture(scope="module", params=["sraven", "fuzzy_logic"])

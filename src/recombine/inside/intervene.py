@@ -24,7 +24,7 @@ expect and s the answer after the swap,
 It is 0 if the code does not matter and 1 if the answer follows it. In the first layer a query that attends to itself has
 not met its examples yet, unless a softmax over keys weighs it against them: there it is exactly 0.
 
-Every 95 % interval comes from a bootstrap over compositions, as for scores.
+Every 95 % interval is over compositions, as for scores.
 """
 
 from __future__ import annotations

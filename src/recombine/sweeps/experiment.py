@@ -361,7 +361,7 @@ def explain_intervals(groups: Sequence[Group], over: str = "compositions") -> st
     if counts == {1}:
         return f"in brackets: 95 % intervals over {over}; differences are paired by {over.rstrip('s')}"
     brackets = [
-        *([f"95 % intervals over seeds and {over}"] if max(counts) > 2 else []),
+        *(["95 % intervals over seeds"] if max(counts) > 2 else []),
         *(
             ["the values of the two seeds" if max(counts) == 2 else "the two values where there are two seeds"]
             * (2 in counts)

@@ -401,7 +401,7 @@ class Figure5(PaperExperiment):
             text="with 16 layers, codes of early layers cluster by target and those of the last by rule",
             where="softmax",
             source="section 4.4, figure A7",
-            needs="a softmax transformer of 16 layers that is trained on 40 million instances",
+            needs="a softmax transformer of 16 layers that is trained on 40 million instances: about 17 core-hours, not run",
             of={"attention": "softmax", "layers": 16},
         ),
         *claim_excess(
