@@ -15,7 +15,9 @@ INTRODUCTION = """# Verdicts before and after the rules
 
 One seed decides nothing, intervals are Student's, a lead stands beside its excess, and other rules that
 `src/recombine_papers/claims.py` lists: they were written down (commit "Rules of verdicts,
-written down before they are applied") before they were applied. This page compares the rows of [the card](claims.md) before and after them. No run was made or left out in between. Written by
+written down before they are applied") before they were applied. This page compares the
+rows of [the card](claims.md) before and after them.
+No run was made or left out in between. Written by
 `python docs/compare_claims.py {revisions} > docs/claims_rules.md`.
 """
 
