@@ -14,7 +14,7 @@ import pytest
 from recombine.foundation.errors import InputError
 from recombine.inside import probe as probe_runs
 from recombine.inside.probe import is_probed, probe_run
-from recombine.inside.result import Measurement, ProbeResult, describe_checkpoint
+from recombine.inside.result import PROBE, Measurement, ProbeResult, describe_checkpoint
 from recombine.inside.verdict import diagnose_run
 from recombine.models.hypernetwork import HypernetworkTransformerConfig
 from recombine.models.sequence import DeepSetConfig
@@ -269,7 +269,7 @@ def test_classes_from_outside_are_named_again(tmp_path):
     numbers = probe_run(run.path, **arguments, code=[OutsideTask]).numbers
     assert numbers["task"] == "outside_task"
     assert is_probed(run, code=[OutsideTask])
-    assert probe_runs.PROBE.load_current(run) == numbers  # needs no class
+    assert PROBE.load_current(run) == numbers  # needs no class
     assert (
         decodability.measure_decodability(run.path, num_instances=40, code=[OutsideTask])["best_site"] == "residual.0"
     )
