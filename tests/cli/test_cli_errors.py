@@ -52,7 +52,7 @@ def test_a_mistyped_flag_gets_a_suggestion(flags, message, capsys):
         (["train", "fuzzy-logic", "--steps"], "--steps: expected one argument; see"),
         (["train", "fuzzy-logic", "more"], "unexpected argument 'more'; see"),
         (["chekc", "sraven"], "report, bench; did you mean check?"),
-        (["train", "fuzy-logic"], "FILE.py:CLASS; did you mean fuzzy-logic?"),
+        (["train", "fuzy-logic"], "package.module:NAME; did you mean fuzzy-logic?"),
     ],
 )
 def test_a_mistake_is_answered_in_one_plain_line(command, message, capsys):
