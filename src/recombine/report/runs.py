@@ -179,7 +179,7 @@ def split_title(split: str, runs: Iterable[ReportRun] = ()) -> str:
     return title[:1].upper() + title[1:]
 
 
-def show_number(value: float | None) -> str:
+def show_number(value: int | float | None) -> str:
     """A number as everywhere on the page; a dash if there is none."""
     return format_number(value) or "–"
 

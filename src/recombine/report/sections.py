@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from recombine.report import figures
 from recombine.report.figures import Draw
 from recombine.report.findings import (
+    Found,
     describe_reading,
     gather,
     read_ablations,
@@ -42,11 +44,25 @@ class Section:
 Builder = Callable[[Sequence[ReportRun]], Section | None]
 
 
+def _make_section(
+    name: str,
+    title: str,
+    gathered: tuple[Found[Any], list[str]],
+    figures: Mapping[str, Draw] | None = None,
+    **more: Any,
+) -> Section | None:
+    """A section of what was found in runs and of the problems with their files; None without either."""
+    found, problems = gathered
+    if not found and not problems:
+        return None
+    return Section(
+        name=name, title=title, content={"found": found, "problems": problems, **more}, figures=figures or {}
+    )
+
+
 def show_verdict(runs: Sequence[ReportRun]) -> Section | None:
     """The verdict on each run, with its evidence."""
-    found, problems = gather(runs, read_diagnosis)
-    content = {"found": found, "problems": problems}
-    return Section(name="verdict", title="Verdict", content=content) if found or problems else None
+    return _make_section("verdict", "Verdict", gather(runs, read_diagnosis))
 
 
 def show_scores(runs: Sequence[ReportRun]) -> Section | None:
@@ -104,29 +120,26 @@ def show_decodability(runs: Sequence[ReportRun]) -> Section | None:
 def show_codes(runs: Sequence[ReportRun]) -> Section | None:
     """The map of latent codes. The page draws it itself; the figures are for files only."""
     found, problems = gather(runs, read_map)
-    if not found and not problems:
-        return None
     drawn: dict[str, Draw] = {
         f"codes-{run.series}": partial(figures.draw_map, code_map, figures.label_of(run)) for run, code_map in found
     }
     if len(runs) > 1 and found:
         drawn["codes-last"] = partial(figures.draw_last_maps, found)
-    content = {
-        "found": found,
-        "problems": problems,
-        "sites": list(dict.fromkeys(site for _, code_map in found for site in code_map.sites)),
-        "modules": list(dict.fromkeys(name for _, each in found if each.binary for name in each.modules)),
-        "single": any(code_map.single for _, code_map in found),
-        "maps": {str(run.series): code_map.pack() for run, code_map in found},
-    }
-    return Section(name="codes", title="Latent codes", content=content, figures=drawn)
+    return _make_section(
+        "codes",
+        "Latent codes",
+        (found, problems),
+        drawn,
+        sites=list(dict.fromkeys(site for _, code_map in found for site in code_map.sites)),
+        modules=list(dict.fromkeys(name for _, code_map in found if code_map.binary for name in code_map.modules)),
+        single=any(code_map.single for _, code_map in found),
+        maps={str(run.series): code_map.pack() for run, code_map in found},
+    )
 
 
 def show_similarity(runs: Sequence[ReportRun]) -> Section | None:
     """How similar the mean codes of the modules are."""
     found, problems = gather(runs, read_similarity)
-    if not found and not problems:
-        return None
     drawn: dict[str, Draw] = {
         f"similarity-{run.series}": partial(figures.draw_similarities, list(sites.items()), figures.label_of(run))
         for run, sites in found
@@ -134,7 +147,7 @@ def show_similarity(runs: Sequence[ReportRun]) -> Section | None:
     if len(runs) > 1 and found:
         last = [(run.label, list(sites.values())[-1]) for run, sites in found]
         drawn["similarity-last"] = partial(figures.draw_similarities, last)
-    return Section(name="similarity", title="Similarity", content={"found": found, "problems": problems}, figures=drawn)
+    return _make_section("similarity", "Similarity", (found, problems), drawn)
 
 
 def show_ablations(runs: Sequence[ReportRun]) -> Section | None:
@@ -164,9 +177,7 @@ def show_ablations(runs: Sequence[ReportRun]) -> Section | None:
 
 def show_gallery(runs: Sequence[ReportRun]) -> Section | None:
     """Instances of held-out compositions that each run gets right and wrong."""
-    found, problems = gather(runs, read_gallery)
-    content = {"found": found, "problems": problems}
-    return Section(name="gallery", title="Gallery", content=content) if found or problems else None
+    return _make_section("gallery", "Gallery", gather(runs, read_gallery))
 
 
 def show_split(runs: Sequence[ReportRun]) -> Section | None:
