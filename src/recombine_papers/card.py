@@ -100,8 +100,8 @@ class Statement:
 
 def combine_verdicts(verdicts: Iterable[Verdict]) -> str:
     """One verdict for several settings; those with one seed count only if there are no others."""
-    run = [verdict for verdict in verdicts if verdict != "not run"]
-    decided = {verdict for verdict in run if verdict != "preliminary"} or set(run)
+    run: set[Verdict] = {verdict for verdict in verdicts if verdict != "not run"}
+    decided = run - {"preliminary"} or run
     if len(decided) <= 1:
         return decided.pop() if decided else "not run"
     return SOME if "seen" in decided else "not seen"
