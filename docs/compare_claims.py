@@ -13,7 +13,7 @@ PAGE = "docs/claims.md"
 Row = tuple[str, str, str]  # the experiment's question, the claim, the setting
 INTRODUCTION = """# Verdicts before and after the rules
 
-One seed decides nothing, intervals are Student's, a lead stands beside its excess, and other rules that
+One seed decides nothing, intervals are Student's, a lead is shown next to its excess, and other rules that
 `src/recombine_papers/claims.py` lists: they were written down (commit "Rules of verdicts,
 written down before they are applied") before they were applied. This page compares the
 rows of [the card](claims.md) before and after them.

@@ -122,10 +122,10 @@ TOKENS_PER_PAIR = 4  # a key and its value, shown and asked for once
 def draw_recall(
     stream: Stream, tokenizer: Tokenizer, num_pairs: int, length: int, rows: Int[Tensor, " rows"] | slice = slice(None)
 ) -> tuple[Int[Tensor, "rows length"], Bool[Tensor, "rows length"], Int[Tensor, " rows"]]:
-    """Pairs, then queries: tokens, which of them are recalled values, and the number of the first key that is asked for.
+    """Pairs, then queries: tokens, which of them are recalled values, and the number of the first key that is queried.
 
-    The keys are asked for in random order, all of them before any is asked for again. With `rows`, only these rows of the
-    stream are made.
+    Keys are queried in random order, each once before any is queried again. With `rows`, only these rows of the stream are
+    generated.
     """
     rare = torch.tensor(tokenizer.rare)
     num_queries = -(-(length - 2 * num_pairs) // 2)
