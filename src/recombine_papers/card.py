@@ -46,7 +46,8 @@ class CardRow:
     @property
     def is_blind(self) -> bool:
         """Whether no result was known when the bound was set."""
-        return not (self.claim.known or self.experiment.known_before)
+        known = self.experiment.known_before if self.claim.known is None else self.claim.known
+        return not known
 
     @property
     def paper(self) -> str:

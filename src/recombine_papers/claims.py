@@ -31,7 +31,8 @@ seed, and the verdict counts the seeds that meet the bound: all (seen), at least
 best constant predictor: an absolute bound may be met by a constant.
 
 **Blind or known.** A row is *blind* if nothing was known of its results when its bound was set, otherwise *known*: where an
-experiment discloses earlier results (`known_before`), and where a claim was added or changed later (`known`).
+experiment discloses earlier results (`known_before`), unless they are not those of the claim, and where a claim was added or
+changed later (`known`).
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ class Claim(ABC):
     published: float | None = None
     ours: bool = False  # a question of our own rather than a claim of the paper
     per_seed: bool = False  # judged by counting seeds; for measured and computed numbers
-    known: bool = False  # added or changed when results were known, besides what the experiment discloses
+    known: bool | None = None  # whether results were known when the bound was set; default: as the experiment discloses
     tested: ClassVar[bool] = True  # whether any experiment can decide on it
     kind: ClassVar[tuple[str, str]] = ("claim about trained networks", "claims about trained networks")  # one, several
 

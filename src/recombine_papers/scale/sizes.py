@@ -219,6 +219,7 @@ class Modules(ScaleExperiment):
                 of={"modules": modules, "active": NUM_ACTIVE},
                 low=GOOD,
                 fitted=FITTED,
+                known=modules == MODULES["small"][0],
             )
             for modules in MODULES["small"]
         ),
@@ -230,6 +231,7 @@ class Modules(ScaleExperiment):
                 of={"modules": MODULES["small"][0], "active": active},
                 low=GOOD,
                 fitted=FITTED,
+                known=active == NUM_ACTIVE,
             )
             for active in (ACTIVE[0], NUM_ACTIVE, ACTIVE[1])
         ),
@@ -259,6 +261,7 @@ class Depths(ScaleExperiment):
             of={"layers": layers},
             low=GOOD,
             fitted=FITTED,
+            known=layers == DEPTHS[0],
         )
         for layers in DEPTHS
     )
