@@ -1,13 +1,12 @@
-"""How the cost of attention grows, and how far a training step is from the limit of its dense products.
+"""How the cost of attention grows.
 
-    python benchmarks/growth.py [lengths dropout growth memory limit] [--seconds S] [--out FILE]
+    python benchmarks/growth.py [lengths dropout growth memory] [--seconds S] [--out FILE]
 
     lengths   one causal layer with 8 heads of 64 as training calls it, softmax, linear and HYLA, next to torch's own softmax
               attention (`times_torch` is the time divided by it), about the same number of tokens at each length
     dropout   whole steps on SRAVEN without dropout of codes and with its two forms
     growth    time of attention with length, heads, width and batch, and of a step with depth
     memory    peak memory of HYLA against length, in addition to the inputs
-    limit     time of the matrix products of the plain model's dense layers alone, as a share of a training step
 
 Times are medians of interleaved rounds, in milliseconds. Prints JSON, or writes it to a file that may hold other parts.
 """
@@ -22,23 +21,19 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.nn import functional
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from recombine.attention.dispatch import attend, use_kernel
+from recombine.attention.dispatch import attend
 from recombine.attention.layer import ATTENTIONS
 from recombine.cli import bench
 from recombine.cli.bench import (
     ATTENTION_NAMES,
     Pass,
     Shape,
-    Workload,
     make_pass,
     make_passes,
     make_workload,
@@ -204,65 +199,11 @@ def _read_status(field: str) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith(field)) * 1024
 
 
-WORKLOADS = ("fuzzy_logic", "sraven", "language")
-
-
-class _Products(TorchDispatchMode):
-    """Collects the operands of the products of dense layers; those of attention have a batch dimension."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.operands: list[tuple[Tensor, Tensor]] = []
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
-            a, b = args[-2:]
-            self.operands.append(tuple(_imitate(x) for x in (a, b)))  # type: ignore[arg-type]
-        return function(*args, **(kwargs or {}))
-
-
-def _imitate(x: Tensor) -> Tensor:
-    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).normal_()
-
-
-def collect_products(workload: Workload) -> Pass:
-    """Every matrix product of a plain step's dense layers, one after the other."""
-    plain = bench.ReadLate(workload.make_model())
-    step = workload.make_step(plain, plain)
-    with use_kernel("reference"), _Products() as seen:
-        step()
-
-    def run() -> None:
-        for a, b in seen.operands:
-            torch.mm(a, b)
-
-    return run
-
-
-def benchmark_limit(seconds: float) -> list[Json]:
-    """One row per workload and attention: the time of the dense products, and their share of a step."""
-    rows = []
-    for name, attention in product(WORKLOADS, ATTENTION_NAMES):
-        print(f"limit: {name} {attention}", file=sys.stderr)
-        workload = make_workload(name, attention, "float32")
-        model = workload.make_model()
-        passes = {"recombine": workload.make_step(model, model), "limit": collect_products(workload)}
-        medians = take_medians(time_interleaved(passes, seconds))
-        row: Json = {
-            "workload": name,
-            "attention": attention,
-            "share_of_limit": medians["limit"] / medians["recombine"],
-        }
-        rows.append(row | {"milliseconds": {variant: 1e3 * value for variant, value in medians.items()}})
-    return rows
-
-
 PARTS = {
     "lengths": benchmark_lengths,
     "dropout": benchmark_dropout,
     "growth": benchmark_growth,
     "memory": benchmark_memory,
-    "limit": benchmark_limit,
 }
 
 

@@ -13,7 +13,7 @@ SMALL = {
     "core_split.py": "--seconds 0.2 --workloads hyperteacher",
     "dense_products.py": "--seconds 0.01",
     "generators.py": "hyperteacher --scales tiny --seconds 0.01",
-    "growth.py": "memory limit --seconds 0.01",
+    "growth.py": "memory --seconds 0.01",
     "kernel_choice.py": "--attentions linear --lengths 64 --widths 16 --seconds 0.01",
     "output_scale.py": "--lengths 32 --steps 2 --rates 0.001 --out scale.jsonl",
     "sweep_500.py": "--runs 3",

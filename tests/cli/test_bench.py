@@ -86,6 +86,29 @@ def test_bench_measures(small, capsys):
     row = result["steps"][0]
     assert row["times_plain"] == pytest.approx(row["milliseconds"]["plain"] / row["milliseconds"]["recombine"])
     assert row["steps_per_second"]["plain"] == pytest.approx(1e3 / row["milliseconds"]["plain"])
+    assert 0 < row["share_of_peak"] < 1
+
+
+@needs_kernel
+def test_the_peak_is_that_of_the_processor():
+    assert bench.measure_peak() > 2 * 512**3 / 1e9 / min(times_of_a_product(512))
+
+
+def times_of_a_product(size):
+    a = torch.randn(size, size)
+    return bench.time_interleaved({"product": lambda: a @ a}, 0.1)["product"]
+
+
+@needs_kernel
+def test_operations_are_those_of_the_products():
+    workload = bench.make_workload("sraven", "softmax", "float32")
+    model, task = workload.make_model(), default_run("sraven").task
+    rows = 128 * task.sequence_length
+    widths = [
+        (layer.in_features, layer.out_features) for layer in model.modules() if isinstance(layer, torch.nn.Linear)
+    ]
+    most = sum(6 * rows * fan_in * fan_out for fan_in, fan_out in widths)
+    assert 0.6 * most < bench.count_operations(workload) < 1.3 * most
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,9 @@ rounds. The meaningful numbers are ratios to the plain definition under `torch.c
     recombine   as in training: fused kernels, eager
     compiled    the same under `torch.compile`
 
+`share_of_peak` is the rate of the products that such a step needs, those of attention included, as a share of the peak: what
+multiply-adds in registers reach on the same number of threads (`peak.c`), timed in the same rounds.
+
 `attention` measures the forward and backward pass of one layer by the fused CPU kernel and by the definition, eager and
 compiled. The scripts in `benchmarks/` measure what the development of this package needs beyond that.
 """
@@ -19,11 +22,13 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import product
 from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from recombine.attention import definition
 from recombine.attention.cpu import kernels as cpu
@@ -42,7 +47,7 @@ from recombine.training.schema import Json
 from recombine.training.trainer import Trainer
 
 ATTENTION_NAMES = ("softmax", "linear", "hyla")
-TYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
+TYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,33 +77,37 @@ def run(argv: list[str]) -> None:
     machine = describe_machine()
     heading = (
         f"{machine['cpu']}; {machine['threads']} threads; torch {machine['torch']}; "
-        f"matrix product {machine['matmul_gflops']:.0f} GFLOP/s"
+        f"peak {machine['peak_gflops']['float32']:.0f} GFLOP/s"
     )
     result: Json = {"machine": machine}
     tables = []
     if "steps" in options.parts:
         result["steps"] = benchmark_steps(options)
-        note = "plain: the definition under torch.compile\nrecombine: as in training\ncompiled: the same under torch.compile"
-        tables.append(
-            tabulate("training steps per second", result["steps"], "workload", "steps_per_second", "times_plain", note)
+        note = (
+            "plain: the definition under torch.compile\nrecombine: as in training\ncompiled: the same under torch.compile\n"
+            "share of peak: of recombine, of what multiply-adds in registers reach"
         )
+        title, ratios = "training steps per second", ("times_plain", "share_of_peak")
+        tables.append(tabulate(title, result["steps"], "workload", "steps_per_second", ratios, note))
     if "attention" in options.parts:
         result["attention"] = benchmark_attention(options)
         title = "milliseconds per forward and backward pass of one layer's attention"
         note = "eager, compiled: the definition\nfused: the kernel"
-        tables.append(tabulate(title, result["attention"], "shape", "milliseconds", "times_compiled", note))
+        tables.append(tabulate(title, result["attention"], "shape", "milliseconds", ("times_compiled",), note))
     options.show(result, heading, *tables)
 
 
-def tabulate(title: str, rows: list[Json], name: str, values: str, ratio: str, note: str) -> Table:
-    """The values of the variants, and a ratio of two of them."""
+def tabulate(title: str, rows: list[Json], name: str, values: str, ratios: tuple[str, ...], note: str) -> Table:
+    """The values of the variants, and ratios."""
     keys = (name, "attention", "precision")
     variants = tuple(rows[0][values])
-    numbers = (*variants, ratio.replace("times_", "× "))
+    numbers = (*variants, *(ratio.replace("times_", "× ").replace("_", " ") for ratio in ratios))
     return Table(
         title=title,
         columns=(*keys, *(Column(name=number, format="fixed", digits=2) for number in numbers)),
-        rows=tuple((*(row[key] for key in keys), *row[values].values(), row[ratio]) for row in rows),
+        rows=tuple(
+            (*(row[key] for key in keys), *row[values].values(), *(row[ratio] for ratio in ratios)) for row in rows
+        ),
         note=note,
     )
 
@@ -201,12 +210,26 @@ def benchmark_steps(options: BenchOptions) -> list[Json]:
     for name, attention, precision in product(options.workloads, ATTENTION_NAMES, options.precisions):
         options.say(f"step: {name} {attention} {precision}")
         torch._dynamo.reset()
-        times = time_interleaved(make_contenders(make_workload(name, attention, precision)), options.seconds)
+        workload = make_workload(name, attention, precision)
+        peak = partial(cpu.run_multiply_adds, PEAK_REPEATS, bf16=precision == "bf16")
+        times = time_interleaved(make_contenders(workload) | {"peak": peak}, options.seconds)
+        peak_rate = 2 * peak() / statistics.median(times.pop("peak"))
         row = {"workload": name, "attention": attention, "precision": precision, **summarise_times(times)}
         milliseconds: Json = row["milliseconds"]
         row["steps_per_second"] = {variant: 1e3 / value for variant, value in milliseconds.items()}
-        rows.append(row | {"times_plain": milliseconds["plain"] / milliseconds["recombine"]})
+        rate = count_operations(workload) / milliseconds["recombine"] * 1e3
+        share = rate / peak_rate if peak_rate else None
+        rows.append(row | {"times_plain": milliseconds["plain"] / milliseconds["recombine"], "share_of_peak": share})
     return rows
+
+
+def count_operations(workload: Workload) -> int:
+    """Multiplications and additions of the matrix products of a step, by the definition, forward and backward."""
+    model = workload.make_model()
+    step = workload.make_step(model, model)
+    with use_kernel("reference"), FlopCounterMode(display=False) as counter:
+        step()
+    return counter.get_total_flops()
 
 
 def summarise_times(times: Mapping[str, list[float]]) -> Json:
@@ -310,11 +333,14 @@ def take_medians(times: Mapping[str, list[float]]) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-def measure_matmul_peak() -> float:
-    """GFLOP/s of the best of a few large float32 matrix products."""
-    a = torch.randn(1024, 1024)
-    times = time_interleaved({"product": lambda: a @ a}, 0.5)["product"]
-    return 2 * 1024**3 / min(times) / 1e9
+PEAK_REPEATS = 1 << 18
+"""Of the multiply-adds of the peak: a millisecond or two."""
+
+
+def measure_peak(precision: Precision = "float32") -> float:
+    """GFLOP/s of multiply-adds in registers on all threads; 0 without instructions for them."""
+    run = partial(cpu.run_multiply_adds, PEAK_REPEATS, bf16=precision == "bf16")
+    return 2 * run() / min(time_interleaved({"peak": run}, 0.2)["peak"]) / 1e9
 
 
 def name_cpu() -> str:
@@ -329,5 +355,5 @@ def describe_machine() -> Json:
         "cpu": name_cpu(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
-        "matmul_gflops": measure_matmul_peak(),
+        "peak_gflops": {precision: measure_peak(precision) for precision in TYPES},
     }

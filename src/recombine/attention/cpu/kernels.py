@@ -102,12 +102,19 @@ class _NormProblem(ctypes.Structure):
     )
 
 
+class _PeakProblem(ctypes.Structure):
+    """`problem` of peak.c."""
+
+    _fields_ = (("sum", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("repeats", "bf16", "threads")))
+
+
 FUNCTIONS: dict[str, tuple[type[ctypes.Structure], tuple[str, ...]]] = {
     "cpu.c": (_AttentionProblem, ("recombine_attend_forward", "recombine_attend_backward")),
     "cpu_wide.c": (_AttentionProblem, ("recombine_attend_forward", "recombine_attend_backward")),
     "weight_gradient.c": (_WeightGradientProblem, ("recombine_weight_gradient",)),
     "gelu.c": (_GeluProblem, ("recombine_gelu_forward", "recombine_gelu_backward")),
     "norm.c": (_NormProblem, ("recombine_norm_forward", "recombine_norm_backward")),
+    "peak.c": (_PeakProblem, ("recombine_count_multiply_adds", "recombine_multiply_adds")),
 }
 
 
@@ -512,3 +519,14 @@ def _run_norm(function: str, total: Tensor, gain: Tensor, statistics: Tensor, ep
     problem.width, problem.bf16 = gain.numel(), total.dtype == torch.bfloat16
     problem.rows = total.numel() // problem.width
     _run("norm.c", function, problem)
+
+
+def run_multiply_adds(repeats: int, *, bf16: bool) -> int:
+    """Multiply and add numbers in registers on every thread; returns how many, or 0 without such instructions."""
+    total = ctypes.c_float()
+    problem = _PeakProblem(ctypes.addressof(total), repeats, bf16, torch.get_num_threads())
+    library = open_library("peak.c")
+    if isinstance(library, str) or not library.recombine_count_multiply_adds(ctypes.byref(problem)):
+        return 0
+    _run("peak.c", "recombine_multiply_adds", problem)
+    return library.recombine_count_multiply_adds(ctypes.byref(problem)) * repeats * problem.threads
