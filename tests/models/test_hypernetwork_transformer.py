@@ -10,7 +10,7 @@ from torch import nn
 from recombine.foundation.errors import InputError
 from recombine.inside.collect import collect_activations
 from recombine.models.base import build_model
-from recombine.models.hypernetwork import GeneratedNetwork, HypernetworkTransformerConfig
+from recombine.models.hypernetwork import GeneratedNetwork, HypernetworkTransformerConfig, PredictedNetwork
 from recombine.tasks.fuzzy_logic import FuzzyLogic
 from recombine.tasks.modular.in_context import InContext
 
@@ -59,7 +59,20 @@ def test_a_generated_network_starts_at_the_scale_of_a_plain_one():
     assert (bias == 0).all()
 
 
-@pytest.mark.parametrize("execution", ["hypernetwork", "mlp"])
+def test_weights_predicted_by_an_mlp_do_not_add_up():
+    """The network of a sum of codes is not the sum of the networks; with one code it is a network like any generated one."""
+    network = PredictedNetwork(6, 8, 12, 4)
+    code, x = torch.randn(3, 6), torch.randn(3, 5, 8)
+    weight, bias = network.network.generate(network.hidden(code))
+    expected = torch.relu(x @ weight.mT + bias[:, None]) @ network.network.readout.weight.T
+    torch.testing.assert_close(network(code, x), expected + network.network.readout.bias, atol=1e-5, rtol=1e-5)
+    first, second, both = (
+        network.network.generate(network.hidden(row))[0] for row in (code[:1], code[1:2], code[:1] + code[1:2])
+    )
+    assert not torch.allclose(first + second, both, atol=1e-3)
+
+
+@pytest.mark.parametrize("execution", ["hypernetwork", "mlp_hypernetwork", "mlp"])
 @pytest.mark.parametrize("attention", ["softmax", "linear", "hyla"])
 def test_everything_about_the_examples_passes_through_the_code(execution, attention):
     model = build(execution, attention)

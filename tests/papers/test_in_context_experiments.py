@@ -25,13 +25,17 @@ TASK = InContext(input_size=3, hidden_size=4, num_examples=6, num_queries=2, out
 CONTROL = {"setting": "control"}
 CLAIMS = EXPERIMENTS["in-context"].claims
 DISCONNECTED = {**BOTTLENECK, "setting": "disconnected"}
-PLAIN = {**BOTTLENECK, "model": "bottleneck_mlp"}
+PLAIN, PREDICTED, WIDE = (
+    {**BOTTLENECK, "model": model} for model in ("bottleneck_mlp", "bottleneck_mlp_weights", "vanilla_wide")
+)
+TRUNKS = [{**model, "trunk": trunk} for trunk in ("linear", "hyla") for model in (VANILLA, BOTTLENECK)]
+ABLATIONS = (PLAIN, PREDICTED, WIDE, *TRUNKS)
 
 
 def build_world(changed=None, **values):
     """Two seeds of every variant as the paper describes them; `changed` is a variant with other values."""
     runs = []
-    for variant in (VANILLA, BOTTLENECK, PLAIN, {**VANILLA, **CONTROL}, {**BOTTLENECK, **CONTROL}, DISCONNECTED):
+    for variant in (VANILLA, BOTTLENECK, *ABLATIONS, {**VANILLA, **CONTROL}, {**BOTTLENECK, **CONTROL}, DISCONNECTED):
         held_out = {"control": 0.1, "disconnected": 0.6, "connected": 0.95 if variant["model"] == "bottleneck" else 0.7}
         ood = held_out[variant["setting"]]
         numbers = {
@@ -56,7 +60,7 @@ def verdicts(world):
 
 
 def test_a_world_as_the_paper_says_shows_every_claim():
-    assert verdicts(build_world()) == ["seen"] * len(CLAIMS) == ["seen"] * 13
+    assert verdicts(build_world()) == ["seen"] * len(CLAIMS) == ["seen"] * 18
 
 
 @pytest.mark.parametrize(
@@ -74,7 +78,12 @@ def test_a_world_as_the_paper_says_shows_every_claim():
         (9, {**VANILLA, **CONTROL}, {"test": 0.9}),
         (10, BOTTLENECK, {"fitted_code": 0.5}),
         (11, PLAIN, {"ood": 0.9}),
-        (12, DISCONNECTED, {"ood": 0.9}),
+        (12, PREDICTED, {"ood": 0.9}),
+        (13, WIDE, {"ood": 0.9}),
+        (14, PREDICTED, {"test": 0.8}),
+        (15, TRUNKS[0], {"ood": 0.9}),
+        (16, TRUNKS[2], {"ood": 0.9}),
+        (17, DISCONNECTED, {"ood": 0.9}),
     ],
 )
 def test_another_world_does_not(number, variant, changed):
@@ -97,7 +106,7 @@ def test_attention_executes_a_task_and_the_examples_determine_it():
 def test_claims_without_their_runs_are_not_run():
     world = build_world()
     without = Finished(tuple(run for run in world.runs if run.record.settings["setting"] != "control"))
-    assert verdicts(without) == [*["seen"] * 9, "not run", *["seen"] * 3]
+    assert verdicts(without) == [*["seen"] * 9, "not run", *["seen"] * 8]
     row = tabulate_variants(without).as_dicts()[0]
     assert (row["model"], row["z held out"]["value"]) == ("vanilla", 0.8)
     assert row["R² held-out"]["value"] == pytest.approx(0.7)
@@ -129,7 +138,7 @@ def test_the_curve_over_supports_has_a_line_per_model(tmp_path, monkeypatch):
 @pytest.mark.parametrize("scale", ["tiny", "small", "paper"])
 def test_every_comparison_is_there_at_every_scale(scale):
     records = list(EXPERIMENTS["in-context"].records(scale))
-    assert len(records) == 11 * (1 if scale == "tiny" else 3)
+    assert len(records) == 13 * (1 if scale == "tiny" else 3)
     for claim in CLAIMS:
         assert any(is_concerned(claim, record) for record in records)
 

@@ -8,13 +8,14 @@ A transformer with a bottleneck between inferring a task and executing it (When 
 generalize in-context?, arXiv 2407.12275).
 
     code = dense(mean over examples of norm(trunk((x, y) of the examples)))
-    hypernetwork:  y = V relu(W x + b) + c   with (W, b) = code . H,  and H, V, c learned and the same for all tasks
-    mlp:           y = mlp(code, x)          two hidden layers
+    hypernetwork:      y = V relu(W x + b) + c   with (W, b) = code . H,  and H, V, c learned and the same for all tasks
+    mlp_hypernetwork:  the same with (W, b) = mlp(code)
+    mlp:               y = mlp(code, x)          two hidden layers
 
 The trunk is the transformer's, on the examples alone. A query x is seen only by the network that the code generates, so the
-code contains everything the model knows about the task. With `execution="mlp"` the bottleneck stays but the hypernetwork is
-removed: an ablation that shows which of the two matters. The hypernetwork is linear and the readout V is shared, as in the
-teacher; widths are our choice.
+code contains everything the model knows about the task. The other executions are ablations: with `mlp_hypernetwork` weights
+are still generated, but modules no longer add up, and with `mlp` the bottleneck alone is left. The hypernetwork is linear and
+the readout V is shared, as in the teacher; widths are our choice.
 """
 
 from __future__ import annotations
@@ -86,7 +87,8 @@ class Hypernetwork(nn.Module):
         return torch.baddbmm(second_bias, hidden, second)
 
 
-Execution = Literal["hypernetwork", "mlp"]
+Execution = Literal["hypernetwork", "mlp_hypernetwork", "mlp"]
+PREDICTOR_DIM = 64  # hidden units per layer of the MLP that predicts weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +102,7 @@ class HypernetworkTransformerConfig(TransformerConfig):
     code_dim: int | None = None
     """Number of features of the latent code (default: one per module of the task)."""
     execution: Execution = "hypernetwork"
-    """How x is processed: by a network generated from the code, or by an MLP on the code and x."""
+    """How x is processed: by a network whose weights are linear in the code or an MLP of it, or by an MLP on code and x."""
     execution_dim: int = 32
     """Number of hidden units of that network."""
 
@@ -149,8 +151,7 @@ class HypernetworkTransformer(nn.Module):
         self.blocks = nn.ModuleList(config.build_block(num_examples) for _ in range(config.num_layers))
         self.output_norm = nn.LayerNorm(config.embedding_dim, eps=1e-6)
         self.code = lecun_linear(config.embedding_dim, code_dim)
-        execution = GeneratedNetwork if config.execution == "hypernetwork" else ConditionedMLP
-        self.execution = execution(code_dim, self.query_dim, config.execution_dim, output_dim)
+        self.execution = EXECUTIONS[config.execution](code_dim, self.query_dim, config.execution_dim, output_dim)
 
     @property
     def probe_sites(self) -> tuple[Site, ...]:
@@ -196,6 +197,22 @@ class GeneratedNetwork(nn.Module):
         return self.readout(torch.baddbmm(bias[:, None], x, weight.mT).relu())
 
 
+class PredictedNetwork(nn.Module):
+    """A network like the generated one, whose weights an MLP with two hidden layers predicts from the code."""
+
+    def __init__(self, code_dim: int, input_dim: int, hidden_dim: int, output_dim: int) -> None:
+        super().__init__()
+        self.hidden = nn.Sequential(
+            lecun_linear(code_dim, PREDICTOR_DIM), nn.ReLU(), lecun_linear(PREDICTOR_DIM, PREDICTOR_DIM), nn.ReLU()
+        )
+        self.network = GeneratedNetwork(PREDICTOR_DIM, input_dim, hidden_dim, output_dim)
+
+    def forward(
+        self, code: Float[Tensor, "b code"], x: Float[Tensor, "b queries input"]
+    ) -> Float[Tensor, "b queries output"]:
+        return self.network(self.hidden(code), x)
+
+
 class ConditionedMLP(nn.Module):
     """An MLP on the concatenation of code and x; the same for all tasks."""
 
@@ -214,3 +231,10 @@ class ConditionedMLP(nn.Module):
     ) -> Float[Tensor, "b queries output"]:
         repeated = code[:, None].expand(-1, x.shape[1], -1)
         return self.layers(torch.cat([repeated, x], dim=-1))
+
+
+EXECUTIONS: dict[Execution, type[nn.Module]] = {
+    "hypernetwork": GeneratedNetwork,
+    "mlp_hypernetwork": PredictedNetwork,
+    "mlp": ConditionedMLP,
+}

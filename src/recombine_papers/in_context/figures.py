@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from recombine.sweeps import Finished, Group, Setting
+from recombine.sweeps import Finished, Group, Setting, matches
 from recombine.tasks import LIGHT_PALETTE, canvas
 from recombine_papers.in_context.measures import METRIC, read_decodability, read_gradients
 
@@ -100,8 +100,8 @@ def draw_supports(finished: Finished, folder: Path) -> list[Path]:
 def _read_supports(finished: Finished, name: str) -> list[tuple[int, list[float]]]:
     """The number of trained compositions and one value per seed, sorted."""
     model = "bottleneck" if name == "fitted code" else name
-    groups = [group for group in finished.groups if group.settings.get("model") == model]
-    shared = [group for group in groups if group.settings.get("modules") == "shared"]
+    wanted = {"model": model, "modules": "shared", "trunk": "softmax"}
+    shared = [group for group in finished.groups if matches(group.settings, wanted)]
     read = (
         (lambda group: group.measured("fitted_code"))
         if name == "fitted code"

@@ -6,8 +6,9 @@ A vanilla transformer is compared with one that has a bottleneck (it infers the 
     disconnected    shared modules in two halves that never occur together in training
     control         as many compositions, each with its own modules
 
-and on the connected support also with a bottleneck without hypernetwork, and with linear and hypernetwork (HYLA) attention in
-the trunk. The paper prints claims but no numbers that can be compared with ours. Their bounds were set before the runs:
+and on the connected support also with a bottleneck whose weights an MLP predicts from the code, with one without hypernetwork,
+with a vanilla transformer of twice the width, and with linear and hypernetwork (HYLA) attention in the trunk. The paper prints
+claims but no numbers that can be compared with ours. Their bounds were set before the runs:
 
     good        R² of at least 0.9
     fails       R² on held-out compositions at least 0.1 below that on trained ones
@@ -39,6 +40,8 @@ from recombine_papers.in_context.figures import draw_in_context, draw_supports
 from recombine_papers.in_context.measures import METRIC, read_latents
 
 GOOD, GAP, DECODABLE, MARGIN = 0.9, 0.1, 0.5, 0.1
+BOTTLENECK_LEADS = "the bottleneck is ahead of the vanilla transformer on held-out compositions"
+TRUNKS: tuple[AttentionName, ...] = ("softmax", "linear", "hyla")
 ABSTRACT, TEXT = "arXiv 2407.12275, abstract", "arXiv 2407.12275, text"
 QUANTITIES = ("fitted_code", "z_trained", "z_held_out", "z_untrained")
 
@@ -82,7 +85,7 @@ def list_claims(vanilla: Settings, bottleneck: Settings, control: Settings, wher
             low=GOOD,
         ),
         Lead(
-            text="the bottleneck is ahead of the vanilla transformer on held-out compositions",
+            text=BOTTLENECK_LEADS,
             source=ABSTRACT,
             better=bottleneck,
             worse=vanilla,
@@ -107,7 +110,43 @@ def list_claims(vanilla: Settings, bottleneck: Settings, control: Settings, wher
             ours=True,
         ),
     )
-    return tuple(replace(claim, where=where) for claim in claims)
+    trunks = (
+        Lead(
+            text=BOTTLENECK_LEADS,
+            source="our question",
+            where=f"{where}, {trunk} attention",
+            better={**bottleneck, "trunk": trunk},
+            worse={**vanilla, "trunk": trunk},
+            by=GAP,
+            ours=True,
+        )
+        for trunk in TRUNKS[1:]
+    )
+    return (*(replace(claim, where=where) for claim in (*claims, *claim_ablations(bottleneck))), *trunks)
+
+
+def claim_ablations(bottleneck: Settings) -> tuple[Claim, ...]:
+    """What of the bottleneck matters: that it has a hypernetwork, that this is linear, or the number of parameters."""
+    others = {
+        "bottleneck_mlp": "the bottleneck needs its hypernetwork: against one whose code is an input of a plain network",
+        "bottleneck_mlp_weights": "the hypernetwork must be linear: against weights that an MLP predicts from the code",
+        "vanilla_wide": "the bottleneck is ahead of a vanilla transformer of twice the width",
+    }
+    weaker = {model: {**bottleneck, "model": model} for model in others}
+    leads = (
+        Lead(text=text, source="our question", better=bottleneck, worse=weaker[model], by=GAP, ours=True)
+        for model, text in others.items()
+    )
+    fits = Level(
+        text="the bottleneck whose weights an MLP predicts fits trained compositions",
+        source="condition of a claim above",
+        of=weaker["bottleneck_mlp_weights"],
+        split="test",
+        low=GOOD,
+        ours=True,
+        known=False,
+    )
+    return (*leads, fits)
 
 
 def claim_decodable(name: str, variant: Settings) -> tuple[Claim, ...]:
@@ -162,20 +201,25 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "disconnected": {"support": "disconnected"},
     "control": {"modules": "own"},
 }
-MODELS = ("vanilla", "bottleneck", "bottleneck_mlp")
-TRUNKS: tuple[AttentionName, ...] = ("softmax", "linear", "hyla")
+MODELS: dict[str, dict[str, Any]] = {
+    "vanilla": {},
+    "bottleneck": {},
+    "bottleneck_mlp": {"execution": "mlp", "execution_dim": 64},
+    "bottleneck_mlp_weights": {"execution": "mlp_hypernetwork"},
+    "vanilla_wide": {},
+}
 
 
 def build_run(scale: Scale, model: str, attention: AttentionName = "softmax") -> RunConfig:
-    """The vanilla transformer, the bottleneck, or the bottleneck without hypernetwork; the trunks are equal.
+    """One of the models; all have the same trunk but for the wide one.
 
     The generated network has twice the teacher's hidden units. The MLP that replaces it has 64 in each of its two layers, so
     that it does not lack width.
     """
-    run = default_run("in_context", scale, "transformer" if model == "vanilla" else "hypernetwork_transformer")
-    choices: dict[str, Any] = {"attention": attention}
-    if model == "bottleneck_mlp":
-        choices |= {"execution": "mlp", "execution_dim": 64}
+    run = default_run("in_context", scale, "transformer" if "vanilla" in model else "hypernetwork_transformer")
+    choices = {"attention": attention, **MODELS[model]}
+    if model == "vanilla_wide":
+        choices |= {name: 2 * getattr(run.model, name) for name in ("embedding_dim", "kqv_dim", "mlp_dim")}
     return replace(run, model=replace(run.model, **choices))
 
 
@@ -214,14 +258,6 @@ class InContextExperiment(InContextVariants):
     claims = (
         *list_claims(VANILLA, BOTTLENECK, {"setting": "control"}, "6 of 15 pairs trained"),
         Lead(
-            text="the bottleneck needs its hypernetwork: against one whose code is an input of a plain network",
-            source="our question",
-            better=BOTTLENECK,
-            worse={**BOTTLENECK, "model": "bottleneck_mlp"},
-            by=GAP,
-            ours=True,
-        ),
-        Lead(
             text="modules must be connected in training: the bottleneck on a disconnected support against the ring",
             source="our question: a sister paper has disconnected supports",
             better=BOTTLENECK,
@@ -250,28 +286,29 @@ class InContextExperiment(InContextVariants):
 RING = ("0-1", "1-2", "2-3", "3-4", "4-5", "0-5")
 SECOND_NEIGHBOURS = ("0-2", "3-5", "1-3", "0-4", "2-4", "1-5")
 MOST = len(RING) + len(SECOND_NEIGHBOURS)
+RICHEST: Settings = {"trained": MOST, "model": "bottleneck", "modules": "shared", "trunk": "softmax"}
 NUM_TRAINED = (MOST, len(RING), 8, 10)
 STEPS: dict[Scale, int] = {"tiny": 600, "small": 8_000, "paper": 60_000}
 
 
 class InContextSupports(InContextVariants):
-    """Vanilla transformer and bottleneck on richer and richer supports, and the control on the richest."""
+    """Vanilla transformer and bottleneck on richer and richer supports; on the richest also the control and the ablations."""
 
     name = "in-context-supports"
     core_hours = (0.062, 2.3, 430)
     question = "How many compositions must be trained before a transformer recombines modules in context?"
     claims = (
         *list_claims(
-            {"trained": MOST, "model": "vanilla", "modules": "shared"},
-            {"trained": MOST, "model": "bottleneck", "modules": "shared"},
+            {**RICHEST, "model": "vanilla"},
+            RICHEST,
             {"modules": "own"},
             "12 of 15 pairs trained",
         ),
         Lead(
             text="the bottleneck needs more than a ring of trained pairs: 12 of 15 against 6",
             source="our question",
-            better={"trained": MOST, "model": "bottleneck", "modules": "shared"},
-            worse={"trained": len(RING), "model": "bottleneck", "modules": "shared"},
+            better=RICHEST,
+            worse={**RICHEST, "trained": len(RING)},
             by=GAP,
             ours=True,
             paired=False,
@@ -289,18 +326,23 @@ class InContextSupports(InContextVariants):
             for trained in numbers:
                 for model in ("bottleneck", "vanilla"):
                     yield build_record(scale, trained, model, modules)
+        for model in list(MODELS)[2:]:
+            yield build_record(scale, MOST, model, "shared")
+        for trunk in TRUNKS[1:]:
+            for model in ("bottleneck", "vanilla"):
+                yield build_record(scale, MOST, model, "shared", trunk)
 
     def figures(self, finished: Finished, folder: Path) -> list[Path]:
         return draw_supports(self.measure_runs(finished, "auto"), folder)
 
 
-def build_record(scale: Scale, trained: int, model: str, modules: str) -> Record:
+def build_record(scale: Scale, trained: int, model: str, modules: str, trunk: AttentionName = "softmax") -> Record:
     """A model on the ring with so many pairs in all; `modules` are shared by compositions or not."""
-    run = build_run(scale, model)
+    run = build_run(scale, model, trunk)
     pairs = (*RING, *SECOND_NEIGHBOURS)[:trained]
     choices: dict[str, Any] = {"support": "custom", "combinations": " ".join(pairs), "modules": modules}
     task = replace(run.task, **choices)
     return Record(
-        settings={"trained": trained, "model": model, "modules": modules},
+        settings={"trained": trained, "model": model, "modules": modules, "trunk": trunk},
         config=replace(run, task=task, training=replace(run.training, steps=STEPS[scale])),
     )
