@@ -26,6 +26,7 @@ from typing import Literal, get_args
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn import functional
 
 from recombine.attention import definition, linear, triton
@@ -271,8 +272,9 @@ def _may_fuse() -> bool:
 
 
 def _is_transformed() -> bool:
-    """Whether `torch.func` or `torch.jit.trace` is active, which cannot trace through the kernels."""
-    return torch._C._are_functorch_transforms_active() or torch.jit._trace.is_tracing()
+    """Whether `torch.func`, forward-mode differentiation or `torch.jit.trace` is active, which the kernels do not have."""
+    has_tangents = forward_ad._current_level >= 0
+    return has_tangents or torch._C._are_functorch_transforms_active() or torch.jit._trace.is_tracing()
 
 
 @constant_in_graphs

@@ -47,6 +47,10 @@ from recombine.foundation.errors import InputError, check_choice, check_positive
 MASKED_SCORE = -1e4
 
 
+class CallError(InputError, RuntimeError, AssertionError):
+    """A layer was called with wrong inputs; `nn.MultiheadAttention` raises a RuntimeError or an AssertionError then."""
+
+
 def arrange_masks(
     attn_mask: Tensor | None, key_padding_mask: Tensor | None, shape: tuple[int, int, int, int], batched: bool
 ) -> list[Tensor]:
@@ -85,9 +89,9 @@ def pad_keys(tensor: Tensor | None, num_keys: int, value: float | bool) -> Tenso
 
 def _check_mask(name: str, mask: Tensor, shapes: list[tuple[int, ...]]) -> None:
     if tuple(mask.shape) not in shapes:
-        raise InputError(f"{name} has shape {tuple(mask.shape)}: expected {' or '.join(map(str, shapes))}")
+        raise CallError(f"{name} has shape {tuple(mask.shape)}: expected {' or '.join(map(str, shapes))}")
     if mask.dtype != torch.bool and not mask.is_floating_point():
-        raise InputError(f"{name} has type {mask.dtype}: expected torch.bool or a floating-point type")
+        raise CallError(f"{name} has type {mask.dtype}: expected torch.bool or a floating-point type")
 
 
 @dataclass(kw_only=True)
@@ -186,11 +190,13 @@ class HypernetworkAttention(nn.MultiheadAttention):
         """
         _check_inputs(self, query, key, value)
         if is_causal and attn_mask is None:
-            raise InputError("attn_mask is missing: expected the causal mask that is_causal=True says it is")
+            raise CallError("attn_mask is missing: expected the causal mask that is_causal=True says it is")
         batched = query.dim() == 3
         q, k, v = (self._batch_first(x, batched) for x in self._project(query, key, value))
         normalisation, value_network = ATTENTIONS[self.attention]
-        masks = arrange_masks(attn_mask, key_padding_mask, (len(q), self.num_heads, q.shape[1], k.shape[1]), batched)
+        masks = arrange_masks(
+            attn_mask, key_padding_mask, (q.shape[0], self.num_heads, q.shape[1], k.shape[1]), batched
+        )
         bias, mask = merge_masks(masks, softmax="softmax" in normalisation)
         k, v = self._add_keys(k, self.bias_k), self._add_keys(v, self.bias_v)
         mask, watch = pad_keys(mask, k.shape[1], True), self.watch
@@ -235,7 +241,7 @@ class HypernetworkAttention(nn.MultiheadAttention):
 
     def _add_keys(self, x: Tensor, learned: Tensor | None) -> Tensor:
         """Append the learned key or value of `add_bias_kv`, then the zero one of `add_zero_attn`."""
-        added = [] if learned is None else [learned.to(x.dtype).expand(len(x), 1, -1)]
+        added = [] if learned is None else [learned.to(x.dtype).expand(x.shape[0], 1, -1)]
         if self.add_zero_attn:
             added.append(torch.zeros_like(x[:, :1]))
         return torch.cat([x, *added], dim=1) if added else x
@@ -246,21 +252,21 @@ class HypernetworkAttention(nn.MultiheadAttention):
 
 def _check_inputs(layer: nn.MultiheadAttention, query: Tensor, key: Tensor, value: Tensor) -> None:
     if query.is_nested or key.is_nested or value.is_nested:
-        raise InputError(
+        raise CallError(
             "the input is a nested tensor: expected a padded one; convert the whole nn.TransformerEncoder, or "
             "give it enable_nested_tensor=False"
         )
     features = {"query": layer.embed_dim, "key": layer.kdim, "value": layer.vdim}
     for (name, num_features), x in zip(features.items(), (query, key, value), strict=True):
         if x.dim() not in (2, 3) or x.dim() != query.dim() or x.shape[-1] != num_features:
-            raise InputError(
+            raise CallError(
                 f"{name} has shape {tuple(x.shape)}: expected 3 dimensions (2 for all three if without batch), "
                 f"the last of {num_features}"
             )
     batch = 0 if layer.batch_first else 1
     if key.shape[:-1] != value.shape[:-1] or (query.dim() == 3 and query.shape[batch] != key.shape[batch]):
         shapes = ", ".join(str(tuple(x.shape)) for x in (query, key, value))
-        raise InputError(f"query, key, value have shapes {shapes}: expected one batch size, and as many keys as values")
+        raise CallError(f"query, key, value have shapes {shapes}: expected one batch size, and as many keys as values")
 
 
 def convert(model: nn.Module, attention: str = "hyla", *, output_scale: OutputScale | None = None) -> nn.Module:
