@@ -98,8 +98,8 @@ def test_files_of_different_kinds_are_refused(folder, tmp_path):
 
 def test_blind_prompts_have_no_answers(tmp_path, capsys):
     flags = ["--scale", "tiny", "--format", "text", "--blind", "--num-instances", "2"]
-    assert run_verb(["export", "goal-grid", *flags, "-o", str(tmp_path / "blind"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["rows"] == 4
+    assert run_verb(["export", "fuzzy-logic", *flags, "-o", str(tmp_path / "blind"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == 6
     assert [path.name for path in (tmp_path / "blind").iterdir()] == ["prompts.jsonl"]
     assert all("targets" not in row for row in read_lines(tmp_path / "blind" / "prompts.jsonl"))
     assert run_verb(["export", "sraven", "--format", "text", "--worked-examples", "99"]) == 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from recombine.cli.flags import TaskOptions, parse_task, score_table
-from recombine.foundation.display import Column, Table, tables_as_dict
+from recombine.foundation.display import Column, Table
 from recombine.foundation.errors import InputError, require
 from recombine.tasks.sampling import find_leaks
 from recombine.training.schema import Json
@@ -30,7 +30,6 @@ def run(argv: list[str]) -> None:
     certificate = task.split.certificate.as_dict()
     leaks = find_leaks(task, num_instances=min(options.num_instances or MAX_AUDITED, MAX_AUDITED))
     references = score_references(task, num_instances=options.num_instances) if options.num_instances else {}
-    facts = task.tables(options.num_instances) if options.num_instances else []
     metrics = describe_metrics(task, references.values())
     value = {
         "task": task.name,
@@ -38,14 +37,13 @@ def run(argv: list[str]) -> None:
         "leaks": [leak._asdict() for leak in leaks],
         "metrics": metrics,
         "references": references,
-        "tables": tables_as_dict(facts),
     }
     tables = (
         [score_table(references, "reference scores", metrics=metrics, splits=describe_splits(task))]
         if references
         else []
     )
-    options.show(value, certificate_table(certificate), f"sha256 {certificate['sha256']}\n", *tables, *facts)
+    options.show(value, certificate_table(certificate), f"sha256 {certificate['sha256']}\n", *tables)
     if leaks:
         raise InputError(f"task {task.name!r} breaks its split: {leaks[0]}")
 

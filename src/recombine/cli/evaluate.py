@@ -46,7 +46,7 @@ def run(argv: list[str]) -> None:
     )
     task, num_instances = config.task, options.num_instances
     num_instances = task.evaluation_instances if num_instances is None else num_instances
-    tables = task.tables_of(model, num_instances, resolve_device(options.device))
+    tables = task.evaluation_tables(model, num_instances, resolve_device(options.device))
     value: Json = {"run": str(directory.path)}
     if directory.finished:
         value |= directory.read_json("result.json")

@@ -293,7 +293,8 @@ class _Probe:
         options: dict[str, Any] = {"num_instances": self.numbers["num_instances"], "device": device}
         with self.part("ablate"):
             batch = task.sample("test", 0, batch_size=1)
-            metric = reading.choose_metric(task.metrics(task.chance(batch), batch))
+            metrics = list(task.metrics(task.chance(batch), batch))
+            metric = next((name for name in metrics if name.endswith("_pooled")), metrics[0])
             self.numbers["ablations"] = measure_ablations(model, task, metric=metric, **options)
         with self.part("swap"):
             self.numbers["swap"] = measure_swaps(model, reading, **options)

@@ -387,5 +387,5 @@ def make_gallery(run: ReportRun) -> Gallery:
         wrong=cards[1],
         num_right=int(right.sum()),
         num_asked=NUM_ASKED,
-        meaning=task.right_means,
+        meaning=task.success_criterion,
     )

@@ -1,7 +1,7 @@
-"""What a task is: a frozen dataclass that samples batches, scores predictions, and knows chance and ceiling.
+"""Base class of tasks: frozen dataclasses that sample batches, score predictions, and compute chance and ceiling.
 
-A task answers for itself: what its metrics are called, which sizes it has at each scale, what a probe should read, how an
-instance is written or drawn. Nothing outside its folder knows a family by name.
+A task defines its metrics, its sizes at each scale, what a probe reads, and how an instance is written or drawn. Probes,
+reports and the command line use this interface only and name no family.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ SCALES: tuple[Scale, ...] = get_args(Scale)
 # scores that every result is compared with; see `Task.best_predictions`
 Reference = Literal["chance", "ceiling", "agnostic"]
 REFERENCES: tuple[Reference, ...] = get_args(Reference)
-RIGHT_FROM = 0.95  # of the headline metric of a row, where a task does not say what is right
+SUCCESS_THRESHOLD = 0.95  # of the headline metric of a row, in the default criterion
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,12 +100,13 @@ class Task(Sampler):
     version: ClassVar[int] = 1
     models: ClassVar[tuple[str, ...]] = ("transformer",)  # models it has sizes for, the default first
     metric_info: ClassVar[Mapping[str, Metric]] = METRICS
+    module_title: ClassVar[str] = "module"  # in `describe`
     # what the columns of an export hold that not every task has
     column_info: ClassVar[Mapping[str, str]] = {
         "strengths": "strength of each module, 0 if it is not in the composition"
     }
-    evaluation_instances: ClassVar[int] = 16_000  # a split, in a final evaluation
-    training_evaluation_instances: ClassVar[int] = 1_000  # a split, in evaluations during training
+    evaluation_instances: ClassVar[int] = 16_000  # per split, in a final evaluation
+    training_evaluation_instances: ClassVar[int] = 1_000  # per split, in evaluations during training
     training_evaluations: ClassVar[int] = 8  # during a training of up to 20,000 steps; longer ones have up to 20
     # whether the tokens that are read see the rest and themselves, not one another
     isolated_queries: ClassVar[bool] = False
@@ -165,9 +166,9 @@ class Task(Sampler):
         """Number of features of a prediction."""
 
     @property
-    @abstractmethod
     def num_read(self) -> int:
-        """Number of tokens, at the end of the sequence, that are read as predictions."""
+        """Number of tokens, at the end of the sequence, that are read as predictions; by default all."""
+        return self.sequence_length
 
     @abstractmethod
     def loss(self, predictions: Tensor, batch: Batch) -> Float[Tensor, ""]:
@@ -227,9 +228,9 @@ class Task(Sampler):
         larger = split == "unknown" and self.split.only_larger
         return "more modules at once than in training" if larger else SPLIT_MEANINGS.get(split, split)
 
-    @abstractmethod
     def describe(self, composition: Composition) -> str:
-        """A composition as text."""
+        """A composition as text; by default its module numbers."""
+        return " + ".join(f"{self.module_title} {module}" for module in composition if module >= 0)
 
     @abstractmethod
     def render(self, batch: Batch, row: int) -> str:
@@ -249,14 +250,10 @@ class Task(Sampler):
         """Predictions of simple strategies by name, for comparison."""
         return {}
 
-    def tables(self, num_instances: int) -> list[Table]:
-        """Facts about the family that are worth knowing before training, estimated from `num_instances` instances."""
-        return []
-
-    def tables_of(
+    def evaluation_tables(
         self, predict: Callable[[Tensor], Tensor], num_instances: int, device: torch.device | str
     ) -> list[Table]:
-        """What is worth knowing of a predictor besides its scores; `recombine evaluate` prints it."""
+        """Measurements of a predictor besides its scores, printed by `recombine evaluate`."""
         return []
 
     def picture(self, batch: Batch, row: int) -> Markup:
@@ -264,15 +261,15 @@ class Task(Sampler):
         raise InputError(f"task {self.name!r} has no picture: expected a task with pictures, such as 'sraven'")
 
     @property
-    def right_means(self) -> str:
-        """What `judge` calls right, in words."""
-        return f"its {self.metric(self.headline).title} is at least {RIGHT_FROM}"
+    def success_criterion(self) -> str:
+        """The criterion of `judge`, in words."""
+        return f"its {self.metric(self.headline).title} is at least {SUCCESS_THRESHOLD}"
 
     def judge(self, predictions: Tensor, batch: Batch) -> tuple[Tensor, Bool[Tensor, " batch"]]:
         """The answers of the predictions, for `card`, and which rows are right. By default, judged by the headline metric."""
         name, ratio = next(iter(self.metrics(predictions, batch).items()))
         value = ratio.numerator / ratio.denominator
-        right = value >= RIGHT_FROM if self.metric(name).higher_is_better else value <= 1 - RIGHT_FROM
+        right = value >= SUCCESS_THRESHOLD if self.metric(name).higher_is_better else value <= 1 - SUCCESS_THRESHOLD
         return predictions, right
 
     def card(self, batch: Batch, row: int, answer: Tensor) -> Card:

@@ -313,7 +313,7 @@ class FuzzyLogic(Task):
         return FuzzyLogicText(self if self.decimals else replace(self, decimals=2))
 
     @property
-    def right_means(self) -> str:
+    def success_criterion(self) -> str:
         return f"the answer is within {TOLERANCE} of the true value"
 
     def judge(self, predictions: Tensor, batch: Batch) -> tuple[Tensor, Bool[Tensor, " batch"]]:
@@ -345,7 +345,6 @@ class FuzzyLogic(Task):
                 Panel("value of the function", values[:, -1:].T.numpy(), ("f",), range(last, last + 1)),
             ],
             parts=[(f"{last} examples", last), ("query", 1)],
-            framed="what the network is asked for",
         )
 
     def describe(self, composition: Composition) -> str:

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from recombine.tasks.base import Ratio, Task
+from recombine.tasks.base import Task
 from recombine.tasks.sampling import Batch, SplitName, evaluation_batches
 
 
@@ -84,10 +84,6 @@ class Reading:
     def target(self, batch: Batch) -> Shaped[Tensor, " rows"]:
         """The target at the last token, as a number."""
         return batch.targets.reshape(len(batch), -1)[:, -1]
-
-    def choose_metric(self, metrics: Mapping[str, Ratio]) -> str:
-        """The metric for ablations: a pooled one if there is one, else the first."""
-        return next((name for name in metrics if name.endswith("_pooled")), next(iter(metrics)))
 
     # swapping latent codes between instances
 

@@ -222,8 +222,8 @@ class Sampler(Settings, ABC):
 Value = TypeVar("Value")
 
 
-def once_per_device(make: Callable[[Any, torch.device], Value]) -> Callable[[Any, torch.device | str], Value]:
-    """Decorator for a method that takes a device: the value for each device is computed once and kept with the object.
+def cached_per_device(make: Callable[[Any, torch.device], Value]) -> Callable[[Any, torch.device | str], Value]:
+    """Decorator for a method of a device that caches its value per device on the object.
 
     Used for frozen weights, which would otherwise be copied to the device for every batch.
     """

@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import torch
 from jaxtyping import Float
@@ -27,12 +27,13 @@ from recombine.tasks.sampling import Batch
 Parser = Literal["strict", "lenient"]
 PARSERS: tuple[Parser, ...] = get_args(Parser)
 IGNORED = ","  # between the parts of an answer
-# what may not stand next to an answer made of numbers, because a longer list of numbers is no answer
-BEFORE_NUMBERS, AFTER_NUMBERS = r"(?<![\d.-])(?<!\d )(?<!\d, )", r"(?!\d)(?!\.\d)(?!,? -?\d)"
 
 
 class TextForm(ABC):
     """How instances of a task are written and answered as text."""
+
+    # what an answer within a response may not follow and precede: by default numbers, as a longer list is no answer
+    boundaries: ClassVar[tuple[str, str]] = (r"(?<![\d.-])(?<!\d )(?<!\d, )", r"(?!\d)(?!\.\d)(?!,? -?\d)")
 
     def __init__(self, task: Task) -> None:
         self.task = task  # the task whose rows are written: that of the caller, with numbers that text can show
@@ -64,16 +65,11 @@ class TextForm(ABC):
     def predict(self, answers: Sequence[str | None], batch: Batch) -> Tensor:
         """Predictions, as a module returns them, that mean the answers to the rows of a batch; None is a wrong answer."""
 
-    @property
-    def around(self) -> tuple[str, str]:
-        """What may not stand before and after an answer within a response."""
-        return BEFORE_NUMBERS, AFTER_NUMBERS
-
     def expression(self, parser: Parser) -> str:
         """The regular expression of a parser. Its last match in a response is the answer."""
         if parser == "strict":
             return rf"\A\s*(?:Answer:)?\s*({self.pattern})\s*\Z"
-        before, after = self.around
+        before, after = self.boundaries
         return rf"(?i){before}({self.pattern}){after}"
 
     def parse(self, response: str, parser: Parser) -> str | None:

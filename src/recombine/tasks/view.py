@@ -266,8 +266,10 @@ MAX_NAMES = 8  # more rows than that are not named one by one
 NUM_LEVELS = 64  # of colour
 
 
-def draw_tokens(*, title: str, panels: Sequence[Panel], parts: Sequence[tuple[str, int]], framed: str) -> Markup:
-    """A sequence as panels, one below the other. `parts` are names and numbers of tokens, `framed` says what the frame is."""
+def draw_tokens(
+    *, title: str, panels: Sequence[Panel], parts: Sequence[tuple[str, int]], framed: str = "to be predicted"
+) -> Markup:
+    """A sequence as panels, one below the other. `parts`: names and numbers of tokens; `framed`: meaning of the frame."""
     lines = textwrap.wrap(title, 80)
     drawn = [f'<text class="left" y="{12 + LINE * number}">{escape(line)}</text>' for number, line in enumerate(lines)]
     y: float = LINE * len(lines) + TITLE

@@ -10,15 +10,11 @@ object); `show_walls=False` hides the walls, so that the model must know the maz
 
 A composition is one value of each part. Values are numbered consecutively over all parts: quadrants, interactions, mazes,
 objects.
-
-As text, an instance is a map and an instruction; the answer is the whole plan, moves and interaction. A plan is right if it
-is as short as possible, which several plans can be. Of a wrong plan, the steps before its first mistake count as right.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Literal, NamedTuple
@@ -37,8 +33,7 @@ from recombine.tasks.grids.imitation import ENDED, Episodes, ImitationTask
 from recombine.tasks.grids.map import MOVES, draw_mazes, find_shortest_paths, observation_dim, observe
 from recombine.tasks.grids.picture import Mark, draw_map, write_map
 from recombine.tasks.native import episodes as kernel
-from recombine.tasks.sampling import Batch, SplitName, once_per_device
-from recombine.tasks.text import TextForm
+from recombine.tasks.sampling import Batch, SplitName, cached_per_device
 from recombine.tasks.view import ACCENT, PLAIN
 
 
@@ -293,7 +288,7 @@ class GoalGrid(ImitationTask):
         info = {"composition": composition, "kinds": kinds, "objects": objects, "cells": cells, "optimal": optimal}
         return Batch(inputs, actions, modules, info)
 
-    @once_per_device
+    @cached_per_device
     def _tables(self, device: torch.device) -> tuple[World, Tensor, Tensor, Tensor]:
         """On a device: the world, the offsets of the parts, the encoding of each goal, and the walls as numbers."""
         return (
@@ -302,9 +297,6 @@ class GoalGrid(ImitationTask):
             self.encodings.flatten(0, 3).to(device),
             self.world.walls.to(device, torch.float32),
         )
-
-    def text_form(self) -> TextForm:
-        return GoalGridText(self)
 
     def describe(self, composition: Composition) -> str:
         """The instruction; for an incomplete goal, the names of its values."""
@@ -348,85 +340,3 @@ class GoalGrid(ImitationTask):
             ending=f"it arrives: {INTERACTIONS[interaction]}",
             shaded=self.quadrants[quadrant].nonzero()[:, 0].tolist(),
         )
-
-
-class GoalGridText(TextForm):
-    """Maps as characters, actions as words."""
-
-    task: GoalGrid
-
-    @property
-    def actions(self) -> list[str]:
-        return [*MOVES, *INTERACTIONS[: self.task.num_interactions]]
-
-    @property
-    def instructions(self) -> str:
-        letters = ", ".join(f"{name[0]} {name}" for name in OBJECTS[: self.task.num_objects])
-        walls = "# wall, " if self.task.show_walls else ""
-        return (
-            f"A map shows an agent in a maze: @ agent, {walls}. free, {letters}. The agent moves up, right, down or left by "
-            "one cell and cannot enter a wall or leave the map. The middle row belongs to the upper half and the middle "
-            "column to the left half. Follow the instruction: walk to the object along a shortest path, over other objects "
-            "if need be, then perform the action on it."
-        )
-
-    @property
-    def answer_format(self) -> str:
-        return "all steps as words, separated by spaces, such as `up up right lift`, and nothing else"
-
-    @property
-    def pattern(self) -> str:
-        interactions = "|".join(self.actions[len(MOVES) :])
-        return rf"(?:(?:{'|'.join(MOVES)}),? )+(?:{interactions})"
-
-    @property
-    def around(self) -> tuple[str, str]:
-        return r"\b", r"\b"
-
-    def write_question(self, batch: Batch, row: int) -> str:
-        size, walls = self.task.grid_size, self.task.mazes[int(batch.latents[row, 2]) - self.task.offsets[2]]
-        letters = ["#" if wall and self.task.show_walls else "." for wall in walls.flatten().tolist()]
-        for cell, kind in zip(*(batch.info[name][row].tolist() for name in ("objects", "kinds")), strict=True):
-            letters[cell] = OBJECTS[kind][0]
-        letters[int(batch.info["cells"][row, 0])] = "@"
-        lines = ["".join(letters[first : first + size]) for first in range(0, len(letters), size)]
-        return "\n".join([*lines, f"Instruction: {self.task.describe(tuple(batch.latents[row].tolist()))}"])
-
-    def write_answers(self, batch: Batch, row: int) -> list[str]:
-        """Every shortest plan, the expert's first."""
-        moves, optimal, start, goal, last = self._describe_row(batch, row)
-        plans: list[tuple[list[int], int]] = [([], start)]
-        while plans[0][1] != goal:
-            plans = [
-                ([*plan, action], int(moves[cell, action]))
-                for plan, cell in plans
-                for action in optimal[cell].nonzero()[:, 0].tolist()
-            ]
-        return [" ".join(self.actions[action] for action in (*plan, last)) for plan, _ in plans]
-
-    def predict(self, answers: Sequence[str | None], batch: Batch) -> Tensor:
-        """The expert's actions up to the first mistake of the plan, wrong ones from there on."""
-        wrong = batch.info["optimal"].int().argmin(dim=-1)
-        chosen = batch.targets.clone()
-        for row, answer in enumerate(answers):
-            steps = 0 if answer is None else self._count_right(batch, row, answer.split())
-            chosen[row, steps:] = torch.where(batch.targets[row, steps:] == ENDED, ENDED, wrong[row, steps:])
-        return self.task.predict_answers(chosen)
-
-    def _count_right(self, batch: Batch, row: int, plan: list[str]) -> int:
-        """The number of steps before the first mistake; as many as there are if the plan is right."""
-        moves, optimal, cell, goal, last = self._describe_row(batch, row)
-        for step, name in enumerate(plan):
-            action = self.actions.index(name)
-            if cell == goal:
-                return step + (action == last and step + 1 == len(plan))
-            if action >= len(MOVES) or not optimal[cell, action]:
-                return step
-            cell = int(moves[cell, action])
-        return len(plan)
-
-    def _describe_row(self, batch: Batch, row: int) -> tuple[Tensor, Tensor, int, int, int]:
-        """Where moves lead, the moves towards the goal, the cells of agent and goal, and the interaction."""
-        maze, goal = int(batch.latents[row, 2]) - self.task.offsets[2], int(batch.info["objects"][row, 0])
-        world, last = self.task.world, int(batch.targets[row][batch.targets[row] != ENDED][-1])
-        return world.moves[maze], world.optimal[maze, :, goal], int(batch.info["cells"][row, 0]), goal, last

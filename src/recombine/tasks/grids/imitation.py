@@ -122,10 +122,6 @@ class ImitationTask(Task):
     def sequence_length(self) -> int:
         return self.horizon
 
-    @property
-    def num_read(self) -> int:
-        return self.horizon
-
     def loss(self, predictions: Tensor, batch: Batch) -> Float[Tensor, ""]:
         """Cross-entropy with the expert's actions, the mean over all steps before the end."""
         logits = self.read(predictions)

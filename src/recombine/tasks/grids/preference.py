@@ -39,16 +39,14 @@ from jaxtyping import Bool, Float, Int
 from markupsafe import Markup
 from torch import Tensor
 
-from recombine.compositions import Composition, CompositionSplit
 from recombine.foundation.errors import check_positive, require
 from recombine.random import Stream
 from recombine.tasks.base import Scale
 from recombine.tasks.grids.imitation import ENDED, Episodes, ImitationTask, PreferenceReading
 from recombine.tasks.grids.map import MOVES, observation_dim, observe, tabulate_moves
 from recombine.tasks.grids.picture import Mark, draw_map, write_map
-from recombine.tasks.modular.encodings import check_encoding, count_features, encode_strengths
-from recombine.tasks.modular.supports import Support, split_support
-from recombine.tasks.modular.teacher import Latents, describe_mixture, draw_strengths, draw_weights
+from recombine.tasks.modular.mixture import MixtureTask
+from recombine.tasks.modular.teacher import describe_mixture, draw_weights
 from recombine.tasks.native import episodes
 from recombine.tasks.sampling import Batch, SplitName
 from recombine.tasks.view import BAD, GOOD
@@ -148,40 +146,29 @@ MAX_OBJECTS = 10  # the expert enumerates all sets of objects
 
 
 @dataclass(frozen=True, kw_only=True)
-class PreferenceGrid(ImitationTask):
+class PreferenceGrid(MixtureTask, ImitationTask):
     """Collect the objects in a grid world that a mixture of preferences makes valuable."""
 
     name: ClassVar[str] = "preference_grid"
+    module_title: ClassVar[str] = "preference"
     summary: ClassVar[str] = "act on a mixture of preferences in a grid world (arXiv 2507.07207)"
 
-    num_modules: int = 16
-    """Number of preferences."""
-    num_active: int = 3
-    """Maximum number of preferences in a training task."""
     num_features: int = 16
     """Number of kinds of objects."""
     num_objects: int = 4
     """Number of objects on a map."""
-    latents: Latents = "discrete"
-    """Strengths of active preferences: 0.5, 0.6, ..., 1 (discrete), always 1 (k_hot), or any from 0.5 to 1 (continuous)."""
     encoding: GridEncoding = "identity"
     """How the task is encoded in the inputs."""
-    support: Support = "random"
-    """Which compositions of preferences are trained."""
     discount: float = 0.9
     """Discount factor of the reward per step."""
     expert: Expert = "remaining_steps"
     """Expert that plans for the remaining steps or, as published, for the whole horizon at every step."""
-    held_out: float = 0.25
-    """Fraction of compositions held out. disconnected and non_compositional ignore it; unpopular_modules may exceed it."""
 
     def __post_init__(self) -> None:
-        check_positive(num_modules=self.num_modules, num_active=self.num_active, num_features=self.num_features)
-        check_positive(num_objects=self.num_objects, horizon=self.horizon)
-        check_encoding(self.encoding, latents=self.latents, num_modules=self.num_modules)
+        check_positive(num_features=self.num_features, num_objects=self.num_objects, horizon=self.horizon)
         require(self.num_objects <= MAX_OBJECTS, "num_objects", self.num_objects, f"at most {MAX_OBJECTS}")
         require(0 < self.discount < 1, "discount", self.discount, "a number strictly between 0 and 1")
-        _ = self.split  # raise an error now if the split cannot cover all modules
+        super().__post_init__()
 
     @classmethod
     def at_scale(cls, scale: Scale) -> PreferenceGrid:
@@ -193,10 +180,6 @@ class PreferenceGrid(ImitationTask):
     @property
     def output_dim(self) -> int:
         return len(ACTIONS)
-
-    @property
-    def encoding_dim(self) -> int:
-        return count_features(self.encoding, num_modules=self.num_modules, num_slots=self.num_active)
 
     @property
     def input_dim(self) -> int:
@@ -229,16 +212,6 @@ class PreferenceGrid(ImitationTask):
         stream = Stream(self.name, self.seed, "basis", rows=range(self.num_modules))
         return draw_weights(stream, "normal", 1.0, 1, self.num_features)[:, 0]
 
-    @cached_property
-    def split(self) -> CompositionSplit:
-        return split_support(
-            self.support,
-            num_modules=self.num_modules,
-            num_active=self.num_active,
-            held_out=self.held_out,
-            seed=self.seed,
-        )
-
     def make_batch(self, split: SplitName, stream: Stream) -> Batch:
         """Episodes of the expert with preferences of the split.
 
@@ -251,7 +224,7 @@ class PreferenceGrid(ImitationTask):
         - `info["optimal"]` (batch, step, action).
         """
         composition, modules = self.draw_compositions(split, stream)
-        strengths = draw_strengths(modules, stream, num_modules=self.num_modules, latents=self.latents)
+        strengths = self.draw_strengths(modules, stream)
         kinds = stream.integers(self.num_features, self.num_objects)
         places = stream.choices(len(self.free), self.num_objects + 1)
         start, objects = places[:, -1], places[:, :-1]
@@ -267,12 +240,9 @@ class PreferenceGrid(ImitationTask):
         )
         free = self.free.to(stream.device)
         episodes, objects = episodes._replace(cells=free.take(episodes.cells)), free.take(objects)
-        code = encode_strengths(
-            self.encoding, self.name, self.seed, strengths=strengths, modules=modules, num_slots=self.num_active
-        )
         inputs = observe(
             episodes,
-            codes=code,
+            codes=self.encode(strengths, modules),
             objects=objects,
             kinds=kinds,
             num_kinds=self.num_features,
@@ -301,9 +271,6 @@ class PreferenceGrid(ImitationTask):
 
     def reading(self) -> PreferenceReading:
         return PreferenceReading(self)
-
-    def describe(self, composition: Composition) -> str:
-        return " + ".join(f"preference {module}" for module in composition)
 
     def render(self, batch: Batch, row: int) -> str:
         """The map with the expert's path, the values of the objects, and each step."""

@@ -251,10 +251,6 @@ class Language(Task):
         return self.context_length
 
     @property
-    def num_read(self) -> int:
-        return self.context_length
-
-    @property
     def output_dim(self) -> int:
         return self.vocabulary_size
 
@@ -324,7 +320,7 @@ class Language(Task):
         zeros = torch.zeros(shape, dtype=torch.float32, device=batch.targets.device)
         return zeros.scatter_(-1, batch.targets[..., None], CERTAIN)
 
-    def tables_of(
+    def evaluation_tables(
         self, predict: Callable[[Tensor], Tensor], num_instances: int, device: torch.device | str
     ) -> list[Table]:
         """Cross-entropy and perplexity of held-out text by position in the row."""

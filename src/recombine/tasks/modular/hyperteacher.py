@@ -21,23 +21,19 @@ from jaxtyping import Float
 from markupsafe import Markup
 from torch import Tensor
 
-from recombine.compositions import Composition, CompositionSplit
 from recombine.foundation.errors import InputError, check_positive, require
 from recombine.random import Stream
-from recombine.tasks.base import Preset, Ratio, Scale, Task, measure_r2
-from recombine.tasks.modular.encodings import Encoding, check_encoding, count_features, encode_strengths
-from recombine.tasks.modular.supports import Support, split_support
+from recombine.tasks.base import Preset, Ratio, Scale, measure_r2
+from recombine.tasks.modular.mixture import MixtureTask
 from recombine.tasks.modular.teacher import (
-    Latents,
     ModularTeacher,
     apply_teacher,
     describe_mixture,
-    draw_strengths,
     draw_teacher,
     write_numbers,
 )
 from recombine.tasks.reading import StrengthReading
-from recombine.tasks.sampling import Batch, SplitName, once_per_device
+from recombine.tasks.sampling import Batch, SplitName, cached_per_device
 from recombine.tasks.view import Panel, draw_tokens
 
 NUM_SHOWN = 8  # numbers per line of text
@@ -45,7 +41,7 @@ BATCHES_PER_KEY = 16  # number of consecutive batches that share a key of the st
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hyperteacher(Task):
+class Hyperteacher(MixtureTask):
     """Predict the outputs of a network that mixes a few modules, given their strengths."""
 
     name: ClassVar[str] = "hyperteacher"
@@ -55,10 +51,6 @@ class Hyperteacher(Task):
     max_batches_at_once: ClassVar[int] = 16
     models: ClassVar[tuple[str, ...]] = ("mlp", "hypernetwork", "task_transformer")
 
-    num_modules: int = 16
-    """Number of modules."""
-    num_active: int = 3
-    """Maximum number of modules in a training task."""
     x_dim: int = 16
     """Number of features of an input x."""
     teacher_dim: int = 16
@@ -67,16 +59,8 @@ class Hyperteacher(Task):
     """Number of features of an output y."""
     teacher_layers: int = 1
     """Number of hidden layers of the teacher, each with its own modules."""
-    latents: Latents = "discrete"
-    """Strengths of active modules: 0.5, 0.6, ..., 1 (discrete), always 1 (k_hot), or any from 0.5 to 1 (continuous)."""
-    encoding: Encoding = "identity"
-    """How the task is encoded in the inputs."""
     num_shots: int = 50
     """Number of examples (x, y) in the encoding few_shot."""
-    support: Support = "random"
-    """Which compositions are trained."""
-    held_out: float = 0.25
-    """Fraction of compositions held out. disconnected and non_compositional ignore it; unpopular_modules may exceed it."""
     num_extra: int = 1
     """Maximum number of additional modules in tasks of the split unknown; with 0, there is no such split."""
     num_samples: int = 16
@@ -87,12 +71,9 @@ class Hyperteacher(Task):
     def __post_init__(self) -> None:
         require(self.num_samples > 1, "num_samples", self.num_samples, "at least 2, to have a variance")
         require(self.num_extra >= 0, "num_extra", self.num_extra, "0 or more modules")
-        check_positive(num_modules=self.num_modules, teacher_layers=self.teacher_layers, num_shots=self.num_shots)
-        check_positive(
-            x_dim=self.x_dim, teacher_dim=self.teacher_dim, y_dim=self.y_dim, train_samples=self.train_length
-        )
-        check_encoding(self.encoding, latents=self.latents, num_modules=self.num_modules)
-        _ = self.split  # raise an error now if the split cannot cover all modules
+        check_positive(x_dim=self.x_dim, teacher_dim=self.teacher_dim, y_dim=self.y_dim, num_shots=self.num_shots)
+        check_positive(teacher_layers=self.teacher_layers, train_samples=self.train_length)
+        super().__post_init__()
 
     @classmethod
     def preset(cls, scale: Scale, model: str | None = None) -> Preset:
@@ -123,14 +104,13 @@ class Hyperteacher(Task):
 
     @property
     def most_active(self) -> int:
-        """Maximum number of modules in any task, trained or not."""
         return min(self.num_active + self.num_extra, self.num_modules)
 
     @property
     def encoding_dim(self) -> int:
         if self.encoding == "few_shot":
             return self.num_shots * (self.x_dim + self.y_dim)
-        return count_features(self.encoding, num_modules=self.num_modules, num_slots=self.most_active)
+        return super().encoding_dim
 
     @property
     def input_dim(self) -> int:
@@ -148,21 +128,6 @@ class Hyperteacher(Task):
     def train_length(self) -> int:
         return self.num_samples if self.train_samples is None else self.train_samples
 
-    @property
-    def num_read(self) -> int:
-        return self.num_samples
-
-    @cached_property
-    def split(self) -> CompositionSplit:
-        return split_support(
-            self.support,
-            num_modules=self.num_modules,
-            num_active=self.num_active,
-            held_out=self.held_out,
-            seed=self.seed,
-            most_active=self.most_active,
-        )
-
     def stream(
         self, split: SplitName, index: int, *, batch_size: int, rows: range | None, device: torch.device | str
     ) -> Stream:
@@ -179,16 +144,14 @@ class Hyperteacher(Task):
         """Inputs x behind the code of a task (batch, sample, feature), and what the teacher makes of each x."""
         num_samples = self.train_length if split == "train" else self.num_samples
         composition, modules = self.draw_compositions(split, stream)
-        strengths = draw_strengths(modules, stream, num_modules=self.num_modules, latents=self.latents)
+        strengths = self.draw_strengths(modules, stream)
         x = stream.uniform(num_samples, self.x_dim).mul_(2).sub_(1)
         y = self.apply(strengths, x)
         if self.encoding == "few_shot":
             shots = stream.uniform(self.num_shots, self.x_dim).mul_(2).sub_(1)
             code = torch.cat([shots, self.apply(strengths, shots)], dim=-1).flatten(1)
         else:
-            code = encode_strengths(
-                self.encoding, self.name, self.seed, strengths=strengths, modules=modules, num_slots=self.most_active
-            )
+            code = self.encode(strengths, modules)
         inputs = torch.cat([code[:, None].expand(-1, num_samples, -1), x], dim=-1)
         return Batch(inputs, y, modules, {"composition": composition, "strengths": strengths})
 
@@ -210,7 +173,7 @@ class Hyperteacher(Task):
             num_layers=self.teacher_layers,
         )
 
-    @once_per_device
+    @cached_per_device
     def teacher_on(self, device: torch.device) -> ModularTeacher:
         return self.teacher.to(device)
 
@@ -243,7 +206,7 @@ class Hyperteacher(Task):
         stream = Stream(self.name, self.seed, "mean target", rows=range(65_536))
         _, modules = self.draw_compositions("train", stream)
         x = stream.uniform(1, self.x_dim) * 2 - 1
-        strengths = draw_strengths(modules, stream, num_modules=self.num_modules, latents=self.latents)
+        strengths = self.draw_strengths(modules, stream)
         return self.apply(strengths, x).double().mean(dim=(0, 1)).float()
 
     def best_predictions(
@@ -258,9 +221,6 @@ class Hyperteacher(Task):
     def reading(self) -> StrengthReading:
         return StrengthReading(self)
 
-    def describe(self, composition: Composition) -> str:
-        return " + ".join(f"module {module}" for module in composition if module >= 0)
-
     def picture(self, batch: Batch, row: int) -> Markup:
         """A column per sample, with the code above the inputs and the outputs below them."""
         tokens, size = batch.inputs[row].cpu(), self.encoding_dim
@@ -272,7 +232,6 @@ class Hyperteacher(Task):
                 Panel("output y", batch.targets[row].cpu().T.numpy(), asked=range(len(tokens))),
             ],
             parts=[(f"{len(tokens)} samples of the task, each answered independently", len(tokens))],
-            framed="what the network is asked for",
         )
 
     def render(self, batch: Batch, row: int) -> str:

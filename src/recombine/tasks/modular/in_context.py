@@ -50,8 +50,8 @@ from recombine.tasks.modular.teacher import (
     write_numbers,
 )
 from recombine.tasks.reading import Reading, StrengthReading
-from recombine.tasks.sampling import Batch, SplitName, once_per_device
-from recombine.tasks.text import TextForm, round_decimals
+from recombine.tasks.sampling import Batch, SplitName, cached_per_device
+from recombine.tasks.text import round_decimals
 from recombine.tasks.view import Panel, draw_tokens
 
 NUM_STEPS = 8
@@ -219,7 +219,7 @@ class InContext(Task):
         """z of the teacher: random strengths where the modules are, 0 elsewhere."""
         return draw_strengths(modules, stream, num_modules=self.latent_size, latents="continuous").contiguous()
 
-    @once_per_device
+    @cached_per_device
     def teacher_on(self, device: torch.device) -> ModularTeacher:
         return self.teacher.to(device)
 
@@ -297,15 +297,8 @@ class InContext(Task):
             best_latent = torch.where(better[:, None], latent, best_latent)
         return best_latent
 
-    def text_form(self) -> TextForm:
-        """One query and two decimals, unless the task has other ones already."""
-        return InContextText(replace(self, num_queries=1, decimals=self.decimals or 2))
-
     def reading(self) -> Reading:
         return InContextReading(self)
-
-    def describe(self, composition: Composition) -> str:
-        return " + ".join(f"module {module}" for module in composition)
 
     def render(self, batch: Batch, row: int) -> str:
         """The mixture, then the first examples and queries, with the first features of x and all of y."""
@@ -335,7 +328,6 @@ class InContext(Task):
                 Panel("output y", tokens[:, self.input_size :].T.numpy(), asked=asked),
             ],
             parts=[(f"{self.num_examples} examples", self.num_examples), (f"{len(asked)} queries", len(asked))],
-            framed="what the network is asked for",
         )
 
 
@@ -363,47 +355,3 @@ class SameQueryReading(InContextReading):
             x = inputs[:, -1:, : task.input_size]
             targets[:, -1:] = apply_teacher(task.teacher_on(device), batch.info["strengths"], x)
             yield replace(batch, inputs=inputs, targets=targets)
-
-
-class InContextText(TextForm):
-    """Inputs and outputs as numbers; a sequence has one query."""
-
-    task: InContext
-
-    @property
-    def instructions(self) -> str:
-        return (
-            f"A function maps {self.task.input_size} numbers x to {self.task.output_size} numbers y. It is a neural network "
-            f"with one hidden layer of {self.task.hidden_size} rectified linear units and no biases. The following lines "
-            "show values of one such function. Find y in the last line."
-        )
-
-    @property
-    def answer_format(self) -> str:
-        count, decimals = self.task.output_size, self.task.decimals
-        return f"its {count} numbers, with {decimals} decimals, separated by spaces, and nothing else"
-
-    @property
-    def pattern(self) -> str:
-        number = rf"-?\d{{1,6}}\.\d{{{self.task.decimals}}}"
-        return number + rf"(?:,? {number}){{{self.task.output_size - 1}}}"
-
-    def _write(self, values: Float[Tensor, " features"]) -> str:
-        return " ".join(f"{value + 0.0:.{self.task.decimals}f}" for value in values.tolist())
-
-    def write_question(self, batch: Batch, row: int) -> str:
-        *examples, query = batch.inputs[row]
-        size = self.task.input_size
-        lines = [f"x: {self._write(token[:size])}  y: {self._write(token[size:])}" for token in examples]
-        return "\n".join([*lines, f"x: {self._write(query[:size])}  y: ?"])
-
-    def write_answers(self, batch: Batch, row: int) -> list[str]:
-        return [self._write(batch.targets[row, 0])]
-
-    def predict(self, answers: Sequence[str | None], batch: Batch) -> Tensor:
-        """An answer that is missing is the best constant."""
-        predictions = self.task.chance(batch).double().clone()
-        for row, answer in enumerate(answers):
-            if answer is not None:
-                predictions[row, 0] = torch.tensor([float(number) for number in answer.split()], dtype=torch.float64)
-        return predictions

@@ -34,7 +34,7 @@ from recombine.foundation.errors import InputError, check_positive, require
 from recombine.random import Stream
 from recombine.tasks.base import METRICS, Metric, Preset, Ratio, Scale, Task
 from recombine.tasks.reading import Reading
-from recombine.tasks.sampling import BATCH_SIZE, Batch, SplitName, once_per_device
+from recombine.tasks.sampling import BATCH_SIZE, Batch, SplitName, cached_per_device
 from recombine.tasks.sequences.functions import (
     AttentionWeights,
     Readout,
@@ -139,10 +139,6 @@ class SequenceTeacher(Task):
     @property
     def train_length(self) -> int:
         return self.max_length
-
-    @property
-    def num_read(self) -> int:
-        return self.sequence_length
 
     @property
     def output_dim(self) -> int:
@@ -261,7 +257,7 @@ class SequenceTeacher(Task):
                 return x
             x = torch.where(outside[:, None], self.narrow(stream.uniform(*x.shape[1:])), x)
 
-    @once_per_device
+    @cached_per_device
     def _pool(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
         """The distinct training sequences."""
         rows = range(self.num_sequences or 0)
@@ -286,7 +282,7 @@ class SequenceTeacher(Task):
             seed=self.seed,
         )
 
-    @once_per_device
+    @cached_per_device
     def weights_on(self, device: torch.device) -> Weights:
         return {part: weight.to(device) for part, weight in self.weights.items()}
 

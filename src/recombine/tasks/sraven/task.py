@@ -251,7 +251,7 @@ class SRaven(Task):
         return SRavenText(self)
 
     @property
-    def right_means(self) -> str:
+    def success_criterion(self) -> str:
         return "every feature of the last panel is right"
 
     def judge(self, predictions: Tensor, batch: Batch) -> tuple[Tensor, Bool[Tensor, " batch"]]:
