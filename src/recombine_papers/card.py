@@ -17,13 +17,12 @@ from recombine.foundation import Column, InputError, Table
 from recombine.sweeps import Finished, Record, cell, matches
 from recombine.tasks import Scale
 from recombine.training import SeedScore, hash_config
-from recombine_papers.claims import Claim, Lead, Leads, Verdict, chance_of_lead, decide, holm
+from recombine_papers.claims import Claim, Lead, Leads, Verdict, correct_leads, decide
 from recombine_papers.experiment import PaperExperiment
 from recombine_papers.stored import StoredRun
 
 SOME = "seen in some settings"  # the verdict on a statement whose settings differ
 VERDICTS = ("seen", SOME, *get_args(Verdict)[1:])
-FALSE_ALARMS = 0.05  # the probability that any of a paper's leads is called seen by chance
 Planned = list[tuple[str, Record]]  # records with the hashes of their runs; several records may share a run
 
 
@@ -125,23 +124,18 @@ def build_card(experiments: Iterable[PaperExperiment], folder: Path) -> list[Car
 
     Smaller scales than the default are for a quick look: the bounds of the claims are not meant for them.
     """
-    return correct_leads([row for experiment in experiments for row in build_rows(experiment, folder)])
+    return correct_papers([row for experiment in experiments for row in build_rows(experiment, folder)])
 
 
-def correct_leads(rows: list[CardRow]) -> list[CardRow]:
+def correct_papers(rows: list[CardRow]) -> list[CardRow]:
     """The rows after Holm's test over the leads of each paper that would be seen: what fails is seen in part."""
-    corrected = list(rows)
+    corrected: dict[int, CardRow] = {}
     for paper in dict.fromkeys(row.paper for row in rows):
-        numbers = {
-            position: row.number
-            for position, row in enumerate(rows)
-            if row.paper == paper and isinstance(row.claim, Lead) and row.verdict == "seen" and row.number is not None
-        }
-        chances = holm([chance_of_lead(number) for number in numbers.values()])
-        for position, chance in zip(numbers, chances, strict=True):
-            verdict: Verdict = "seen" if chance <= FALSE_ALARMS else "seen in part"
-            corrected[position] = replace(rows[position], chance=chance, verdict=verdict)
-    return corrected
+        members = [(position, row) for position, row in enumerate(rows) if row.paper == paper]
+        decided = correct_leads([row.claim for _, row in members], [(row.verdict, row.number) for _, row in members])
+        for (position, row), (verdict, chance) in zip(members, decided, strict=True):
+            corrected[position] = replace(row, chance=chance, verdict=verdict)
+    return [corrected[position] for position in range(len(rows))]
 
 
 def build_rows(experiment: PaperExperiment, folder: Path) -> Iterator[CardRow]:

@@ -26,6 +26,7 @@ from recombine_papers.claims import (
     SeedRange,
     Undecided,
     chance_of_lead,
+    correct_leads,
     decide,
     holm,
     judge_seeds,
@@ -320,6 +321,15 @@ def test_leads_of_a_paper_are_tested_together():
     assert holm([]) == []
     number = score_values([0.1, 0.2, 0.3])  # t = 0.2 / (0.1 / sqrt(3)) = 3.46, two degrees of freedom
     assert chance_of_lead(number) == pytest.approx(0.0742, abs=1e-4)
+    lead, other = Lead(**WORDS, better=WIDE, worse=NARROW, by=0.1), Lead(**WORDS, better=WIDE, worse=NARROW, by=0.2)
+    alone, both = (
+        correct_leads(claims, [("seen", score_values([0.3, 0.4, 0.5]))] * len(claims))
+        for claims in ([lead], [lead, other])
+    )
+    assert alone == [("seen", pytest.approx(0.0202, abs=1e-4))]
+    assert both == [("seen", pytest.approx(0.0404, abs=1e-4))] * 2
+    failed = correct_leads([lead, READS], [("seen", number), ("seen", number)])
+    assert failed == [("seen in part", pytest.approx(0.0742, abs=1e-4)), ("seen", None)]
 
 
 def test_the_interval_of_the_best_of_several_holds_for_all():

@@ -126,12 +126,12 @@ def test_what_cannot_be_compared():
         score_seeds([])
 
 
-def make_result(value, chance=0.0, ceiling=1.0):
-    scores = {"ood": {"r2": {"value": value, "chance": chance, "ceiling": ceiling}}}
-    return {"scores": scores, "composition_sums": {"ood": {"r2": [[value] * 5, [1.0] * 5]}}}
+def make_result(value, chance=0.0, ceiling=1.0, metric="r2"):
+    scores = {"ood": {metric: {"value": value, "chance": chance, "ceiling": ceiling}}}
+    return {"scores": scores, "composition_sums": {"ood": {metric: [[value] * 5, [1.0] * 5]}}}
 
 
-def test_the_interval_of_a_score_ends_at_the_ceiling():
+def test_the_interval_of_a_score_ends_where_scores_end():
     low, high = make_result(0.2), make_result(0.9)
     free = score_seeds([result["composition_sums"]["ood"]["r2"] for result in (low, high)])
     score = score_results([low, high], "ood", "r2")
@@ -143,6 +143,10 @@ def test_the_interval_of_a_score_ends_at_the_ceiling():
     score = score_results(errors, "ood", "r2")
     assert score.low == 0.0
     assert score.high > 1
+    accuracies = [make_result(value, metric="feature_accuracy") for value in (0.1, 0.8)]
+    assert score_seeds([result["composition_sums"]["ood"]["feature_accuracy"] for result in accuracies]).low < 0
+    assert score_results(accuracies, "ood", "feature_accuracy").low == 0.0
+    assert score_results([make_result(0.1), make_result(0.8)], "ood", "r2").low < 0  # R² has no lowest value
     unknown = make_result(0.2, ceiling=None)
     assert score_results([unknown, high], "ood", "r2") == free
     assert score_results([high], "ood", "r2") == score_seeds([high["composition_sums"]["ood"]["r2"]])

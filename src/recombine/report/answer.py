@@ -236,7 +236,7 @@ def _describe_intervals(runs: Sequence[ReportRun], finished: Sequence[ReportRun]
         pairs = "; with two seeds, both scores are given instead" if any(each.held_out.pair for each in groups) else ""
         words = (
             f"Means over {len(groups[0].runs)} random seeds; each seed has its own split and its own network. "
-            f"Intervals are over seeds and compositions{pairs}."
+            f"Intervals are over seeds{pairs}."
         )
     else:
         words = (

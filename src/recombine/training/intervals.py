@@ -18,7 +18,8 @@ over few seeds is too confident (nominal 95 % intervals cover the truth in 75 % 
 `tests/training/test_intervals.py` measures the coverage on simulated runs for 3 to 40 compositions and 1 to 5 seeds.
 
 Two predictors are compared on the same compositions or over the same seeds, so that what makes these hard cancels. The
-difference can be significant even if the two intervals overlap. The interval of a score ends at the ceiling.
+difference can be significant even if the two intervals overlap. The interval of a score ends at the ceiling, and that of an
+accuracy or an error at 0: the true score lies between them, so the interval covers it as often as before.
 
 With two seeds the interval is thirteen times as wide as the distance of the two values. Tables and pages therefore show the
 two values (`SeedScore.pair`); verdicts use the interval, which `--json` includes.
@@ -39,6 +40,8 @@ from recombine.foundation.errors import InputError
 from recombine.tasks.base import Ratio
 from recombine.tasks.sampling import Batch
 from recombine.training.score import CompositionSums, Deviations, compute_ratio, deviations
+
+POSITIVE = ("accuracy", "loss")  # metrics that end like this are not below 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,8 +111,10 @@ def score_seeds(runs: Sequence[Sums]) -> SeedScore:
 
 
 def score_results(results: Sequence[Mapping[str, Any]], split: str, metric: str) -> SeedScore:
-    """The mean of a score over the results of runs (`result.json`) with different seeds, at best their highest ceiling."""
+    """The mean of a score over the results of runs (`result.json`) with different seeds, within the possible range."""
     score = score_seeds([result["composition_sums"][split][metric] for result in results])
+    if metric.endswith(POSITIVE):
+        score = replace(score, low=max(score.low, 0.0))
     scores = [result["scores"][split][metric] for result in results]
     ends = [(each.get("chance"), each.get("ceiling")) for each in scores]
     known = [(chance, ceiling) for chance, ceiling in ends if chance is not None and ceiling is not None]
