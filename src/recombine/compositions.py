@@ -170,7 +170,8 @@ def split_compositions(
 def count_held_out(held_out: float, num_compositions: int) -> int:
     """The number of compositions that a fraction holds out, rounded down; none is an error."""
     if not isinstance(held_out, int | float) or not 0 < held_out < 1:
-        raise InputError(f"held-out fraction is {held_out!r}: expected a number strictly between 0 and 1")
+        percent = f"; did you mean {held_out / 100:g}?" if isinstance(held_out, float) and 1 < held_out < 100 else ""
+        raise InputError(f"held-out fraction is {held_out!r}: expected a number strictly between 0 and 1{percent}")
     count = int(held_out * num_compositions + 1e-9)
     if count == 0:
         raise InputError(

@@ -95,9 +95,9 @@ def test_tasks_show_check(capsys):
     ("arguments", "caption", "row"),
     [
         (["fuzzy-logic"], "ood: held-out compositions of trained modules", "6"),
-        (["hyperteacher"], "unknown: more modules at once than in training", "1820"),
+        (["hyperteacher", "--scale", "paper"], "unknown: more modules at once than in training", "1820"),
         (
-            ["hyperteacher", "--support", "non_compositional"],
+            ["hyperteacher", "--scale", "paper", "--support", "non_compositional"],
             "ood: held-out compositions, with modules never trained",
             "1820",
         ),

@@ -142,7 +142,7 @@ def make_workload(name: str, attention: Any, precision: Any, **changes: Any) -> 
     """A task at the paper's sizes, or the language model of the paper on random tokens; `changes` are of the model."""
     if name == "language":
         return _make_language(replace(LANGUAGE, attention=attention, **changes), precision)
-    run = default_run(name)
+    run = default_run(name, scale="paper")
     assert isinstance(run.model, TransformerConfig)
     config = replace(run.model, attention=attention, **changes)
     training = replace(run.training, precision=precision)

@@ -36,7 +36,7 @@ class RunOutput(Output):
 class TaskOptions(RunOutput):
     """Flags of every verb that names a task or a run with one."""
 
-    scale: Scale = "paper"
+    scale: Scale = "tiny"
     """Size of the task. Sets the defaults of all other flags."""
 
 
@@ -44,7 +44,7 @@ class TaskOptions(RunOutput):
 class ModelOptions(Output):
     """Flags of every verb that names a task and a model."""
 
-    scale: Scale = "paper"
+    scale: Scale = "tiny"
     """Size of task, model and training: tiny takes at most 5 minutes, paper up to days. Sets all other defaults."""
     model: str | None = None
     """Model to train, by name or as FILE.py:CLASS (default: the task's first). Determines the available model flags."""

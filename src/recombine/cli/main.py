@@ -69,6 +69,12 @@ VERBS = {
     "bench": "measure how fast this machine trains, compared with the plain definition",
 }
 
+OTHER_NAMES = {
+    "--lr": "--learning-rate",
+    "--epochs": "--steps",
+    "--jobs": "--threads",
+    "--optim": "--optimizer",
+}  # of flags
 QUESTION = "Does a network recombine what it learned into compositions it has never seen?"
 RESUMABLE = ("train", "reproduce", "sweep")
 OUT_OF_MEMORY = re.compile(  # torch's allocator; oneDNN; the C++ library; the system; its loader of shared libraries
@@ -149,10 +155,12 @@ def _make_handler() -> logging.Handler:
 
 
 def _run_verb(argv: list[str]) -> None:
+    if argv[:1] == ["help"] and len(argv) > 1:
+        argv = [*argv[1:], "--help"]
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(_write_usage(shutil.get_terminal_size().columns))
         raise SystemExit(0 if argv else 2)
-    if argv[0] == "--version":
+    if argv[0] in ("-V", "--version"):
         import recombine
 
         print(f"recombine {recombine.__version__}")
@@ -463,7 +471,8 @@ def _name_unknown(words: Sequence[str], known: Sequence[str]) -> str:
     unknown = [word.partition("=")[0] for word in words if word.startswith("-")]
     if not unknown:
         return f"unexpected argument{'s' * (len(words) > 1)} {', '.join(map(repr, words))}"
-    close = difflib.get_close_matches(unknown[0], known, n=1)
+    other = OTHER_NAMES.get(unknown[0])
+    close = [other] if other in known else difflib.get_close_matches(unknown[0], known, n=1)
     nearest = f" (did you mean {close[0]}?)" if close else ""
     return f"unknown flag{'s' * (len(unknown) > 1)} {', '.join(unknown)}{nearest}"
 
@@ -498,6 +507,8 @@ def _convert_word(word: str, declared: Any, written: str) -> Any:
     try:
         return declared(word)
     except ValueError:
+        if declared is int and re.fullmatch(r"[\d.]+e\d\d?", word, re.IGNORECASE) and float(word).is_integer():
+            return int(float(word))
         raise InputError(
             f"{written} is {word!r}: expected {'a whole number' if declared is int else 'a number'}"
         ) from None

@@ -13,7 +13,7 @@ from recombine.integrations.trackers import TrackerName, build_tracker
 from recombine.training.config import RunConfig
 from recombine.training.directory import RunDirectory
 from recombine.training.run import train_run
-from recombine.training.score import describe_splits
+from recombine.training.score import describe_effort, describe_splits
 from recombine.training.session import is_follower, leave_group, progress_bar
 
 
@@ -36,6 +36,8 @@ class TrainOptions(ModelOptions):
     """Train under torch.compile, which takes seconds to start. Helps on GPUs, hardly on CPUs."""
     deterministic: bool = False
     """Use only algorithms that give the same bits in every run on the same device. May be slower on GPUs."""
+    threads: int | None = None
+    """Threads of the processor (default: one for a small model, otherwise as many as there are cores)."""
     shard: bool = False
     """Under torchrun, keep a part of the model in each process (FSDP2), for models that do not fit one device."""
     track: Annotated[tuple[TrackerName, ...], Argument(repeatable=True)] = ()
@@ -54,6 +56,7 @@ def run(argv: list[str]) -> None:
             compile=options.compile,
             shard=options.shard,
             deterministic=options.deterministic,
+            threads=options.threads,
             watch=bar,
             trackers=trackers,
         )
@@ -70,6 +73,8 @@ def show_result(config: RunConfig, directory: RunDirectory, options: TrainOption
     if options.json:
         print(json.dumps({**result, "run": str(directory.path)}, indent=2))
         return
+    for note in describe_effort(config, result):
+        options.say(note)
     title = (
         f"{config.name}  {result['steps']} steps  {result['seconds']:.0f} s  {result['steps_per_second']:.1f} steps/s"
     )

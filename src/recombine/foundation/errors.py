@@ -19,6 +19,7 @@ from typing import Any, Literal, TypedDict, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
+MANY_CHOICES = 12  # more are not listed in an error if some are similar to what was given
 NOT_SHOWN = ("Cc", "Cf", "Cs", "Zl", "Zp")  # categories of Unicode: control, format, surrogates, ends of lines
 
 
@@ -34,10 +35,12 @@ def spell_out(text: str) -> str:
 
 
 def check_choice(kind: str, value: str, choices: Iterable[str]) -> str:
-    """Return `value` if it is one of `choices`; otherwise raise an error that lists them and names the nearest."""
+    """Return `value` if it is one of `choices`; otherwise raise an error that lists them, or of many the similar ones."""
     choices = tuple(map(str, choices))
     if value not in choices:
-        close = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.75)
+        close = difflib.get_close_matches(str(value).lower(), choices, n=3, cutoff=0.75)
+        if close and len(choices) > MANY_CHOICES:
+            raise InputError(f"unknown {kind} {value!r}: did you mean {' or '.join(close)}?")
         nearest = f"; did you mean {close[0]}?" if close else ""
         raise InputError(f"unknown {kind} {value!r}: expected one of {', '.join(choices)}{nearest}")
     return value

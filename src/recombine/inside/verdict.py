@@ -35,8 +35,8 @@ from recombine.foundation.errors import InputError, check_choice
 from recombine.inside.result import DECODER_TITLES, PROBE, ProbeNumbers
 from recombine.training.directory import RunDirectory
 from recombine.training.schema import Json
+from recombine.training.score import LEARNED, normalise
 
-LEARNED = 0.8  # of the way from chance to ceiling, on trained compositions
 AT_CEILING = 0.95  # of the way from chance to ceiling
 AMBIGUOUS = 0.05  # distance of the ceiling from a perfect score
 RECOMBINED = 0.9  # held-out compositions relative to trained ones
@@ -200,15 +200,6 @@ def diagnose(
         advice=ADVICE[verdict],
         alternatives=tuple(sorted(other for other in others if other is not None and other != verdict)),
     )
-
-
-def normalise(value: float, chance: float, ceiling: float, higher_is_better: bool) -> float:
-    """The position of a value between chance (0) and ceiling (1)."""
-    sign = 1 if higher_is_better else -1
-    span = sign * (ceiling - chance)
-    if span > 1e-9:
-        return sign * (value - chance) / span
-    return float(sign * (value - ceiling) >= -1e-9)
 
 
 def _place(score: Mapping[str, float | None], split: str, higher_is_better: bool) -> PlacedScore:

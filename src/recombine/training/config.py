@@ -221,7 +221,7 @@ class RunConfig:
 
 
 def default_run(
-    task: str | type[Task], scale: Scale = "paper", model: str | type[ModelConfig] | type[nn.Module] | None = None
+    task: str | type[Task], scale: Scale = "tiny", model: str | type[ModelConfig] | type[nn.Module] | None = None
 ) -> RunConfig:
     """The run that `recombine train TASK --scale SCALE --model MODEL` starts from."""
     check_choice("scale", scale, SCALES)

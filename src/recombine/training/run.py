@@ -46,6 +46,7 @@ from recombine.training.session import (
     num_processes,
     resolve_device,
     use_deterministic_algorithms,
+    use_threads,
 )
 from recombine.training.trainer import Clock, Trainer
 
@@ -64,6 +65,7 @@ def train_run(
     compile: bool = False,
     shard: bool = False,
     deterministic: bool = False,
+    threads: int | None = None,
     watch: Watcher | None = None,
     trackers: Sequence[Tracker] = (),
 ) -> RunDirectory:
@@ -73,6 +75,7 @@ def train_run(
     evaluation. Three arguments are not part of the configuration, because they change results by rounding only: `compile`
     trains under torch.compile, `shard` keeps a part of the model in each process (FSDP2), and `deterministic` uses only
     algorithms that give the same bits in every run.
+    A small model trains on one thread, because several would wait for one another, unless `threads` says otherwise.
     Under `torchrun`, all processes call this function and train one model together; the first one reads and writes files.
     """
     num_instances = check_evaluation_instances(config.task, evaluation_instances)
@@ -93,6 +96,7 @@ def train_run(
             num_instances,
             compile=compile,
             shard=shard,
+            threads=threads,
             watch=watch,
             trackers=trackers,
         )
@@ -108,6 +112,7 @@ def finish_run(
     *,
     compile: bool = False,
     shard: bool = False,
+    threads: int | None = None,
     watch: Watcher | None = None,
     trackers: Sequence[Tracker] = (),
 ) -> None:
@@ -118,6 +123,8 @@ def finish_run(
             group.name_lost_process(f"checkpoints are in {run.path}; {again} go on, with any number of processes")
         )
         request = stack.enter_context(handle_stop_signals())
+        operations = 6.0 * count_parameters(model) * config.training.batch_size * config.task.train_length
+        stack.enter_context(use_threads(threads, operations))
         if group.run_on_leader(lambda: lock(run, num_instances, stack)):
             _log.info("%s is already finished", run.path)
             run.drop_previous_checkpoint()

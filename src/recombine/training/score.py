@@ -30,15 +30,18 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from recombine.foundation.errors import InputError, check_choice, check_positive
+from recombine.models.base import is_own
 from recombine.tasks.base import Ratio, Reference, Task
 from recombine.tasks.sampling import Batch, SplitName, evaluation_batches
-from recombine.training.schema import MetricDict, Score, SplitDict
+from recombine.training.config import RunConfig, default_run
+from recombine.training.schema import Json, MetricDict, Score, SplitDict
 
 EVALUATION_VERSION = 3
 """Raise it when the same predictor on the same task gets different scores, intervals or reference scores than before: other
 instances, another interval, another definition of chance or ceiling. Scores of other versions are measured again."""
 
 CONFIDENCE = 0.95
+LEARNED = 0.8  # of the way from chance to ceiling, on trained compositions
 
 Predictor = Callable[[Tensor], Tensor]
 
@@ -278,3 +281,29 @@ class _SplitSums:
             **{name: sums.value(metric) for name, sums in self.references.items()},
             sums=tuple(map(tuple, self.model.totals[metric].tolist())),
         )
+
+
+def normalise(value: float, chance: float, ceiling: float, higher_is_better: bool) -> float:
+    """The position of a value between chance (0) and ceiling (1)."""
+    sign = 1 if higher_is_better else -1
+    span = sign * (ceiling - chance)
+    if span > 1e-9:
+        return sign * (value - chance) / span
+    return float(sign * (value - ceiling) >= -1e-9)
+
+
+def describe_effort(config: RunConfig, result: Json) -> list[str]:
+    """What forbids comparing the scores of a run with the paper's: fewer steps, or trained compositions that it does not fit."""
+    task, steps = type(config.task), config.training.steps
+    notes = []
+    paper = default_run(task, "paper").training.steps if is_own(task) else steps
+    if steps < paper:
+        notes.append(f"{steps:,} of the paper's {paper:,} steps ({steps / paper:.0%})")
+    name, score = next(iter(result["scores"]["test"].items()))
+    if None not in (score.get("chance"), score.get("ceiling")):
+        higher = result["metrics"][name]["higher_is_better"]
+        reached = normalise(score["value"], score["chance"], score["ceiling"], higher)
+        if reached < LEARNED:
+            where = f"trained compositions are {max(reached, 0):.0%} of the way from chance to ceiling"
+            notes.append(f"not converged, do not compare: {where}")
+    return notes

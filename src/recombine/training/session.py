@@ -17,7 +17,7 @@ from typing import ClassVar
 import torch
 
 from recombine.foundation.display import Meter, measure_progress, show_progress
-from recombine.foundation.errors import InputError
+from recombine.foundation.errors import InputError, check_positive
 from recombine.training.directory import RunDirectory
 from recombine.training.schema import MetricsRow, ResultFile
 from recombine.training.score import Scores
@@ -25,6 +25,7 @@ from recombine.training.trainer import SINGLE_PROCESS, Group
 
 _log = logging.getLogger(__name__)
 
+SMALL_STEP = 1e8  # operations in a step, a few milliseconds of one thread: several would mostly wait for one another
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -83,6 +84,18 @@ def resolve_device(device: str) -> torch.device:
     if torch_device.type == "mps":
         _log.warning("device mps is untested: compare a short run with --device cpu before you rely on it")
     return torch_device
+
+
+@contextlib.contextmanager
+def use_threads(number: int | None, operations: float) -> Iterator[None]:
+    """Train with a number of threads; by default with one if a step has few operations, otherwise with torch's number."""
+    before = torch.get_num_threads()
+    check_positive(threads=before if number is None else number)
+    torch.set_num_threads((1 if operations < SMALL_STEP else before) if number is None else number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextlib.contextmanager
@@ -234,7 +247,8 @@ class TrainingBar:
 
     def __call__(self, progress: Progress) -> None:
         speed = progress.steps_per_second  # 0 in the first steps, which are not timed
-        shown = f"  {speed:.1f} steps/s" if speed >= 1 else f"  {speed:.2g} steps/s" if speed else ""
+        threads = f" on {torch.get_num_threads()} thread{'s' * (torch.get_num_threads() > 1)}"
+        shown = f"  {speed:.{'1f' if speed >= 1 else '2g'}} steps/s{threads}" if speed else ""
         self.meter.update(progress.step, progress.steps, f"loss {progress.loss:.4g}{shown}")
 
     def before_step(self, step: int, steps: int) -> None:
