@@ -79,7 +79,7 @@ PLACES: list[tuple[str, str | None]] = [(role, None) for role in ("task", "model
 PLACES += [
     (role, field.name)
     for role in ("task", "model", "training")
-    for field in fields(getattr(default_run("sraven"), role))
+    for field in fields(getattr(default_run("sraven", "paper"), role))
 ]
 PLACES += [
     ("format", None),

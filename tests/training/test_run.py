@@ -11,9 +11,11 @@ from recombine.models.base import build_model
 from recombine.models.transformer import TransformerConfig
 from recombine.tasks.fuzzy_logic import FuzzyLogic
 from recombine.training.benchmark import load_run
-from recombine.training.config import RunConfig, TrainingConfig
+from recombine.training.config import RunConfig, TrainingConfig, default_run
 from recombine.training.directory import RunDirectory
 from recombine.training.run import choose_intervals, fit, train_run
+from recombine.training.score import describe_effort
+from recombine.training.session import use_threads
 from recombine.training.trainer import Clock, DivergedError, Trainer
 
 CONFIG = RunConfig(
@@ -193,3 +195,26 @@ def test_too_many_recompilations_are_an_error_not_a_slow_run(unchecked):
         trainer.forward(CONFIG.task.sample("train", 0, batch_size=2).inputs)
         with pytest.raises(Exception, match=r"limit reached|fullgraph=True"):
             trainer.forward(CONFIG.task.sample("train", 0, batch_size=3).inputs)
+
+
+@pytest.mark.parametrize(("threads", "operations", "expected"), [(None, 1e7, 1), (None, 1e9, 2), (2, 1e7, 2)])
+def test_small_models_train_on_one_thread(threads, operations, expected, monkeypatch):
+    counts = [2]
+    monkeypatch.setattr("torch.get_num_threads", lambda: counts[-1])
+    monkeypatch.setattr("torch.set_num_threads", counts.append)
+    with use_threads(threads, operations):
+        assert counts[-1] == expected
+    assert counts[-1] == 2
+
+
+def test_a_reduced_run_says_so(finished):
+    """Its share of the paper's steps, and whether trained compositions are fitted."""
+    config, result = CONFIG, finished.read_json("result.json")
+    metric = next(iter(result["scores"]["test"]))
+    paper = default_run(type(config.task), "paper").training.steps
+    for value, notes in ((0.1, 2), (0.99, 1)):
+        result["scores"]["test"][metric] |= {"value": value, "chance": 0.0, "ceiling": 1.0}
+        said = describe_effort(config, result)
+        assert len(said) == notes and f"of the paper's {paper:,} steps" in said[0]
+    long = replace(config, training=replace(config.training, steps=paper))
+    assert describe_effort(long, result) == []
