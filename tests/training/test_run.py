@@ -215,6 +215,7 @@ def test_a_reduced_run_says_so(finished):
     for value, notes in ((0.1, 2), (0.99, 1)):
         result["scores"]["test"][metric] |= {"value": value, "chance": 0.0, "ceiling": 1.0}
         said = describe_effort(config, result)
-        assert len(said) == notes and f"of the paper's {paper:,} steps" in said[0]
+        assert len(said) == notes
+        assert f"of the paper's {paper:,} steps" in said[0]
     long = replace(config, training=replace(config.training, steps=paper))
     assert describe_effort(long, result) == []
