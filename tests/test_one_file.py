@@ -39,7 +39,8 @@ class BrandConfig(MLPConfig):
 '''
 EXPERIMENT = '''"""An experiment in one file."""
 from recombine import default_run
-from recombine.sweeps import Experiment, Record
+from recombine.sweeps import Record
+from recombine_papers.base import Experiment
 
 
 class Brand(Experiment):

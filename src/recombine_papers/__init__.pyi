@@ -1,3 +1,9 @@
+from .base import Experiment as Experiment
+from .base import Finished as Finished
+from .base import FinishedRun as FinishedRun
+from .base import Group as Group
+from .base import compare_scores as compare_scores
+from .base import list_references as list_references
 from .claims import AtLeast as AtLeast
 from .claims import Between as Between
 from .claims import Claim as Claim

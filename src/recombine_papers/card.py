@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import get_args
 
 from recombine.foundation import Column, InputError, Table
-from recombine.sweeps import Finished, Record, cell, matches
+from recombine.sweeps import Record, matches
 from recombine.tasks import Scale
 from recombine.training import SeedScore, hash_config
+from recombine_papers.base import Finished, cell
 from recombine_papers.claims import Claim, Lead, Leads, Verdict, correct_leads, decide
 from recombine_papers.experiment import PaperExperiment
 from recombine_papers.stored import StoredRun

@@ -45,8 +45,9 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from recombine.foundation import Column, Table
-from recombine.sweeps import Experiment, Finished, Setting, cell, difference_between, score_group, show_metric
+from recombine.sweeps import Setting
 from recombine.training import CONFIDENCE, SeedScore, score_values, subtract
+from recombine_papers.base import Experiment, Finished, cell, difference_between, score_group, show_metric
 
 if TYPE_CHECKING:
     from recombine_papers.experiment import PaperExperiment

@@ -10,10 +10,11 @@ from statistics import NormalDist
 from typing import ClassVar
 
 from recombine.foundation import InputError, Table, check_choice
-from recombine.sweeps import Experiment, Finished, Record, Setting, compare_scores, list_references, over_seeds
+from recombine.sweeps import Record, Setting, over_seeds
 from recombine.tasks import SCALES, Scale
 from recombine.training import CONFIDENCE, hash_config
 from recombine_papers import stored
+from recombine_papers.base import Experiment, Finished, compare_scores, list_references
 from recombine_papers.claims import Claim, tabulate_claims
 
 

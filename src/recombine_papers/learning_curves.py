@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recombine.sweeps import Finished, Group, Published, Setting, matches
+from recombine.sweeps import Published, Setting, matches
 from recombine.tasks import ATTENTION_COLOURS, canvas
+from recombine_papers.base import Finished, Group
 from recombine_papers.experiment import PaperExperiment
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import cast, get_args
 
 from recombine.foundation import Column, InputError, Table, check_choice, format_number, format_value
-from recombine.sweeps import cell
 from recombine.tasks import SCALES, Scale
+from recombine_papers.base import cell
 from recombine_papers.card import CardRow, Statement, count_verdicts, list_statements
 from recombine_papers.claims import Computes, Excess, SeedRange, Undecided
 from recombine_papers.experiment import PaperExperiment

@@ -20,9 +20,10 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 
 from recombine.foundation import InputError, find_schema_error, parse_json, read_file, replace_file
-from recombine.sweeps import Experiment, Finished, FinishedRun, Record
+from recombine.sweeps import Record
 from recombine.tasks import Scale, Task
 from recombine.training import EVALUATION_VERSION, Json, RunDirectory, describe_environment, hash_config
+from recombine_papers.base import Experiment, Finished, FinishedRun
 
 if TYPE_CHECKING:
     from recombine_papers.experiment import Calculation, PaperExperiment

@@ -3,16 +3,15 @@
 import json
 from dataclasses import replace
 
-from recombine.cli import reproduce
 from recombine.cli.main import run as run_verb
-from recombine.cli.reproduce import ReproduceOptions, choose_records
 from recombine.foundation.errors import InputError
 from recombine.models.transformer import TransformerConfig
 from recombine.sweeps import Record
 from recombine.tasks.sraven.task import SRaven
 from recombine.training.config import RunConfig, TrainingConfig
-from recombine_papers import EXPERIMENTS
+from recombine_papers import EXPERIMENTS, verb
 from recombine_papers.hypernetwork.published import SRAVEN
+from recombine_papers.verb import ReproduceOptions, choose_records
 
 
 def test_reproduce_takes_attentions():
@@ -53,8 +52,8 @@ def test_reproduce_compares_and_reports(tmp_path, capsys, monkeypatch):
 
     monkeypatch.setattr(EXPERIMENTS["sraven"], "records", records)
     monkeypatch.setattr(SRaven, "evaluation_instances", 300)
-    monkeypatch.setattr(reproduce, "NUM_PROBED", 120)
-    monkeypatch.setattr(reproduce, "NUM_PICTURED", 60)
+    monkeypatch.setattr(verb, "NUM_PROBED", 120)
+    monkeypatch.setattr(verb, "NUM_PICTURED", 60)
     command = ["reproduce", "sraven", "--scale", "tiny", "--out", str(tmp_path)]
     assert run_verb([*command, "--report", str(tmp_path / "report.html"), "--no-probe"]) == 0
     assert not list(tmp_path.glob("*/probe.json"))
@@ -81,7 +80,7 @@ def test_reproduce_compares_and_reports(tmp_path, capsys, monkeypatch):
         raise InputError("no verdict")
 
     with monkeypatch.context() as patch:
-        patch.setattr(reproduce, "diagnose_run", refuse)
+        patch.setattr(verb, "diagnose_run", refuse)
         assert run_verb([*command, "--report", str(tmp_path / "report.html")]) == 0
     assert "attention hyla, seed 0 was not probed: no verdict" in capsys.readouterr().err
     assert run_verb([*command, "--json"]) == 0

@@ -12,7 +12,14 @@ from recombine.cli.main import run as run_verb
 from recombine.foundation.errors import InputError
 
 TASK_VERBS = ("show", "check", "train", "export", "score")
-PAGES = [*VERBS, *(f"{verb} fuzzy-logic" for verb in TASK_VERBS), "sweep status", "reproduce claims", "reproduce list"]
+PAGES = [
+    *VERBS,
+    "reproduce",
+    *(f"{verb} fuzzy-logic" for verb in TASK_VERBS),
+    "sweep status",
+    "reproduce claims",
+    "reproduce list",
+]
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -33,7 +40,7 @@ def test_every_verb_has_a_page_with_examples(page, capsys, monkeypatch):
     assert len(flags) == len(set(flags))
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", [*VERBS, "reproduce"])
 def test_examples_have_flags_that_exist(verb, capsys):
     run_verb([verb, "--help"])
     for example in re.findall(r"^  (recombine .*)$", capsys.readouterr().out, re.MULTILINE):

@@ -33,7 +33,6 @@ from recombine.cli import (
     probe,
     probe_model,
     report,
-    reproduce,
     runs,
     score,
     show,
@@ -45,6 +44,7 @@ from recombine.cli import (
 from recombine.cli.main import Output, main
 from recombine.tasks import TASKS
 from recombine.training.config import TrainingConfig, default_run
+from recombine_papers.verb import ReproduceOptions
 
 OPTIONS: dict[str, type] = {
     "tasks": tasks.TasksOptions,
@@ -62,7 +62,7 @@ OPTIONS: dict[str, type] = {
     "compare": compare.CompareOptions,
     "leaderboard": leaderboard.LeaderboardOptions,
     "report": report.ReportOptions,
-    "reproduce": reproduce.ReproduceOptions,
+    "reproduce": ReproduceOptions,
     "sweep": sweep.SweepOptions,
     "sweep status": sweep_status.StatusOptions,
     "bench": bench.BenchOptions,

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import recombine
 from recombine.cli.main import run as run_verb
 from recombine.foundation.errors import InputError
 from recombine.models.base import find_model, find_task
-from recombine.sweeps.run import train_runs
+from recombine.sweeps.local import LocalEngine
+from recombine.sweeps.run import train_all
 from recombine.training.benchmark import load_run
 from recombine.training.config import RunConfig, default_run
 from recombine.training.directory import RunDirectory
@@ -145,7 +147,9 @@ def test_objects_resume_and_workers(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         train_run(config, out=tmp_path / "here", evaluation_instances=4_000, watch=interrupt)
     here = train_run(config, out=tmp_path / "here", evaluation_instances=4_000)
-    (there,) = train_runs({"waves": config}, jobs=1, out=tmp_path / "there").values()
+    worker = LocalEngine(jobs=1, threads=torch.get_num_threads())
+    (outcome,) = train_all([config], worker, out=tmp_path / "there")
+    there = RunDirectory.open(outcome.path)
     assert here.path.name == there.path.name
     assert here.read_json("result.json")["scores"] == there.read_json("result.json")["scores"]
     _, loaded, _ = load_run(here.path, code=[type(config.task), type(config.model)])
@@ -241,4 +245,4 @@ def test_a_class_inside_a_function_cannot_be_sent_to_workers(tmp_path):
     config = small_run()
     local = RunConfig(task=Local(num_waves=4), model=config.model, training=config.training)
     with pytest.raises(InputError, match="cannot be loaded by another process: expected a class at the top of a file"):
-        train_runs({"local": local}, jobs=1, out=tmp_path)
+        list(train_all([local], LocalEngine(jobs=1, threads=1), out=tmp_path))

@@ -9,8 +9,8 @@ import pytest
 
 from recombine.cli.main import run as run_verb
 from recombine.foundation.errors import InputError
-from recombine.sweeps import Finished
 from recombine_papers import EXPERIMENTS, Calculation, Computes, Untested
+from recombine_papers.base import Finished
 from recombine_papers.card import build_card, list_statements
 from recombine_papers.claims import log10_of
 from recombine_papers.experiment import share_with_interval

@@ -11,11 +11,12 @@ import pytest
 
 from recombine.cli.main import run as run_verb
 from recombine.foundation.errors import InputError
-from recombine.sweeps import Finished, Record
+from recombine.sweeps import Record
 from recombine.tasks import view as drawing
 from recombine.training.config import default_run
 from recombine.training.run import train_run
 from recombine_papers import EXPERIMENTS
+from recombine_papers.base import Finished
 from recombine_papers.card import build_card, combine_verdicts, list_statements, tabulate_card
 from recombine_papers.pages import (
     BEGIN,

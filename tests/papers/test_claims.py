@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from recombine.foundation.errors import InputError
-from recombine.sweeps import Finished, Record
+from recombine.sweeps import Record
 from recombine.tasks.base import Metric
 from recombine.tasks.modular.hyperteacher import Hyperteacher
 from recombine.training.config import default_run
@@ -22,6 +22,7 @@ from recombine_papers import (
     Reads,
     Untested,
 )
+from recombine_papers.base import Finished
 from recombine_papers.claims import (
     SeedRange,
     Undecided,

@@ -7,21 +7,14 @@ from typing import Any
 import pytest
 
 from recombine.cli.main import run as run_verb
-from recombine.cli.reproduce import ReproduceOptions, choose_records, filter_records
 from recombine.foundation.errors import InputError
-from recombine.sweeps import (
-    Experiment,
-    Finished,
-    FinishedRun,
-    Record,
-    compare_scores,
-    find_experiment,
-    list_references,
-)
+from recombine.sweeps import Record
 from recombine.training.config import default_run
 from recombine.training.directory import RunDirectory, hash_config
 from recombine_papers import EXPERIMENTS
+from recombine_papers.base import Experiment, Finished, FinishedRun, compare_scores, find_experiment, list_references
 from recombine_papers.hypernetwork.fuzzy_logic import table_a3
+from recombine_papers.verb import ReproduceOptions, choose_records, filter_records
 
 OWN_EXPERIMENT = """
 from dataclasses import replace
@@ -180,11 +173,11 @@ def test_an_experiment_from_outside_does_all_that_an_own_one_does(tmp_path, caps
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("own.py:NOT_ONE", "is not an experiment: expected a subclass of recombine.sweeps.Experiment"),
+        ("own.py:NOT_ONE", "is not an experiment: expected a subclass of recombine_papers.Experiment"),
         ("own.py:Nothing", "has no 'Nothing'"),
         ("nowhere.py:Lengths", "is not a file"),
         ("everything", "unknown experiment 'everything': expected one of fuzzy-logic, sraven"),
-        ("recombine.sweeps:Experiment", "cannot be created"),
+        ("recombine_papers:Experiment", "cannot be created"),
     ],
 )
 def test_what_is_no_experiment(name, message, tmp_path, monkeypatch):

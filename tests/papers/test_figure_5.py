@@ -12,12 +12,12 @@ from recombine.inside.collect import collect_activations
 from recombine.inside.probe import probe_run
 from recombine.models.base import build_model
 from recombine.models.transformer import TransformerConfig
-from recombine.sweeps import Finished, FinishedRun
 from recombine.tasks.sraven.task import SRaven
 from recombine.training.config import TrainingConfig
 from recombine.training.directory import hash_config
 from recombine.training.run import train_run
 from recombine_papers import EXPERIMENTS
+from recombine_papers.base import Finished, FinishedRun
 from recombine_papers.claims import decide
 from recombine_papers.hypernetwork import rule_figures
 from recombine_papers.hypernetwork import rules as rule_codes

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from recombine.inside.collect import collect_activations
-from recombine.sweeps import Finished
 from recombine.training.benchmark import load_run
 from recombine.training.config import TrainingConfig
 from recombine.training.directory import hash_config
 from recombine.training.run import train_run
 from recombine_papers import EXPERIMENTS
+from recombine_papers.base import Finished
 from recombine_papers.card import is_concerned
 from recombine_papers.claims import decide
 from recombine_papers.hypernetwork import published, terms, theory

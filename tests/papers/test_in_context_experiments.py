@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from recombine.cli.main import run as run_verb
-from recombine.sweeps import Finished, Record
+from recombine.sweeps import Record
 from recombine.tasks.modular.in_context import InContext
 from recombine.training.config import TrainingConfig, default_run
 from recombine_papers import EXPERIMENTS
+from recombine_papers.base import Finished
 from recombine_papers.card import is_concerned
 from recombine_papers.claims import tabulate_claims
 from recombine_papers.in_context import measures

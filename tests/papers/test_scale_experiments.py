@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from recombine.cli.main import run as run_verb
-from recombine.sweeps import Finished, FinishedRun, Record
+from recombine.sweeps import Record
 from recombine.training.config import default_run
 from recombine.training.directory import RunDirectory
 from recombine.training.run import train_run
 from recombine_papers import EXPERIMENTS
+from recombine_papers.base import Finished, FinishedRun
 from recombine_papers.claims import Level
 from recombine_papers.scale.runs import change
 from recombine_papers.scale.tables import correlate_measured, draw_scale, tabulate_seeds

@@ -16,7 +16,7 @@ from recombine.foundation.errors import InputError, import_extra
 from recombine.sweeps import slurm as slurm_engine
 from recombine.sweeps.engine import Job
 from recombine.sweeps.local import LocalEngine, train_job
-from recombine.sweeps.run import EngineFlags, split_cores, train_all
+from recombine.sweeps.run import EngineOptions, split_cores, train_all
 from recombine.tasks.modular.hyperteacher import Hyperteacher
 from recombine.training.config import default_run
 from recombine.training.run import open_directory
@@ -104,7 +104,7 @@ def test_a_folder_that_is_not_shared(tmp_path, capsys, monkeypatch):
         def train(self, jobs):
             yield from (train_job(replace(job, out=str(tmp_path / "other"))) for job in jobs)
 
-    monkeypatch.setattr(EngineFlags, "open_engine", lambda self, num_runs: Elsewhere(jobs=1, threads=1))
+    monkeypatch.setattr(EngineOptions, "open_engine", lambda self, num_runs: Elsewhere(jobs=1, threads=1))
     (tmp_path / "many.py").write_text(FILE)
     assert run_verb(["sweep", str(tmp_path / "many.py"), "--out", str(tmp_path / "out")]) == 2
     assert "expected a folder that all workers share" in capsys.readouterr().err
@@ -136,6 +136,8 @@ def test_an_engine_that_is_not_installed_names_its_extra(tmp_path, capsys, monke
 )
 def test_a_sweep_on_a_cluster_that_does_not_answer(flags, scontrol, message, tmp_path, monkeypatch, capsys):
     """One line and exit code 2, before anything is written."""
+    for module in ("ray", "slurm"):
+        monkeypatch.setattr(f"recombine.sweeps.{module}.ANSWER_SECONDS", 0.2)
     packages = {name: ModuleType(name) for name in ("ray", "submitit")}  # they need not be installed
     vars(packages["ray"])["is_initialized"] = lambda: False
     for name, package in packages.items():
@@ -146,7 +148,7 @@ def test_a_sweep_on_a_cluster_that_does_not_answer(flags, scontrol, message, tmp
     monkeypatch.setenv("PATH", str(tmp_path))
     (tmp_path / "many.py").write_text(FILE)
     command = ["sweep", str(tmp_path / "many.py"), "--out", str(tmp_path / "out"), "--engine", *flags.split()]
-    assert run_verb([*command, "--answer-within", "0.2"]) == 2
+    assert run_verb(command) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
     assert not (tmp_path / "out").exists()
@@ -194,7 +196,7 @@ def test_cores_are_split_without_oversubscription(monkeypatch):
     monkeypatch.setenv("RECOMBINE_JOBS", "1")
     assert split_cores(100) == (1, 2)
     with pytest.raises(InputError, match="jobs is 0: expected"):
-        EngineFlags(jobs=0).open_engine(3)
+        EngineOptions(jobs=0).open_engine(3)
 
 
 def test_a_job_sets_its_threads(tmp_path, monkeypatch):

@@ -20,7 +20,7 @@ from recombine.foundation.errors import InputError
 from recombine.sweeps import Record
 from recombine.sweeps.plan import load_plan
 from recombine.sweeps.ray import check_answers
-from recombine.sweeps.run import EngineFlags, train_all
+from recombine.sweeps.run import EngineOptions, train_all
 from recombine.training.run import train_run
 from slurm_node import free_port, slurm_node, why_not
 
@@ -166,7 +166,7 @@ def test_a_lost_task_resumes_from_its_checkpoint(engine, folder, tmp_path):
     forget_processes(folder)
     (record, *_) = load_plan(str(folder / "killed.py")).records
     (folder / f"death-{record.seed}").touch()
-    trained = EngineFlags(engine=engine, jobs=1, threads=1).open_engine(1)
+    trained = EngineOptions(engine=engine, jobs=1, threads=1).open_engine(1)
     (outcome,) = train_all([record.config], trained, out=tmp_path / "out")
     assert (outcome.kind, outcome.error) == (None, "")
     assert steps_of_processes(folder, record.seed) == [DIES_AT, STEPS - CHECKPOINT]
@@ -179,7 +179,7 @@ def test_slurm_requeues_a_run_at_its_time_limit(engine, folder, tmp_path):
     forget_processes(folder)
     (record, *_) = load_plan(str(folder / "killed.py")).records
     (folder / f"death-{record.seed}").write_text("hang")
-    limited = EngineFlags(engine=engine, threads=1, time_limit=5).open_engine(1)  # submitit is told 90 s before
+    limited = EngineOptions(engine=engine, threads=1, time_limit=5).open_engine(1)  # submitit is told 90 s before
     (outcome,) = train_all([record.config], limited, out=tmp_path / "out")
     assert (outcome.kind, outcome.error) == (None, "")
     assert {DIES_AT, STEPS - CHECKPOINT} <= set(steps_of_processes(folder, record.seed))
@@ -190,7 +190,7 @@ def test_slurm_requeues_a_run_at_its_time_limit(engine, folder, tmp_path):
 
 def test_ray_without_the_resources():
     pytest.importorskip("ray")
-    engine = EngineFlags(engine="ray", gpus=1, threads=1).open_engine(2)
+    engine = EngineOptions(engine="ray", gpus=1, threads=1).open_engine(2)
     with pytest.raises(InputError, match="each run needs 1 GPU, the cluster has 0"):
         list(engine.train([]))
 
@@ -206,7 +206,7 @@ def test_a_cluster_of_ray_that_runs_already(folder, tmp_path, monkeypatch):
         cluster = subprocess.Popen(command, stdout=log, stderr=log)
     try:
         wait_for_ray(f"127.0.0.1:{port}", cluster)
-        engine = EngineFlags(engine="ray", address=f"127.0.0.1:{port}", threads=1).open_engine(1)
+        engine = EngineOptions(engine="ray", address=f"127.0.0.1:{port}", threads=1).open_engine(1)
         assert [outcome.kind for outcome in train_all([record.config], engine, out=tmp_path / "out")] == [None]
     finally:
         cluster.terminate()

@@ -38,7 +38,7 @@ class HereEngine(Engine):
 def here(monkeypatch):
     """Every engine is one in this process."""
     engine = HereEngine()
-    monkeypatch.setattr("recombine.sweeps.run.EngineFlags.open_engine", lambda self, num_runs: engine)
+    monkeypatch.setattr("recombine.sweeps.run.EngineOptions.open_engine", lambda self, num_runs: engine)
     monkeypatch.setattr(Hyperteacher, "evaluation_instances", 200)
     return engine
 

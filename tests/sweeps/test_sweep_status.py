@@ -10,10 +10,10 @@ from dataclasses import replace
 import pytest
 
 from recombine.cli.main import run as run_verb
-from recombine.cli.sweep_status import SweepDisplay, draw, summarise
 from recombine.sweeps.engine import Outcome
 from recombine.sweeps.plan import describe_plan, make_plan
-from recombine.sweeps.status import RunStatus, SweepReader, SweepStatus, choose_best, describe_run, write_results
+from recombine.sweeps.results import choose_best, describe_run, write_results
+from recombine.sweeps.status import RunStatus, SweepDisplay, SweepReader, SweepStatus, draw, summarise
 from sweep_cases import BASE, wait_until
 
 
@@ -130,8 +130,8 @@ def test_columns_of_one_type(tmp_path):
 
 
 def test_without_a_terminal_there_are_lines(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("recombine.cli.sweep_status.REFRESH_SECONDS", 0.01)
-    monkeypatch.setattr("recombine.cli.sweep_status.LINE_SECONDS", 0.02)
+    monkeypatch.setattr("recombine.sweeps.status.REFRESH_SECONDS", 0.01)
+    monkeypatch.setattr("recombine.sweeps.status.LINE_SECONDS", 0.02)
     plan = make_plan([BASE], "here")
     with SweepDisplay(SweepReader(tmp_path, describe_plan(plan)), total=1, done=0, quiet=False) as display:
         made = display.last_line

@@ -6,7 +6,6 @@ import torch
 
 from recombine.foundation.display import Column, format_value
 from recombine.foundation.errors import InputError
-from recombine.sweeps import cell
 from recombine.training.intervals import (
     SeedScore,
     compare,
@@ -16,6 +15,7 @@ from recombine.training.intervals import (
     subtract,
 )
 from recombine.training.score import CompositionSums
+from recombine_papers.base import cell
 
 NUM_COMPOSITIONS = 46
 

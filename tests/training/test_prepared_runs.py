@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 
 from recombine.models.language_model import LanguageModelConfig
-from recombine.sweeps import Experiment, Record
+from recombine.sweeps import Record
 from recombine.sweeps.local import LocalEngine
 from recombine.sweeps.plan import make_plan
 from recombine.sweeps.run import find_work, run_sweep
 from recombine.tasks.language.task import Language
 from recombine.training.config import RunConfig, default_run
 from recombine.training.run import train_run
+from recombine_papers.base import Experiment
 from recombine_papers.stored import collect, locate, read_results, write_results
 
 FOLDER = Path(__file__).parents[1] / "text"

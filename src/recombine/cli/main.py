@@ -43,6 +43,7 @@ from typing import (
 from recombine.foundation import display
 from recombine.foundation.display import Table, print_table, print_text
 from recombine.foundation.errors import InputError, check_choice, spell_out
+from recombine.foundation.plugins import find_entry_points, read_summary
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -63,7 +64,6 @@ VERBS = {
     "runs": "list the runs in a folder",
     "compare": "print paired differences between two runs",
     "leaderboard": "write an HTML page that ranks runs",
-    "reproduce": "run a named experiment and print it next to the paper's figures",
     "sweep": "train many runs from a Python file, on this machine, Ray or SLURM",
     "report": "write an HTML report about runs",
     "bench": "measure how fast this machine trains, compared with the plain definition",
@@ -76,7 +76,6 @@ OTHER_NAMES = {
     "--optim": "--optimizer",
 }  # of flags
 QUESTION = "Does a network recombine what it learned into compositions it has never seen?"
-RESUMABLE = ("train", "reproduce", "sweep")
 OUT_OF_MEMORY = re.compile(  # torch's allocator; oneDNN; the C++ library; the system; its loader of shared libraries
     r"DefaultCPUAllocator|could not (create|execute) a primitive$|std::bad_alloc|annot allocate memory|"
     r"failed to map segment from shared object$"
@@ -124,8 +123,7 @@ def run(argv: list[str]) -> int:
     except InputError as error:
         return _complain(error, 2)
     except KeyboardInterrupt as stop:  # a training that was stopped by a signal says where and how to go on
-        resumes = "; the same command resumes" if argv[0] in RESUMABLE else ""
-        return _complain(str(stop) or f"interrupted{resumes}", getattr(stop, "exit_code", 130))
+        return _complain(str(stop) or "interrupted; the same command resumes", getattr(stop, "exit_code", 130))
     except BrokenPipeError:  # the reader of a pipe has left
         sys.stderr.close()
         return 141
@@ -180,19 +178,24 @@ def _run_verb(argv: list[str]) -> None:
 
 
 def installed_verbs() -> dict[str, EntryPoint]:
-    """The verbs of other packages: their entry points in the group `recombine.verbs`, by name."""
-    from importlib.metadata import entry_points
-
-    return {entry.name: entry for entry in entry_points(group="recombine.verbs")}
+    """The verbs of other packages, by name."""
+    return find_entry_points("recombine.verbs")
 
 
 def _write_usage(width: int) -> str:
-    others = {name: f"from {entry.module.partition('.')[0]}" for name, entry in installed_verbs().items()}
+    others = {name: _summarise(name, entry) for name, entry in installed_verbs().items()}
     lines = [
         textwrap.fill(what, max(width, 40), initial_indent=f"  {verb:<13}", subsequent_indent=" " * 15)
         for verb, what in (VERBS | others).items()
     ]
     return USAGE.format(question=textwrap.fill(QUESTION, max(width, 40)), verbs="\n".join(lines))
+
+
+def _summarise(verb: str, entry: EntryPoint) -> str:
+    """What another package's verb does, from a first line such as `recombine VERB FILE: do this.`"""
+    start, _, summary = read_summary(entry).partition(": ")
+    is_described = start.startswith(f"recombine {verb}") and summary
+    return summary.rstrip(".") if is_described else f"from {entry.module.partition('.')[0]}"
 
 
 def _complain(message: object, code: int, *, follower: bool = False) -> int:

@@ -41,7 +41,7 @@ class TrainOptions(ModelOptions):
     shard: bool = False
     """Under torchrun, keep a part of the model in each process (FSDP2), for models that do not fit one device."""
     track: Annotated[tuple[TrackerName, ...], Argument(repeatable=True)] = ()
-    """Also send the metrics to tensorboard, wandb or mlflow. Repeatable."""
+    """Also send the metrics to tensorboard or wandb. Repeatable."""
 
 
 def run(argv: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Files: atomic writes, JSON that fits a schema, NumPy archives without pickles, folders for data, and code that a user names.
+"""Files: atomic writes, JSON that fits a schema, NumPy archives without pickles, and folders for data.
 
 What a loaded file may do is decided here: it is a regular file of limited size, it holds data and never code, and an error in it
 is one line. A file that is written is complete or absent, even if the process is killed or the power fails.
@@ -7,20 +7,12 @@ is one line. A file that is written is complete or absent, even if the process i
 from __future__ import annotations
 
 import errno
-import hashlib
-import importlib
-import importlib.util
-import inspect
 import json
 import os
-import pkgutil
 import stat
-import sys
-import traceback
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -193,78 +185,3 @@ RESULT = "result.json"  # in a run directory that is finished
 METRICS = "metrics.jsonl"  # in a run directory, written during training
 FAILURE = "failure.json"  # in a run directory whose training failed in a sweep
 RUNNING = ".running"  # folder next to the run directories; workers touch a file in it for each run that they train
-
-FILE_PREFIX = "recombine_code_"  # of the names that modules loaded from a file have in sys.modules
-
-
-def load_object(specification: str) -> Any:
-    """The class or function that a specification names."""
-    source, _, name = specification.rpartition(":")
-    if not source or not name:
-        raise InputError(f"code {specification!r}: expected FILE.py:NAME or package.module:NAME")
-    module = _load_file(Path(source)) if source.endswith(".py") else _import_module(source, specification)
-    value: Any = module
-    for part in name.split("."):
-        value = getattr(value, part, None)
-    if value is None:
-        choices = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
-        expected = f"one of {', '.join(choices)}" if choices else "a class or a function, but none is defined there"
-        raise InputError(f"{source} has no {name!r}: expected {expected}")
-    return value
-
-
-def is_loaded_file(module_name: str) -> bool:
-    """Whether a module was loaded from a file here, so that its name cannot be imported."""
-    return module_name.startswith(FILE_PREFIX)
-
-
-def _load_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise InputError(f"{str(path)!r} is not a file: expected Python source")
-    path = path.resolve()
-    name = FILE_PREFIX + hashlib.sha256(str(path).encode()).hexdigest()[:12]
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[name]
-        raise InputError(f"{path} cannot be loaded: {describe_error(error, path)}") from error
-    return module
-
-
-def describe_error(error: Exception, path: Path) -> str:
-    """An exception in a user's file, with the line of the file that raised it."""
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-    line = error.lineno if isinstance(error, SyntaxError) else (lines[-1] if lines else None)
-    where = "" if line is None else f"line {line}: "
-    message = str(error).splitlines()[0] if str(error) else ""
-    kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
-    return f"{where}{kind}{message}"
-
-
-def _import_module(name: str, specification: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except (ImportError, ValueError) as error:
-        raise InputError(f"{specification!r} cannot be imported ({error}): expected package.module:NAME") from None
-
-
-def find_classes(package: str, path: Iterable[str], base: Any, name: str) -> dict[str, Any]:
-    """Every concrete subclass of `base` in the modules of a package, by its attribute `name`, in the order of the modules."""
-    modules = [importlib.import_module(module.name) for module in pkgutil.walk_packages(path, f"{package}.")]
-    return {
-        getattr(value, name): value
-        for module in modules
-        for value in vars(module).values()
-        if inspect.isclass(value)
-        and issubclass(value, base)
-        and value.__module__ == module.__name__
-        and not inspect.isabstract(value)
-        and hasattr(value, name)
-    }

@@ -7,6 +7,7 @@ from .decode import find_best_site as find_best_site
 from .decode import fit_ridge as fit_ridge
 from .decode import score_values as score_values
 from .intervene import measure_swaps as measure_swaps
+from .probe import is_probed as is_probed
 from .probe import probe_activations as probe_activations
 from .probe import probe_model as probe_model
 from .probe import probe_run as probe_run

@@ -1,4 +1,4 @@
-"""Experiment trackers by name: TensorBoard, Weights & Biases and MLflow. The package of each is an extra of the same name.
+"""Experiment trackers by name: TensorBoard, and Weights & Biases. The package of each is an extra of the same name.
 
 A tracker records the rows of `metrics.jsonl` while a run trains, and the scores of `result.json` at its end, one record per
 run directory: a resumed run continues its record.
@@ -16,14 +16,14 @@ from recombine.training.directory import RunDirectory
 from recombine.training.schema import MetricsRow, ResultFile
 from recombine.training.session import Tracker
 
-TrackerName = Literal["tensorboard", "wandb", "mlflow"]
+TrackerName = Literal["tensorboard", "wandb"]
 
 
 def build_tracker(name: str) -> Tracker:
     """A tracker by name; its package must be installed."""
     check_choice("tracker", name, get_args(TrackerName))
     import_extra(name, extra=name, user=f"tracker {name!r}")
-    trackers: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases, "mlflow": MLflow}
+    trackers: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
     return trackers[name]()
 
 
@@ -89,47 +89,6 @@ class WeightsAndBiases(Tracker):
 
     def close(self) -> None:
         self.run.finish()
-
-
-class MLflow(Tracker):
-    """A run that is found again by its tag. MLFLOW_TRACKING_URI is the server or file to log to."""
-
-    name = "mlflow"
-    tag = "recombine.run"
-
-    def start(self, run: RunDirectory, step: int) -> None:
-        from mlflow.exceptions import MlflowException
-        from mlflow.tracking import MlflowClient
-
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "recombine")
-        try:
-            self.client: Any = MlflowClient()
-            experiment = self.client.get_experiment_by_name(name)
-            number = self.client.create_experiment(name) if experiment is None else experiment.experiment_id
-            records = self.client.search_runs([number], f"tags.`{self.tag}` = '{run.path.name}'", max_results=1)
-            if records:
-                self.id = records[0].info.run_id
-                self.client.update_run(self.id, status="RUNNING")
-                return
-            self.id = self.client.create_run(number, tags={self.tag: run.path.name}, run_name=run.path.name).info.run_id
-        except MlflowException as error:
-            reason = str(error).split("\n")[0]
-            raise InputError(f"mlflow cannot start ({reason}): expected MLFLOW_TRACKING_URI to be reachable") from None
-        for key, value in flatten({part: run.config[part] for part in ("task", "model", "training")}).items():
-            self.client.log_param(self.id, key, value)
-
-    def add(self, row: MetricsRow) -> None:
-        for name, value in flatten_row(row).items():
-            self.client.log_metric(self.id, name, value, step=row["step"])
-
-    def finish(self, result: ResultFile) -> None:
-        for name, value in flatten_scores(result).items():
-            self.client.log_metric(self.id, name, value, step=result["steps"])
-        self.client.set_terminated(self.id)
-
-    def close(self) -> None:
-        if self.client.get_run(self.id).info.status == "RUNNING":  # stopped before the end
-            self.client.set_terminated(self.id, status="KILLED")
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -27,7 +27,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
@@ -35,7 +34,7 @@ import torch
 from torch import nn
 
 from recombine.foundation.errors import InputError, Settings, check_choice, format_count, require_memory
-from recombine.foundation.files import find_classes, is_loaded_file, load_object
+from recombine.foundation.plugins import find_classes, find_entry_points, is_loaded_file, load_object
 from recombine.tasks.base import Task
 from recombine.tasks.families import TASKS
 
@@ -317,7 +316,7 @@ def _find(name: str, kind: str, own: Mapping[str, type], *groups: str) -> Any:
     plain = name.replace("-", "_")
     if plain in own:
         return own[plain]
-    entries = [entry for group in groups for entry in metadata.entry_points(group=group)]
+    entries = [entry for group in groups for entry in find_entry_points(group).values()]
     installed = {entry.name.replace("-", "_"): entry for entry in entries}
     choices = [known.replace("_", "-") for known in (*own, *installed)]
     check_choice(kind, name.replace("_", "-"), (*choices, "FILE.py:NAME", "package.module:NAME"))

@@ -1,1 +1,5 @@
-"""report"""
+"""One HTML page about runs, and the leaderboard of a folder of runs."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from recombine.foundation.errors import InputError
-from recombine.foundation.files import describe_error, load_object, write_json
+from recombine.foundation.files import write_json
+from recombine.foundation.plugins import describe_error, load_object
 from recombine.sweeps.records import ROLES, Record, as_records, as_setting
 from recombine.sweeps.status import FORMAT, FORMAT_VERSION, PLAN
 from recombine.training.config import RunConfig

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from recombine.foundation.errors import InputError, check_positive, import_extra, require
-from recombine.sweeps.engine import Engine, Job, Outcome, count_threads
+from recombine.sweeps.engine import ANSWER_SECONDS, Engine, Job, Outcome, count_threads
 from recombine.sweeps.local import train_job
 
 LOST_RETRIES_OF_RAY = 3
@@ -27,15 +27,13 @@ class RayEngine(Engine):
 
     name = "ray"
 
-    def __init__(
-        self, *, jobs: int | None, threads: int, gpus: int = 0, address: str | None = None, answer_within: float = 30.0
-    ) -> None:
+    def __init__(self, *, jobs: int | None, threads: int, gpus: int = 0, address: str | None = None) -> None:
         check_positive(threads=threads, **({} if jobs is None else {"jobs": jobs}))
         require(gpus >= 0, "gpus", gpus, "0 or a positive number")
         self.ray = import_extra("ray", extra="ray", user="engine 'ray'")
         self.jobs, self.threads, self.gpus, self.address = jobs, threads, gpus, address
         if address is not None and not self.ray.is_initialized():
-            check_answers(address, answer_within)
+            check_answers(address)
 
     def describe(self) -> str:
         where = f"the cluster at {self.address}" if self.address else "this machine"
@@ -110,7 +108,7 @@ class RayEngine(Engine):
                 )
 
 
-def check_answers(address: str, seconds: float) -> None:
+def check_answers(address: str) -> None:
     """Require that something answers at an address within a time limit; `ray.init` would try for minutes.
 
     `auto` without RAY_ADDRESS is left to Ray, which looks for a cluster on this machine.
@@ -121,10 +119,10 @@ def check_answers(address: str, seconds: float) -> None:
     require(not port or port.isdigit(), "address", address, "auto, HOST:PORT or ray://HOST:PORT")
     default = CLIENT_PORT if address.startswith("ray://") else CLUSTER_PORT
     try:
-        socket.create_connection((host, int(port or default)), timeout=seconds).close()
+        socket.create_connection((host, int(port or default)), timeout=ANSWER_SECONDS).close()
         return
     except OSError as error:
         reason = error.strerror or str(error)
     raise InputError(
-        f"the cluster at {address} does not answer ({reason}): expected an answer within {seconds:g} seconds"
+        f"the cluster at {address} does not answer ({reason}): expected an answer within {ANSWER_SECONDS:g} seconds"
     )

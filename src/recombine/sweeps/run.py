@@ -5,26 +5,29 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
 
+from recombine.foundation.display import Table
 from recombine.foundation.errors import InputError, check_choice, check_positive
 from recombine.foundation.files import FAILURE
 from recombine.sweeps.engine import Engine, Job, Outcome, describe_for_worker
 from recombine.sweeps.local import LocalEngine, record_failure
-from recombine.sweeps.plan import Plan, describe_plan, write_plan
+from recombine.sweeps.plan import Plan, describe_plan, make_plan, write_plan
 from recombine.sweeps.ray import RayEngine
-from recombine.sweeps.records import Record
+from recombine.sweeps.records import Record, as_records
+from recombine.sweeps.results import write_results
 from recombine.sweeps.slurm import SlurmEngine
-from recombine.sweeps.status import SweepReader, SweepStatus, write_results
+from recombine.sweeps.status import SweepDisplay, SweepReader, SweepStatus
 from recombine.training.config import RunConfig
 from recombine.training.directory import RunDirectory
-from recombine.training.run import is_up_to_date
-from recombine.training.session import resolve_device
+from recombine.training.run import is_up_to_date, train_run
+from recombine.training.session import progress_bar, resolve_device
 from recombine.training.trainer import DivergedError
 
 EngineName = Literal["local", "ray", "slurm"]
@@ -32,7 +35,7 @@ ENGINES = get_args(EngineName)
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineFlags:
+class EngineOptions:
     """Where runs are trained."""
 
     engine: EngineName = "local"
@@ -49,8 +52,6 @@ class EngineFlags:
     """Partition of SLURM (default: the cluster's default)."""
     time_limit: int = 1440
     """Time limit per SLURM job, in minutes. A run that reaches it goes back into the queue and continues."""
-    answer_within: float = 30.0
-    """Seconds within which a cluster must answer."""
 
     def open_engine(self, num_runs: int) -> Engine:
         """The engine for a number of runs."""
@@ -65,10 +66,9 @@ class EngineFlags:
             shared: dict[str, Any] = {"jobs": self.jobs, "threads": self.threads or read_count("OMP_NUM_THREADS") or 1}
         else:
             shared = {"jobs": jobs, "threads": threads}
-        shared |= {"gpus": self.gpus, "answer_within": self.answer_within}
         if self.engine == "ray":
-            return RayEngine(**shared, address=self.address)
-        return SlurmEngine(**shared, partition=self.partition, time_limit=self.time_limit)
+            return RayEngine(**shared, gpus=self.gpus, address=self.address)
+        return SlurmEngine(**shared, gpus=self.gpus, partition=self.partition, time_limit=self.time_limit)
 
 
 def split_cores(num_runs: int, *, jobs: int | None = None, threads: int | None = None) -> tuple[int, int]:
@@ -110,6 +110,13 @@ class Work:
     finished: tuple[Record, ...]
     failed: tuple[Record, ...]
 
+    def as_table(self) -> Table:
+        """Every run with its state."""
+        states = {"finished": self.finished, "failed": self.failed, "to train": self.todo}
+        rows = [(run.text, run.config.training.steps, state) for state, records in states.items() for run in records]
+        note = f"{len(self.todo)} of {len(rows)} runs to train"
+        return Table(title="Runs", columns=("run", "steps", "state"), rows=tuple(rows), note=note)
+
 
 def find_work(records: Sequence[Record], out: Path, *, retry: bool = False) -> Work:
     """Sort records by what their run directories hold. With `retry`, failed ones are trained again."""
@@ -132,9 +139,10 @@ def run_sweep(
     out: Path,
     device: str = "auto",
     work: Work | None = None,
+    quiet: bool = True,
     done: Callable[[Record, Outcome], None] | None = None,
 ) -> SweepStatus:
-    """Train what is left of a sweep; returns its status at the end. Failed runs are kept and do not stop the others.
+    """Train what is left of a sweep; returns its status at the end. A failed run is recorded and does not stop the others.
 
     What is left is `work`, if that is known already; otherwise all runs that are neither finished nor failed.
     `done` is called with each run that ends. However this is left, by an error or by Ctrl-C, the results of the runs that are
@@ -143,10 +151,13 @@ def run_sweep(
     contents = describe_plan(plan)
     write_plan(contents, out)
     work, by_key, reader = work or find_work(plan.records, out), plan.by_key, SweepReader(out, contents)
+    num_done = len(work.finished) + len(work.failed)
     try:
-        for outcome in train_all([record.config for record in work.todo], engine, out=out, device=device):
-            if done is not None:
-                done(by_key[outcome.key], outcome)
+        with SweepDisplay(reader, total=len(plan.records), done=num_done, quiet=quiet) as display:
+            for outcome in train_all([record.config for record in work.todo], engine, out=out, device=device):
+                display.report(by_key[outcome.key], outcome)
+                if done is not None:
+                    done(by_key[outcome.key], outcome)
     finally:
         status = reader.read()
         write_results(status, out)
@@ -154,28 +165,46 @@ def run_sweep(
 
 
 def train_runs(
-    configs: Mapping[str, RunConfig],
+    runs: Iterable[RunConfig | Record],
     *,
-    jobs: int,
     out: Path | str = "runs",
     device: str = "auto",
-    done: Callable[[str, RunDirectory], None] | None = None,
-) -> dict[str, RunDirectory]:
-    """Train labelled configurations, `jobs` at a time, as `train_run` would; the cores are divided evenly among them.
+    engine: EngineOptions | None = None,
+    source: str = "train_runs",
+    quiet: bool = False,
+) -> list[RunDirectory]:
+    """Train runs through an engine and return their run directories, in their order.
 
-    `done` is called with each run when it ends. The first run that fails stops the others, which keep their checkpoints, and
-    its error is raised here.
+    Finished runs are reused, failed ones are trained again, and equal ones are trained once. A run that fails does not stop the
+    others; its error is raised at the end. One run at a time on this machine is trained in this process. `source` says
+    in `recombine sweep status` what started the runs.
     """
-    check_positive(jobs=jobs)
-    engine = LocalEngine(jobs=jobs, threads=split_cores(len(configs), jobs=jobs)[1])
-    labels = {config.directory_name: label for label, config in configs.items()}
-    finished: dict[str, RunDirectory] = {}
-    for outcome in train_all(list(configs.values()), engine, out=out, device=device):
-        raise_failure(outcome)
-        finished[outcome.key] = RunDirectory.open(outcome.path)
-        if done is not None:
-            done(labels[outcome.key], finished[outcome.key])
-    return {label: finished[config.directory_name] for label, config in configs.items()}
+    folder, records = Path(out), as_records(runs)
+    plan = make_plan(records, source)
+    opened = (engine or EngineOptions()).open_engine(len(plan.records))
+    work = find_work(plan.records, folder, retry=True)
+    if work.finished and not quiet:
+        _say(f"{len(work.finished)} of {len(plan.records)} runs in {out} were finished already")
+    if isinstance(opened, LocalEngine) and opened.jobs == 1:
+        for number, record in enumerate(work.todo, start=1):
+            with progress_bar(f"{number}/{len(work.todo)} {record.text}", quiet=quiet) as bar:
+                train_run(record.config, out=folder, device=device, watch=bar)
+    elif work.todo:
+        if not quiet:
+            _say(opened.describe())
+        failed: list[Outcome] = []
+
+        def collect(_: Record, outcome: Outcome) -> None:
+            failed.extend([outcome] if outcome.kind else [])
+
+        run_sweep(plan, opened, out=folder, device=device, work=work, quiet=quiet, done=collect)
+        if failed:
+            raise_failure(replace(failed[0], error=f"{len(failed)} of {len(work.todo)} runs failed; {failed[0].error}"))
+    return [RunDirectory(folder / record.prepare().config.directory_name) for record in records]
+
+
+def _say(message: str) -> None:
+    print(message, file=sys.stderr)
 
 
 def train_all(

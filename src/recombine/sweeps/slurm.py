@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from recombine.foundation.errors import InputError, check_positive, import_extra
-from recombine.sweeps.engine import LOST_RETRIES, Engine, Job, Outcome, count_threads, lost_outcome
+from recombine.sweeps.engine import ANSWER_SECONDS, LOST_RETRIES, Engine, Job, Outcome, count_threads, lost_outcome
 from recombine.sweeps.local import train_job
 
 FOLDER = ".submitit"  # in the sweep's folder: what submitit sends, receives and logs
@@ -53,13 +53,12 @@ class SlurmEngine(Engine):
         gpus: int = 0,
         partition: str | None = None,
         time_limit: int = 1440,
-        answer_within: float = 30.0,
     ) -> None:
         check_positive(threads=threads, time_limit=time_limit, **({} if jobs is None else {"jobs": jobs}))
         self.submitit = import_extra("submitit", extra="slurm", user="engine 'slurm'")
         self.jobs, self.threads, self.gpus = jobs, threads, gpus
-        self.partition, self.time_limit, self.answer_within = partition, time_limit, answer_within
-        check_answers(answer_within)
+        self.partition, self.time_limit = partition, time_limit
+        check_answers()
 
     def describe(self) -> str:
         limit = "" if self.jobs is None else f", at most {self.jobs} at a time"
@@ -68,7 +67,7 @@ class SlurmEngine(Engine):
     def train(self, jobs: Sequence[Job]) -> Iterator[Outcome]:
         unsent, lost = list(jobs), Counter[str]()
         sent: dict[Any, Job] = {}
-        queue = Queue(self.answer_within)
+        queue = Queue()
         try:
             while unsent or sent:
                 sent.update(self._submit(unsent))
@@ -120,8 +119,7 @@ class SlurmEngine(Engine):
 class Queue:
     """The jobs that SLURM has not ended yet, asked for every few seconds."""
 
-    def __init__(self, answer_within: float) -> None:
-        self.answer_within = answer_within
+    def __init__(self) -> None:
         self.asked = self.answered = time.monotonic()
         self.missing: set[str] = set()
 
@@ -141,7 +139,7 @@ class Queue:
         self.asked = time.monotonic()
         command = ["squeue", "--noheader", "--array", "--format", "%i", "--user", str(os.getuid())]
         try:
-            shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=self.answer_within)
+            shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=ANSWER_SECONDS)
         except (OSError, subprocess.SubprocessError):
             if time.monotonic() - self.answered > SILENCE_SECONDS:
                 raise InputError(
@@ -152,16 +150,18 @@ class Queue:
         return set(shown.stdout.split())
 
 
-def check_answers(seconds: float) -> None:
+def check_answers() -> None:
     """Require a SLURM whose controller answers within a time limit."""
     if shutil.which("sbatch") is None:
         raise InputError("there is no SLURM here: expected sbatch on the path")
     try:
-        shown = subprocess.run(["scontrol", "ping"], capture_output=True, text=True, timeout=seconds, check=False)
+        shown = subprocess.run(
+            ["scontrol", "ping"], capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False
+        )
         lines = [line for line in f"{shown.stdout}\n{shown.stderr}".splitlines() if line.strip()]
         text = lines[-1].strip() if lines else "no answer"  # the reasons stand before it, the conclusion last
         answers = shown.returncode == 0 and "is UP" in shown.stdout
     except subprocess.TimeoutExpired:
         text, answers = "no answer", False
     if not answers:
-        raise InputError(f"SLURM does not answer ({text}): expected an answer within {seconds:g} seconds")
+        raise InputError(f"SLURM does not answer ({text}): expected an answer within {ANSWER_SECONDS:g} seconds")

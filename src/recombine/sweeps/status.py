@@ -1,33 +1,34 @@
-"""How far a sweep is, read from its folder. It needs neither torch nor the code of the runs, so it answers at once.
+"""How far a sweep is, read from its folder, which needs neither torch nor the code of the runs; and its live display.
 
 A run is finished if it has a result, failed if it has a failure, and running if a worker has touched its file in `.running`
 within a minute; otherwise it is waiting, with the step of its last metrics if it was interrupted.
-
-The results of a sweep are one Parquet file and one CSV file with a row per run. Of several values of a searched
-hyperparameter, the best is the one with the highest mean over seeds of the main metric on `test`, the trained compositions.
-`ood` never takes part in the choice; it is shown next to it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import csv
-import io
 import os
+import sys
+import threading
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean
-from typing import Annotated, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 import msgspec
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
 
-from recombine.foundation.display import Cell, Column, Number, Table, describe_settings
+from recombine.foundation.display import describe_settings, format_duration, format_number
 from recombine.foundation.errors import InputError, find_schema_error
-from recombine.foundation.files import FAILURE, METRICS, RESULT, RUNNING, parse_json, read_json, replace_file
+from recombine.foundation.files import FAILURE, METRICS, RESULT, RUNNING, parse_json, read_json
 from recombine.training.schema import MetricsRow, ResultFile
+
+if TYPE_CHECKING:
+    from recombine.sweeps.engine import Outcome
+    from recombine.sweeps.records import Record
 
 FORMAT = "recombine-sweep"
 FORMAT_VERSION = 1
@@ -207,124 +208,84 @@ def _read_progress(path: Path) -> tuple[int, float]:
     return 0, 0.0
 
 
-PARQUET = "results.parquet"
-CSV = "results.csv"
-PARTS = ("value", "low", "high", "chance", "ceiling", "agnostic")
-
-Key = tuple[tuple[str, Any], ...]
+REFRESH_SECONDS = 1.0
+LINE_SECONDS = 60.0  # between two lines without a terminal
+MAX_ROWS = 12  # runs that are shown while they are trained
 
 
-def write_results(status: SweepStatus, folder: Path) -> list[Path]:
-    """Write both files; returns their paths."""
-    import pyarrow
-    from pyarrow import parquet
+class SweepDisplay:
+    """Shows the status of a sweep on standard error while it runs."""
 
-    rows = [describe_run(run) for run in status.runs]
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    table = pyarrow.table({name: _same_type([row.get(name) for row in rows]) for name in names})
-    content = pyarrow.BufferOutputStream()
-    parquet.write_table(table, content)
-    replace_file(folder / PARQUET, content.getvalue().to_pybytes())
-    text = io.StringIO()
-    csv.writer(text).writerows([names, *zip(*table.to_pydict().values(), strict=True)])
-    replace_file(folder / CSV, text.getvalue().encode())
-    return [folder / PARQUET, folder / CSV]
+    def __init__(self, reader: SweepReader, *, total: int, done: int, quiet: bool) -> None:
+        self.reader, self.total, self.number, self.quiet = reader, total, done, quiet
+        self.console = Console(stderr=True)
+        self.live = Live(console=self.console, auto_refresh=False, transient=True)
+        self.ended = threading.Event()
+        self.thread = threading.Thread(target=self._keep_showing, daemon=True)
+        self.last_line = time.monotonic()
 
+    def __enter__(self) -> SweepDisplay:
+        if not self.quiet:
+            if self.console.is_terminal:
+                self.live.start()
+            self.thread.start()
+        return self
 
-def describe_run(run: RunStatus) -> dict[str, Any]:
-    """A run as one row: settings, seed, state, and every score with its bounds, such as `test_r2` and `test_r2_low`."""
-    row: dict[str, Any] = {
-        "run": run.run,
-        **run.settings,
-        "seed": run.seed,
-        "state": run.state,
-        "error": run.error or None,
-    }
-    row |= {"step": run.step, "steps": run.steps}
-    names = ("task", "model", "label", "num_parameters", "seconds", "steps_per_second", "split_sha256")
-    row |= {name: run.result.get(name) for name in names}
-    for split, metrics in run.result.get("scores", {}).items():
-        for metric, score in metrics.items():
-            for part in PARTS:
-                row[f"{split}_{metric}" + ("" if part == "value" else f"_{part}")] = score.get(part)
-    return row
+    def __exit__(self, *error: object) -> None:
+        self.ended.set()
+        if self.thread.is_alive():
+            self.thread.join()
+        self.live.stop()
 
+    def report(self, record: Record, outcome: Outcome) -> None:
+        """Print that a run has ended, with its scores or its error."""
+        self.number += 1
+        if not self.quiet:
+            text = f"failed: {outcome.error}" if outcome.kind else self._describe_scores(record, outcome)
+            self._print(f"{self.number}/{self.total} {record.text}: {text}")
 
-def _same_type(values: list[Any]) -> list[Any]:
-    """Values of one column: numbers if all are numbers, otherwise text."""
-    kinds = {type(value) for value in values if value is not None}
-    if kinds <= {int} or kinds <= {float, int}:
-        return values if float not in kinds else [None if value is None else float(value) for value in values]
-    return [None if value is None else str(value) for value in values]
+    def _describe_scores(self, record: Record, outcome: Outcome) -> str:
+        run = self.reader.read_run(outcome.key)
+        metric = record.config.task.metric(run.metric).title
+        scores = ", ".join(f"{split} {format_number(run.score(split))}" for split in ("test", "ood"))
+        return f"{metric} {scores}; {run.seconds:.0f} s"
 
+    def _print(self, text: str) -> None:
+        self.last_line = time.monotonic()
+        self.console.print(Text(text), soft_wrap=True, highlight=False)
 
-def choose_best(status: SweepStatus) -> Table:
-    """One row per combination of compared settings, with the hyperparameters that are best on `test`.
-
-    Values of the hyperparameters take part with all their seeds, as long as any has them.
-    """
-    runs = status.select("finished")
-    groups = _group(runs, searched=False)
-    searched = list(dict.fromkeys(name for run in runs for name in run.searched))
-    names = list(dict.fromkeys([*(name for key in groups for name, _ in key), *searched]))
-    metrics = list(dict.fromkeys(run.metric for run in status.runs))
-    planned = Counter(_key(run, searched=True) for run in status.runs)
-    best: list[tuple[Sequence[RunStatus], int]] = []
-    for members in groups.values():
-        points = _group(members, searched=True)
-        complete = [point for key, point in points.items() if len(point) == planned[key]]
-        best.append((max(complete or points.values(), key=_merit), len(points)))
-    best.sort(key=lambda choice: (metrics.index(choice[0][0].metric), -_merit(choice[0])))
-    rows = tuple(
-        (
-            *(point[0].settings.get(name) for name in names),
-            len(point),
-            *([num_points] if searched else []),
-            _mean(point, "test"),
-            _mean(point, "ood"),
-        )
-        for point, num_points in best
-    )
-    titles: Mapping[str, Any] = runs[0].result.get("metrics", {}).get(metrics[0], {}) if runs else {}
-    title = titles.get("title", metrics[0]) if len(metrics) == 1 else "main metric"
-    chosen = "hyperparameters and order: chosen on test" if searched else "in order of test"
-    return Table(
-        title="Best of the grid" if searched else "Results",
-        columns=(
-            *(Column(name=name.replace("_", " "), format="plain") for name in names),
-            "seeds",
-            *(["points"] if searched else []),
-            f"{title}, test",
-            "ood",
-        ),
-        rows=rows,
-        note=f"{chosen}, the seen compositions; ood has held-out compositions and is only shown. Means over seeds",
-    )
+    def _keep_showing(self) -> None:
+        while not self.ended.wait(REFRESH_SECONDS):
+            try:
+                if self.live.is_started:
+                    self.live.update(Text(draw(self.reader.read())), refresh=True)
+                elif time.monotonic() - self.last_line >= LINE_SECONDS:
+                    self._print(summarise(self.reader.read()))
+            except (InputError, OSError) as error:  # a file is being replaced, or the folder is not available
+                print(f"recombine: {error}", file=sys.stderr)
 
 
-def _key(run: RunStatus, *, searched: bool) -> Key:
-    return tuple((name, value) for name, value in run.settings.items() if searched or name not in run.searched)
+def draw(status: SweepStatus) -> str:
+    """A summary, and a line per run that is being trained."""
+    running = status.select("running")
+    lines = [f"  {run.text}  step {run.step:,}/{run.steps:,}  {format_speed(run)}" for run in running[:MAX_ROWS]]
+    more = [f"  and {len(running) - MAX_ROWS} more"] if len(running) > MAX_ROWS else []
+    return "\n".join([summarise(status), *lines, *more])
 
 
-def _group(runs: Sequence[RunStatus], *, searched: bool) -> dict[Key, list[RunStatus]]:
-    """Runs that differ in their seed only, or, without `searched`, also in their hyperparameters."""
-    groups: dict[Key, list[RunStatus]] = {}
-    for run in runs:
-        groups.setdefault(_key(run, searched=searched), []).append(run)
-    return groups
+def format_speed(run: RunStatus) -> str:
+    return f"{run.step / run.seconds:.1f}" if run.seconds else ""
 
 
-def _merit(runs: Sequence[RunStatus]) -> float:
-    """The mean score on `test`, so that higher is better."""
-    mean = _mean(runs, "test")
-    return float("-inf") if mean is None else mean.value if runs[0].higher_is_better else -mean.value
-
-
-def _mean(runs: Sequence[RunStatus], split: str) -> Cell | None:
-    return mean_cell([run.score(split) for run in runs])
-
-
-def mean_cell(values: Sequence[Number | None]) -> Cell | None:
-    """The mean over seeds, without an interval."""
-    numbers = [value for value in values if value is not None]
-    return Cell(value=fmean(numbers), values=tuple(numbers) if len(numbers) > 1 else ()) if numbers else None
+def summarise(status: SweepStatus) -> str:
+    """One line: how many runs are in which state, the speed, the time left and the best run so far."""
+    counts = ", ".join(f"{status.count(state)} {state}" for state in ("running", "finished", "failed", "waiting"))
+    parts = [f"{len(status.runs)} runs: {counts}"]
+    if status.steps_per_second:
+        parts.append(f"{status.steps_per_second:.0f} steps/s")
+    if status.seconds_left:
+        parts.append(f"{format_duration(status.seconds_left)} left")
+    if status.best is not None:
+        scores = f"test {format_number(status.best.score('test'))} (ood {format_number(status.best.score('ood'))})"
+        parts.append(f"best on test so far: {scores}, {status.best.text}")
+    return " · ".join(parts)

@@ -9,6 +9,9 @@ from .directory import describe_environment as describe_environment
 from .directory import find_runs as find_runs
 from .directory import hash_config as hash_config
 from .intervals import SeedScore as SeedScore
+from .intervals import compare_seeds as compare_seeds
+from .intervals import have_same_instances as have_same_instances
+from .intervals import score_results as score_results
 from .intervals import score_seeds as score_seeds
 from .intervals import score_values as score_values
 from .intervals import subtract as subtract

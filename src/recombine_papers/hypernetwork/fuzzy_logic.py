@@ -18,19 +18,10 @@ from typing import Any, ClassVar
 
 from recombine.attention import AttentionName
 from recombine.foundation import check_choice
-from recombine.sweeps import (
-    Experiment,
-    Finished,
-    Published,
-    Record,
-    Setting,
-    difference_between,
-    grid,
-    score_group,
-    search,
-)
+from recombine.sweeps import Published, Record, Setting, grid, search
 from recombine.tasks import Scale
 from recombine.training import Precision, RunConfig, SeedScore, default_run, subtract
+from recombine_papers.base import Experiment, Finished, difference_between, score_group
 from recombine_papers.claims import AtLeast, Difference, Lead, Level, Settings, with_excess
 from recombine_papers.experiment import PaperExperiment, SeededExperiment
 from recombine_papers.hypernetwork import published

@@ -18,18 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from recombine.foundation import Cell, Table, Value
-from recombine.sweeps import (
-    Finished,
-    Group,
-    Record,
-    cell,
-    difference_to_baseline,
-    explain_intervals,
-    score_group,
-    spread,
-)
+from recombine.sweeps import Record
 from recombine.tasks import ATTENTION_COLOURS, QUIET, Language, Scale, canvas
 from recombine.training import RunConfig, default_run
+from recombine_papers.base import Finished, Group, cell, difference_to_baseline, explain_intervals, score_group, spread
 from recombine_papers.claims import Difference, Lead, Untested
 from recombine_papers.experiment import PaperExperiment, SeededExperiment
 from recombine_papers.hypernetwork.fuzzy_logic import ATTENTIONS, change_model

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recombine.sweeps import Finished, Group
 from recombine.tasks import COLOUR_SCALES, DARK, LIGHT_PALETTE, QUIET, RULES, TRACK, canvas
+from recombine_papers.base import Finished, Group
 from recombine_papers.learning_curves import NAMES
 
 if TYPE_CHECKING:

@@ -48,9 +48,10 @@ from recombine.inside import (
     measure_swaps,
     sample_rows,
 )
-from recombine.sweeps import Finished, Group, Record, mean_cell
+from recombine.sweeps import Record, mean_cell
 from recombine.tasks import Scale, SRaven, SRavenReading, Task
 from recombine.training import Json, RunDirectory, load_run
+from recombine_papers.base import Finished, Group
 from recombine_papers.claims import Claim, Exceeds, Reads, Untested
 from recombine_papers.experiment import PaperExperiment
 from recombine_papers.hypernetwork.fuzzy_logic import ATTENTIONS, DROPOUTS

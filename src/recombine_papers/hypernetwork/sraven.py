@@ -12,9 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from recombine.sweeps import Finished, Record, Setting
+from recombine.sweeps import Record, Setting
 from recombine.tasks import Scale
 from recombine.training import RunConfig, default_run
+from recombine_papers.base import Finished
 from recombine_papers.claims import Lead, Level, with_excess
 from recombine_papers.experiment import PaperExperiment
 from recombine_papers.hypernetwork import published

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import ClassVar, get_args
 
 from recombine.attention import AttentionName
-from recombine.sweeps import Experiment, Finished, Published, Record, difference_between, score_group
+from recombine.sweeps import Published, Record
 from recombine.tasks import Scale
 from recombine.training import RunConfig, SeedScore, default_run
+from recombine_papers.base import Experiment, Finished, difference_between, score_group
 from recombine_papers.claims import AtLeast, Claim, Difference, Lead, Settings, widen_for_all
 from recombine_papers.experiment import PaperExperiment
 from recombine_papers.hypernetwork import published

@@ -39,9 +39,10 @@ from recombine.inside import (
     measure_structure,
     score_values,
 )
-from recombine.sweeps import Finished, Record, Setting, mean_cell
+from recombine.sweeps import Record, Setting, mean_cell
 from recombine.tasks import FuzzyLogic, Reading, Scale, Task
 from recombine.training import Json, RunDirectory, default_run, load_run
+from recombine_papers.base import Finished
 from recombine_papers.claims import Exceeds, Reads
 from recombine_papers.experiment import PaperExperiment
 from recombine_papers.hypernetwork.fuzzy_logic import (

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from recombine.sweeps import Finished, Group, Setting, matches
+from recombine.sweeps import Setting, matches
 from recombine.tasks import LIGHT_PALETTE, canvas
+from recombine_papers.base import Finished, Group
 from recombine_papers.in_context.measures import METRIC, read_decodability, read_gradients
 
 if TYPE_CHECKING:

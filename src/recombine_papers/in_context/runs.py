@@ -31,9 +31,10 @@ from typing import Any
 
 from recombine.attention import AttentionName
 from recombine.foundation import Column, Table, Value
-from recombine.sweeps import Finished, Record, cell, explain_intervals, mean_cell
+from recombine.sweeps import Record, mean_cell
 from recombine.tasks import Scale
 from recombine.training import RunConfig, RunDirectory, default_run
+from recombine_papers.base import Finished, cell, explain_intervals
 from recombine_papers.claims import Claim, Difference, Exceeds, Excess, Lead, Level, Reads, Settings
 from recombine_papers.experiment import SeededExperiment
 from recombine_papers.in_context.figures import draw_in_context, draw_supports

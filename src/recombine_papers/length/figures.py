@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from recombine.foundation import show_setting
-from recombine.sweeps import Finished, Group
 from recombine.tasks import LIGHT_PALETTE, canvas
+from recombine_papers.base import Finished, Group
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -28,9 +28,10 @@ from pathlib import Path
 from typing import Any
 
 from recombine.foundation import Column, Format, Table, Value, show_setting
-from recombine.sweeps import Finished, Record, spread
+from recombine.sweeps import Record
 from recombine.tasks import Scale, SequenceTeacher
 from recombine.training import Json, RunConfig, RunDirectory, default_run
+from recombine_papers.base import Finished, spread
 from recombine_papers.claims import Exceeds, Level, Reads, log10_of
 from recombine_papers.experiment import SeededExperiment
 from recombine_papers.length import figures

@@ -15,9 +15,10 @@ from typing import Any, get_args
 from recombine.foundation import Table, show_setting
 from recombine.inside import diagnose_run, last_site
 from recombine.models import ModelConfig
-from recombine.sweeps import Finished, Group, Record, mean_cell
+from recombine.sweeps import Record, mean_cell
 from recombine.tasks import Hyperteacher, Scale, Support
 from recombine.training import RunConfig, RunDirectory, default_run
+from recombine_papers.base import Finished, Group
 from recombine_papers.claims import Correlates, Lead, Level, Reads, with_excess
 from recombine_papers.experiment import SeededExperiment
 from recombine_papers.scale.decodability import measure_decodability

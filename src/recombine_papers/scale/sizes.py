@@ -25,9 +25,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, get_args
 
-from recombine.sweeps import Finished, Record
+from recombine.sweeps import Record
 from recombine.tasks import Encoding, Scale, canvas
 from recombine.training import RunConfig, default_run
+from recombine_papers.base import Finished
 from recombine_papers.claims import Gap, Lead, Level
 from recombine_papers.experiment import SeededExperiment
 from recombine_papers.scale.runs import (

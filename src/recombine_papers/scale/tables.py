@@ -12,8 +12,9 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
 from recombine.foundation import Cell, Column, Table, Value, show_setting
-from recombine.sweeps import Finished, FinishedRun, Group, cell, explain_intervals, mean_cell, spread
+from recombine.sweeps import mean_cell
 from recombine.tasks import LIGHT_PALETTE, canvas
+from recombine_papers.base import Finished, FinishedRun, Group, cell, explain_intervals, spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

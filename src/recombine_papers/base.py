@@ -15,7 +15,7 @@ so that nothing is read back from text. To add an experiment, subclass `Experime
                 yield Record(settings={"width": width}, config=replace(run, model=replace(run.model, hidden_dim=width)))
 
 `recombine reproduce path/to/file.py:Widths` runs it; installed packages register experiments through the entry-point group
-`recombine.experiments`. `recombine_papers.PaperExperiment` adds claims and stored results.
+`recombine.experiments`. `PaperExperiment` adds claims and stored results.
 
 `Finished` holds the finished runs, in groups that differ in their seed only. `compare_scores` is the table that most
 experiments need: one score per setting, differences, and the published numbers.
@@ -28,20 +28,27 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from importlib import metadata
 from pathlib import Path
 from statistics import fmean
 from typing import Any, ClassVar, TypeVar
 
-from recombine.foundation.display import Cell, Column, Number, Table, Value, describe_settings, show_setting, track
-from recombine.foundation.errors import InputError, check_choice
-from recombine.foundation.files import load_object
-from recombine.sweeps.records import Published, Record, Setting, matches
-from recombine.sweeps.status import mean_cell
-from recombine.tasks.base import Metric, Scale
-from recombine.training.directory import RunDirectory
-from recombine.training.intervals import SeedScore, compare_seeds, have_same_instances, score_results
-from recombine.training.schema import Json
+from recombine.foundation import (
+    Cell,
+    Column,
+    InputError,
+    Number,
+    Table,
+    Value,
+    check_choice,
+    describe_settings,
+    find_entry_points,
+    load_object,
+    show_setting,
+    track,
+)
+from recombine.sweeps import Published, Record, Setting, matches, mean_cell
+from recombine.tasks import Metric, Scale
+from recombine.training import Json, RunDirectory, SeedScore, compare_seeds, have_same_instances, score_results
 
 Measured = TypeVar("Measured")
 
@@ -227,7 +234,7 @@ def installed_experiments() -> dict[str, Experiment]:
     An entry point names an experiment, its class, or a dictionary of experiments.
     """
     experiments: dict[str, Experiment] = {}
-    for entry in metadata.entry_points(group="recombine.experiments"):
+    for entry in find_entry_points("recombine.experiments").values():
         loaded = entry.load()
         experiments |= loaded if isinstance(loaded, dict) else {entry.name: check_experiment(loaded, entry.name)}
     return experiments
@@ -250,7 +257,7 @@ def check_experiment(experiment: Any, name: str) -> Experiment:
         except TypeError as error:
             raise InputError(f"experiment {name!r} cannot be created ({error}): expected all its methods") from None
     if not isinstance(experiment, Experiment):
-        raise InputError(f"{name!r} is not an experiment: expected a subclass of recombine.sweeps.Experiment")
+        raise InputError(f"{name!r} is not an experiment: expected a subclass of recombine_papers.Experiment")
     missing = [attribute for attribute in ("name", "question", "metric") if not hasattr(experiment, attribute)]
     if missing:
         raise InputError(f"experiment {name!r} lacks {', '.join(missing)}: expected class attributes with these names")
