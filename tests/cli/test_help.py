@@ -91,7 +91,7 @@ class Settings:
 
 
 def test_flags_become_values():
-    line = "here --count None --names a --names b --pair 2 3 --mixed x --no-keep --mode fast -q"
+    line = "here --count None --names a --names b --pair 2 --pair 3 --mixed x --no-keep --mode fast -q"
     many = parse(Many, line.split(), prog="many")
     assert (many.where, many.count, many.names, many.pair) == (Path("here"), None, ("a", "b"), (2, 3.0))
     assert (many.mixed, many.keep, many.mode, many.quiet) == ("x", False, "fast", True)

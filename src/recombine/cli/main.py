@@ -442,8 +442,10 @@ def _add_flag(group: argparse._ArgumentGroup, flag: Flag, text: str | None) -> N
         group.add_argument(*names, **common, action="store_true" if flag.is_switch else argparse.BooleanOptionalAction)
     elif flag.style.repeatable:
         group.add_argument(*names, **common, metavar=flag.metavar, action="append")
+    elif _is_list(flag):
+        group.add_argument(*names, **common, metavar=flag.metavar, nargs="*", action="extend")  # given twice, both count
     else:
-        group.add_argument(*names, **common, metavar=flag.metavar, nargs="*" if _is_list(flag) else None)
+        group.add_argument(*names, **common, metavar=flag.metavar)
 
 
 def _is_list(flag: Flag) -> bool:
