@@ -443,7 +443,9 @@ def _add_flag(group: argparse._ArgumentGroup, flag: Flag, text: str | None) -> N
     elif flag.style.repeatable:
         group.add_argument(*names, **common, metavar=flag.metavar, action="append")
     elif _is_list(flag):
-        group.add_argument(*names, **common, metavar=flag.metavar, nargs="*", action="extend")  # given twice, both count
+        group.add_argument(
+            *names, **common, metavar=flag.metavar, nargs="*", action="extend"
+        )  # given twice, both count
     else:
         group.add_argument(*names, **common, metavar=flag.metavar)
 
