@@ -110,6 +110,10 @@ class Stream:
             return self._draw_in_c("uniform", shape, dtype=torch.float32)
         return _shift_right(self.bits(*shape), 40).to(torch.float32).mul_(2.0**-24)
 
+    def normal(self, *shape: int) -> Float[Tensor, "rows ..."]:
+        """Standard normal, float64, by the inverse of the distribution function."""
+        return torch.special.ndtri(self.uniform(*shape).double() + 2.0**-25)  # strictly between 0 and 1
+
     def uniform_sequences(
         self, lengths: Int[Tensor, " rows"], num_tokens: int, width: int
     ) -> Float[Tensor, "rows num_tokens width"]:

@@ -64,7 +64,7 @@ def test_outputs_must_fit_into_a_token():
 
 def worst_error(num_knots: int, num_modules: int = 6) -> float:
     """The largest error of a hidden unit's argument, which the readout passes on."""
-    teacher = to_double(draw_teacher("theory", num_modules=num_modules, input_dim=4, hidden_dim=5, output_dim=3))
+    teacher = to_double(draw_teacher("theory", num_modules=num_modules, widths=(4, 5, 3)))
     z, x = draw_questions(num_modules, 4)
     network = build_modular_mlp(teacher, num_knots=num_knots)
     questions = torch.cat([z[:, None], x], dim=-1)
@@ -81,11 +81,7 @@ def test_the_error_falls_with_the_square_of_the_knots():
 
 def test_neurons_grow_linearly_with_modules():
     counts = [
-        count_neurons(
-            build_modular_mlp(
-                draw_teacher("theory", num_modules=num_modules, input_dim=4, hidden_dim=5, output_dim=3), num_knots=8
-            )
-        )
+        count_neurons(build_modular_mlp(draw_teacher("theory", num_modules=num_modules, widths=(4, 5, 3)), num_knots=8))
         for num_modules in (4, 8, 12, 16)
     ]
     assert len({b - a for a, b in pairwise(counts)}) == 1
@@ -95,8 +91,7 @@ def test_neurons_grow_linearly_with_modules():
 def test_modules_that_do_not_act_add_no_error():
     """The errors of inactive modules cancel, so the error does not grow with the number of modules."""
     small, large = (
-        to_double(draw_teacher("theory", num_modules=num_modules, input_dim=4, hidden_dim=5, output_dim=3))
-        for num_modules in (6, 24)
+        to_double(draw_teacher("theory", num_modules=num_modules, widths=(4, 5, 3))) for num_modules in (6, 24)
     )
     z, x = draw_questions(6, 4)
     wide = torch.nn.functional.pad(z, (0, 18))
@@ -119,6 +114,6 @@ def test_the_construction_solves_the_hyperteacher_on_every_split():
     ("num_layers", "num_knots", "message"), [(1, 0, "num_knots is 0"), (2, 9, "has 2 hidden layers: expected 1")]
 )
 def test_what_cannot_be_built(num_layers, num_knots, message):
-    teacher = draw_teacher("t", num_modules=2, input_dim=2, hidden_dim=2, output_dim=1, num_layers=num_layers)
+    teacher = draw_teacher("t", num_modules=2, widths=(2, *[2] * num_layers, 1))
     with pytest.raises(InputError, match=message):
         build_modular_mlp(teacher, num_knots=num_knots)

@@ -11,18 +11,16 @@ from hypothesis import strategies as st
 from recombine.compositions import all_sets
 from recombine.random import Stream
 from recombine.tasks.modular.encodings import (
-    count_features,
+    build_encoder,
     draw_invertible,
     draw_rotation,
-    encode_active_tokens,
-    encode_strengths,
     encode_tokens,
     find_intervals,
     shuffle_intervals,
 )
 
 NUM_MODULES = 6
-ENCODINGS = ("identity", "orthogonal", "tokens", "active_tokens", "invertible", "interval_shuffle")
+ENCODINGS = ("identity", "orthogonal", "tokens", "invertible", "interval_shuffle")
 
 
 def all_discrete_latents() -> tuple[torch.Tensor, torch.Tensor]:
@@ -41,17 +39,17 @@ Z, MODULES = all_discrete_latents()
 
 
 def encode(name: str, key: str = "test") -> torch.Tensor:
-    return encode_strengths(name, key, strengths=Z, modules=MODULES, num_slots=4)
+    return build_encoder(name, key, size=NUM_MODULES, device=Z.device)(Z)
 
 
 @pytest.mark.parametrize("name", ENCODINGS)
 def test_codes_tell_all_discrete_latents_apart(name):
     codes = encode(name)
-    assert codes.shape == (len(Z), count_features(name, num_modules=NUM_MODULES, num_slots=4))
+    assert codes.shape == (len(Z), NUM_MODULES * (2 if name == "tokens" else 1))
     assert len(Z) == 6 * 6 + 15 * 6**2 + 20 * 6**3
     assert torch.cdist(codes.double(), codes.double()).fill_diagonal_(1).min() > 1e-3
     assert torch.isfinite(codes).all()
-    assert torch.equal(codes, encode(name, "other")) == (name in ("identity", "tokens", "active_tokens"))
+    assert torch.equal(codes, encode(name, "other")) == (name in ("identity", "tokens"))
 
 
 def test_the_rotation_is_one():
@@ -65,7 +63,6 @@ def test_tokens_by_hand():
     """As published: 1, w_1, 2, w_2, ..., with w_m = floor(10 z_m) + M + 1."""
     z = torch.tensor([[0.0, 0.7, 0.0, 1.0]])
     assert encode_tokens(z).tolist() == [[1, 5, 2, 12, 3, 5, 4, 15]]
-    assert encode_active_tokens(z, torch.tensor([[1, 3, -1]]), 4).tolist() == [[1, 7, 3, 10, 0, 0, 0, 0]]
     for z, code in zip(Z[::97].tolist(), encode_tokens(Z[::97]).tolist(), strict=True):
         expected = []
         for number, strength in enumerate(z, start=1):
@@ -133,4 +130,4 @@ def measure_linearity(codes: torch.Tensor, z: torch.Tensor) -> float:
 def test_how_linearly_strengths_can_be_decoded():
     linear = {name: measure_linearity(encode(name), Z) for name in ENCODINGS}
     assert min(linear["identity"], linear["orthogonal"], linear["tokens"]) > 0.999
-    assert max(linear["active_tokens"], linear["invertible"], linear["interval_shuffle"]) < 0.9
+    assert max(linear["invertible"], linear["interval_shuffle"]) < 0.9

@@ -8,14 +8,12 @@ import torch
 
 from recombine.tasks.modular.teacher import draw_teacher
 
-SIZES: dict[str, Any] = {"num_modules": 5, "input_dim": 6, "hidden_dim": 7, "output_dim": 3}
+SIZES: dict[str, Any] = {"num_modules": 5, "widths": (6, 7, 3)}
 
 
 @pytest.mark.parametrize("distribution", ["truncated_normal", "normal"])
 def test_weights_have_the_variance_asked_for(distribution):
-    teacher = draw_teacher(
-        "test", 0, num_modules=40, input_dim=64, hidden_dim=64, output_dim=64, distribution=distribution
-    )
+    teacher = draw_teacher("test", 0, num_modules=40, widths=(64, 64, 64), distribution=distribution)
     for weights in (teacher.weights[0], teacher.readout):
         assert weights.var().item() == pytest.approx(math.sqrt(3) / 64, rel=0.03)
         assert abs(weights.mean().item()) < 0.01

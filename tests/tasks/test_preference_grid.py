@@ -113,7 +113,7 @@ def test_what_objects_are_worth():
     assert abs(TASK.basis.std() - 1) < 0.2
 
 
-@pytest.mark.parametrize("task", [TASK, PUBLISHED, PreferenceGrid(encoding="active_tokens", num_features=3)])
+@pytest.mark.parametrize("task", [TASK, PUBLISHED, PreferenceGrid(encoding="tokens", num_features=3)])
 def test_tokens_of_an_episode(task):
     """The encoding, a plane for each kind, the agent, the walls, and the steps left; mean square 1."""
     batch = task.sample("test", 2, batch_size=20)

@@ -209,7 +209,7 @@ def test_teachers_follow_their_definitions(name, kind, readout):
 
 
 def test_weights_are_those_of_the_release():
-    weights = draw_weights("ssm", "mlp", token_dim=50, hidden_dim=60, target_dim=40, seed=1)
+    weights = draw_weights("ssm", "mlp", dims=(50, 60, 40), seed=1)
     normal = torch.cat([value.flatten() for name, value in weights.items() if "weight" in name or name == "input"])
     assert normal.std().item() == pytest.approx(0.6, rel=0.03)
     assert abs(normal.mean().item()) < 0.02

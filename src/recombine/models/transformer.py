@@ -125,7 +125,6 @@ class MLP(nn.Module):
 
     def __init__(self, embedding_dim: int, hidden_dim: int) -> None:
         super().__init__()
-        check_positive(embedding_dim=embedding_dim, hidden_dim=hidden_dim)
         self.input = lecun_linear(embedding_dim, hidden_dim)
         self.output = lecun_linear(hidden_dim, embedding_dim)
 
@@ -138,7 +137,6 @@ class SwiGLU(nn.Module):
 
     def __init__(self, embedding_dim: int, hidden_dim: int) -> None:
         super().__init__()
-        check_positive(embedding_dim=embedding_dim, hidden_dim=hidden_dim)
         self.gate_and_up = lecun_linear(embedding_dim, 2 * hidden_dim, bias=False)
         self.output = lecun_linear(hidden_dim, embedding_dim, bias=False)
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from recombine.tasks.reading import Reading
     from recombine.tasks.text import TextForm
-    from recombine.tasks.view import Card
+    from recombine.tasks.view import Card, TokenView
 
 MIN_VARIANCE = 1e-12  # of the targets that an R2 compares with
 
@@ -208,13 +208,11 @@ class Task(Sampler):
 
         Override it where metrics or priors can share work; the result must agree with `best_predictions`.
         """
-        chance = self.chance(batch)
-        priors: dict[Reference, SplitName | None] = {"ceiling": split, "agnostic": None}
-        best: dict[Reference, dict[str, Tensor]] = {
-            name: {metric: self.best_predictions(batch, split=prior, metric=metric) for metric in metrics}
-            for name, prior in priors.items()
-        }
-        return {"chance": dict.fromkeys(metrics, chance), **best}
+        ceiling, agnostic = (
+            {metric: self.best_predictions(batch, split=prior, metric=metric) for metric in metrics}
+            for prior in (split, None)
+        )
+        return {"chance": dict.fromkeys(metrics, self.chance(batch)), "ceiling": ceiling, "agnostic": agnostic}
 
     def split_title(self, split: SplitName) -> str:
         """A split in two or three words, for headings."""
@@ -232,9 +230,15 @@ class Task(Sampler):
         """A composition as text; by default its module numbers."""
         return " + ".join(f"{self.module_title} {module}" for module in composition if module >= 0)
 
-    @abstractmethod
+    def view(self, batch: Batch, row: int) -> TokenView:
+        """One row as a sequence of tokens, for `render` and `picture`; tasks without it define these themselves."""
+        raise InputError(f"task {self.name!r} has no picture: expected a task with pictures, such as 'sraven'")
+
     def render(self, batch: Batch, row: int) -> str:
         """One row of a batch as text."""
+        from recombine.tasks.view import write_tokens
+
+        return write_tokens(self.view(batch, row))
 
     def reading(self) -> Reading:
         """What a probe reads of this task."""
@@ -258,7 +262,9 @@ class Task(Sampler):
 
     def picture(self, batch: Batch, row: int) -> Markup:
         """One row as an SVG picture; see `recombine.tasks.view`."""
-        raise InputError(f"task {self.name!r} has no picture: expected a task with pictures, such as 'sraven'")
+        from recombine.tasks.view import draw_tokens
+
+        return draw_tokens(self.view(batch, row))
 
     @property
     def success_criterion(self) -> str:

@@ -45,7 +45,7 @@ from recombine.tasks.base import MIN_VARIANCE, Preset, Ratio, Reference, Scale, 
 from recombine.tasks.reading import Reading
 from recombine.tasks.sampling import Batch, SplitName
 from recombine.tasks.text import TextForm, round_decimals
-from recombine.tasks.view import Card, Panel, assemble, draw_tokens, use_minus_signs
+from recombine.tasks.view import Card, Panel, TokenView, assemble, use_minus_signs
 
 WEIGHTINGS = ("r2", "r2_pooled")
 CHUNK_SIZE = 256  # compositions at a time
@@ -333,12 +333,12 @@ class FuzzyLogic(Task):
             ),
         )
 
-    def picture(self, batch: Batch, row: int) -> Markup:
+    def view(self, batch: Batch, row: int) -> TokenView:
         """Examples, then the query, whose value is framed."""
         values = batch.inputs[row].cpu().clone()
         values[-1, -1] = batch.targets[row].item()
         names, last = tuple(f"x{number + 1}" for number in range(self.num_variables)), len(values) - 1
-        return draw_tokens(
+        return TokenView(
             title=f"f = {self.describe(tuple(batch.latents[row].tolist()))}",
             panels=[
                 Panel("variables", values[:, :-1].T.numpy(), names),
@@ -353,14 +353,6 @@ class FuzzyLogic(Task):
             return " ∧ ".join(f"{'¬' if bit == '1' else ''}x{i + 1}" for i, bit in enumerate(bits))
 
         return " ∨ ".join(f"({term(number)})" for number in composition)
-
-    def render(self, batch: Batch, row: int) -> str:
-        lines = [f"f = {self.describe(tuple(batch.latents[row].tolist()))}"]
-        lines.append("".join(f"{f'x{i + 1}':>7}" for i in range(self.num_variables)) + "      f")
-        *context, query = batch.inputs[row].tolist()
-        lines += ["".join(f"{value:7.3f}" for value in token) for token in context]
-        lines.append("".join(f"{value:7.3f}" for value in query[:-1]) + f"      ?   (answer {batch.targets[row]:.3f})")
-        return "\n".join(lines)
 
 
 def draw_values(examples: Sequence[float], truth: float, given: float) -> Markup:

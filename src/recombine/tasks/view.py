@@ -252,7 +252,7 @@ def use_minus_signs(text: str) -> str:
 
 
 class Panel(NamedTuple):
-    """Some features of every token. `asked` is the part of the sequence that the network answers, if these are answers."""
+    """Some features of every token. `asked` is the range of tokens whose values are predicted, if any."""
 
     name: str
     values: Float[np.ndarray, "feature token"]
@@ -260,29 +260,66 @@ class Panel(NamedTuple):
     asked: range | None = None
 
 
+class TokenView(NamedTuple):
+    """An instance as a sequence of tokens; `parts` are the names and numbers of its tokens, `framed` the predicted ones."""
+
+    title: str
+    panels: Sequence[Panel]
+    parts: Sequence[tuple[str, int]]
+    framed: str = "to be predicted"
+
+
+NUM_WRITTEN = 8  # numbers per line of text, over all panels
+FIRST_WRITTEN, LAST_WRITTEN = 8, 3  # tokens of a long sequence
+
+
+def write_tokens(view: TokenView) -> str:
+    """The first and last tokens, one per line, with predicted values in brackets; a panel of equal tokens is written once."""
+    num_tokens = view.panels[0].values.shape[1]
+    lines = [view.title]
+    varying: list[Panel] = []
+    for panel in view.panels:
+        if num_tokens > 1 and panel.asked is None and (panel.values == panel.values[:, :1]).all():
+            numbers = " ".join(f"{value:.3g}" for value in panel.values[:, 0])
+            lines += [f"{panel.name}:", textwrap.fill(textwrap.shorten(numbers, 400, placeholder=" …"), 72)]
+        else:
+            varying.append(panel)
+    count = NUM_WRITTEN // max(1, len(varying))
+
+    def write(panel: Panel, token: int) -> str:
+        numbers = "".join(f"{value:7.2f}" for value in panel.values[:count, token]) + " …" * (len(panel.values) > count)
+        return f"  [{numbers.lstrip():>{len(numbers)}}]" if token in (panel.asked or ()) else f"   {numbers} "
+
+    tokens = [f"{token + 1:>4}" + "".join(write(panel, token) for panel in varying) for token in range(num_tokens)]
+    if num_tokens > FIRST_WRITTEN + LAST_WRITTEN:
+        tokens[FIRST_WRITTEN:-LAST_WRITTEN] = ["   …"]
+    names = ("".join(f"{name:>7}" for name in panel.rows[:count]) or f"  {panel.name}" for panel in varying)
+    header = "".join(f"   {name:<{len(write(panel, 0)) - 3}}" for name, panel in zip(names, varying, strict=True))
+    return "\n".join([*lines, f"    {header}".rstrip(), *(line.rstrip() for line in tokens), f"[ ] {view.framed}"])
+
+
 WIDTH, MARGIN, ROW, TITLE, LINE = 560, 30, 12, 22, 17  # of a map, left of it, of a row, above a map, of text
-LEAST_HEIGHT = 36
+MIN_HEIGHT = 36
 MAX_NAMES = 8  # more rows than that are not named one by one
 NUM_LEVELS = 64  # of colour
 
 
-def draw_tokens(
-    *, title: str, panels: Sequence[Panel], parts: Sequence[tuple[str, int]], framed: str = "to be predicted"
-) -> Markup:
-    """A sequence as panels, one below the other. `parts`: names and numbers of tokens; `framed`: meaning of the frame."""
-    lines = textwrap.wrap(title, 80)
+def draw_tokens(view: TokenView) -> Markup:
+    """The panels of a sequence, one below the other."""
+    lines = textwrap.wrap(view.title, 80)
     drawn = [f'<text class="left" y="{12 + LINE * number}">{escape(line)}</text>' for number, line in enumerate(lines)]
     y: float = LINE * len(lines) + TITLE
-    ends = np.cumsum([0, *(count for _, count in parts)]) * (WIDTH / sum(count for _, count in parts))
-    for panel in panels:
-        height = max(LEAST_HEIGHT, ROW * len(panel.values))
+    counts = [count for _, count in view.parts]
+    ends = np.cumsum([0, *counts]) * (WIDTH / sum(counts))
+    for panel in view.panels:
+        height = max(MIN_HEIGHT, ROW * len(panel.values))
         drawn.append(move(_draw_panel(panel, height, ends[1:-1].tolist()), MARGIN, y))
         y += height + TITLE + 6
     middles = (ends[:-1] + ends[1:]) / 2
-    names = (f'<text x="{x:g}">{escape(name)}</text>' for (name, _), x in zip(parts, middles, strict=True))
+    names = (f'<text x="{x:g}">{escape(name)}</text>' for (name, _), x in zip(view.parts, middles, strict=True))
     drawn.append(f'<g class="parts" transform="translate({MARGIN} {y - 12:g})">{"".join(names)}</g>')
-    drawn.append(f'<text class="right bad" x="{MARGIN + WIDTH}" y="{y + 8:g}">framed: {escape(framed)}</text>')
-    return assemble(MARGIN + WIDTH + 12, y + 12, drawn, "tokens", title)
+    drawn.append(f'<text class="right bad" x="{MARGIN + WIDTH}" y="{y + 8:g}">framed: {escape(view.framed)}</text>')
+    return assemble(MARGIN + WIDTH + 12, y + 12, drawn, "tokens", view.title)
 
 
 def _draw_panel(panel: Panel, height: int, dividers: Sequence[float]) -> str:

@@ -132,7 +132,7 @@ def draw_surface(finished: Finished, folder: Path) -> list[Path]:
 FITTED = 0.97  # R² on trained compositions that counts as fitted
 LONG_WIDTH, LONG_STEPS = 512, 20_000  # at `small`
 NARROW: dict[Scale, int] = {"tiny": 16, "small": 16, "paper": 128}
-ENCODINGS: tuple[Encoding, ...] = tuple(name for name in get_args(Encoding) if name != "active_tokens")
+ENCODINGS: tuple[Encoding, ...] = get_args(Encoding)
 
 
 def train_longer(run: RunConfig, scale: Scale) -> RunConfig:

@@ -46,7 +46,7 @@ from recombine.tasks.grids.imitation import ENDED, Episodes, ImitationTask, Pref
 from recombine.tasks.grids.map import MOVES, observation_dim, observe, tabulate_moves
 from recombine.tasks.grids.picture import Mark, draw_map, write_map
 from recombine.tasks.modular.mixture import MixtureTask
-from recombine.tasks.modular.teacher import describe_mixture, draw_weights
+from recombine.tasks.modular.teacher import describe_mixture
 from recombine.tasks.native import episodes
 from recombine.tasks.sampling import Batch, SplitName
 from recombine.tasks.view import BAD, GOOD
@@ -131,7 +131,7 @@ def demonstrate(
     return Episodes(*(torch.stack(columns, dim=1) for columns in (cells, held, actions, optimal)))
 
 
-GridEncoding = Literal["identity", "orthogonal", "tokens", "active_tokens", "invertible", "interval_shuffle"]
+GridEncoding = Literal["identity", "orthogonal", "tokens", "invertible", "interval_shuffle"]
 ACTIONS = ("nothing", *MOVES)
 LAYOUT = """
 #######
@@ -209,8 +209,7 @@ class PreferenceGrid(MixtureTask, ImitationTask):
     @cached_property
     def basis(self) -> Float[Tensor, "module feature"]:
         """The value of each kind of object for each preference: standard normal."""
-        stream = Stream(self.name, self.seed, "basis", rows=range(self.num_modules))
-        return draw_weights(stream, "normal", 1.0, 1, self.num_features)[:, 0]
+        return Stream(self.name, self.seed, "basis", rows=range(self.num_modules)).normal(self.num_features).float()
 
     def make_batch(self, split: SplitName, stream: Stream) -> Batch:
         """Episodes of the expert with preferences of the split.
@@ -242,7 +241,7 @@ class PreferenceGrid(MixtureTask, ImitationTask):
         episodes, objects = episodes._replace(cells=free.take(episodes.cells)), free.take(objects)
         inputs = observe(
             episodes,
-            codes=self.encode(strengths, modules),
+            codes=self.encode(strengths),
             objects=objects,
             kinds=kinds,
             num_kinds=self.num_features,

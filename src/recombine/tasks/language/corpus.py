@@ -1,4 +1,4 @@
-"""From files of text to a corpus: the tokens of the training documents, and those of the held-out documents.
+"""Prepares a corpus from files of text: the tokens of the training documents and of the held-out documents.
 
     survey       the hash and size of every document, per group of files
     tokenizer    SentencePiece is trained on documents that are not held out, and cached by the hash of these
@@ -74,7 +74,7 @@ def prepare(paths: tuple[str, ...], tokenizer: str, vocabulary: int, held_out: f
     key = _digest([VERSION, listed, [paths, tokenizer, vocabulary, held_out]], given or b"")
     pointer = data_folder("language", "prepared") / f"{key}.json"
     work = data_folder("language", "work") / key
-    with _only_one(work.with_suffix(".lock")):
+    with _exclusive_lock(work.with_suffix(".lock")):
         name = _look_up(pointer)
         if name is None:
             work.mkdir(exist_ok=True)
@@ -98,12 +98,12 @@ def _prepare(
         survey = group.load("survey.json")
         problems += survey["problems"]
         documents = [document for file in survey["files"] for document in file]
-        copied.append([words for words, _ in documents if words in sizes])
+        copied.append([key for key, _ in documents if key in sizes])
         sizes |= documents
     threshold = _choose_threshold(sizes, held_out, problems)
     content = given or _train_tokenizer(groups, sizes, threshold, vocabulary)
     replace_file(work / "tokenizer", content)
-    jobs = [(group, words, threshold, vocabulary) for group, words in zip(groups, copied, strict=True)]
+    jobs = [(group, keys, threshold, vocabulary) for group, keys in zip(groups, copied, strict=True)]
     _run_groups("tokenising", tokenise_group, jobs, "tokens.json")
     parts = [group.load("tokens.json") for group in groups]
     problems += [problem for part in parts for problem in part["problems"]]
@@ -118,7 +118,7 @@ def _prepare(
         "held_out": lengths["held_out"],
     }
     folder = corpus_folder(name)
-    with _only_one(folder.with_suffix(".lock")):  # the same documents may be prepared from two places at once
+    with _exclusive_lock(folder.with_suffix(".lock")):  # the same documents may be prepared from two places at once
         if not (folder / "manifest.json").exists():
             folder.mkdir(exist_ok=True)
             for side in SIDES:
@@ -164,15 +164,15 @@ def tokenise_group(group: Group, copied: Sequence[str], threshold: int, vocabula
     seen = set(copied)
     for source, surveyed in zip(group.sources, group.load("survey.json")["files"], strict=True):
         texts = {hash_words(text): text for text in reversed([*read_documents(source, [])])}
-        words = [word for word, _ in surveyed]
-        if set(texts) != set(words) or not source.is_unchanged():
+        keys = [key for key, _ in surveyed]
+        if set(texts) != set(keys):
             problems.append(f"{source.path}: has changed while it was read; left out")
             continue
-        for word in dict.fromkeys(words):
-            if word not in seen:
-                side: Side = "held_out" if _hash_fraction(word) < threshold else "train"
-                sides[side].append(np.array([tokenizer.bos, *tokenizer.encode(texts[word]), tokenizer.eos], dtype))
-                used[word] = None
+        for key in dict.fromkeys(keys):
+            if key not in seen:
+                side: Side = "held_out" if _hash_fraction(key) < threshold else "train"
+                sides[side].append(np.array([tokenizer.bos, *tokenizer.encode(texts[key]), tokenizer.eos], dtype))
+                used[key] = None
         seen |= used.keys()
     for side, documents in sides.items():
         replace_file(group.file(f"{side}.bin"), np.concatenate([np.zeros(0, dtype), *documents]).tobytes())
@@ -186,9 +186,9 @@ def hash_words(text: str) -> str:
     return hashlib.sha256(" ".join(text.split()).encode()).hexdigest()[:32]
 
 
-def _hash_fraction(words: str) -> int:
+def _hash_fraction(key: str) -> int:
     """The hash of a document as a fraction of `NUM_FRACTIONS`; documents below a threshold are held out."""
-    return int(words[:16], 16)
+    return int(key[:16], 16)
 
 
 def _choose_threshold(sizes: dict[str, int], held_out: float, problems: Sequence[str]) -> int:
@@ -202,9 +202,9 @@ def _choose_threshold(sizes: dict[str, int], held_out: float, problems: Sequence
 def _train_tokenizer(groups: Sequence[Group], sizes: dict[str, int], threshold: int, vocabulary: int) -> bytes:
     """A SentencePiece model of the training documents with the highest hashes, about `SAMPLE_SIZE` bytes."""
     total, sample = 0, []
-    for words in sorted((words for words in sizes if _hash_fraction(words) >= threshold), reverse=True):
-        sample.append(words)
-        total += sizes[words]
+    for key in sorted((key for key in sizes if _hash_fraction(key) >= threshold), reverse=True):
+        sample.append(key)
+        total += sizes[key]
         if total > SAMPLE_SIZE:
             break
     path = data_folder("language", "tokenizers") / f"{_digest([VERSION, vocabulary, sample])}.model"
@@ -217,9 +217,9 @@ def _train_tokenizer(groups: Sequence[Group], sizes: dict[str, int], threshold: 
 def _read_sample(groups: Sequence[Group], wanted: set[str]) -> Iterator[str]:
     for source in (source for group in groups for source in group.sources):
         for text in read_documents(source, []):
-            words = hash_words(text)
-            if words in wanted:
-                wanted.discard(words)
+            key = hash_words(text)
+            if key in wanted:
+                wanted.discard(key)
                 yield text
 
 
@@ -236,7 +236,7 @@ def _group_sources(sources: Sequence[Source], folder: Path) -> list[Group]:
 
 
 def _look_up(pointer: Path) -> str | None:
-    """The name of a corpus that has been prepared; a damaged pointer is as good as none."""
+    """The name of a prepared corpus; None if the pointer is missing or damaged."""
     try:
         name = str(read_json(pointer)["corpus"])
         return name if (corpus_folder(name) / "manifest.json").exists() else None
@@ -249,8 +249,8 @@ def _digest(value: object, content: bytes = b"") -> str:
 
 
 @contextmanager
-def _only_one(path: Path) -> Iterator[None]:
-    """Wait until no other process prepares the same corpus."""
+def _exclusive_lock(path: Path) -> Iterator[None]:
+    """Hold a file lock, waiting while another process prepares the same corpus."""
     try:
         import fcntl
     except ImportError:  # no such locks on this platform

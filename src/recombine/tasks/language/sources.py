@@ -50,18 +50,11 @@ class Source(NamedTuple):
 
     @classmethod
     def of(cls, path: Path, name: str) -> Source:
-        """A file as it is now; an OSError if it is something else, such as a pipe, which might never end."""
+        """A file as it is now; an OSError for anything else, such as a pipe, which might never end."""
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
             raise OSError(0, "is not a regular file")
         return cls(path, name, status.st_size, status.st_mtime_ns)
-
-    def is_unchanged(self) -> bool:
-        """Whether the file still has the size and time that it was found with."""
-        try:
-            return Source.of(self.path, self.name) == self
-        except OSError:
-            return False
 
 
 def find_sources(paths: Sequence[str], problems: list[str]) -> list[Source]:

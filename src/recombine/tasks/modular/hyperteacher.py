@@ -18,7 +18,6 @@ from typing import ClassVar
 
 import torch
 from jaxtyping import Float
-from markupsafe import Markup
 from torch import Tensor
 
 from recombine.foundation.errors import InputError, check_positive, require
@@ -30,13 +29,11 @@ from recombine.tasks.modular.teacher import (
     apply_teacher,
     describe_mixture,
     draw_teacher,
-    write_numbers,
 )
 from recombine.tasks.reading import StrengthReading
 from recombine.tasks.sampling import Batch, SplitName, cached_per_device
-from recombine.tasks.view import Panel, draw_tokens
+from recombine.tasks.view import Panel, TokenView
 
-NUM_SHOWN = 8  # numbers per line of text
 BATCHES_PER_KEY = 16  # number of consecutive batches that share a key of the stream
 
 
@@ -151,7 +148,7 @@ class Hyperteacher(MixtureTask):
             shots = stream.uniform(self.num_shots, self.x_dim).mul_(2).sub_(1)
             code = torch.cat([shots, self.apply(strengths, shots)], dim=-1).flatten(1)
         else:
-            code = self.encode(strengths, modules)
+            code = self.encode(strengths)
         inputs = torch.cat([code[:, None].expand(-1, num_samples, -1), x], dim=-1)
         return Batch(inputs, y, modules, {"composition": composition, "strengths": strengths})
 
@@ -163,15 +160,8 @@ class Hyperteacher(MixtureTask):
 
     @cached_property
     def teacher(self) -> ModularTeacher:
-        return draw_teacher(
-            self.name,
-            self.seed,
-            num_modules=self.num_modules,
-            input_dim=self.x_dim,
-            hidden_dim=self.teacher_dim,
-            output_dim=self.y_dim,
-            num_layers=self.teacher_layers,
-        )
+        widths = (self.x_dim, *[self.teacher_dim] * self.teacher_layers, self.y_dim)
+        return draw_teacher(self.name, self.seed, num_modules=self.num_modules, widths=widths)
 
     @cached_per_device
     def teacher_on(self, device: torch.device) -> ModularTeacher:
@@ -221,10 +211,10 @@ class Hyperteacher(MixtureTask):
     def reading(self) -> StrengthReading:
         return StrengthReading(self)
 
-    def picture(self, batch: Batch, row: int) -> Markup:
+    def view(self, batch: Batch, row: int) -> TokenView:
         """A column per sample, with the code above the inputs and the outputs below them."""
         tokens, size = batch.inputs[row].cpu(), self.encoding_dim
-        return draw_tokens(
+        return TokenView(
             title=describe_mixture(batch.info["strengths"][row]),
             panels=[
                 Panel(f"the task, encoded as {self.encoding}", tokens[:, :size].T.numpy()),
@@ -233,16 +223,3 @@ class Hyperteacher(MixtureTask):
             ],
             parts=[(f"{len(tokens)} samples of the task, each answered independently", len(tokens))],
         )
-
-    def render(self, batch: Batch, row: int) -> str:
-        """The modules, the code, and the first inputs with their outputs."""
-        code, x = batch.inputs[row, 0, : self.encoding_dim], batch.inputs[row, :, self.encoding_dim :]
-        lines = [describe_mixture(batch.info["strengths"][row]), f"encoded as {self.encoding}:"]
-        lines += ["  " + write_numbers(part, NUM_SHOWN) for part in code[: 4 * NUM_SHOWN].split(NUM_SHOWN)]
-        if len(code) > 4 * NUM_SHOWN:
-            lines.append(f"   … {len(code)} numbers in all")
-        for number, (some_x, y) in enumerate(zip(x[:2], batch.targets[row], strict=False)):
-            lines += [f"x{number + 1}{write_numbers(some_x, NUM_SHOWN)}", f" →{write_numbers(y, NUM_SHOWN)}"]
-        if len(x) > 2:
-            lines.append(f"… {len(x) - 2} more")
-        return "\n".join(lines)

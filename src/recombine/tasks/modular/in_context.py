@@ -32,7 +32,6 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Int
-from markupsafe import Markup
 from torch import Tensor
 
 from recombine.compositions import Composition, CompositionSplit, all_sets
@@ -47,12 +46,11 @@ from recombine.tasks.modular.teacher import (
     describe_mixture,
     draw_strengths,
     draw_teacher,
-    write_numbers,
 )
 from recombine.tasks.reading import Reading, StrengthReading
 from recombine.tasks.sampling import Batch, SplitName, cached_per_device
 from recombine.tasks.text import round_decimals
-from recombine.tasks.view import Panel, draw_tokens
+from recombine.tasks.view import Panel, TokenView
 
 NUM_STEPS = 8
 
@@ -78,7 +76,6 @@ def fit_strengths(
 Modules = Literal["shared", "own"]
 MAX_FITTED = 1_000
 MAX_DECIMALS = 4
-NUM_SHOWN_FEATURES, NUM_SHOWN_EXAMPLES, NUM_SHOWN_QUERIES = 6, 8, 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,9 +192,7 @@ class InContext(Task):
             self.name,
             self.seed,
             num_modules=self.latent_size,
-            input_dim=self.input_size,
-            hidden_dim=self.hidden_size,
-            output_dim=self.output_size,
+            widths=(self.input_size, self.hidden_size, self.output_size),
             distribution="normal",
             weight_scale=1.0,
             bias_range=(0.0, 0.0),
@@ -300,28 +295,12 @@ class InContext(Task):
     def reading(self) -> Reading:
         return InContextReading(self)
 
-    def render(self, batch: Batch, row: int) -> str:
-        """The mixture, then the first examples and queries, with the first features of x and all of y."""
-        inputs, targets = batch.inputs[row], batch.targets[row]
-
-        def write(title: str, x: Tensor, y: Tensor, most: int) -> list[str]:
-            lines = [
-                f"  x{write_numbers(some_x, NUM_SHOWN_FEATURES)}   y{write_numbers(some_y, self.output_size)}"
-                for some_x, some_y in zip(x[:most], y[:most], strict=True)
-            ]
-            return [title, *lines, *([f"  … {len(x) - most} more"] if len(x) > most else [])]
-
-        x, y = inputs.split((self.input_size, self.output_size), dim=1)
-        examples = write("examples", x[: self.num_examples], y[: self.num_examples], NUM_SHOWN_EXAMPLES)
-        queries = write("queries, each answered independently", x[self.num_examples :], targets, NUM_SHOWN_QUERIES)
-        return "\n".join([describe_mixture(batch.info["strengths"][row]), *examples, *queries])
-
-    def picture(self, batch: Batch, row: int) -> Markup:
+    def view(self, batch: Batch, row: int) -> TokenView:
         """The examples and queries, with the answers to the queries framed."""
         tokens = batch.inputs[row].cpu().clone()
         tokens[self.num_examples :, self.input_size :] = batch.targets[row].cpu()
         asked = range(self.num_examples, len(tokens))
-        return draw_tokens(
+        return TokenView(
             title=describe_mixture(batch.info["strengths"][row]),
             panels=[
                 Panel("input x", tokens[:, : self.input_size].T.numpy()),

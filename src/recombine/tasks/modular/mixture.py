@@ -12,7 +12,7 @@ from recombine.compositions import CompositionSplit
 from recombine.foundation.errors import check_positive
 from recombine.random import Stream
 from recombine.tasks.base import Task
-from recombine.tasks.modular.encodings import Encoding, check_encoding, count_features, encode_strengths
+from recombine.tasks.modular.encodings import Encoding, build_encoder, check_encoding
 from recombine.tasks.modular.supports import Support, split_support
 from recombine.tasks.modular.teacher import Latents, draw_strengths
 
@@ -46,27 +46,18 @@ class MixtureTask(Task):
 
     @property
     def encoding_dim(self) -> int:
-        return count_features(self.encoding, num_modules=self.num_modules, num_slots=self.most_active)
+        return self.num_modules * (2 if self.encoding == "tokens" else 1)
 
     @cached_property
     def split(self) -> CompositionSplit:
-        return split_support(
-            self.support,
-            num_modules=self.num_modules,
-            num_active=self.num_active,
-            held_out=self.held_out,
-            seed=self.seed,
-            most_active=self.most_active,
-        )
+        sizes = (self.num_modules, self.num_active, self.most_active)
+        return split_support(self.support, *sizes, held_out=self.held_out, seed=self.seed)
 
     def draw_strengths(self, modules: Int[Tensor, "rows active"], stream: Stream) -> Float[Tensor, "rows modules"]:
         """Random strengths of these modules, 0 for all others."""
         return draw_strengths(modules, stream, num_modules=self.num_modules, latents=self.latents)
 
-    def encode(
-        self, strengths: Float[Tensor, "rows modules"], modules: Int[Tensor, "rows active"]
-    ) -> Float[Tensor, "rows features"]:
-        """The encoding of mixtures of these modules."""
-        return encode_strengths(
-            self.encoding, self.name, self.seed, strengths=strengths, modules=modules, num_slots=self.most_active
-        )
+    def encode(self, strengths: Float[Tensor, "rows modules"]) -> Float[Tensor, "rows features"]:
+        """The encoding of tasks with these strengths."""
+        encode = build_encoder(self.encoding, self.name, self.seed, size=self.num_modules, device=strengths.device)
+        return encode(strengths)

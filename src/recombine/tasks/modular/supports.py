@@ -46,13 +46,7 @@ InContextSupport = Literal["connected", "disconnected", "custom"]
 
 
 def split_support(
-    support: Support,
-    *,
-    num_modules: int,
-    num_active: int,
-    held_out: float,
-    seed: int,
-    most_active: int = 0,
+    support: Support, num_modules: int, num_active: int, most_active: int = 0, *, held_out: float, seed: int
 ) -> CompositionSplit:
     """Split all sets of 1 to `num_active` modules into trained and held-out ones, as the support defines.
 

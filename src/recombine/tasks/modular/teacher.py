@@ -12,7 +12,9 @@ strengths z are drawn alike in every family that mixes modules.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -47,21 +49,22 @@ class ModularTeacher:
 def draw_teacher(
     *key: object,
     num_modules: int,
-    input_dim: int,
-    hidden_dim: int,
-    output_dim: int,
-    num_layers: int = 1,
+    widths: Sequence[int],
     distribution: Distribution = "truncated_normal",
     weight_scale: float = math.sqrt(3),
     bias_range: tuple[float, float] = (0.0, 0.5),
 ) -> ModularTeacher:
-    """The teacher for a key (task name, seed, ...). The first modules do not depend on the number of modules."""
+    """The teacher for a key (task name, seed, ...); `widths` are those of its input, hidden layers and output.
+
+    The first modules do not depend on the number of modules.
+    """
     low, high = bias_range
     modules = Stream(*key, "modules", rows=range(num_modules))
     weights, biases = [], []
-    for fan_in in (input_dim, *[hidden_dim] * (num_layers - 1)):
-        weights.append(draw_weights(modules, distribution, weight_scale, fan_in, hidden_dim))
-        biases.append(low + (high - low) * modules.uniform(hidden_dim))
+    for fan_in, fan_out in pairwise(widths[:-1]):
+        weights.append(draw_weights(modules, distribution, weight_scale, fan_in, fan_out))
+        biases.append(low + (high - low) * modules.uniform(fan_out))
+    hidden_dim, output_dim = widths[-2:]
     readout = Stream(*key, "readout", rows=range(hidden_dim))
     omega = draw_weights(readout, distribution, weight_scale / hidden_dim, 1, output_dim)[:, 0]
     return ModularTeacher(tuple(weights), tuple(biases), omega)
@@ -71,10 +74,10 @@ def draw_weights(
     stream: Stream, distribution: Distribution, weight_scale: float, fan_in: int, fan_out: int
 ) -> Float[Tensor, "rows fan_in fan_out"]:
     """Mean 0 and variance weight_scale / fan_in, by the inverse of the distribution function."""
-    uniform = stream.uniform(fan_in, fan_out).double() + 2.0**-25  # strictly between 0 and 1
     if distribution == "normal":
-        standard = torch.special.ndtri(uniform)
+        standard = stream.normal(fan_in, fan_out)
     else:
+        uniform = stream.uniform(fan_in, fan_out).double() + 2.0**-25
         inside = math.erf(TRUNCATION / math.sqrt(2))
         density = math.exp(-(TRUNCATION**2) / 2) / math.sqrt(2 * math.pi)
         deviation = math.sqrt(1 - 2 * TRUNCATION * density / inside)  # of the truncated standard normal
@@ -115,8 +118,3 @@ def describe_mixture(strengths: Float[Tensor, " modules"], name: str = "module")
     """The modules of a task with their strengths."""
     mixed = (f"{strength:.3g} × {name} {number}" for number, strength in enumerate(strengths.tolist()) if strength)
     return f"task = {' + '.join(mixed)}"
-
-
-def write_numbers(values: Float[Tensor, " features"], most: int) -> str:
-    """The first few numbers, with an ellipsis if there are more."""
-    return "".join(f" {value:5.2f}" for value in values[:most].tolist()) + (" …" if len(values) > most else "")

@@ -50,10 +50,9 @@ def clear_padding(x: Float[Tensor, "b t features"], lengths: Int[Tensor, " b"]) 
     return x.mul_(mark_real(x, lengths)[..., None])
 
 
-def draw_weights(
-    name: SequenceClass, readout: Readout, *, token_dim: int, hidden_dim: int, target_dim: int, seed: int
-) -> Weights:
-    """The weights of a random function, named as in a model of the same class."""
+def draw_weights(name: SequenceClass, readout: Readout, *, dims: tuple[int, int, int], seed: int) -> Weights:
+    """The weights of a random function, named as in a model of the same class; `dims` of token, hidden state and output."""
+    token_dim, hidden_dim, target_dim = dims
     shapes: dict[str, tuple[int, ...]] = {}
     if name in ("deep_set", "product"):
         shapes |= _layer_shapes("embed", token_dim, hidden_dim, hidden_dim)
@@ -71,7 +70,7 @@ def draw_weights(
         elif part == "recurrence":
             weights[part] = draw_rotation(stream, shape[0])
         else:
-            weights[part] = WEIGHT_DEVIATION * draw_normal(stream, shape[1])
+            weights[part] = WEIGHT_DEVIATION * stream.normal(shape[1]).float()
     return weights
 
 
@@ -82,15 +81,9 @@ def _layer_shapes(prefix: str, *sizes: int) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def draw_normal(stream: Stream, width: int) -> Float[Tensor, "rows width"]:
-    """Standard normal numbers, through the inverse of the normal distribution."""
-    uniform = (stream.uniform(width).double() + 2.0**-25).clamp(max=1 - 2.0**-25)
-    return torch.special.ndtri(uniform).float()
-
-
 def draw_rotation(stream: Stream, size: int) -> Float[Tensor, "size size"]:
     """An orthogonal matrix of determinant 1, uniformly random (QR of a normal matrix, signs of R moved into Q)."""
-    q, r = torch.linalg.qr(draw_normal(stream, size).double())
+    q, r = torch.linalg.qr(stream.normal(size).float().double())
     q = q * r.diagonal().sign()
     q[:, 0] *= torch.linalg.det(q).sign()
     return q.float()

@@ -25,7 +25,6 @@ from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Int
-from markupsafe import Markup
 from torch import Tensor
 from torch.nn import functional
 
@@ -45,11 +44,10 @@ from recombine.tasks.sequences.functions import (
     label,
     mark_real,
 )
-from recombine.tasks.view import Panel, draw_tokens
+from recombine.tasks.view import Panel, TokenView
 
 Generalisation = Literal["lengths", "corners"]
 NUM_CORNERS = 64
-NUM_SHOWN = 12  # tokens
 NUM_MEAN_SEQUENCES = 4_096
 
 
@@ -148,11 +146,6 @@ class SequenceTeacher(Task):
     def supervised_state_dim(self) -> int:
         return self.teacher_dim if self.chain_of_thought else 0
 
-    @property
-    def identified_up_to_order(self) -> bool:
-        """Whether equal functions of the teacher's class can differ in the order of their hidden units only."""
-        return self.teacher == "rnn"
-
     @cached_property
     def split(self) -> CompositionSplit:
         if self.generalise_to == "lengths":
@@ -167,7 +160,11 @@ class SequenceTeacher(Task):
 
     def make_batch(self, split: SplitName, stream: Stream) -> Batch:
         """Sequences of the split with the teacher's outputs; `info` has their lengths and the teacher's hidden states."""
-        if self.generalise_to == "lengths" and not self._is_pooled(split) and (self.support == 1 or split == "ood"):
+        if (
+            self.generalise_to == "lengths"
+            and (split != "train" or self.num_sequences is None)
+            and (self.support == 1 or split == "ood")
+        ):
             composition, lengths = self._draw_lengths(split, stream)
             x = stream.uniform_sequences(lengths, self.lengths(split)[1], self.token_dim)
         else:
@@ -220,15 +217,12 @@ class SequenceTeacher(Task):
         lengths = composition + shortest if self.generalise_to == "lengths" else torch.full_like(composition, longest)
         return composition, lengths
 
-    def _is_pooled(self, split: SplitName) -> bool:
-        return split == "train" and self.num_sequences is not None
-
     def _draw(
         self, split: SplitName, stream: Stream
     ) -> tuple[Float[Tensor, "b t tokens"], Int[Tensor, " b"], Int[Tensor, " b"]]:
         """Tokens, before padding; the number of the composition; the length."""
-        if self._is_pooled(split):
-            number = stream.integers(self.num_sequences or 0, 1)[:, 0]
+        if split == "train" and self.num_sequences is not None:
+            number = stream.integers(self.num_sequences, 1)[:, 0]
             x, composition, lengths = (column[number] for column in self._pool(stream.device))
             return x, composition, lengths
         return self._draw_new(split, stream)
@@ -273,14 +267,8 @@ class SequenceTeacher(Task):
     @cached_property
     def weights(self) -> Weights:
         """The teacher's weights. They depend only on its class, its sizes and the seed."""
-        return draw_weights(
-            self.teacher,
-            self.teacher_readout,
-            token_dim=self.token_dim,
-            hidden_dim=self.teacher_dim,
-            target_dim=self.target_dim,
-            seed=self.seed,
-        )
+        dims = (self.token_dim, self.teacher_dim, self.target_dim)
+        return draw_weights(self.teacher, self.teacher_readout, dims=dims, seed=self.seed)
 
     @cached_per_device
     def weights_on(self, device: torch.device) -> Weights:
@@ -378,29 +366,19 @@ class SequenceTeacher(Task):
     def reading(self) -> Reading:
         return SequenceTeacherReading(self)
 
-    def picture(self, batch: Batch, row: int) -> Markup:
+    def view(self, batch: Batch, row: int) -> TokenView:
         """Tokens and outputs; the outputs that the score is about are framed."""
         length = int(batch.info["length"][row])
         x, y = (values[row, :length].detach().cpu().T.numpy() for values in (batch.inputs, batch.targets))
         trained = min(length, self.max_length)
         parts = [("trained", trained), ("positions that are never trained", length - trained)]
         composition = self.describe(tuple(batch.latents[row].tolist()))
-        return draw_tokens(
+        return TokenView(
             title=f"{composition}, labelled by a teacher of class {self.teacher}",
             panels=[Panel("tokens x", x), Panel("outputs y", y, asked=range(length - 1, length))],
             parts=parts if length > trained else [(f"{length} tokens", length)],
             framed="the output that is scored; all are trained",
         )
-
-    def render(self, batch: Batch, row: int) -> str:
-        length = int(batch.info["length"][row])
-        lines = [f"{self.describe(tuple(batch.latents[row].tolist()))}, labelled by a teacher of class {self.teacher}"]
-        for t, values in enumerate(zip(batch.inputs[row, :length].tolist(), batch.targets[row].tolist(), strict=False)):
-            x, y = (" ".join(f"{value:.2f}" for value in some[:5]) + " …" * (len(some) > 5) for some in values)
-            lines.append(f"{t + 1:>4}  x {x}   y {y}")
-        if length > NUM_SHOWN:  # the first and the last tokens
-            lines[NUM_SHOWN - 1 : -2] = ["   …"]
-        return "\n".join(lines)
 
 
 class SequenceTeacherReading(Reading):
