@@ -46,13 +46,7 @@ def run(argv: list[str]) -> None:
     options = parse(CertifyOptions, argv, prog="certify")
     if (options.make is None) != (options.out is None):
         raise InputError("--make and --out belong together: expected `--make FRACTION -o FILE`")
-    certificate = certify(
-        options.table,
-        composition=options.composition,
-        split=options.split,
-        train=options.train,
-        compare_rows=options.compare_rows,
-    )
+    certificate = certify(options.table, **options.select("composition", "split", "train", "compare_rows"))
     value = certificate.as_dict()
     shown: list[Table | str] = [tabulate(certificate), certificate.verdict, f"sha256 {certificate.sha256}"]
     if options.make is not None and options.out is not None:

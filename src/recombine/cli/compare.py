@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from recombine.cli.flags import split_legend, title_of
-from recombine.cli.main import Output, RunPath, parse
+from recombine.cli.flags import RunPath, split_legend, title_of
+from recombine.cli.main import Output, parse
 from recombine.foundation.display import Cell, Table
 from recombine.training.comparison import compare_results, differing_settings, read_result
 from recombine.training.directory import RunDirectory

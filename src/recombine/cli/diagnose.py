@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from recombine.cli.flags import RunOutput
-from recombine.cli.main import RunPath, parse
+from recombine.cli.flags import OneRunOptions
+from recombine.cli.main import parse
 from recombine.foundation.display import Cell, Column, Table, Value
 from recombine.foundation.errors import InputError
 from recombine.inside.probe import is_probed, probe_run
@@ -21,20 +21,19 @@ UNINFORMED = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiagnoseOptions(RunOutput):
-    """Say whether a run generalises to held-out compositions and, if not, why not. Probes the run first if needed."""
+class DiagnoseOptions(OneRunOptions):
+    """Say whether a run generalises to held-out compositions and, if not, why not. Probes the run first if needed.
+
+    The verdict is also written to diagnosis.json in the run directory.
+    """
 
     examples = (
         "recombine diagnose runs/sraven-hyla-0123456789ab",
         "recombine diagnose runs/sraven-hyla-0123456789ab --json",
     )
 
-    run: RunPath
-    """Run directory of a finished run. Writes diagnosis.json there."""
     num_instances: int = 4_000
     """Instances per split, if the run must be probed first."""
-    device: str = "auto"
-    """Device to run on: auto, cpu, cuda, ..."""
 
 
 def run(argv: list[str]) -> None:
@@ -45,11 +44,9 @@ def run(argv: list[str]) -> None:
     if not is_probed(directory, code=options.code):
         probe_run(
             options.run,
-            num_instances=options.num_instances,
             tsne=False,
-            device=options.device,
             say=lambda part: options.say(f"probe: {part}"),
-            code=options.code,
+            **options.select("num_instances", "device", "code"),
         )
     diagnosis = diagnose_run(options.run)
     closing = [f"Next: {diagnosis.advice}."]

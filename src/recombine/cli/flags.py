@@ -23,6 +23,8 @@ from recombine.training.config import RunConfig, default_run
 from recombine.training.directory import RunDirectory
 from recombine.training.schema import Json, MetricDict, SplitDict
 
+RunPath = Annotated[Path, Argument(metavar="RUN", positional=True)]
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunOutput(Output):
@@ -30,6 +32,16 @@ class RunOutput(Output):
 
     code: Annotated[tuple[str, ...], Argument(metavar="FILE.py:NAME", repeatable=True)] = ()
     """Task or model of the run, if it is not part of this package; same form as for `train`. Runs this code. Repeatable."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneRunOptions(RunOutput):
+    """Flags of verbs that load the network of one run."""
+
+    run: RunPath
+    """Run directory."""
+    device: str = "auto"
+    """Device to run on: auto, cpu, cuda, ..."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from recombine.cli.flags import RunOutput
-from recombine.cli.main import RunPath, parse
+from recombine.cli.flags import OneRunOptions
+from recombine.cli.main import parse
 from recombine.foundation.errors import InputError, spell_out
 from recombine.foundation.files import read_file
 from recombine.models.language_model import LanguageModel, generate
@@ -19,7 +19,7 @@ UNFINISHED = "\ufffd"  # what a character looks like before its last byte is the
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerateOptions(RunOutput):
+class GenerateOptions(OneRunOptions):
     """Continue a text with a trained language model."""
 
     examples = (
@@ -27,8 +27,6 @@ class GenerateOptions(RunOutput):
         "recombine generate runs/language-hyla-0123456789ab --temperature 0 --num-tokens 50",
     )
 
-    run: RunPath
-    """Run directory of a language model."""
     prompt: str = ""
     """Text to continue (default: the beginning of a document)."""
     num_tokens: int = 200
@@ -39,8 +37,6 @@ class GenerateOptions(RunOutput):
     """Total probability of the tokens that are drawn from, the most likely first."""
     seed: int = 0
     """Random seed."""
-    device: str = "auto"
-    """Device to run on: auto, cpu, cuda, ..."""
 
 
 def run(argv: list[str]) -> None:
@@ -56,11 +52,8 @@ def run(argv: list[str]) -> None:
     tokens = generate(
         model,
         prompt,
-        num_tokens=options.num_tokens,
-        temperature=options.temperature,
-        top_p=options.top_p,
-        seed=options.seed,
         stop=tokenizer.eos,
+        **options.select("num_tokens", "temperature", "top_p", "seed"),
     )
     if options.json:
         generated = list(tokens)

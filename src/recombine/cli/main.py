@@ -263,6 +263,10 @@ class Output:
         """Whether messages and progress are left out."""
         return self.quiet or self.json
 
+    def select(self, *names: str) -> dict[str, Any]:
+        """The values of some flags by name, to be passed on as arguments."""
+        return {name: getattr(self, name) for name in names}
+
     def show(self, value: Mapping[str, Any], *shown: Table | str) -> None:
         """Print a result, as JSON or as tables and text."""
         if self.json:
@@ -277,7 +281,6 @@ class Output:
             print(message, file=sys.stderr)
 
 
-RunPath = Annotated[Path, Argument(metavar="RUN", positional=True)]
 Options = TypeVar("Options", bound=Output)
 
 

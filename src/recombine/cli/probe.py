@@ -60,15 +60,8 @@ def probe(options: ProbeOptions) -> ProbeResult:
     if options.activations is not None:
         return probe_activations(options.activations, tsne=options.tsne, say=say)
     assert options.run is not None
-    return probe_run(
-        options.run,
-        num_instances=options.num_instances,
-        tsne=options.tsne,
-        save_activations=options.save_activations,
-        device=options.device,
-        say=say,
-        code=options.code,
-    )
+    chosen = options.select("num_instances", "tsne", "save_activations", "device", "code")
+    return probe_run(options.run, say=say, **chosen)
 
 
 def tables(result: ProbeResult) -> list[Table | str]:

@@ -45,13 +45,7 @@ def run(argv: list[str]) -> None:
     directory, result = probe_pretrained(
         options.folder,
         options.prompts,
-        out=options.out,
-        num_instances=options.num_instances,
-        held_out=options.held_out,
-        seed=options.seed,
-        max_tokens=options.max_tokens,
-        tsne=options.tsne,
-        device=options.device,
         say=lambda part: options.say(f"probe-model: {part}"),
+        **options.select("out", "num_instances", "held_out", "seed", "max_tokens", "tsne", "device"),
     )
     options.show(dict(result.numbers), *tables(result), f"{directory.path}")

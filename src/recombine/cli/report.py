@@ -34,12 +34,5 @@ class ReportOptions(RunOutput):
 
 def run(argv: list[str]) -> None:
     options = parse(ReportOptions, argv, prog="report")
-    write_report(
-        options.runs,
-        options.out,
-        title=options.title,
-        static=options.figures,
-        gallery=options.gallery,
-        code=options.code,
-    )
+    write_report(options.runs, options.out, static=options.figures, **options.select("title", "gallery", "code"))
     options.show({"report": str(options.out), "bytes": options.out.stat().st_size}, f"{options.out}")

@@ -46,19 +46,12 @@ class TrainOptions(ModelOptions):
 
 def run(argv: list[str]) -> None:
     config, options = parse_run(TrainOptions, argv, verb="train")
-    trackers = [build_tracker(name) for name in options.track]
     with progress_bar(config.name, quiet=options.is_silent or is_follower()) as bar:
         directory = train_run(
             config,
-            out=options.out,
-            device=options.device,
-            evaluation_instances=options.evaluation_instances,
-            compile=options.compile,
-            shard=options.shard,
-            deterministic=options.deterministic,
-            threads=options.threads,
             watch=bar,
-            trackers=trackers,
+            trackers=[build_tracker(name) for name in options.track],
+            **options.select("out", "device", "evaluation_instances", "compile", "shard", "deterministic", "threads"),
         )
     leave_group()
     if not is_follower():
