@@ -17,7 +17,7 @@ from recombine.report.figures import draw_curves, draw_loss
 from recombine.report.findings import NUM_ASKED, NUM_SHOWN, make_gallery
 from recombine.report.page import render as render_page
 from recombine.report.page import write_report
-from recombine.report.runs import MAX_POINTS, group_seeds, read_runs, seed_lead
+from recombine.report.runs import MAX_POINTS, compare_groups, group_seeds, read_runs
 from recombine.report.sections import SECTIONS, Section
 from recombine.tasks.fuzzy_logic import FuzzyLogic
 from recombine.tasks.sraven.task import SRaven
@@ -306,7 +306,7 @@ def test_groups_are_named_by_what_differs_and_runs_end_with_their_seed(runs):
     assert {run.label for run in runs} == {
         f"hidden dim {width} · seed {seed}" for width in (16, 512) for seed in (1, 2)
     }
-    lead = seed_lead(groups, "r2")
+    lead = compare_groups(groups, "r2")
     assert lead is not None
     assert lead.value == pytest.approx(0.45)
 

@@ -238,10 +238,10 @@ def _judge_part(
     unknown: Counter[tuple[int, str]] = Counter()
     num_unconnected = num_uncovered = 0
     for values in untrained:
-        missing = [each for each in enumerate(values) if each not in groups]
+        missing = [value for value in enumerate(values) if value not in groups]
         unknown.update(missing)
         num_uncovered += bool(missing)
-        num_unconnected += not missing and len({groups[each] for each in enumerate(values)}) > 1
+        num_unconnected += not missing and len({groups[value] for value in enumerate(values)}) > 1
     untrained_values: dict[str, dict[str, int]] = defaultdict(dict)
     for (position, value), count in unknown.most_common():
         untrained_values[columns[position]][value] = count
@@ -281,8 +281,8 @@ class Groups:
 
     def add(self, values: Values) -> bool:
         """Join the groups of a composition's values; returns whether it added a value or a connection."""
-        new = any(each not in self.parent for each in enumerate(values))
-        roots = {self.root(each) for each in enumerate(values)}
+        new = any(value not in self.parent for value in enumerate(values))
+        roots = {self.root(value) for value in enumerate(values)}
         self.parent |= dict.fromkeys(roots, min(roots))
         return new or len(roots) > 1
 
@@ -495,7 +495,7 @@ def _find_compositions(rows: pa.Table, columns: Sequence[str]) -> tuple[list[Val
     keys = np.ravel_multi_index([part.indices.to_numpy() for part in encoded], sizes)
     found, positions = np.unique(keys, return_inverse=True)
     indices = zip(*(part.tolist() for part in np.unravel_index(found, sizes)), strict=True)
-    return [tuple(name[i] for name, i in zip(names, each, strict=True)) for each in indices], positions
+    return [tuple(name[i] for name, i in zip(names, row, strict=True)) for row in indices], positions
 
 
 def _count(rows: pa.Table, columns: Sequence[str], counts: Counter[Values]) -> None:

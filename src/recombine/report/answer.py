@@ -11,7 +11,16 @@ from markupsafe import Markup, escape
 
 from recombine.foundation.errors import InputError
 from recombine.report.findings import Diagnosed
-from recombine.report.runs import ReportRun, RunGroup, falls, metric_title, reach, seed_lead, show_number, split_title
+from recombine.report.runs import (
+    ReportRun,
+    RunGroup,
+    compare_groups,
+    find_position,
+    is_lower_better,
+    metric_title,
+    show_number,
+    split_title,
+)
 from recombine.training.intervals import Difference, compare
 from recombine.training.schema import Score
 
@@ -41,14 +50,14 @@ class Ranking:
 def rank_runs(runs: Sequence[ReportRun], metric: str) -> Ranking:
     pairs = [(run, score) for run in runs if run.result and (score := run.score("ood", metric))]
     ranked = [(run, score) for run, score in pairs if math.isfinite(score.value)]
-    ranked.sort(key=lambda pair: pair[1].value * (-1 if falls(pair[1]) else 1), reverse=True)
+    ranked.sort(key=lambda pair: pair[1].value * (-1 if is_lower_better(pair[1]) else 1), reverse=True)
     best = ranked[0][1] if ranked else None
     return Ranking(
         ranked=ranked,
         lead=_paired_lead(ranked, metric),
         tied=[run for run, score in ranked[1:] if best and not (score.high < best.low or score.low > best.high)],
         above_chance=[
-            run for run, score in ranked if all((reach(score, end) or 0) > 0 for end in (score.low, score.high))
+            run for run, score in ranked if all((find_position(score, end) or 0) > 0 for end in (score.low, score.high))
         ],
     )
 
@@ -137,7 +146,7 @@ def _describe_groups(
         )
     more = f"; {len(groups) - 3} more are below" if len(groups) > 3 else ""
     scores = Markup("; ").join(parts) + more + "."
-    lead = seed_lead(groups, metric)
+    lead = compare_groups(groups, metric)
     if lead is None:
         return scores, Markup()
     ends, word = lead.pair or (lead.low, lead.high), "95 % interval {} to {}"
@@ -165,8 +174,8 @@ def _describe_best(
     number = Markup('{} <span class="number">{}</span> (95 % interval {} to {}').format(
         metric_title(metric, runs), *map(show_number, (score.value, score.low, score.high))
     )
-    place = reach(score, score.value)
-    low, high = sorted(reach(score, end) or 0.0 for end in (score.low, score.high))
+    place = find_position(score, score.value)
+    low, high = sorted(find_position(score, end) or 0.0 for end in (score.low, score.high))
     if place is not None and high < 0:
         even, chance = "" if alone else "even ", show_number(score.chance)
         return Markup("On {}, {}{} is below chance: {}, chance {}).").format(held_out, even, name, number, chance)
@@ -224,7 +233,7 @@ def _list_verdicts(groups: Sequence[RunGroup], verdicts: Sequence[Diagnosed]) ->
         return [(diagnosis["badge"], diagnosis["verdict"], run.label, "") for run, diagnosis in verdicts]
     rows = []
     for group in groups:
-        found = sorted(((each["verdict"], each["badge"]) for run, each in verdicts if run in group.runs))
+        found = sorted(((diagnosis["verdict"], diagnosis["badge"]) for run, diagnosis in verdicts if run in group.runs))
         for (verdict, badge), members in groupby(found):
             rows.append((badge, verdict, group.label, f", {len(list(members))} of {len(found)} seeds"))
     return rows
@@ -233,7 +242,9 @@ def _list_verdicts(groups: Sequence[RunGroup], verdicts: Sequence[Diagnosed]) ->
 def _describe_intervals(runs: Sequence[ReportRun], finished: Sequence[ReportRun], groups: Sequence[RunGroup]) -> str:
     """What the intervals cover, and which runs are left out."""
     if groups:
-        pairs = "; with two seeds, both scores are given instead" if any(each.held_out.pair for each in groups) else ""
+        pairs = (
+            "; with two seeds, both scores are given instead" if any(group.held_out.pair for group in groups) else ""
+        )
         words = (
             f"Means over {len(groups[0].runs)} random seeds; each seed has its own split and its own network. "
             f"Intervals are over seeds{pairs}."

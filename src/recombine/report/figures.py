@@ -20,7 +20,7 @@ from recombine.report.runs import (
     Curve,
     ReportRun,
     RunGroup,
-    find_track,
+    find_range,
     list_splits,
     metric_title,
     split_title,
@@ -123,12 +123,12 @@ def draw_scores(runs: Sequence[Shown], metric: str) -> Figure:
         for split, place in ROWS.items():
             if score := run.score(split, metric):
                 face = colour_of(run) if split == "ood" else "white"
-                if track := find_track(score):
+                if track := find_range(score):
                     axes.plot(track, [number + place] * 2, color=TRACK, marker="|", zorder=1)
                 axes.plot([score.low, score.high], [number + place] * 2, color=colour_of(run), linewidth=2)
                 axes.plot(score.value, number + place, marker="o", color=colour_of(run), markerfacecolor=face)
     scores = (score for run in runs for split in ROWS if (score := run.score(split, metric)))
-    if track := next(filter(None, map(find_track, scores)), None):
+    if track := next(filter(None, map(find_range, scores)), None):
         sides = ("right", "left") if track[0] < track[1] else ("left", "right")
         for name, x, side in zip(("chance", "ceiling"), track, sides, strict=True):
             axes.text(x, -0.45, name, color=QUIET, ha=side, va="center", fontsize=8)
@@ -142,7 +142,7 @@ def draw_scores(runs: Sequence[Shown], metric: str) -> Figure:
 
 def _list_runs(shown: Sequence[Shown]) -> list[ReportRun]:
     """The runs themselves, and those of groups."""
-    return [run for each in shown for run in ([each] if isinstance(each, ReportRun) else each.runs)]
+    return [run for item in shown for run in ([item] if isinstance(item, ReportRun) else item.runs)]
 
 
 def draw_loss(runs: Sequence[ReportRun]) -> Figure:
@@ -318,7 +318,7 @@ def draw_ablations(run: ReportRun, ablations: Json) -> Figure:
     upper, lower = figure.subplots(2, 1)
     _draw_changes(upper, heads, ticks, colour_of(run))
     layers = ablations["layers"]
-    _draw_changes(lower, layers, [escape_text(f"{each.layer}\n{each.kind}") for each in layers], colour_of(run))
+    _draw_changes(lower, layers, [escape_text(f"{change.layer}\n{change.kind}") for change in layers], colour_of(run))
     title = f"change of {escape_text(metric_title(ablations['metric']))}"
     upper.set(title=f"{label_of(run)}: one head, by layer.head", ylabel=title)
     lower.set(title="a whole layer   ● held-out   ○ seen compositions")

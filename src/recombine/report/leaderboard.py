@@ -17,7 +17,7 @@ from recombine.foundation.errors import InputError, find_schema_error, settings_
 from recombine.foundation.files import write_whole
 from recombine.inside.verdict import name_splits
 from recombine.report.page import render_page
-from recombine.report.runs import reach
+from recombine.report.runs import find_position
 from recombine.tasks.base import SCALES as BUDGETS
 from recombine.tasks.families import TASKS
 from recombine.training.comparison import differing_settings, label_settings
@@ -210,10 +210,10 @@ def render(boards: Sequence[Board], title: str) -> str:
         boards=boards,
         models=tabulate_models(boards),
         contents=[(board.key, board.title) for board in boards],
-        reach_of=_reach,
+        position_of=_find_position,
     )
 
 
-def _reach(score: Json) -> float:
+def _find_position(score: Json) -> float:
     """The position of a score of `result.json` between chance (0) and ceiling (1); 0 if it has none."""
-    return reach(Score(**score), score["value"]) or 0.0
+    return find_position(Score(**score), score["value"]) or 0.0

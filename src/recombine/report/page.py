@@ -107,8 +107,10 @@ def render(runs: Sequence[ReportRun], title: str, sections: Sequence[Section] | 
         answer=make_answer(runs, groups, metric, verdicts),
         sections=sections,
         templates={
-            each.name: f"{each.name}.html" if each.template is None else environment.from_string(each.template)
-            for each in sections
+            section.name: f"{section.name}.html"
+            if section.template is None
+            else environment.from_string(section.template)
+            for section in sections
         },
         groups=groups,
         figures=_Figures(drawn),

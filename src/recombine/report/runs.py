@@ -77,7 +77,7 @@ class ReportRun:
             (row["scores"] for row in self.metrics[::-1] if "scores" in row), {}
         )
         try:
-            return {split: {name: _score(each) for name, each in metrics.items()} for split, metrics in found.items()}
+            return {split: {name: _score(value) for name, value in metrics.items()} for split, metrics in found.items()}
         except KeyError as error:
             raise InputError(
                 f"{self.directory.path} has a score without {error}: expected value, low and high"
@@ -95,11 +95,11 @@ class ReportRun:
             return None
 
     def loss_curve(self) -> Curve:
-        return _thin([(row["step"], row["loss"]) for row in self.metrics])
+        return _downsample([(row["step"], row["loss"]) for row in self.metrics])
 
     def score_curve(self, split: str, metric: str) -> Curve:
         rows = [(row["step"], row.get("scores", {}).get(split, {}).get(metric)) for row in self.metrics]
-        return _thin([(step, value) for step, value in rows if value is not None])
+        return _downsample([(step, value) for step, value in rows if value is not None])
 
 
 def _score(found: Json | float) -> Score:
@@ -109,7 +109,7 @@ def _score(found: Json | float) -> Score:
     return Score(value=value, low=low, high=high, chance=found.get("chance"), ceiling=found.get("ceiling"))
 
 
-def _thin(points: list[tuple[int, Any]]) -> Curve:
+def _downsample(points: list[tuple[int, Any]]) -> Curve:
     """The points as two columns, evenly thinned out if there are too many; the last one is kept."""
     kept = points[:: -(len(points) // MAX_POINTS + 1)][::-1]
     return [step for step, _ in kept], [float(value) for _, value in kept]
@@ -137,23 +137,23 @@ def _open_runs(path: Path) -> list[RunDirectory]:
     return order_runs(runs) or [RunDirectory.open(path)]
 
 
-def find_track(score: Score) -> tuple[float, float] | None:
+def find_range(score: Score) -> tuple[float, float] | None:
     """Chance and ceiling, if both are known and differ."""
     if score.chance is None or score.ceiling is None or score.chance == score.ceiling:
         return None
     return score.chance, score.ceiling
 
 
-def falls(score: Score) -> bool:
+def is_lower_better(score: Score) -> bool:
     """Whether lower is better, as for an error."""
-    track = find_track(score)
-    return track is not None and track[1] < track[0]
+    ends = find_range(score)
+    return ends is not None and ends[1] < ends[0]
 
 
-def reach(score: Score, value: float) -> float | None:
+def find_position(score: Score, value: float) -> float | None:
     """The position of a value between chance (0) and ceiling (1), if both are known and differ."""
-    track = find_track(score)
-    return None if track is None else (value - track[0]) / (track[1] - track[0])
+    ends = find_range(score)
+    return None if ends is None else (value - ends[0]) / (ends[1] - ends[0])
 
 
 def list_metrics(runs: Sequence[ReportRun]) -> list[str]:
@@ -207,7 +207,7 @@ class RunGroup:
         return Score(value=spread.value, low=low, high=high, chance=first.chance, ceiling=first.ceiling)
 
 
-def seed_lead(groups: Sequence[RunGroup], metric: str) -> SeedScore | None:
+def compare_groups(groups: Sequence[RunGroup], metric: str) -> SeedScore | None:
     """The paired difference between the best group and the next, if both have runs of the same seeds and instances."""
     if len(groups) < 2:
         return None
@@ -243,7 +243,7 @@ def group_seeds(runs: Sequence[ReportRun], metric: str) -> list[RunGroup]:
         )
         for label, group in zip(labels, members.values(), strict=True)
     ]
-    lower_is_better = falls(score) if (score := groups[0].runs[0].score("ood", metric)) else False
+    lower_is_better = is_lower_better(score) if (score := groups[0].runs[0].score("ood", metric)) else False
     return sorted(groups, key=lambda group: group.held_out.value, reverse=not lower_is_better)
 
 

@@ -23,7 +23,8 @@ Students that are constructed, not trained: what training on outputs can and can
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from copy import deepcopy
 
 import torch
@@ -93,6 +94,30 @@ CAPACITY = f"{PAPER}, text: with too much capacity, solutions exist that fit and
 CLASSES = ("deep_set", "attention", "ssm")
 
 
+def claim_per_class(
+    quantity: str,
+    text: str,
+    source: str,
+    *,
+    classes: Iterable[str] = (*CLASSES, "rnn"),
+    low: float = -math.inf,
+    high: float = math.inf,
+) -> list[Computes]:
+    """The same claim about the quantity of each class of networks."""
+    return [
+        Computes(
+            text=text,
+            where=show_setting(name),
+            source=source,
+            quantity=f"{quantity}_{name}",
+            low=low,
+            high=high,
+            per_seed=True,
+        )
+        for name in classes
+    ]
+
+
 class SequenceTheory(Calculation):
     """Students whose hidden states are in another basis, the readouts they find, and one that forgets sums beyond ten."""
 
@@ -103,38 +128,24 @@ class SequenceTheory(Calculation):
         "part only: it grows without limit where a teacher's outputs hardly vary. Verdicts count seeds since then."
     )
     claims = (
-        *(
-            Computes(
-                text="diverse sequences of 10 tokens determine the outputs at 100 (log10 of the largest difference)",
-                where=show_setting(name),
-                source=f"{ABSTRACT}; {IDENTIFICATION.partition(', ')[2]}",
-                quantity=f"identified_{name}",
-                high=EXACT,
-                per_seed=True,
-            )
-            for name in (*CLASSES, "rnn")
+        *claim_per_class(
+            "identified",
+            "diverse sequences of 10 tokens determine the outputs at 100 (log10 of the largest difference)",
+            f"{ABSTRACT}; {IDENTIFICATION.partition(', ')[2]}",
+            high=EXACT,
         ),
-        *(
-            Computes(
-                text="a single sequence of 10 tokens does not determine them (log10 of the largest difference)",
-                where=show_setting(name),
-                source=f"{ABSTRACT}: the data must be diverse",
-                quantity=f"undetermined_{name}",
-                low=CHANGED,
-                per_seed=True,
-            )
-            for name in (*CLASSES, "rnn")
+        *claim_per_class(
+            "undetermined",
+            "a single sequence of 10 tokens does not determine them (log10 of the largest difference)",
+            f"{ABSTRACT}: the data must be diverse",
+            low=CHANGED,
         ),
-        *(
-            Computes(
-                text="outputs do not determine the basis of hidden states (log10 of the change by a random rotation)",
-                where=show_setting(name),
-                source=IDENTIFICATION,
-                quantity=f"rotation_{name}",
-                high=EXACT,
-                per_seed=True,
-            )
-            for name in CLASSES
+        *claim_per_class(
+            "rotation",
+            "outputs do not determine the basis of hidden states (log10 of the change by a random rotation)",
+            IDENTIFICATION,
+            classes=CLASSES,
+            high=EXACT,
         ),
         Computes(
             text="hidden units of an RNN can be permuted (log10 of the change of outputs)",

@@ -68,21 +68,19 @@ class Surface(ScaleExperiment):
             of=MOST,
             low=SUCCESS,
         ),
-        Lead(
-            text="data alone is not enough: width 16 against 512, both with 81 compositions",
-            source=f"{ABSTRACT}: scaling data and model size",
-            better=MOST,
-            worse={**MOST, "width": LEAST["width"]},
-            by=BETTER,
-            paired=False,
-        ),
-        Lead(
-            text="width alone is not enough: 14 compositions against 81, both with width 512",
-            source=f"{ABSTRACT}: scaling data and model size",
-            better=MOST,
-            worse={**MOST, "compositions": LEAST["compositions"]},
-            by=BETTER,
-            paired=False,
+        *(
+            Lead(
+                text=text,
+                source=f"{ABSTRACT}: scaling data and model size",
+                better=MOST,
+                worse={**MOST, smaller: LEAST[smaller]},
+                by=BETTER,
+                paired=False,
+            )
+            for smaller, text in (
+                ("width", "data alone is not enough: width 16 against 512, both with 81 compositions"),
+                ("compositions", "width alone is not enough: 14 compositions against 81, both with width 512"),
+            )
         ),
         Gap(
             text="a wide network with 14 compositions fits them and fails on others",
