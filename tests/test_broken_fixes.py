@@ -52,7 +52,7 @@ tasks/fuzzy_logic.py | tasks/test_fuzzy_logic.py -k reach_the_ceiling
 + torch.ones(len(everything), dtype=torch.bool)
 
 the best prediction for R² weights by variance
-tasks/fuzzy_logic.py | tasks/test_fuzzy_logic.py -k 'reach_the_ceiling or smaller_expected_error'
+tasks/fuzzy_logic.py | tasks/test_fuzzy_logic.py -k reach_the_ceiling
 - enumerate((fits / variance, fits))
 + enumerate((fits, fits))
 
@@ -212,15 +212,3 @@ def test_the_fault_is_noticed(file, right, wrong, test, copied):
         assert code == FAILED or killed
     finally:
         path.write_text(text)
-
-
-def test_an_unquoted_shape_is_an_undefined_name(tmp_path):
-    """Shapes are quoted with a leading space, so that the linter can look for undefined names everywhere."""
-    path = tmp_path / "annotated.py"
-    path.write_text(
-        '"""A module."""\n\nfrom jaxtyping import Float\nfrom torch import Tensor\n\nX = Float[Tensor, rows]\n'
-    )
-    command = [sys.executable, "-m", "ruff", "check", "--config", str(ROOT / "pyproject.toml"), str(path)]
-    checked = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert checked.returncode == 1
-    assert "F821" in checked.stdout

@@ -134,14 +134,3 @@ def test_a_draw_is_in_memory_where_another_device_is_the_default():
     with torch.device("meta"):
         assert Stream("golden", rows=range(1)).bits(3).tolist() == GOLDEN_BITS
         assert Stream("golden", rows=range(100)).uniform(1000).device.type == "cpu"
-
-
-def test_rows_of_one_key_are_drawn_together():
-    """Where they follow one another, and the parts stay equally long."""
-
-    def count_parts(*starts: int) -> int:
-        return len(Stream.chain([Stream("a", rows=range(start, start + 5)) for start in starts]).parts)
-
-    assert count_parts(0, 5, 10) == 1
-    assert count_parts(0, 5, 20, 25) == 2
-    assert count_parts(0, 5, 20) == 3

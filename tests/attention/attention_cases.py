@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import assume
 
 from recombine.attention import definition
 from recombine.attention.cpu import kernels as cpu
-from recombine.attention.definition import AttentionOptions
+from recombine.attention.definition import AttentionOptions, Dropout
 
 needs_kernel = pytest.mark.skipif(not cpu.is_available(), reason=f"no kernel: {cpu.why_unavailable()}")
 
@@ -91,6 +92,53 @@ def assert_agree(got, want, plain, tolerance=2e-5):
         error = (ours.double() - exact).abs().max()
         allowed = tolerance * exact.abs().max() + 8 * (rounded.double() - exact).abs().max()
         assert error <= allowed + floor + 1e-30, f"error {error:.2e}, allowed {allowed:.2e}"
+
+
+BF16_UNIT = 2**-8
+
+
+def relative_error(got, exact):
+    return ((got.double() - exact).abs().max() / exact.abs().max().clamp(min=1e-30)).item()
+
+
+def assert_close(got, exact, plain, dtype):
+    """Nearly as close to float64 as the definition in float32 is; in bf16 only inputs and outputs are rounded."""
+    if dtype == torch.float32:
+        assert_agree(got, exact, plain)
+        return
+    for ours, value, rounded in zip(got, exact, plain, strict=True):
+        error, slack = relative_error(ours, value), 8 * relative_error(rounded, value) + 2e-5
+        assert error <= BF16_UNIT + slack, f"error {error:.2e}"
+
+
+def is_well_posed(case, choice, **options):
+    """Whether no rectified value is so close to 0 that rounding could flip it, and no norm so small that rounding grows."""
+    q, k, v = (tensor.double() for tensor in case.qkv)
+    if choice[0] == "rms_head":
+        norms = definition.score(q, k, case.bias).square().mean(dim=1).sqrt()
+        if norms.min() < 0.01:
+            return False
+    if choice[1] != "hyper_relu":
+        return True
+    options = {"bias": case.bias, "mask": case.mask, "value_network": "linear", "normalisation": choice[0], **options}
+    hidden = torch.einsum("bhqk,bkhe->bqke", definition.attend(q, k, v, AttentionOptions(**options))[1], v)
+    used = hidden[hidden != 0].abs()
+    return used.numel() == 0 or used.min().item() > 1e-5 * used.max().item()
+
+
+def compare_attention(attend, dtype, seed, choice, causal, dropout, **sizes):
+    case = draw_case(seed, **sizes)
+    case.qkv = [tensor.to(dtype) for tensor in case.qkv]  # what both are given; the definition then computes in float64
+    case.grad_out = case.grad_out.to(dtype)
+    case.bias = None if case.bias is None else case.bias.float()
+    options = {"causal": causal}
+    if dropout is not None:
+        options["dropout"] = Dropout(dropout[1], dropout[0], torch.tensor(seed))
+    assume(is_well_posed(case, choice, **options))
+    exact, plain = (by_definition(case, choice, dtype=each, **options) for each in (torch.float64, torch.float32))
+    options |= {"normalisation": choice[0], "value_network": choice[1], "mask": case.mask}
+    got = evaluate(case, dtype, lambda q, k, v, bias: attend(q, k, v, bias=bias, **options))
+    assert_close(got, exact, plain, dtype)
 
 
 def check(case, choice, **options):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
@@ -19,12 +19,13 @@ from attention_cases import (
     HYLA,
     MASKS,
     assert_agree,
+    assert_close,
     assert_same_bits_with_any_threads,
     by_definition,
     by_kernel,
     check,
+    compare_attention,
     draw_case,
-    evaluate,
     fuse,
     needs_kernel,
 )
@@ -35,7 +36,6 @@ from recombine.attention.dispatch import attend, use_kernel
 from recombine.foundation import native
 from recombine.foundation.errors import InputError
 
-BF16_UNIT = 2**-8
 FEW = settings(max_examples=40)
 PRECISIONS = (torch.float32, torch.bfloat16)
 EPSILON = 1e-6
@@ -58,50 +58,6 @@ ATTENTION = SIZES | {
     "causal": st.booleans(),
     "dropout": st.sampled_from([None, ("pairs", 0.1), ("elements", 0.1), ("pairs", 0.9), ("elements", 0.5)]),
 }
-
-
-def relative_error(got, exact):
-    return ((got.double() - exact).abs().max() / exact.abs().max().clamp(min=1e-30)).item()
-
-
-def assert_close(got, exact, plain, dtype):
-    """Nearly as close to float64 as the definition in float32 is; in bf16 only inputs and outputs are rounded."""
-    if dtype == torch.float32:
-        assert_agree(got, exact, plain)
-        return
-    for ours, value, rounded in zip(got, exact, plain, strict=True):
-        error, slack = relative_error(ours, value), 8 * relative_error(rounded, value) + 2e-5
-        assert error <= BF16_UNIT + slack, f"error {error:.2e}"
-
-
-def is_well_posed(case, choice, **options):
-    """Whether no rectified value is so close to 0 that rounding could flip it, and no norm so small that rounding grows."""
-    q, k, v = (tensor.double() for tensor in case.qkv)
-    if choice[0] == "rms_head":
-        norms = definition.score(q, k, case.bias).square().mean(dim=1).sqrt()
-        if norms.min() < 0.01:
-            return False
-    if choice[1] != "hyper_relu":
-        return True
-    options = {"bias": case.bias, "mask": case.mask, "value_network": "linear", "normalisation": choice[0], **options}
-    hidden = torch.einsum("bhqk,bkhe->bqke", definition.attend(q, k, v, AttentionOptions(**options))[1], v)
-    used = hidden[hidden != 0].abs()
-    return used.numel() == 0 or used.min().item() > 1e-5 * used.max().item()
-
-
-def compare_attention(attend, dtype, seed, choice, causal, dropout, **sizes):
-    case = draw_case(seed, **sizes)
-    case.qkv = [tensor.to(dtype) for tensor in case.qkv]  # what both are given; the definition then computes in float64
-    case.grad_out = case.grad_out.to(dtype)
-    case.bias = None if case.bias is None else case.bias.float()
-    options = {"causal": causal}
-    if dropout is not None:
-        options["dropout"] = Dropout(dropout[1], dropout[0], torch.tensor(seed))
-    assume(is_well_posed(case, choice, **options))
-    exact, plain = (by_definition(case, choice, dtype=each, **options) for each in (torch.float64, torch.float32))
-    options |= {"normalisation": choice[0], "value_network": choice[1], "mask": case.mask}
-    got = evaluate(case, dtype, lambda q, k, v, bias: attend(q, k, v, bias=bias, **options))
-    assert_close(got, exact, plain, dtype)
 
 
 @needs_kernel
@@ -448,38 +404,21 @@ def test_bits_of_layers_do_not_depend_on_threads():
     assert_same_bits_with_any_threads(compute)
 
 
-def draw_layer(*shape, width, bias=True, dtype=torch.float32):
-    torch.manual_seed(0)
-    x, weight = torch.randn(*shape), torch.randn(width, shape[-1])
-    tensors = [x, weight, torch.randn(width)] if bias else [x, weight]
-    return [tensor.to(dtype).requires_grad_() for tensor in tensors]
-
-
 @needs_onednn
 @pytest.mark.parametrize("compiler", [True, False])
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("shape", [(3, 50, 24), (70, 24), (1, 24)])
-def test_onednn_is_the_same_layer(monkeypatch, shape, bias, compiler):
+@pytest.mark.parametrize("wanted", [(0, 1, 2), (0, 1), (0,), (1,), (2,)], ids=str)  # which of x, weight and bias
+@pytest.mark.parametrize("shape", [(3, 50, 24), (1, 24)])
+def test_onednn_is_the_same_layer_whichever_gradients_are_wanted(monkeypatch, shape, wanted, compiler):
     if not compiler:
         monkeypatch.setattr(cpu, "open_library", lambda source: "no C compiler")
+    tensors = draw_tensors(0, torch.float32, shape, (40, 24), (40,))[: 2 if wanted == (0, 1) else 3]
 
-    def differentiate_all(function, leaves):
+    def differentiate_some(function, dtype):
+        leaves = [tensor.to(dtype).requires_grad_(i in wanted) for i, tensor in enumerate(tensors)]
         out = function(*leaves)
-        gradients = torch.autograd.grad(out, leaves, torch.cos(out.detach()))
-        return out, *gradients
+        return out, *torch.autograd.grad(out, [leaves[i] for i in wanted], torch.cos(out.detach()))
 
-    exact = differentiate_all(functional.linear, draw_layer(*shape, width=40, bias=bias, dtype=torch.float64))
-    found = differentiate_all(lambda x, w, b=None: cpu.dense(x, w, b), draw_layer(*shape, width=40, bias=bias))
+    exact = differentiate_some(functional.linear, torch.float64)
+    found = differentiate_some(lambda x, weight, bias=None: cpu.dense(x, weight, bias), torch.float32)
     for mine, theirs in zip(found, exact, strict=True):
         torch.testing.assert_close(mine.double(), theirs, rtol=1e-4, atol=1e-2)
-
-
-@needs_onednn
-@pytest.mark.parametrize("wanted", [0, 1, 2])
-def test_gradients_of_some_only(wanted):
-    leaves = draw_layer(5, 6, width=4)
-    (expected,) = torch.autograd.grad(functional.linear(*leaves).sum(), leaves[wanted])
-    for i, leaf in enumerate(leaves):
-        leaf.requires_grad_(i == wanted)
-    (actual,) = torch.autograd.grad(cpu.dense(*leaves).sum(), leaves[wanted])
-    torch.testing.assert_close(actual, expected)

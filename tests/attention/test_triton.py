@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attention_cases import HYLA, define
+from attention_cases import HYLA, compare_attention
 from recombine.attention import triton as kernel
 from recombine.attention.definition import AttentionOptions
 
@@ -40,70 +40,42 @@ def programs():
         yield importlib.import_module("recombine.attention.triton_tiles")
 
 
-def evaluate(attend, leaves, grad_out, dtype):
-    leaves = [leaf.to(dtype).clone().requires_grad_() for leaf in leaves]
-    out = attend(*leaves)
-    return [out.detach(), *torch.autograd.grad(out, leaves, grad_out.to(out.dtype))]
-
-
-def check(seed, choice, *, b=1, q=3, k=5, h=2, d=2, e=2, bias=None, causal=False, padded=False, dtype=torch.float32):
-    generator = torch.Generator().manual_seed(seed)
-    pairs = {None: None, "shared": (h, q, k), "batch": (b, h, q, k)}[bias]
-    shapes = [(b, q, h, d), (b, k, h, d), (b, k, h, e)] + ([] if pairs is None else [pairs])
-    leaves = [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
-    grad_out = torch.randn(b, q, h, e, generator=generator).to(dtype)
-    mask = torch.rand(b, 1, 1, k, generator=generator) < 0.7 if padded else None
-
-    def ours(q, k, v, bias=None):
-        return kernel.attend(q, k, v, AttentionOptions(bias=bias, causal=causal, mask=mask, **choice))
-
-    def defined(q, k, v, bias=None):
-        return define(q, k, v, bias=bias, causal=causal, mask=mask, **choice)
-
-    wanted = evaluate(defined, leaves, grad_out, torch.float64)
-    plain = evaluate(defined, [leaf.float() for leaf in leaves], grad_out.float(), torch.float32)
-    unit = 2e-5 if dtype == torch.float32 else 2**-8
-    for got, want, rounded in zip(evaluate(ours, leaves, grad_out, dtype), wanted, plain, strict=True):
-        allowed = unit * want.abs().max() + 8 * (rounded.double() - want).abs().max()
-        assert (got.double() - want).abs().max() <= allowed + 1e-30
+def attend(q, k, v, **options):
+    return kernel.attend(q, k, v, AttentionOptions(**options))
 
 
 @inside
 @settings(max_examples=8, deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 1000),
-    normalisation=st.sampled_from(kernel.NORMALISATIONS),
-    value_network=st.sampled_from(kernel.VALUE_NETWORKS),
-    b=st.integers(1, 2),
+    choice=st.sampled_from([(norm, net) for norm in kernel.NORMALISATIONS for net in kernel.VALUE_NETWORKS]),
     q=st.integers(1, 20),
     k=st.integers(1, 20),
     h=st.integers(1, 3),
     d=st.integers(1, 5),
     e=st.integers(1, 5),
     bias=st.sampled_from([None, "shared", "batch"]),
+    mask=st.sampled_from([None, "keys"]),
     causal=st.booleans(),
-    padded=st.booleans(),
 )
-def test_values_and_gradients_are_those_of_the_definition(seed, normalisation, value_network, **sizes):
-    check(seed, {"normalisation": normalisation, "value_network": value_network}, **sizes)
+def test_values_and_gradients_are_those_of_the_definition(**drawn):
+    compare_attention(attend, torch.float32, b=2, dropout=None, **drawn)
 
 
 @inside
 @pytest.mark.parametrize("causal", [False, True])
-def test_hyla_over_several_tiles(causal):
-    check(1, HYLA, b=2, q=3, k=35, h=2, bias="shared", causal=causal)
-
-
-@inside
-def test_bfloat16():
-    check(2, HYLA, dtype=torch.bfloat16)
+@pytest.mark.parametrize(("dtype", "num_keys"), [(torch.float32, 35), (torch.bfloat16, 5)], ids=str)
+def test_hyla_over_several_tiles_and_in_bf16(dtype, num_keys, causal):
+    sizes = {"b": 2, "q": 3, "k": num_keys, "h": 2, "d": 2, "e": 2}
+    choice = (HYLA["normalisation"], HYLA["value_network"])
+    compare_attention(attend, dtype, 1, choice, causal, None, bias="shared", **sizes)
 
 
 @inside
 def test_nan_is_not_hidden():
     q, k, v = torch.randn(3, 1, 4, 2, 2)
     v[0, 1, 0, 0] = torch.nan
-    assert kernel.attend(q, k, v, AttentionOptions(**HYLA)).isnan().any()
+    assert attend(q, k, v, **HYLA).isnan().any()
 
 
 COMPILE = """

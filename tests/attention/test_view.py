@@ -76,12 +76,6 @@ def test_torchs_attention_equals_its_hypernetwork(options, batch_first):
 
 
 @pytest.mark.parametrize("name", LINEAR)
-def test_the_drop_in_equals_its_hypernetwork(name):
-    layer, x = randomise(HypernetworkAttention(E, H, attention=name)), draw(L, N, E)
-    torch.testing.assert_close(hypernetwork_view(layer, x).output, layer(x, x, x)[0], rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", LINEAR)
 @pytest.mark.parametrize("num_heads", [1, 2, 3])
 def test_heads_are_the_dimensions_of_what_can_be_generated(name, num_heads):
     """One head generates only multiples of one matrix; H heads span H dimensions of matrices."""

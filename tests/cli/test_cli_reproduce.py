@@ -11,16 +11,6 @@ from recombine.tasks.sraven.task import SRaven
 from recombine.training.config import RunConfig, TrainingConfig
 from recombine_papers import EXPERIMENTS, verb
 from recombine_papers.hypernetwork.published import SRAVEN
-from recombine_papers.verb import ReproduceOptions, choose_records
-
-
-def test_reproduce_takes_attentions():
-    records = list(EXPERIMENTS["fuzzy-logic"].records("tiny"))
-    options = ReproduceOptions(name="fuzzy-logic", attention=("softmax", "hyla"), seeds=(0, 1), steps=10)
-    chosen = choose_records(records, options)
-    assert {record.settings["attention"] for record in chosen} == {"softmax", "hyla"}
-    assert {record.config.training.steps for record in chosen} == {10}
-    assert len(chosen) == 4
 
 
 def test_reproduce_lists_experiments_with_their_costs(capsys):

@@ -3,30 +3,22 @@
 import io
 import json
 import sys
-from typing import Any
 
 import pytest
-import torch
 from rich.console import Console
 
-import recombine
-from recombine.cli.main import run as run_verb
-from recombine.foundation import display
 from recombine.foundation.display import (
     Cell,
     Column,
     Display,
     Table,
     format_duration,
-    format_number,
     format_value,
     measure_progress,
     print_table,
     show_progress,
     track,
 )
-from recombine.tasks.modular.hyperteacher import Hyperteacher
-from recombine.training.config import TrainingConfig
 
 TABLE = Table(
     title="Scores",
@@ -72,10 +64,6 @@ def test_how_values_are_written(value, column, text):
     assert format_value(value, column) == text
 
 
-def test_missing_numbers_are_empty():
-    assert format_number(None) == format_number(float("nan")) == ""
-
-
 def printed(width: int, *, terminal: bool) -> str:
     return printed_table(TABLE, width, terminal=terminal)
 
@@ -94,13 +82,6 @@ def test_nothing_is_cut(width, terminal):
             assert value in text
     assert all(name in text for name in TABLE.names)
     assert "…" not in text.replace("0.250 … 0.750", "")
-
-
-def test_narrow_terminals_get_a_block_per_row():
-    lines = printed(70, terminal=True).splitlines()
-    assert "attention  softmax" in lines[1]
-    assert sum("attention" in line for line in lines) == 2
-    assert sum("attention" in line for line in printed(70, terminal=False).splitlines()) == 1
 
 
 @pytest.mark.parametrize(("width", "terminal", "shown"), [(100, True, True), (40, True, False), (40, False, True)])
@@ -183,51 +164,3 @@ def test_work_that_is_resumed_is_timed_from_where_it_began(capsys):
         now.time += 10
         meter.update(600, 1000, "loss 0.5")
     assert capsys.readouterr().err == "steps: 600/1000 (60 %)  loss 0.5  40 s left\n"
-
-
-def test_slow_steps_are_shown_before_the_next_row_of_metrics(tmp_path, capsys, monkeypatch):
-    """A row comes after ten steps of a minute each; lines come sooner."""
-    now = FakeTime()
-    monkeypatch.setattr("recombine.training.session.time.monotonic", now)
-    monkeypatch.setattr(display, "_display", Display(now))
-
-    class Slow(torch.nn.Linear):
-        def forward(self, inputs):
-            now.time += 60 * self.training
-            return super().forward(inputs)
-
-    task = Hyperteacher(num_modules=4, num_active=2, support="random")
-    module = Slow(task.input_dim, task.output_dim)
-    recombine.benchmark(module, task, training=TrainingConfig(steps=20, batch_size=4), evaluation_instances=20)
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("Slow: ")]
-    assert lines[0] == "Slow: 1/20 (5 %)  19 min left"
-    assert lines[9].startswith("Slow: 10/20 (50 %)  loss ")
-    assert "steps/s" not in lines[9]  # the first steps are not timed
-    assert len(lines) == 20
-
-
-def test_a_terminal_gets_bars(monkeypatch):
-    terminal: Any = io.StringIO()
-    terminal.isatty = lambda: True
-    monkeypatch.setattr(sys, "stderr", terminal)
-    now = FakeTime()
-    with show_progress(display=Display(now)):
-        for i in track(range(3), "outer"):
-            now.time += 3
-            for _ in track(range(2), "inner"):
-                now.time += 3 * (i == 1)
-    shown = terminal.getvalue()
-    assert "outer" in shown
-    assert "inner" in shown
-    assert "3/3" in shown
-    assert "inner" not in shown.rsplit("outer", 1)[-1]  # bars within others go away
-
-
-@pytest.mark.parametrize(("flags", "shown"), [([], True), (["--json"], False), (["--quiet"], False)])
-def test_verbs_show_progress(tmp_path, monkeypatch, capsys, flags, shown):
-    monkeypatch.setattr(display, "SILENT_SECONDS", -1.0)
-    monkeypatch.setattr(display, "_display", None)
-    out = str(tmp_path / "instances.parquet")
-    assert run_verb(["export", "fuzzy-logic", "--scale", "tiny", "--num-instances", "1500", "-o", out, *flags]) == 0
-    assert ("fuzzy_logic ood: 1000/1500 (67 %)" in capsys.readouterr().err) == shown
-    assert display._display is None or shown

@@ -118,23 +118,3 @@ def test_a_group_of_batches_has_the_memory_of_the_one_before(name):
     inputs = kept.inputs.clone()
     assert batches[batches.group_size].inputs.data_ptr() != kept.inputs.data_ptr(), "a batch that is still held"
     assert torch.equal(kept.inputs, inputs)
-
-
-def test_a_group_that_fails_is_made_again():
-    run = default_run("hyperteacher", "tiny")
-
-    class Failing(BatchGroups):
-        fails = False
-
-        def generate(self, first):
-            if self.fails:
-                raise KeyboardInterrupt
-            return super().generate(first)
-
-    batches = Failing(run.task, batch_size=4)
-    expected = batches[0].inputs.clone()
-    batches.fails = True
-    with pytest.raises(KeyboardInterrupt):
-        batches[batches.group_size]
-    batches.fails = False
-    assert torch.equal(batches[0].inputs, expected)

@@ -81,8 +81,3 @@ def test_training_with_nonsense_is_refused_before_anything_is_written(
     assert message in error
     assert len(error.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
-
-
-def test_whole_numbers_beyond_any_float_are_refused():
-    with pytest.raises(InputError, match="held_out is 1000"):
-        FuzzyLogic(held_out=10**400)

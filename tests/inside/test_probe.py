@@ -15,9 +15,7 @@ from recombine.inside.probe import probe_model
 from recombine.models.base import build_model
 from recombine.models.transformer import TransformerConfig
 from recombine.tasks.fuzzy_logic import FuzzyLogic
-from recombine.tasks.sraven.task import SRaven
 from recombine.training.config import RunConfig, TrainingConfig
-from recombine.training.directory import RunDirectory
 from recombine.training.run import train_run
 
 SMALL = TransformerConfig(embedding_dim=16, kqv_dim=8, mlp_dim=16, num_heads=4)
@@ -82,23 +80,6 @@ def test_diagnose_probes_first(trained, capsys):
     shown = capsys.readouterr().out
     assert shown.startswith("NOT LEARNED")
     assert max(map(len, shown.splitlines())) <= 100  # wider than a terminal rather than cut
-
-
-def test_runs_that_cannot_be_diagnosed(tmp_path, capsys):
-    assert run_verb(["diagnose", str(tmp_path / "none")]) == 2
-    unfinished = RunDirectory.create(tmp_path, "x", {"task": {}})
-    assert run_verb(["diagnose", str(unfinished.path)]) == 2
-    assert "expected a finished run" in capsys.readouterr().err
-
-
-def test_sraven():
-    task = SRaven(num_features=2)
-    found = probe_model(build_model(SMALL, task, seed=0), task, num_instances=200, tsne=False).numbers
-    assert found["skipped"] == {"tsne": "not asked for"}
-    assert found["swap"]["kind"] == "rules"
-    assert found["ablations"]["metric"] == "accuracy"
-    assert not [key for key in found if key.startswith("decoders_")]
-    assert found["similarity"]["codes.0"]["modules"][0] == "constant"
 
 
 def test_a_model_without_codes_is_probed_as_far_as_possible():

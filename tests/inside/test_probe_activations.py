@@ -5,7 +5,6 @@ import itertools
 import numpy as np
 import pytest
 
-from recombine.cli.main import run as run_verb
 from recombine.foundation.errors import InputError
 from recombine.inside.collect import load_activations
 from recombine.inside.probe import probe_activations
@@ -109,14 +108,3 @@ def test_without_held_out_rows_the_rest_is_still_made(tmp_path):
     assert "no rows of ood" in found["skipped"]["ood"]
     assert found["decoders"]["activations"]["id"]["f1"] > 0.99
     assert "ood" not in found["decoders"]["activations"]
-
-
-def test_the_verb(tmp_path, capsys):
-    file = write(tmp_path, target=np.arange(240.0))
-    assert run_verb(["probe", "--activations", str(file), "--no-tsne", "-q"]) == 0
-    shown = capsys.readouterr().out
-    assert "selective" in shown
-    assert max(map(len, shown.splitlines())) <= 80
-    assert run_verb(["probe", "--activations", str(tmp_path / "no.npz")]) == 2
-    assert run_verb(["probe"]) == 2
-    assert "expected a run directory or --activations FILE" in capsys.readouterr().err

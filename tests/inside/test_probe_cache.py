@@ -14,7 +14,7 @@ import pytest
 from recombine.foundation.errors import InputError
 from recombine.inside import probe as probe_runs
 from recombine.inside.probe import is_probed, probe_run
-from recombine.inside.result import PROBE, Measurement, ProbeResult, describe_checkpoint
+from recombine.inside.result import ProbeResult
 from recombine.inside.verdict import diagnose_run
 from recombine.models.hypernetwork import HypernetworkTransformerConfig
 from recombine.models.sequence import DeepSetConfig
@@ -244,32 +244,3 @@ def test_the_two_files_of_a_probe_belong_together(tmp_path, planted):
         assert len(arrays["labels"]) == 80
     (run.path / "probe.npz").unlink()
     assert not is_probed(run)
-
-
-def test_a_broken_checkpoint_is_one_line(tmp_path):
-    run = train(replace(CONFIG, training=SHORT), tmp_path)
-    (run.path / "checkpoint.safetensors").write_bytes(b"nothing")
-    with pytest.raises(InputError, match="expected a whole checkpoint of a Recombine run"):
-        describe_checkpoint(run)
-    assert Measurement(name="x", version=1, uses_checkpoint=False).load_current(run) is None
-
-
-@dataclass(frozen=True, kw_only=True)
-class OutsideTask(FuzzyLogic):
-    """A task that the package does not have."""
-
-    name = "outside_task"
-
-
-def test_classes_from_outside_are_named_again(tmp_path):
-    run = train(replace(PROBED, task=OutsideTask(num_examples=4), training=SHORT), tmp_path)
-    arguments: dict[str, Any] = {"num_instances": 40, "num_pictured": 20, "tsne": False}
-    with pytest.raises(InputError, match="'outside_task' is not part of this package"):
-        probe_run(run.path, **arguments)
-    numbers = probe_run(run.path, **arguments, code=[OutsideTask]).numbers
-    assert numbers["task"] == "outside_task"
-    assert is_probed(run, code=[OutsideTask])
-    assert PROBE.load_current(run) == numbers  # needs no class
-    assert (
-        decodability.measure_decodability(run.path, num_instances=40, code=[OutsideTask])["best_site"] == "residual.0"
-    )

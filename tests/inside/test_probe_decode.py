@@ -117,15 +117,6 @@ def test_logistic_regression_is_that_of_scikit_learn():
             np.testing.assert_allclose(z[:, module], expected.decision_function(x), rtol=0.02, atol=0.02)
 
 
-def test_a_path_of_strengths_ends_where_each_search_alone_does():
-    planted = plant("modules")
-    rows = planted.rows("fit")
-    x, y = planted.by_site["codes.0"][rows], planted.labels[rows]
-    for strength, weights in zip((1e-3, 0.1), fit_logistic_path(x, y, (1e-3, 0.1)), strict=True):
-        alone = decide(x, next(fit_logistic_path(x, y, [strength])))
-        np.testing.assert_allclose(decide(x, weights), alone, atol=0.03 * np.abs(alone).max())
-
-
 def test_a_rare_module_is_not_left_unsaid():
     """One row in six has the module, and the code says so faintly: half of those with it are found all the same."""
     generator = np.random.default_rng(0)

@@ -144,11 +144,6 @@ def test_splits_of_ones_own_cover_and_connect(compositions, seed, num_folds):
     assert folds == make_splits(sorted(compositions, reverse=True), held_out=0.2, seed=seed, num_folds=num_folds)
 
 
-def test_folds_hold_every_composition_out_once():
-    folds = make_splits(ALL, held_out=0.25, num_folds=4)
-    assert sorted(pair for fold in folds for pair in fold) == sorted(ALL)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -242,20 +242,6 @@ def test_a_blind_export_reveals_no_target(tmp_path, capsys):
     assert "its later inputs reveal earlier answers" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["export", "fuzzy-logic", "-o", "rows.xlsx"], "has the suffix '.xlsx': expected one of .parquet, .csv"),
-        (["export", "sraven", "--splits", "unknown"], "unknown split 'unknown': expected one of train, test, ood"),
-        (["score", "sraven"], "FILE is missing: expected predictions"),
-        (["score", "sraven", "nothing.npz"], "'nothing.npz' does not exist"),
-    ],
-)
-def test_wrong_commands(flags, message, capsys):
-    assert run_verb(flags) == 2
-    assert message in capsys.readouterr().err
-
-
 def test_another_seed_or_setting_is_another_export():
     others = (recombine.FuzzyLogic(num_variables=3, num_examples=7, held_out=0.4), recombine.FuzzyLogic(seed=1))
     assert len({hash_export(task) for task in (LOGIC, *others)}) == 3

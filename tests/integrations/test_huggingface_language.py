@@ -85,11 +85,3 @@ def test_a_run_is_exported_without_its_text(tmp_path, monkeypatch):
     (run.path / "tokenizer").write_bytes(b'{"model": null}')
     export_run(run.path, tmp_path / "folder")
     assert (tmp_path / "folder" / "tokenizer.json").read_bytes() == b'{"model": null}'
-
-
-def test_a_run_of_another_task_is_refused(tmp_path):
-    other = default_run("fuzzy-logic", "tiny")
-    other = replace(other, training=replace(other.training, steps=1))
-    run = train_run(other, out=tmp_path / "runs", evaluation_instances=20)
-    with pytest.raises(InputError, match="holds a Transformer: expected a run of `recombine train language`"):
-        export_run(run.path, tmp_path / "folder")

@@ -122,12 +122,6 @@ def test_a_sum_over_keys_refuses_what_needs_the_keys():
     assert not torch.equal(model(tokens, cache=keys, code_maps=code_maps), whole)
 
 
-def test_the_embedding_is_the_output_layer_and_biases_can_go():
-    with_biases, without = build(attention="softmax"), build(attention="softmax", biases=False)
-    assert not any(name.endswith("bias") for name, _ in without.named_parameters())
-    assert count_parameters(with_biases) > count_parameters(without)
-
-
 def test_the_paper_preset_has_the_paper_s_size():
     run: Any = default_run("language", "paper")
     with torch.device("meta"):
@@ -155,17 +149,13 @@ def test_sampling_follows_the_distribution():
         ({"temperature": -1.0}, r"temperature is -1\.0: expected 0 or a positive number"),
         ({"top_p": 0.0}, r"top_p is 0\.0: expected a number above 0"),
         ({"num_tokens": 0}, "num_tokens is 0: expected a whole number of at least 1"),
+        ({"prompt": []}, "the prompt is empty"),
     ],
 )
-def test_impossible_options_are_errors(options, message):
-    with pytest.raises(InputError, match=message):
-        generate(build(), [1], **{"num_tokens": 1, **options})
-
-
 @pytest.mark.usefixtures("unchecked")
-def test_mistakes_are_errors():
-    with pytest.raises(InputError, match="the prompt is empty"):
-        generate(build(), [], num_tokens=1)
+def test_mistakes_are_errors(options, message):
+    with pytest.raises(InputError, match=message):
+        generate(build(), **{"prompt": [1], "num_tokens": 1, **options})
     with pytest.raises(InputError, match=r"inputs are torch.float32 \(2, 3\): expected whole numbers"):
         build()(torch.zeros(2, 3))
 
@@ -206,16 +196,6 @@ def test_generate_prints_text(trained, capsys):
     assert capsys.readouterr().out.startswith("A seed")
     assert run_cli(["generate", str(trained), *flags, "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["tokens"]) <= 20
-
-
-def test_generate_needs_a_language_model(trained, tmp_path, capsys):
-    assert run_cli(["generate", str(tmp_path / "none")]) == 2
-    assert "does not exist" in capsys.readouterr().err
-    flags = ["--scale", "tiny", "--steps", "2", "--evaluation-instances", "8", "-q", "--out"]
-    assert run_cli(["train", "fuzzy-logic", *flags, str(tmp_path)]) == 0
-    (other,) = tmp_path.iterdir()
-    assert run_cli(["generate", str(other)]) == 2
-    assert "expected a run of task 'language'" in capsys.readouterr().err
 
 
 def test_a_run_without_its_text_still_generates(trained, monkeypatch, tmp_path, capsys):

@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -100,14 +98,6 @@ def test_an_installed_package(installed, verb, tmp_path):
     evaluate = ["evaluate", run, "--num-instances", "60", "--json"]
     scores = [verb(*evaluate, *code) for code in (by_name, by_module)]
     assert scores[0] == scores[1]
-
-
-def test_a_process_of_its_own(tmp_path):
-    """Nothing that another test has loaded, and no type checks."""
-    command = [sys.executable, "-m", "recombine", *TRAIN, "-q"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("runs/waves-averaging-")
 
 
 def test_a_file_alone_never_makes_code_run(tmp_path):
@@ -220,13 +210,6 @@ def test_models_that_cannot_be_used(tmp_path):
     }.items():
         with pytest.raises(InputError, match=message):
             find_model(f"{file}:{name}")().build(task)
-
-
-def test_settings_with_one_name_cannot_share_a_flag(verb, tmp_path):
-    model = tmp_path / "model.py"
-    model.write_text(Path(EXAMPLES / "own_model.py").read_text().replace("hidden_dim", "num_examples"))
-    shown = verb("train", TASK, "--model", f"{model}:AveragingConfig", fails=True)
-    assert "AveragingConfig and Waves both have a setting 'num_examples': expected different names" in shown
 
 
 def test_settings_need_defaults_on_the_command_line(verb, tmp_path):

@@ -16,7 +16,6 @@ from recombine.models.sequence import (
     scan_dense,
     scan_diagonal,
 )
-from recombine.tasks.fuzzy_logic import FuzzyLogic
 from recombine.tasks.sequences.teacher import SequenceTeacher
 
 TASK = SequenceTeacher(token_dim=3, teacher_dim=4, target_dim=2, longest=14)
@@ -162,45 +161,3 @@ def test_more_tokens_than_positions():
     assert model(torch.rand(1, 14, 3)).shape == (1, 14, 2)
     with pytest.raises(InputError, match="inputs have 15 tokens: expected at most 14 positions"):
         model(torch.rand(1, 15, 3))
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: DeepSetConfig(hidden_dim=0), "hidden_dim is 0"),
-        (lambda: DeepSetConfig(readout="deep"), "unknown readout 'deep': expected one of linear, mlp"),
-        (lambda: CausalAttentionConfig(attention="cosine"), "unknown attention 'cosine'"),
-        (lambda: CausalAttentionConfig(position="rotary"), "unknown position 'rotary': expected one of none, learned"),
-        (lambda: StateSpaceConfig(recurrence="sparse"), "unknown recurrence 'sparse': expected one of dense, diagonal"),
-        (lambda: StateSpaceConfig(recurrence="diagonal", hidden_dim=5), "hidden_dim is 5: expected an even number"),
-    ],
-)
-def test_bad_settings(make, message, unchecked):
-    with pytest.raises(InputError, match=message):
-        make()
-
-
-def test_labels_and_other_tasks():
-    assert [config.label for config in CONFIGS.values()] == [
-        "deep_set",
-        "ssm",
-        "diagonal-ssm",
-        "rnn",
-        "sigmoid-attention",
-        "softmax-attention",
-        "linear-attention",
-        "relu-attention",
-        "sigmoid-attention-positions",
-        "deep_set-mlp",
-    ]
-    task = FuzzyLogic(num_examples=4)
-    assert build(RecurrentConfig(), task)(task.sample("train", 0, batch_size=3).inputs).shape == (3, 4, 1)
-
-
-@pytest.mark.parametrize("config", [StateSpaceConfig(), RecurrentConfig()], ids=lambda each: each.kind)
-def test_students_start_as_rotations(config):
-    """As teachers are: no change of basis makes a reflection of a rotation."""
-    for seed in range(6):
-        recurrence = build_model(config, SequenceTeacher(teacher=config.kind), seed=seed).recurrence.detach().double()
-        torch.testing.assert_close(recurrence @ recurrence.T, torch.eye(20, dtype=torch.float64), atol=1e-5, rtol=0)
-        assert torch.linalg.det(recurrence) == pytest.approx(1, abs=1e-4)

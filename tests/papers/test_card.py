@@ -11,34 +11,24 @@ import pytest
 
 from recombine.cli.main import run as run_verb
 from recombine.foundation.errors import InputError
-from recombine.sweeps import Record
-from recombine.tasks import view as drawing
-from recombine.training.config import default_run
-from recombine.training.run import train_run
 from recombine_papers import EXPERIMENTS
-from recombine_papers.base import Finished
 from recombine_papers.card import build_card, combine_verdicts, list_statements, tabulate_card
 from recombine_papers.pages import (
     BEGIN,
     END,
     RESULTS_BLOCK,
-    fill_results,
-    format_index,
     format_page,
     summarise_card,
     update_page,
 )
 from recombine_papers.stored import (
-    collect,
     copy_shared_runs,
     read_lines,
     read_results,
     shorten_numbers,
-    write_results,
 )
 from recombine_papers.verb import draw_figures
-from spies import record_calls
-from stored_runs import NARROW, WIDE, Widths, stored_line, write_world
+from stored_runs import NARROW, WIDE, Widths, write_world
 
 ROOT = Path(__file__).parents[2]
 
@@ -60,22 +50,6 @@ class Settings(Widths):
         replace(Widths.claims[0], text="wide beats narrow", where=where, better={"width": width}, headline=True)
         for where, width in (("never run", 64), ("run", 512))
     )
-
-
-def test_a_statement_is_shown_with_the_first_setting_that_was_run(tmp_path, monkeypatch):
-    write_world(tmp_path)
-    rows = build_card([Settings()], tmp_path)
-    (statement,) = list_statements(rows)
-    assert (statement.first.claim.where, [row.claim.where for row in statement.further]) == ("run", ["never run"])
-    page = format_page(rows)
-    assert "| wide beats narrow (us)<br>*run* | **seen** | 0.400" in page
-    assert "<br>2 seeds, 4 compositions<br>p = 0 (Holm) |" in page
-    assert "<summary>Other settings: 1 not run</summary>" in page
-    folded = page.partition("<summary>")[2]
-    assert "*wide beats narrow*\n\nNot run: never run." in folded
-    (short,) = [line for line in summarise_card(rows).splitlines() if "wide" in line]
-    assert short.startswith("| wide beats narrow<br>*run* | **seen**<br>1 setting not run | 0.400")
-    assert short.endswith("| 0.400<br>0.000 trained | 2 | 0.300 | difference ≥ 0.1<br>*blind* |")
 
 
 @pytest.mark.parametrize(
@@ -183,31 +157,6 @@ def test_nothing_stale_is_used(tmp_path):
         build_card([Widths()], tmp_path)
 
 
-def test_a_finished_run_is_collected_as_it_is(tmp_path):
-    experiment: Any = Widths()
-    run: Any = default_run("hyperteacher", "tiny")
-    tiny = replace(run, training=replace(run.training, steps=20, batch_size=8), model=replace(run.model, hidden_dim=4))
-    record = Record(settings={"width": 512}, config=tiny)
-    experiment.records = lambda scale: [record] if scale == "tiny" else []
-    directory = train_run(tiny, out=tmp_path / "runs", evaluation_instances=100)
-    assert write_results(tmp_path / "results", experiment, "tiny", collect(experiment, "tiny", tmp_path / "runs"))
-    assert not write_results(tmp_path / "results", experiment, "tiny", collect(experiment, "tiny", tmp_path / "runs"))
-    stored: Any
-    (stored,) = read_results(tmp_path / "results", experiment, "tiny").runs
-    result = directory.read_json("result.json")
-    assert stored.score("ood", "r2_pooled") == pytest.approx(result["scores"]["ood"]["r2_pooled"]["value"], rel=1e-6)
-    assert stored.result["split_sha256"] == result["split_sha256"]
-    assert stored.stored["curve"][-1]["step"] == 20
-
-
-def test_the_index_of_results_says_what_was_run_and_what_it_cost(tmp_path):
-    write_world(tmp_path)
-    row = format_index([Widths()], tmp_path).splitlines()[-1]
-    steps = default_run("hyperteacher", "tiny").training.steps
-    expected = f"| `miniature-tiny.jsonl` | 4 | 0, 1 | {steps} | 2.00 | 4 | 2026-11-17 | a CPU | 01234567 |"
-    assert row == expected
-
-
 def test_numbers_are_shortened_and_stay_json():
     assert shorten_numbers({"a": [1 / 3, float("nan"), 2, "x"]}) == {"a": [0.3333333, None, 2, "x"]}
 
@@ -259,78 +208,6 @@ def test_pages_of_the_documentation_are_those_that_the_results_give(unchecked): 
         assert update_page(page.read_text(), rows, ROOT / "results", page, EXPERIMENTS) == page.read_text(), page
 
 
-def test_tables_between_markers(tmp_path):
-    write_world(tmp_path)
-    text = "above\n<!-- results: miniature tiny -->\nold\n<!-- results: end -->\nbelow\n"
-    filled = fill_results(text, tmp_path, {"miniature": Widths()})
-    assert filled.startswith("above\n<!-- results: miniature tiny -->\n**R²")
-    assert "| 512 | 2 | 0.900" in filled
-    assert filled.endswith("<!-- results: end -->\nbelow\n")
-    assert fill_results(filled, tmp_path, {"miniature": Widths()}) == filled
-    assert "has not been run" in fill_results(text, tmp_path / "none", {"miniature": Widths()})
-    with pytest.raises(InputError, match="unknown experiment 'miniature'"):
-        fill_results(text, tmp_path, EXPERIMENTS)
-
-
-def write_dropout(folder, leads):
-    """Stored runs of `dropout` with these leads of HYLA, with and without dropout."""
-    experiment = EXPERIMENTS["dropout"]
-    lines = []
-    for record in experiment.records("paper"):
-        settings = record.settings
-        if settings["steps"] == 20_000 and settings["attention"] != "linear" and settings["dropout"] in leads:
-            score = 0.6 + (leads[settings["dropout"]] if settings["attention"] == "hyla" else 0.0)
-            line = stored_line(record, {"test": 0.95, "ood": score, "unknown": 0.0}, metric="r2")
-            line["result"]["scores"]["ood"]["r2"]["ceiling"] = 0.99
-            points = (10_000, 20_000)
-            line["curve"] = [{"step": step, "scores": {"test": {"r2": 0.9}, "ood": {"r2": 0.5}}} for step in points]
-            lines.append(line)
-    write_results(folder, experiment, "paper", lines)
-
-
-@pytest.mark.parametrize(
-    ("leads", "answer"),
-    [
-        ({0.1: 0.2, 0.0: 0.2}, "HYLA's lead does not need the dropout."),
-        ({0.1: 0.2, 0.0: 0.0}, "HYLA leads only with the dropout."),
-        ({0.1: 0.0, 0.0: 0.2}, "HYLA leads only without the dropout."),
-        ({0.1: 0.0, 0.0: 0.0}, "HYLA does not lead here."),
-        ({0.0: 0.2}, "HYLA leads."),
-        ({0.0: -0.2}, "HYLA is behind."),
-    ],
-)
-def test_the_question_on_dropout_is_answered_from_the_numbers(tmp_path, leads, answer):
-    write_dropout(tmp_path, leads)
-    experiment = EXPERIMENTS["dropout"]
-    sentence = experiment.answer(read_results(tmp_path, experiment, "paper"))
-    assert sentence.endswith(answer)
-    assert all(f"scores {0.6 + lead:.2f} and softmax attention 0.60" in sentence for lead in leads.values())
-    assert sentence.startswith("With attention dropout 0.1" if 0.1 in leads else "Without dropout")
-    assert f"**{sentence}**" in format_page(build_card([experiment], tmp_path))
-    assert experiment.answer(Finished(())) == ""
-
-
-@pytest.mark.parametrize(
-    ("leads", "titles"), [({0.1: 0.2, 0.0: 0.2}, ["dropout 0.1", "no dropout"]), ({0.0: 0.2}, ["no dropout"])]
-)
-def test_figures_are_drawn_from_stored_results_alone(tmp_path, monkeypatch, leads, titles):
-    calls: list[Any] = []
-    monkeypatch.setattr(drawing, "render_figure", record_calls(drawing.render_figure, calls))
-    write_dropout(tmp_path, leads)
-    (path,) = draw_figures(tmp_path, tmp_path / "figures", EXPERIMENTS)
-    assert path.name == "dropout_curves.png"
-    panels = calls[0][0].axes
-    assert [axes.get_title() for axes in panels] == titles
-    held_out = {
-        line.get_label(): list(line.get_ydata()) for line in panels[-1].lines if "seed" in str(line.get_label())
-    }
-    assert held_out == {"softmax (3 seeds)": [0.5, 0.5], "HYLA (3 seeds)": [0.5, 0.5]}
-    (ceiling,) = [line.get_ydata()[0] for line in panels[-1].lines if line.get_linestyle() == "--"]
-    assert ceiling == pytest.approx(0.99)
-    finals = [line.get_ydata()[0] for line in panels[-1].lines if line.get_marker() == "o"]
-    assert finals == pytest.approx([0.6, 0.95, 0.8, 0.95])  # softmax, HYLA: held out, trained
-
-
 def test_a_row_of_the_page_follows_from_the_stored_scores():
     """One cheap row by hand: the mean over seeds of the difference between two widths."""
     experiment = EXPERIMENTS["scale-width"]
@@ -366,3 +243,10 @@ def test_a_row_of_the_card_is_repeated_from_scratch(tmp_path, capsys):
     )
     assert first["verdict"] == stored.verdict
     assert first["number"]["value"] == pytest.approx(stored.number.value, abs=0.01)
+
+
+@pytest.mark.slow
+def test_every_figure_is_drawn_from_stored_results_alone(tmp_path, unchecked):
+    drawn = {path.name for path in draw_figures(ROOT / "results", tmp_path, EXPERIMENTS)}
+    assert drawn == {path.name for path in tmp_path.iterdir()} > {"dropout_curves.png", "in_context_gradients.png"}
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.iterdir())

@@ -85,25 +85,6 @@ def test_verdicts(claim, verdict, value):
     assert (None if number is None else number.value) == (None if value is None else pytest.approx(value))
 
 
-@pytest.mark.parametrize(
-    ("claim", "bound"),
-    [
-        (Lead(**WORDS, better=WIDE, worse=NARROW, by=0.1), "difference of at least 0.1"),
-        (Difference(**WORDS, first=WIDE, second=NARROW, low=-0.1, high=0.1), "difference within ±0.1"),
-        (Difference(**WORDS, first=WIDE, second=NARROW, high=0.05), "difference at most 0.05"),
-        (Level(**WORDS, of=WIDE, low=0.1, high=0.3), "0.1 to 0.3"),
-        (Level(**WORDS, of=WIDE, low=0.9, fitted=0.97), "at least 0.9 if at least 0.97 on trained compositions"),
-        (Gap(**WORDS, of=WIDE, by=0.1, at_most=True), "trained minus held-out of at most 0.1"),
-        (READS, "at most −3 in every seed"),
-        (HIGHER, "difference of at least 1 in every seed"),
-        (Computes(**WORDS, quantity="error", low=1.0, high=1.0, exact=True), "exactly 1"),
-        (Untested(**WORDS, needs="weeks"), "needs weeks"),
-    ],
-)
-def test_bounds_in_words(claim, bound):
-    assert claim.bound == bound
-
-
 def test_a_lead_in_a_loss_is_a_lower_number(monkeypatch):
     monkeypatch.setattr(Hyperteacher, "metric_info", {"r2_pooled": Metric(title="loss", higher_is_better=False)})
     verdict, number = decide_on(Lead(**WORDS, better=NARROW, worse=WIDE, by=0.1))

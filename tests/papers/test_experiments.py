@@ -1,20 +1,17 @@
 """Records, filters and tables of experiments; experiments from outside the package."""
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from recombine.cli.main import run as run_verb
 from recombine.foundation.errors import InputError
-from recombine.sweeps import Record
-from recombine.training.config import default_run
-from recombine.training.directory import RunDirectory, hash_config
+from recombine.training.directory import hash_config
 from recombine_papers import EXPERIMENTS
-from recombine_papers.base import Experiment, Finished, FinishedRun, compare_scores, find_experiment, list_references
-from recombine_papers.hypernetwork.fuzzy_logic import table_a3
+from recombine_papers.base import Finished, compare_scores, find_experiment, list_references
 from recombine_papers.verb import ReproduceOptions, choose_records, filter_records
+from stored_runs import Widths, stored_run
 
 OWN_EXPERIMENT = """
 from dataclasses import replace
@@ -72,33 +69,28 @@ def test_no_two_records_are_the_same(name, scale):
     assert len(hashes) == len(records) or name == "scale-decodability"  # which shares runs between its parts
 
 
-def test_the_records_of_dropout_are_the_runs_that_are_being_trained():
-    base: Any = default_run("fuzzy_logic", "paper")
-    expected = set()
-    for steps, seeds in ((20_000, range(3)), (50_000, [0])):
-        for seed in seeds:
-            for attention in ("softmax", "linear", "hyla"):
-                for rate in (0.0, 0.1):
-                    config = replace(
-                        base,
-                        task=replace(base.task, seed=seed),
-                        model=replace(base.model, attention=attention, attention_dropout=rate),
-                        training=replace(base.training, steps=steps, precision="bf16"),
-                    )
-                    expected.add(hash_config(config.identity))
-    assert {hash_config(record.config.identity) for record in EXPERIMENTS["dropout"].records("paper")} == expected
+PLAIN = {"encoding": "identity", "width": "wide"}
+SAME_RUNS: list[tuple[str, str, dict[str, Any], str, dict[str, Any]]] = [
+    *(("figure-5", scale, {}, "sraven-paper", {}) for scale in ("tiny", "small", "paper")),
+    ("depth", "tiny", {"layers": 4}, "sraven-dropout", {"dropout": 0.0}),
+    ("length-capacity", "paper", {"supervision": "limited capacity"}, "length-generalization", {}),
+    ("length-training", "paper", {"tokens": 10}, "length-capacity", {}),
+    ("scale-modules", "small", {"modules": 8, "active": 3}, "scale-encodings", PLAIN),
+    ("scale-depth", "small", {"layers": 2}, "scale-encodings", PLAIN),
+]
 
 
-def test_the_grid_of_table_a3():
-    points = table_a3("fuzzy_logic")[:4]
-    assert [(point.config.training.learning_rate, point.config.training.weight_decay) for point in points] == [
-        (1e-3, 0.03),
-        (1e-3, 0.1),
-        (3e-3, 0.03),
-        (3e-3, 0.1),
-    ]
-    assert points[0].settings == {"attention": "softmax", "learning_rate": 1e-3, "weight_decay": 0.03}
-    assert len({point.text for point in table_a3("sraven", attentions=["hyla"])}) == 8
+@pytest.mark.parametrize(("name", "scale", "wanted", "other", "of_other"), SAME_RUNS)
+def test_runs_that_two_experiments_share_are_the_same(name, scale, wanted, other, of_other):
+    """They are trained once, because the hash of a run depends on its configuration alone."""
+
+    def hash_records(name, wanted):
+        records = EXPERIMENTS[name].records(scale)
+        return {hash_config(r.config.identity) for r in records if wanted.items() <= dict(r.settings).items()}
+
+    found, others = hash_records(name, wanted), hash_records(other, of_other)
+    assert found
+    assert found == others or (not of_other and found < others)
 
 
 def options(**choices):
@@ -187,53 +179,22 @@ def test_what_is_no_experiment(name, message, tmp_path, monkeypatch):
         find_experiment(name)
 
 
-class Made(Experiment):
-    """An experiment whose results are written by hand."""
-
-    name, question, metric, compared = "made", "?", "r2", "attention"
-
-    def records(self, scale):
-        return []
-
-
-def finished_run(folder, attention, seed, scores):
-    config = default_run("fuzzy_logic", "tiny")
-    record = Record(settings={"attention": attention}, config=config).with_seed(seed)
-    result = {
-        "steps": 10,
-        "seconds": 60,
-        "scores": {
-            split: {"r2": {"value": sum(scores) / len(scores), "low": 0.0, "high": 1.0, "chance": 0.1, "ceiling": 0.9}}
-            for split in ("test", "ood")
-        },
-        "composition_sums": {split: {"r2": [list(scores), [1.0] * len(scores)]} for split in ("test", "ood")},
-    }
-    run = RunDirectory(folder / f"{attention}-{seed}")
-    run.path.mkdir()
-    run.write_json("result.json", result)
-    return FinishedRun(record, run)
-
-
-def made_runs(folder, lead):
-    """Two seeds of two attentions; the second is better by a fixed amount."""
+def test_the_comparison_pairs_seeds():
+    """The second attention is better by a fixed amount, whatever the seeds differ by."""
     runs = []
-    for seed in (0, 1):
-        scores = [0.2 + 0.1 * seed, 0.3, 0.4, 0.6]
-        runs += [
-            finished_run(folder, "softmax", seed, scores),
-            finished_run(folder, "hyla", seed, [score + lead for score in scores]),
-        ]
-    return Finished(tuple(runs))
-
-
-def test_the_comparison_pairs_seeds(tmp_path):
-    finished = made_runs(tmp_path, 0.25)
-    table = compare_scores(Made(), finished)
-    softmax, hyla = table.as_dicts()
-    assert (softmax["attention"], softmax["seeds"], hyla["minutes"]) == ("softmax", 2, 2)
-    assert hyla["above softmax"]["value"] == pytest.approx(0.25)
+    for record in Widths().records("tiny"):
+        score = 0.2 + 0.1 * record.seed + (0.25 if record.settings["width"] == 512 else 0)
+        run = stored_run(record, {"test": 0.9, "ood": score})
+        run.result["scores"]["ood"]["r2_pooled"] |= {"low": 0.0, "high": 1.0, "chance": 0.1, "ceiling": 0.9}
+        runs.append(run)
+    experiment, finished = Widths(), Finished(tuple(runs))
+    experiment.compared = "width"
+    table = compare_scores(experiment, finished)
+    narrow, wide = table.as_dicts()
+    assert (narrow["width"], narrow["seeds"], wide["minutes"]) == (16, 2, 60)
+    assert wide["above width 16"]["value"] == pytest.approx(0.25)
     assert "the values of the two seeds" in table.note
-    assert list_references(Made(), finished).as_dicts() == [
-        {"strategy": "chance", "R²": {"value": 0.1}},
-        {"strategy": "ceiling", "R²": {"value": 0.9}},
+    assert list_references(experiment, finished).as_dicts() == [
+        {"strategy": "chance", "R² pooled": {"value": 0.1}},
+        {"strategy": "ceiling", "R² pooled": {"value": 0.9}},
     ]

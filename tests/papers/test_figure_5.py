@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from matplotlib.figure import Figure
 
 from recombine.inside.collect import collect_activations
 from recombine.inside.probe import probe_run
@@ -14,15 +13,11 @@ from recombine.models.base import build_model
 from recombine.models.transformer import TransformerConfig
 from recombine.tasks.sraven.task import SRaven
 from recombine.training.config import TrainingConfig
-from recombine.training.directory import hash_config
 from recombine.training.run import train_run
 from recombine_papers import EXPERIMENTS
 from recombine_papers.base import Finished, FinishedRun
 from recombine_papers.claims import decide
-from recombine_papers.hypernetwork import rule_figures
 from recombine_papers.hypernetwork import rules as rule_codes
-from recombine_papers.hypernetwork.rules import ROWS
-from recombine_papers.stored import read_results, summarise, write_results
 from stored_runs import stored_run
 
 EXPERIMENT: Any = EXPERIMENTS["figure-5"]
@@ -48,15 +43,6 @@ def trained(tmp_path_factory):
         patch.setattr(rule_codes, "measure_codes", lambda *_: pytest.fail("measured twice"))
         assert EXPERIMENT.measures(run, "cpu") == finished.runs[0].measured
     return finished.runs[0]
-
-
-@pytest.mark.parametrize("scale", ["tiny", "small", "paper"])
-def test_the_runs_are_those_of_sraven_paper(scale):
-    runs, others = (
-        [hash_config(record.config.identity) for record in EXPERIMENTS[name].records(scale)]
-        for name in ("figure-5", "sraven-paper")
-    )
-    assert runs == others
 
 
 def read_codes(run):
@@ -108,14 +94,6 @@ def test_the_code_with_itself_is_the_last_part_of_the_codes_with_the_row():
     torch.testing.assert_close(torch.tensor(own), torch.tensor(row[:, -4:]))
 
 
-def test_layers_are_summarised_by_halves():
-    layers = [dict.fromkeys((*rule_codes.HALVED, "cosine"), value) for value in (0.1, 0.3, 0.5, 0.9)]
-    numbers = dict(rule_codes.summarise_layers(layers, layers[::-1]))
-    assert (numbers["f1_early"], numbers["f1_late"]) == pytest.approx((0.2, 0.7))
-    assert (numbers["cosine_last"], numbers["cosine_untrained_last"]) == (0.9, 0.1)
-    assert numbers["purity_rule_untrained_layer_1"] == 0.5
-
-
 def test_the_best_layer_of_a_swap_is_chosen_on_trained_compositions():
     def arms(*shares):
         return {
@@ -134,25 +112,6 @@ def test_the_best_layer_of_a_swap_is_chosen_on_trained_compositions():
     assert "row_swap_other_high_best" not in numbers
 
 
-def test_the_table_shows_what_was_measured(trained, tmp_path):
-    """Made of the run, and of what is stored of it."""
-    table = EXPERIMENT.summarise(Finished((trained,)))
-    assert table.names == ("number", "softmax, self", "softmax, row")
-    for row, name in zip(table.rows, ROWS.values(), strict=True):
-        assert [cell.value for cell in row[1:]] == [
-            trained.measured[name.format(reading)] for reading in ("self", "row")
-        ]
-    experiment = type("Miniature", (type(EXPERIMENT),), {"records": lambda self, scale: [trained.record]})()
-    write_results(tmp_path, experiment, "tiny", [summarise(trained)])
-    stored = experiment.summarise(read_results(tmp_path, experiment, "tiny"))
-    assert stored.as_text() == table.as_text()
-    answer = experiment.answer(read_results(tmp_path, experiment, "tiny"))
-    assert answer.startswith(
-        f"Softmax: rules are decoded with F1 {trained.measured['row_f1_best']:.2f} from the codes with"
-    )
-    assert EXPERIMENT.answer(Finished(())) == ""
-
-
 def test_every_claim_reads_a_number_that_is_measured(trained):
     records = list(EXPERIMENT.records("paper"))
     claims = [claim for claim in EXPERIMENT.claims if claim.tested]
@@ -165,26 +124,3 @@ def test_every_claim_reads_a_number_that_is_measured(trained):
         expected = trained.measured[claim.quantity] - (trained.measured[claim.over] if hasattr(claim, "over") else 0)
         assert number.value == pytest.approx(expected)
         assert verdict == "preliminary"
-
-
-def test_figures_draw_what_is_stored(trained, tmp_path):
-    group, measured = Finished((trained,)).groups[0], trained.measured
-    decoders, neighbours, similarity, swap = Figure().subplots(1, 4)
-    rule_figures.draw_decoders(decoders, group)
-    lines = {line.get_label(): list(line.get_ydata()) for line in decoders.lines}
-    for label, name in (("with itself", "self_f1"), ("with its row, untrained", "row_f1_untrained")):
-        assert lines[label] == [measured[f"{name}_layer_{layer}"] for layer in (0, 1)]
-    assert set(lines["majority"]) == {measured["f1_majority"]}
-    rule_figures.draw_neighbours(neighbours, group)
-    lines = {line.get_label(): list(line.get_ydata()) for line in neighbours.lines}
-    assert lines["target, with its row"] == [measured[f"row_purity_target_layer_{layer}"] for layer in (0, 1)]
-    matrix = rule_figures.draw_similarity(similarity, group, "self", named=True).get_array()
-    assert matrix[6, 5] == matrix[5, 6] == measured["self_cosine_addition_subtraction"]
-    rule_figures.draw_swap(swap, group)
-    rows = rule_figures.list_swaps(2)
-    assert [label.get_text() for label in swap.get_yticklabels()] == [words for words, _ in rows]
-    widths = [bar.get_width() for bar in swap.patches][: len(rows)]
-    assert widths == [measured[name.format("other")] for _, name in rows]
-    paths = EXPERIMENT.figures(Finished((trained,)), tmp_path)
-    assert [path.name for path in paths] == [f"inside_sraven_{name}.png" for name in ("layers", "similarity", "swap")]
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)

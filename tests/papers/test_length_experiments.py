@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from recombine.cli.main import run as run_verb
 from recombine.tasks.sequences.teacher import SequenceTeacher
@@ -14,7 +13,6 @@ from recombine.training.config import TrainingConfig, default_run
 from recombine.training.directory import RunDirectory
 from recombine_papers import EXPERIMENTS
 from recombine_papers.length import runs as length
-from recombine_papers.length.theory import draw_bases, find_readout, fit_readout
 
 NAMES = [name for name in EXPERIMENTS if name.startswith("length-") and name != "length-theory"]
 
@@ -40,30 +38,6 @@ def test_chain_of_thought_is_the_only_difference_between_pairs():
         if settings["supervision"] == "outputs only":
             other = configs[tuple((settings | {"supervision": "chain of thought"}).items()), seed]
             assert other == replace(config, task=replace(config.task, chain_of_thought=1.0))
-
-
-def list_configs(name):
-    return [json.dumps(record.config.as_dict(), sort_keys=True) for record in EXPERIMENTS[name].records("paper")]
-
-
-@pytest.mark.parametrize(
-    ("name", "setting", "value", "other"),
-    [
-        ("length-capacity", "supervision", "limited capacity", "length-generalization"),
-        ("length-training", "tokens", 10, "length-capacity"),
-    ],
-)
-def test_runs_for_comparison_are_those_of_another_experiment(name, setting, value, other):
-    records = [record for record in EXPERIMENTS[name].records("paper") if record.settings[setting] == value]
-    assert len(records) == 12
-    assert {json.dumps(record.config.as_dict(), sort_keys=True) for record in records} <= set(list_configs(other))
-
-
-def test_longest_training_sequence():
-    for record in EXPERIMENTS["length-training"].records("paper"):
-        task: Any = record.config.task
-        assert (task.max_length, task.longest) == (record.settings["tokens"], 100)
-        assert task.teacher_readout == "mlp"
 
 
 def shrink(records, num_runs: int):
@@ -116,28 +90,6 @@ def test_a_teacher_whose_outputs_do_not_vary_leaves_no_ratio(monkeypatch):
     assert "ratio_100" not in measured
     assert (measured["ratio_50"], measured["error_100"]) == (0.5, 0.5)
     assert measured["log10_error"] == pytest.approx(-0.301, abs=1e-3)
-
-
-@torch.no_grad()
-def test_a_readout_is_found_where_hidden_states_span_the_space():
-    generator = torch.Generator().manual_seed(0)
-    hidden = torch.randn(50, 6, generator=generator, dtype=torch.float64)
-    weights, bias = torch.randn(6, 3, generator=generator, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
-    outputs = torch.sigmoid(hidden @ weights + bias)
-    outputs[0] = 1.0  # saturated: its odds say nothing
-    torch.testing.assert_close(fit_readout(hidden, outputs), torch.cat([weights, bias[None]]))
-    few = fit_readout(hidden[1:5], outputs[1:5])
-    torch.testing.assert_close(torch.sigmoid(hidden[1:5] @ few[:-1] + few[-1]), outputs[1:5])
-    assert (few[:-1] - weights).abs().max() > 0.1
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("name", ["deep_set", "attention", "ssm", "rnn"])
-def test_diverse_short_sequences_determine_long_ones_and_a_single_one_does_not(name):
-    rotation, permutation = draw_bases(0)
-    basis = permutation if name == "rnn" else rotation
-    assert find_readout(name, basis, 0, 50) < 1e-9
-    assert find_readout(name, basis, 0, 1) > 1e-3
 
 
 def test_a_student_without_any_error_has_a_logarithm(monkeypatch, tmp_path):

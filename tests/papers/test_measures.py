@@ -22,7 +22,6 @@ from recombine_papers.in_context.measures import (
     measure_gradients,
     track_gradients,
 )
-from recombine_papers.scale.decodability import measure_decodability
 
 TASK = InContext(input_size=3, hidden_size=4, num_examples=6, num_queries=2, output_size=2)
 SIZES: dict[str, Any] = {
@@ -108,13 +107,6 @@ def test_the_twin_of_a_run_is_the_run(tmp_path):
     model.load_state_dict({name.removeprefix("model/"): each for name, each in tensors.items() if "model/" in name})
     again = measure_gradients(model, TASK, index=2)
     assert again == pytest.approx({name: rows[-1][name] for name in again}, rel=1e-4)
-
-
-def test_decodability_of_each_layer(tmp_path):
-    run = train_run(small_run(), out=tmp_path, device="cpu", evaluation_instances=50)
-    found = measure_decodability(run.path, num_instances=200, device="cpu")
-    assert list(found["sites"]) == ["residual.0"]
-    assert set(found["sites"]["residual.0"]) == {"id", "ood", "untrained"}
 
 
 def test_a_code_that_is_fitted_tells_execution_from_inference(tmp_path):

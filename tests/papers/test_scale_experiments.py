@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recombine.cli.main import run as run_verb
 from recombine.sweeps import Record
 from recombine.training.config import default_run
 from recombine.training.directory import RunDirectory
@@ -17,7 +16,7 @@ from recombine_papers import EXPERIMENTS
 from recombine_papers.base import Finished, FinishedRun
 from recombine_papers.claims import Level
 from recombine_papers.scale.runs import change
-from recombine_papers.scale.tables import correlate_measured, draw_scale, tabulate_seeds
+from recombine_papers.scale.tables import correlate_measured, tabulate_seeds
 
 
 @pytest.fixture(scope="module")
@@ -50,17 +49,6 @@ def test_the_papers_sizes():
 def test_decodability_has_enough_runs_and_none_of_its_own():
     records = EXPERIMENTS["scale-decodability"].records("small")
     assert len({json.dumps(record.config.as_dict(), sort_keys=True) for record in records}) >= 20
-
-
-def test_the_plain_setting_of_sizes_is_that_of_the_encodings():
-    plain = {"encoding": "identity", "width": "wide"}
-    settings = {"scale-modules": {"modules": 8, "active": 3}, "scale-depth": {"layers": 2}}
-
-    def configs(name, wanted):
-        return [record.config for record in EXPERIMENTS[name].records("small") if dict(record.settings) == wanted]
-
-    for name, wanted in settings.items():
-        assert configs(name, wanted) == configs("scale-encodings", plain) != []
 
 
 def test_narrow_networks_differ_from_wide_ones_in_width_alone():
@@ -119,41 +107,8 @@ def test_decodability_is_measured_once_and_correlated(runs, monkeypatch):
     assert experiment.measure_runs(runs, "cpu") == measured
 
 
-def test_the_figure_of_all_runs(runs, tmp_path):
-    """Four panels; a line for each split of a curve, a point a run of the last."""
-    names = {8: {"compositions": 4}, 32: {"support": "random"}}
-    others = [
-        FinishedRun(replace(run.record, settings=names[run.record.settings["width"]]), run.run) for run in runs.runs
-    ]
-    finished = EXPERIMENTS["scale-decodability"].measure_runs(Finished((*runs.runs, *others)), "cpu")
-    (path,) = draw_scale(finished, tmp_path)
-    assert path.read_bytes().startswith(b"\x89PNG")
-
-
 def test_decodability_is_that_of_the_last_layer(monkeypatch):
     """Layer 10 comes after layer 9, although its name does not."""
     sites = {f"hidden.{layer}": {"ood": layer / 10} for layer in range(11)}
     monkeypatch.setattr("recombine_papers.scale.runs.measure_decodability", lambda path, **_: {"sites": sites})
     assert EXPERIMENTS["scale-decodability"].measures(RunDirectory(Path("run")), "cpu") == {"z_held_out": 1.0}
-
-
-def test_reproduce_prints_the_tables(tmp_path, capsys):
-    command = [
-        "reproduce",
-        "scale-width",
-        "--scale",
-        "tiny",
-        "--only",
-        "width=16",
-        "--steps",
-        "5",
-        "--out",
-        str(tmp_path),
-    ]
-    assert run_verb([*command, "--json"]) == 0
-    value = json.loads(capsys.readouterr().out)
-    (run,) = value["runs"]
-    assert (run["settings"], run["seed"], run["result"]["steps"]) == ({"width": 16}, 0, 5)
-    assert value["tables"]["Means over seeds"][0]["parameters"] == run["result"]["num_parameters"]
-    assert run_verb([*command, "-q"]) == 0
-    assert "Do wider networks" in capsys.readouterr().out

@@ -9,7 +9,7 @@ import pytest
 
 import recombine
 from recombine.cli.main import run as run_verb
-from recombine.report.leaderboard import make_boards, name_budget, write_leaderboard
+from recombine.report.leaderboard import make_boards, write_leaderboard
 from recombine.training.config import default_run
 from recombine.training.intervals import compare
 from recombine.training.run import train_run
@@ -55,14 +55,6 @@ def test_runs_are_listed_with_their_state_and_scores(runs, capsys):
     assert rows["unfinished"]["state"] == "stopped at step 2"
     assert run_verb(["runs", str(folder)]) == 0
     assert "3 runs" in capsys.readouterr().out
-
-
-def test_a_folder_without_runs(tmp_path, capsys):
-    (tmp_path / "config.json").write_text('{"format": "something else"}')
-    assert run_verb(["runs", str(tmp_path)]) == 0
-    assert "holds no runs" in " ".join(capsys.readouterr().out.split())
-    assert run_verb(["runs", str(tmp_path / "nothing")]) == 2
-    assert "is not a folder: expected one that holds run directories" in capsys.readouterr().err
 
 
 def test_compare_prints_the_paired_difference(runs, capsys):
@@ -165,22 +157,6 @@ def test_other_budgets_and_seeds_get_another_board(runs, tmp_path):
     page = tmp_path / "page.html"
     write_leaderboard([tmp_path], page, title="Boards")
     assert "Columns cannot be compared with each other" in page.read_text()
-
-
-def test_a_preset_names_the_budget(runs, tmp_path):
-    run = copy(runs[1], tmp_path)
-    assert name_budget(run) == "2 steps of 128"
-    config = json.loads((run.path / "config.json").read_text())
-    config["training"]["steps"] = BASE.training.steps
-    config["task"]["seed"] = 7
-    run.write_json("config.json", config)
-    assert name_budget(run) == "tiny"
-    del config["task"]["held_out"]  # as if the setting had been added since
-    run.write_json("config.json", config)
-    assert name_budget(run) == "tiny"
-    config["task"]["held_out"] = 0.5
-    run.write_json("config.json", config)
-    assert name_budget(run) != "tiny"
 
 
 def test_a_leaderboard_needs_a_finished_run(tmp_path, capsys):

@@ -13,11 +13,10 @@ import pytest
 
 from recombine.foundation.errors import InputError
 from recombine.models.transformer import TransformerConfig
-from recombine.report.figures import draw_curves, draw_loss
 from recombine.report.findings import NUM_ASKED, NUM_SHOWN, make_gallery
 from recombine.report.page import render as render_page
 from recombine.report.page import write_report
-from recombine.report.runs import MAX_POINTS, compare_groups, group_seeds, read_runs
+from recombine.report.runs import compare_groups, group_seeds, read_runs
 from recombine.report.sections import SECTIONS, Section
 from recombine.tasks.fuzzy_logic import FuzzyLogic
 from recombine.tasks.sraven.task import SRaven
@@ -92,26 +91,6 @@ def test_table_certificate_and_origin(render, tmp_path):
     assert re.search(r"hyla 151,265 3 5 61 8.2 run-[0-9a-f]{12}", origin)
     assert "2.13.0" in origin
     assert "No verdict yet: hyla and softmax. recombine diagnose RUN" in words(page, '<p class="answer">', "<figure>")
-
-
-def test_references_that_differ_stand_beside_their_run(render, tmp_path):
-    page = render(
-        make_run(tmp_path, "hyla", make_score(0.8, chance=0.1)), make_run(tmp_path, "softmax", make_score(0.5))
-    )
-    assert "chance 0.100, ceiling 1.000" in words(page, "<caption>R² with 95 % interval</caption>", "</table>")
-
-
-def test_curves_are_drawn_and_thinned(tmp_path):
-    runs = read_runs([make_run(tmp_path, "hyla", make_score(0.8), num_rows=2_001)])
-    (axes,) = draw_loss(runs).axes
-    assert axes.get_yscale() == "log"
-    steps, losses = axes.lines[0].get_data()
-    assert len(steps) <= MAX_POINTS
-    assert (steps[-1], losses[-1]) == (2_001, pytest.approx(1 / 2_001))
-    assert [axes.get_title() for axes in draw_curves(runs, "r2").axes] == [
-        "\u200bHeld-out compositions",
-        "\u200bSeen compositions",
-    ]
 
 
 def test_unfinished_runs_show_what_they_have(render, tmp_path):
@@ -200,15 +179,6 @@ def test_static_figures_repeat_and_stay_in_their_folder(tmp_path):
     }
     assert all(content.startswith(b"\x89PNG" if name.endswith("png") else b"<?xml") for name, content in first.items())
     assert {path.name for path in tmp_path.iterdir()} == {"runs", "one", "two", "report.html"}
-
-
-def test_the_page_opens_with_what_is_asked_and_an_example(render, tmp_path):
-    page = render(make_run(tmp_path, "hyla", make_score(0.8)), make_run(tmp_path, "softmax", make_score(0.5)))
-    opening = words(page, '<div class="opening">', "</div>")
-    assert "A network is trained on some compositions of modules and then asked about held-out ones" in opening
-    assert "[answer]" in page
-    assert page.count('class="term"') >= 6
-    assert re.search('title="The score of the best answer that ignores the input."', page)
 
 
 def test_the_answer_uses_paired_differences(render, tmp_path):

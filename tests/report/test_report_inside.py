@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from recombine.report.findings import MAX_MAPPED, RESOLUTION, read_map
-from recombine.report.page import build_sections, write_report
-from recombine.report.page import render as render_page
+from recombine.report.page import build_sections
 from recombine.report.runs import read_runs
 from report_cases import (
     HOSTILE,
@@ -171,46 +170,3 @@ def test_no_wrong_value_anywhere_breaks_the_report(render, tmp_path, wrong):
             (run / name).write_text(json.dumps(replace(planted, path, wrong)))
             assert 'id="scores"' in render(run), path
         (run / name).write_text(json.dumps(planted))
-
-
-def test_three_runs_stay_small(render, tmp_path):
-    """As large as the demo's: four layers of sixteen heads, 12 modules, 1,500 points."""
-    names = [f"(x{number} ∧ ¬y ∧ z ∧ w)" for number in range(12)]
-    runs = []
-    for name in ("softmax", "linear", "hyla"):
-        probe = make_probe()
-        sites = [f"codes.{layer}" for layer in range(4)]
-        square = np.random.default_rng(0).normal(size=(12, 12)).tolist()
-        probe["similarity"] = {site: {"modules": names, "cosine": square, "centred": square} for site in sites}
-        probe["structure"] = dict.fromkeys(sites, probe["structure"]["codes.0"])
-        probe["tsne"]["sites"] = sites
-        head = probe["ablations"]["heads"][1]
-        probe["ablations"]["heads"] = [
-            {**head, "layer": layer, "head": number, "kind": kind}
-            for layer in range(4)
-            for number in range(16)
-            for kind in ("zero", "mean")
-        ]
-        run = make_probed(tmp_path, name)
-        arrays = make_arrays(MAX_MAPPED)
-        places = np.random.default_rng(1).normal(size=(MAX_MAPPED, 2))
-        arrays |= {"sample.modules": np.array(names), "sample.labels": np.eye(12)[np.arange(MAX_MAPPED) % 12]}
-        arrays |= {"sample.compositions": np.array([f"{a} ∨ {b}" for a in names for b in names])}
-        arrays |= {"sample.composition": np.arange(MAX_MAPPED) % 144, **{f"tsne.{site}": places for site in sites}}
-        np.savez(run / "probe.npz", **arrays)
-        (run / "probe.json").write_text(json.dumps(probe))
-        runs.append(run)
-    page = render_page(read_runs(runs), "t")
-    assert len(maps_of(page)["2"]["sites"]["codes.3"]) == MAX_MAPPED
-    assert len(page.encode()) < 2_000_000
-
-
-def test_static_figures_of_the_inside(tmp_path):
-    runs = [make_probed(tmp_path / "runs", name) for name in ("hyla", "softmax")]
-    write_report(runs, tmp_path / "report.html", title="t", static=tmp_path / "figures")
-    found = {path.stem for path in (tmp_path / "figures").iterdir()}
-    assert {"decoders-f1", "decoders-exact", "codes-last", "similarity-last"} <= found
-    assert {
-        f"{name}-{run}" for name in ("codes", "similarity", "ablations", "swap", "by-rule") for run in (0, 1)
-    } <= found
-    assert max(path.stat().st_size for path in (tmp_path / "figures").glob("*.png")) < 400_000

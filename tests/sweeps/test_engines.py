@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from recombine.cli.main import run as run_verb
 from recombine.foundation.errors import InputError
 from recombine.models.mlp import MLPConfig
 from recombine.sweeps.run import EngineOptions, train_runs
@@ -91,20 +90,3 @@ def is_free(run):
             return True
     except InputError:
         return False
-
-
-@pytest.mark.slow
-def test_reproduce_at_once(tmp_path, capsys, monkeypatch):
-    from recombine.sweeps import Record
-    from recombine_papers import EXPERIMENTS
-
-    experiment = EXPERIMENTS["scale-width"]
-    records = [Record(settings={}, config=config) for config in CONFIGS]
-    again = [replace(record, settings={"again": 1}) for record in records]  # a configuration is trained once
-    monkeypatch.setattr(experiment, "records", lambda scale: [*records, *again])
-    monkeypatch.setattr(experiment, "tables", lambda finished, device: [])
-    assert run_verb(["reproduce", "scale-width", "--jobs", "2", "--out", str(tmp_path)]) == 0
-    shown = capsys.readouterr()
-    assert "2 processes on this machine, each with 1 thread" in shown.err
-    assert "3/3 seed" in shown.err
-    assert len(list(tmp_path.glob("*/result.json"))) == 3

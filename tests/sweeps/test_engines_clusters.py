@@ -5,14 +5,12 @@ import os
 import sys
 import threading
 from dataclasses import replace
-from pathlib import Path
 from types import ModuleType
 
 import pytest
-import torch
 
 from recombine.cli.main import run as run_verb
-from recombine.foundation.errors import InputError, import_extra
+from recombine.foundation.errors import InputError
 from recombine.sweeps import slurm as slurm_engine
 from recombine.sweeps.engine import Job
 from recombine.sweeps.local import LocalEngine, train_job
@@ -110,20 +108,6 @@ def test_a_folder_that_is_not_shared(tmp_path, capsys, monkeypatch):
     assert "expected a folder that all workers share" in capsys.readouterr().err
 
 
-def test_an_engine_that_is_not_installed_names_its_extra(tmp_path, capsys, monkeypatch):
-    (tmp_path / "many.py").write_text(FILE)
-    for engine, package, extra in (
-        ("ray", "ray", "ray"),
-        ("slurm", "submitit", "slurm"),
-    ):
-        monkeypatch.setitem(sys.modules, package, None)
-        assert run_verb(["sweep", str(tmp_path / "many.py"), "--engine", engine, "--out", str(tmp_path / "out")]) == 2
-        error = capsys.readouterr().err
-        assert f"needs the package {package}: expected it to be installed (pip install 'recombine[{extra}]')" in error
-    assert not (tmp_path / "out").exists()
-    assert import_extra("json", extra="json", user="a test") is json
-
-
 @pytest.mark.parametrize(
     ("flags", "scontrol", "message"),
     [
@@ -197,13 +181,3 @@ def test_cores_are_split_without_oversubscription(monkeypatch):
     assert split_cores(100) == (1, 2)
     with pytest.raises(InputError, match="jobs is 0: expected"):
         EngineOptions(jobs=0).open_engine(3)
-
-
-def test_a_job_sets_its_threads(tmp_path, monkeypatch):
-    monkeypatch.setattr(Hyperteacher, "evaluation_instances", 100)
-    before = torch.get_num_threads()
-    try:
-        outcome = train_job(job_for(BASE, tmp_path, threads=3))
-        assert json.loads((Path(outcome.path) / "environment.json").read_text())["num_threads"] == 3
-    finally:
-        torch.set_num_threads(before)

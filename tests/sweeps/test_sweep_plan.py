@@ -32,30 +32,6 @@ def test_a_grid_has_every_combination():
         list(grid(BASE, hidden_dim=()))
 
 
-def test_the_grids_of_the_paper_are_one_call():
-    records = list(table_a3("fuzzy-logic", "tiny"))
-    assert len(records) == 3 * 4
-    assert records[0].settings == {"attention": "softmax", "learning_rate": 1e-3, "weight_decay": 0.03}
-    assert records[0].searched == ("learning_rate", "weight_decay")
-    assert len(list(table_a3("sraven", attentions=["hyla"]))) == 8
-    with pytest.raises(InputError, match="unknown task with a grid 'hyperteacher'"):
-        list(table_a3("hyperteacher"))
-
-
-def test_plain_configurations_are_named_by_what_differs():
-    others = [
-        BASE,
-        replace(BASE, model=MLPConfig(num_layers=2, hidden_dim=4)),
-        replace(BASE, task=replace(BASE.task, seed=1)),
-    ]
-    plan = make_plan(others, "here")
-    assert [record.text for record in plan.records] == [
-        "num layers 1, seed 0",
-        "num layers 2, seed 0",
-        "num layers 1, seed 1",
-    ]
-
-
 def test_unlike_runs_with_the_same_settings_are_told_apart():
     """Otherwise the scores of two tasks would be averaged as if they were seeds."""
     both = make_plan([*table_a3("fuzzy-logic", "tiny"), *table_a3("sraven", "tiny")], "here")
@@ -91,18 +67,6 @@ def test_what_is_wrong_with_a_file_is_named(tmp_path, function, message):
     file = write_sweep(tmp_path)
     with pytest.raises(InputError, match=message):
         load_plan(f"{file}:{function}")
-
-
-def test_an_error_in_a_file_names_the_line(tmp_path, capsys):
-    path = tmp_path / "broken.py"
-    path.write_text("import recombine\n\nruns = undefined_name\n")
-    assert run_verb(["sweep", str(path), "--out", str(tmp_path / "out")]) == 2
-    error = capsys.readouterr().err
-    assert "line 3: NameError: name 'undefined_name' is not defined" in error
-    assert error.count("\n") == 1
-    assert not (tmp_path / "out").exists()
-    with pytest.raises(InputError, match=r"sweep 'nothing': expected FILE\.py"):
-        load_plan("nothing")
 
 
 def test_dry_run_lists_the_runs(tmp_path, capsys):

@@ -10,11 +10,10 @@ from dataclasses import replace
 import pytest
 
 from recombine.cli.main import run as run_verb
-from recombine.sweeps.engine import Outcome
 from recombine.sweeps.plan import describe_plan, make_plan
 from recombine.sweeps.results import choose_best, describe_run, write_results
-from recombine.sweeps.status import RunStatus, SweepDisplay, SweepReader, SweepStatus, draw, summarise
-from sweep_cases import BASE, wait_until
+from recombine.sweeps.status import RunStatus, SweepReader, SweepStatus
+from sweep_cases import BASE
 
 
 def status_of(state, number=0, **choices):
@@ -56,22 +55,6 @@ def test_the_best_is_chosen_on_test_never_on_ood():
     lower = [replace(run, higher_is_better=False) for run in runs]
     rows = choose_best(SweepStatus(source="here", runs=tuple(lower))).as_dicts()
     assert [(row["attention"], row["rate"]) for row in rows] == [("hyla", 2), ("softmax", 2)]
-
-
-def test_status_in_words():
-    running = status_of("running", 1, step=50, seconds=5.0)
-    best = scored(0.9, 0.1, 0, width=8)
-    status = SweepStatus(source="here", runs=(running, status_of("waiting", 2), best))
-    assert status.steps_per_second == 10
-    assert status.seconds_left == 15
-    assert summarise(status) == (
-        "3 runs: 1 running, 1 finished, 0 failed, 1 waiting · 10 steps/s · 15 s left · "
-        "best on test so far: test 0.900 (ood 0.100), width 8, seed 0"
-    )
-    assert SweepStatus(source="here", runs=(status_of("waiting"),)).seconds_left is None
-    lines = draw(replace(status, runs=tuple(status_of("running", n) for n in range(20)))).splitlines()
-    assert len(lines) == 1 + 12 + 1
-    assert lines[-1] == "  and 8 more"
 
 
 def test_status_tells_running_from_killed(tmp_path):
@@ -127,18 +110,3 @@ def test_columns_of_one_type(tmp_path):
     assert rows[1].startswith("run-0,1,0,failed,why")
     assert rows[2].startswith("run-1,auto,1,waiting,,")
     assert describe_run(runs[0])["error"] == "why"
-
-
-def test_without_a_terminal_there_are_lines(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("recombine.sweeps.status.REFRESH_SECONDS", 0.01)
-    monkeypatch.setattr("recombine.sweeps.status.LINE_SECONDS", 0.02)
-    plan = make_plan([BASE], "here")
-    with SweepDisplay(SweepReader(tmp_path, describe_plan(plan)), total=1, done=0, quiet=False) as display:
-        made = display.last_line
-        wait_until(lambda: display.last_line > made)
-        display.report(
-            plan.records[0], Outcome(key=plan.records[0].config.directory_name, error="no luck", kind="lost")
-        )
-    shown = capsys.readouterr().err
-    assert "1 runs: 0 running, 0 finished, 0 failed, 1 waiting" in shown
-    assert "1/1 seed 0: failed: no luck" in shown

@@ -58,14 +58,6 @@ def test_every_format_and_compression(tmp_path):
     assert read_all(tmp_path) == (expected, [])
 
 
-def test_without_files_it_is_the_standard_library():
-    problems: list[str] = []
-    names = [source.name for source in find_sources((), problems)]
-    assert "argparse.py" in names
-    assert not problems
-    assert not any(name.startswith("test/") for name in names)
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

@@ -57,29 +57,6 @@ def test_sizes_and_splits():
     assert all(set(composition) <= set(range(12, 16)) for composition in split.unknown)
 
 
-def test_predictions_may_have_any_reasonable_shape():
-    batch = TASK.sample("test", 0, batch_size=7)
-    flat = torch.arange(7.0)
-    for prediction in (flat, flat[:, None], flat[:, None, None], flat[:, None, None].expand(7, 32, 1)):
-        assert torch.equal(TASK.read(prediction), flat)
-    with pytest.raises(InputError, match=r"predictions have shape \(7, 5\)"):
-        TASK.loss(torch.zeros(7, 5), batch)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"num_terms": 13}, "num_terms is 13: expected at most 12"),
-        ({"num_examples": 1}, "num_examples is 1: expected at least 2"),
-        ({"held_out": 1.0}, "held-out fraction is 1.0"),
-        ({"held_out": 0.95}, "expected at least 6"),
-    ],
-)
-def test_bad_settings(settings, message):
-    with pytest.raises(InputError, match=message):
-        FuzzyLogic(**settings)
-
-
 def test_requests_that_cannot_be_met():
     task = FuzzyLogic(num_variables=6, num_terms=4, num_examples=4)
     with pytest.raises(InputError, match="make 635,376 compositions: expected at most 200,000"):
@@ -147,34 +124,6 @@ def test_bayes_predictors_reach_the_ceiling_and_the_agnostic_optimum(num_example
     expected = found.agnostic if split is None else found.ceiling
     assert found.value == pytest.approx(expected, rel=1e-5, abs=1e-6)
     assert split is not None or found.agnostic < found.ceiling
-
-
-@pytest.mark.parametrize("num_examples", [2, 4, 8])
-def test_no_other_prediction_has_a_smaller_expected_error(num_examples):
-    """Instance by instance, without sampling error: against a fine grid of predictions."""
-    task = FuzzyLogic(num_examples=num_examples)
-    batch = task.sample("test", 0, batch_size=150)
-    rows = batch.inputs.double().numpy()
-    grid = np.linspace(0, 1, 2_001)
-    answers = list_answers(rows, task.split.train)
-    assert sum(max(each) - min(each) > 1e-3 for each in answers) > 5
-    for metric in METRICS:
-        best = task.best_predictions(batch, split="test", metric=metric).tolist()
-        for prediction, row, possible in zip(best, rows, answers, strict=True):
-            weights = weigh(row[:-1, 4], possible, metric)
-            cost = (weights * (prediction - np.array(possible)) ** 2).sum()
-            others = (weights * (grid[:, None] - np.array(possible)) ** 2).sum(axis=1)
-            assert cost <= others.min() + 1e-9 * weights.sum()
-
-
-def test_enough_examples_determine_the_answer():
-    task = FuzzyLogic()
-    for split in ("test", "ood", "unknown"):
-        batch = task.sample(split, 0, batch_size=500)
-        for predictions in task.reference_predictions(batch, split=split, metrics=METRICS).values():
-            assert predictions.keys() == set(METRICS)
-        for prior, metric in itertools.product((split, None), METRICS):
-            assert torch.equal(task.best_predictions(batch, split=prior, metric=metric).float(), batch.targets)
 
 
 def test_many_functions_are_enumerated_in_parts():

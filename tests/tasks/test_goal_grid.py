@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from recombine.cli.main import run
-from recombine.foundation.errors import InputError
 from recombine.tasks.grids.goal import INTERACTIONS, OBJECTS, QUADRANTS, GoalGrid
 from recombine.tasks.grids.imitation import ENDED
 from recombine.tasks.grids.map import FAR, MOVES
@@ -171,49 +170,3 @@ def test_golden_episode():
     assert batch.targets.tolist() == [[3, 8, *[ENDED] * 18]]
     assert batch.info["objects"].tolist() == [[94, 114, 50, 61, 3]]
     assert batch.info["kinds"].tolist() == [[3, 3, 4, 1, 1]]
-
-
-def test_things_lie_everywhere_alike():
-    """Each free cell that may hold a goal, a start or a distractor does so about as often as any other."""
-    task = GoalGrid(
-        grid_size=5, horizon=20, num_mazes=1, num_interactions=1, num_objects=2, decoy=False, num_distractors=1
-    )
-    batches = [task.sample("train", index, batch_size=5_000) for index in range(2)]
-    free = int((~task.mazes).sum())
-    quadrant = torch.cat([batch.latents[:, 0] for batch in batches])
-    objects = torch.cat([batch.info["objects"] for batch in batches])
-    for number in quadrant.unique().tolist():
-        count = objects[quadrant == number, 0].bincount()
-        assert (count > 0).sum() == (task.quadrants[number] & ~task.mazes[0].flatten()).sum()
-        assert count[count > 0].min() / count.max() > 0.8
-    inside = task.quadrants[quadrant].gather(1, objects[:, 1:])[:, 0].double().mean()
-    size = (task.quadrants[quadrant] & ~task.mazes[0].flatten()).sum(dim=1).double().mean()
-    # one of the quadrant's cells is the goal's, and the agent has one of the others
-    assert inside.item() == pytest.approx((size.item() - 1) / (free - 1), abs=0.02)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"grid_size": 8}, "grid_size is 8: expected an odd number"),
-        ({"num_mazes": 10}, "num_mazes is 10: expected 1 to 9"),
-        ({"num_distractors": 0}, "num_distractors is 0: expected 1 to 8"),
-        ({"encoding": "poem"}, "unknown encoding 'poem': expected one of instruction, parts, arbitrary"),
-        ({"held_out": 0.999}, "held-out fraction is 0.999"),
-    ],
-)
-def test_bad_settings(settings, message, unchecked):
-    with pytest.raises(InputError, match=message):
-        replace(TASK, **settings)
-
-
-def test_show_writes_and_draws(capsys, tmp_path):
-    assert run(["show", "goal-grid", "--index", "3", "--image", str(tmp_path / "a.svg")]) == 0
-    text = capsys.readouterr().out
-    batch = TASK.sample("ood", 3, batch_size=1)
-    assert text.startswith(TASK.describe(tuple(batch.latents[0].tolist())))
-    assert text.count("@") == 2
-    steps = text.split("the expert")[1].replace(",", " ").split()
-    counted = sum(int(word[:-1]) - 1 if word[:-1].isdigit() else 1 for word in steps)
-    assert counted == int((batch.targets != ENDED).sum())
-    assert (tmp_path / "a.svg").read_text().startswith("<svg")

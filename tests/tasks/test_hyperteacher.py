@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -121,66 +120,12 @@ def test_training_goes_on_after_a_score_on_its_own_batches(encoding):
     assert losses[0] == losses[1]
 
 
-def test_no_instance_is_shared_between_splits_or_batches():
-    seen: dict[Any, Any] = {}
-    for split in TASK.splits:
-        for index in range(18):
-            for row in TASK.sample(split, index, batch_size=32).inputs[:, 0, 16:18].tolist():
-                assert seen.setdefault(tuple(row), (split, index)) == (split, index)
-
-
 def test_the_ceiling_is_perfect():
     for split in ("test", "ood", "unknown"):
         batch = TASK.sample(split, 0)
         for prior in (split, None):
             best = TASK.best_predictions(batch, split=prior, metric="r2")
             assert all((ratio.numerator == ratio.denominator).all() for ratio in TASK.metrics(best, batch).values())
-
-
-def test_predictions_must_have_every_output():
-    batch = SMALL.sample("test", 0, batch_size=7)
-    assert torch.equal(SMALL.read(batch.targets.flatten(1), batch), batch.targets)
-    with pytest.raises(InputError, match=r"predictions have shape \(7, 4\): expected \(7, 4, 4\)"):
-        SMALL.loss(torch.zeros(7, 4), batch)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"num_modules": 0}, "num_modules is 0"),
-        ({"num_active": 17}, "num_active is 17 of 16 modules"),
-        ({"num_samples": 1}, "num_samples is 1"),
-        ({"train_samples": 0}, "train_samples is 0: expected a whole number of at least 1"),
-        ({"num_extra": -1}, "num_extra is -1"),
-        ({"encoding": "few_shot", "num_shots": 0}, "num_shots is 0: expected a whole number of at least 1"),
-        ({"encoding": "tokens", "latents": "continuous"}, "tokens of continuous latents"),
-        ({"encoding": "invertible", "num_modules": 15}, "invertible of 15 modules: expected an even number"),
-        ({"num_modules": 40, "num_active": 7}, "40 modules, 1 to 8 at once, make 760,098 compositions or more"),
-        ({"held_out": 0.999}, "held-out fraction is 0.999"),
-        ({"encoding": "morse"}, "unknown encoding 'morse': expected one of identity, orthogonal"),
-    ],
-)
-def test_bad_settings(settings, message, unchecked):
-    with pytest.raises(InputError, match=message):
-        Hyperteacher(**settings)
-
-
-def test_an_instance_as_text_fits_a_narrow_console():
-    assert SMALL.describe((0, 4, -1)) == "module 0 + module 4"
-    for task in (TASK, replace(TASK, encoding="few_shot"), replace(TASK, x_dim=8)):
-        batch = task.sample("ood", 0, batch_size=1)
-        text = task.render(batch, 0)
-        mixture, encoded, *lines = text.splitlines()
-        assert max(map(len, (mixture, encoded, *lines))) <= 72
-        assert encoded == f"the task, encoded as {task.encoding}:"
-        assert float(lines[0].split()[0]) == pytest.approx(batch.inputs[0, 0, 0].item(), rel=5e-3)
-        first = next(line for line in lines if line.startswith("   1 "))
-        x, y = (list(map(float, part.replace("…", "").split())) for part in first[4:].rstrip("]").split("["))
-        assert x == pytest.approx(batch.inputs[0, 0, task.encoding_dim :][:4].tolist(), abs=0.006)
-        assert y == pytest.approx(batch.targets[0, 0, :4].tolist(), abs=0.006)
-        assert "   …" in lines
-    whole = replace(TASK, num_samples=2)
-    assert "   …" not in whole.render(whole.sample("ood", 0, batch_size=1), 0).splitlines()
 
 
 def test_check_says_that_a_module_is_not_trained(capsys):

@@ -7,8 +7,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recombine.cli.main import run as run_verb
-from recombine.foundation.errors import InputError
 from recombine.tasks.modular.in_context import InContext
 
 TASK = InContext(input_size=4, hidden_size=8, num_examples=12, num_queries=3)
@@ -93,15 +91,6 @@ def test_compositions_of_the_control_share_no_module():
     torch.testing.assert_close(batch.targets[0], expected, atol=1e-5, rtol=1e-5)
 
 
-def test_predictions_may_be_of_the_queries_or_of_every_token():
-    batch = TASK.sample("test", 0, batch_size=50)
-    prediction = batch.targets + 0.1
-    everywhere = torch.cat([torch.zeros(50, 12, 4), prediction], dim=1)
-    assert torch.equal(TASK.read(everywhere), prediction)
-    with pytest.raises(InputError, match=r"predictions have shape \(50, 2, 4\): expected \(rows, 3, 4\)"):
-        TASK.loss(prediction[:, :2], batch)
-
-
 @pytest.mark.parametrize("task", [TASK, CONTROL, InContext(num_active=3, input_size=4, support="disconnected")])
 @pytest.mark.parametrize("split", ["test", "ood"])
 def test_the_agnostic_optimum_finds_the_task_from_examples_alone(task, split):
@@ -121,42 +110,3 @@ def test_the_agnostic_optimum_looks_at_the_context():
     batch.inputs[:, :12, 4:] = batch.inputs[:, :12, 4:].roll(1, dims=0)
     agnostic = TASK.best_predictions(batch, split=None, metric="r2_pooled")
     assert value(TASK.metrics(agnostic, batch)["r2_pooled"]) < 0.5
-
-
-@pytest.mark.parametrize(
-    ("given_settings", "message"),
-    [
-        ({"num_active": 7}, "num_active is 7: expected at most num_modules = 6"),
-        ({"num_active": 1}, "does not close: expected at least 2 modules"),
-        ({"num_modules": 7, "num_active": 3}, "a ring of 7 modules in compositions of 3 does not close"),
-        ({"num_modules": 3}, "holds nothing out: expected more modules"),
-        ({"num_modules": 5, "support": "disconnected"}, "num_modules is 5: expected an even number of at least 4"),
-        ({"num_active": 4, "support": "disconnected"}, "num_modules is 6: expected an even number of at least 8"),
-        ({"num_modules": 40, "num_active": 3}, "make 9880 compositions: expected at most 1000"),
-        ({"support": "custom"}, "expected combinations for 'custom' and for no other support"),
-        ({"combinations": "0-1"}, "expected combinations for 'custom' and for no other support"),
-        ({"support": "custom", "combinations": "0-6"}, "composition '0-6': expected 2 different modules of 0 to 5"),
-        ({"support": "custom", "combinations": "0-a"}, "composition '0-a': expected 2 different modules"),
-        ({"support": "custom", "combinations": "0-1 1-0"}, "composition '1-0' occurs twice"),
-        ({"support": "custom", "combinations": "0-1 2-3"}, "leave out module 4"),
-        ({"num_examples": 0}, "num_examples is 0"),
-        ({"support": "star"}, "unknown support 'star': expected one of connected, disconnected, custom"),
-    ],
-)
-def test_bad_settings(given_settings, message, unchecked):
-    with pytest.raises(InputError, match=message):
-        InContext(**given_settings)
-
-
-def test_the_command_line_shows_and_checks_it(capsys):
-    assert run_verb(["show", "in-context", "--input-size", "2", "--num-examples", "3", "--num-queries", "1"]) == 0
-    shown = capsys.readouterr().out
-    assert "× module" in shown
-    assert "…" not in shown  # all of it is shown
-    assert run_verb(["show", "in-context"]) == 0
-    shown = capsys.readouterr().out
-    assert "\n   …\n" in shown
-    assert max(map(len, shown.splitlines())) <= 80
-    flags = ["--support", "custom", "--combinations", "0-1 2-3 4-5", "--num-instances", "0"]
-    assert run_verb(["check", "in-context", *flags]) == 0
-    assert "NO, 3 groups" in capsys.readouterr().out

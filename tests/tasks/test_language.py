@@ -124,28 +124,6 @@ def test_references_enclose_what_can_be_reached(task):
     assert scores["text"]["loss"].low < scores["text"]["loss"].high
 
 
-def test_describe_and_render(task):
-    assert [task.describe(modules) for modules in ((0, 8, 16), (1003,))] == ["dax wug once", "document 3"]
-    assert "answer: " in task.render(task.sample("ood", 0, batch_size=1), 0)
-    assert len(task.render(task.sample("recall", 0, batch_size=1), 0).split()) == 15
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"context_length": 60}, "context_length is 60: expected at least 4 num_pairs = 64"),
-        ({"num_pairs": 65, "context_length": 512}, "num_pairs is 65: expected at most 64"),
-        ({"held_out_documents": 0.0}, r"held_out_documents is 0\.0: expected between 0 and 1"),
-        ({"grammar_fraction": -0.1}, r"grammar_fraction is -0\.1: expected a number from 0 to 1"),
-        ({"grammar_fraction": 0.6, "recall_fraction": 0.6}, r"recall_fraction is 1\.2: expected at most 1"),
-        ({"text": ("a",), "dataset": "b"}, "text and dataset are both given: expected one of them"),
-    ],
-)
-def test_impossible_settings_are_errors(settings, message):
-    with pytest.raises(InputError, match=message):
-        Language(**settings)
-
-
 @pytest.fixture(scope="module", params=["bytes", "sentencepiece"])
 def read_task(request) -> Language:
     if request.param == "sentencepiece":
@@ -248,21 +226,6 @@ def test_probe_reads_the_words_of_the_command(trained):
     assert len(probe["ablations"]["heads"]) == 4 * 2
     assert probe["swap"]["kind"] == "rules"
     assert probe["swap"]["splits"]["ood"]["num_rows"] > 30
-
-
-def test_diagnose_and_report(trained, capsys):
-    assert run_cli(["diagnose", str(trained), "--json"]) == 0
-    diagnosis = json.loads(capsys.readouterr().out)
-    assert diagnosis["verdict"] == "not learned"  # in 12 steps
-    assert diagnosis["evidence"]["metric"] == "accuracy"
-    assert diagnosis["evidence"]["decodability"]["site"] in json.loads((trained / "probe.json").read_text())["decoders"]
-    page = trained.parent / "report.html"
-    assert run_cli(["report", str(trained), "-o", str(page)]) == 0
-    text = page.read_text()
-    assert "Decoded: the words of the command; from commands of the grammar, up to where their answers begin" in text
-    for words in ("not learned", "Held-out documents", "cross-entropy", "Swap the answer"):
-        assert words in text
-    assert "squared error with 95 % interval" not in text
 
 
 def test_a_probe_of_another_reading_is_made_again(trained):

@@ -1,6 +1,5 @@
 """The preference grid: an expert that an independent solver confirms, observations, splits, scores, pictures."""
 
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -204,24 +203,6 @@ def test_chance_is_the_best_constant_and_the_expert_the_ceiling():
     for split in ("test", "ood"):
         assert all(metric["ceiling"] == 1 for metric in references[split].values())
         assert references[split]["action_accuracy"]["chance"] == pytest.approx(max(constants).item(), abs=0.03)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"num_active": 17}, "num_active is 17 of 16 modules"),
-        ({"num_objects": 11}, "num_objects is 11: expected at most 10"),
-        ({"discount": 1.0}, "discount is 1.0: expected a number strictly between 0 and 1"),
-        ({"expert": "greedy"}, "unknown expert 'greedy': expected one of remaining_steps, published"),
-        ({"encoding": "few_shot"}, "unknown encoding 'few_shot': expected one of identity"),
-        ({"encoding": "invertible", "num_modules": 7}, "expected an even number"),
-        ({"encoding": "tokens", "latents": "continuous"}, "expected discrete or k_hot"),
-        ({"num_modules": 40, "num_active": 7}, "make 760,098 compositions or more: expected at most 200,000"),
-    ],
-)
-def test_bad_settings(settings, message, unchecked):
-    with pytest.raises(InputError, match=message):
-        replace(TASK, **settings)
 
 
 def test_show_writes_and_draws(capsys, tmp_path):

@@ -32,17 +32,6 @@ def test_lengths_of_the_splits():
         assert ((batch.latents == 0).sum(dim=1) == batch.info["length"]).all()
 
 
-CORNERS = SequenceTeacher(generalise_to="corners", max_length=3, min_length=3, token_dim=6, longest=3)
-
-
-@pytest.mark.parametrize("task", [CORNERS, *(SequenceTeacher(teacher=name, **SMALL) for name in CLASSES)])
-def test_rows_do_not_depend_on_each_other(task):
-    whole = task.sample("train", 0, batch_size=64)
-    parts = [task.sample("train", 0, batch_size=64, rows=range(r, r + 1)) for r in range(64)]
-    assert torch.equal(torch.cat([part.inputs for part in parts]), whole.inputs)
-    torch.testing.assert_close(torch.cat([part.targets for part in parts]), whole.targets)
-
-
 def test_padding_is_zero_and_never_counts():
     batch = TASK.sample("test", 0, batch_size=50)
     padding = torch.arange(10) >= batch.info["length"][:, None]
@@ -130,35 +119,6 @@ def test_diversity():
     rows = torch.cat([pool.sample("train", i, batch_size=50).inputs.flatten(1) for i in range(3)])
     assert len(rows.unique(dim=0)) == 5
     assert len(pool.sample("test", 0, batch_size=50).inputs.flatten(1).unique(dim=0)) == 50
-
-
-def test_one_length_for_all_rows():
-    batch = TASK.sample_length("ood", 0, 13, batch_size=5)
-    assert batch.inputs.shape == (5, 13, 3)
-    assert [len(TASK.split.ood[i]) for i in batch.composition] == [13] * 5
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"teacher": "gru"}, "unknown teacher 'gru': expected one of deep_set, attention, ssm, rnn, product"),
-        ({"min_length": 0}, "min_length is 0: expected a whole number of at least 1"),
-        ({"min_length": 11}, "min_length is 11: expected at most max_length = 10"),
-        ({"longest": 10}, "longest is 10: expected more than max_length = 10"),
-        ({"num_sequences": 0}, "num_sequences is 0"),
-        ({"support": 0.0}, "support is 0.0: expected a width above 0"),
-        ({"chain_of_thought": -1.0}, "chain_of_thought is -1.0: expected a weight of at least 0"),
-    ],
-)
-def test_bad_settings(wrong, message, unchecked):
-    with pytest.raises(InputError, match=message):
-        SequenceTeacher(**wrong)
-
-
-def test_predictions_of_another_shape():
-    batch = TASK.sample("test", 0, batch_size=7)
-    with pytest.raises(InputError, match=r"predictions have shape \(7, 2\): expected \(7, 10, 2\), or \(7, 10, 6\)"):
-        TASK.loss(torch.zeros(7, 2), batch)
 
 
 def naive_layers(weights, prefix: str, x: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from recombine import FuzzyLogic, Hyperteacher, InContext
+from recombine import FuzzyLogic, Hyperteacher, InContext, InputError
 
 FUZZY = FuzzyLogic()
 HYPERTEACHER = Hyperteacher(num_modules=6, num_active=2, x_dim=3, teacher_dim=5, y_dim=4, num_samples=4)
@@ -29,6 +29,28 @@ def test_scores_by_hand(task, list_values):
     assert found["r2"] == pytest.approx((1 - 0.01 / variance).mean().item(), rel=1e-4)
     assert found["r2_pooled"] == pytest.approx(1 - 0.01 * variance.numel() / variance.sum().item(), rel=1e-4)
     assert task.loss(prediction, batch) == pytest.approx(0.01, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("task", "reshape", "wrong", "message"),  # what is accepted besides the shape of the targets, and what is not
+    [
+        (FUZZY, lambda y: y[:, None], (7, 5), r"\(7, 5\)"),
+        (FUZZY, lambda y: y[:, None, None].expand(7, 32, 1), (7, 5), r"\(7, 5\)"),
+        (HYPERTEACHER, lambda y: y.flatten(1), (7, 4), r"\(7, 4\): expected \(7, 4, 4\)"),
+        (
+            IN_CONTEXT,
+            lambda y: torch.cat([y.new_zeros(7, 12, 4), y], dim=1),
+            (7, 2, 4),
+            r"\(7, 2, 4\): expected \(rows, 3",
+        ),
+    ],
+)
+def test_predictions_may_have_any_reasonable_shape(task, reshape, wrong, message):
+    batch = task.sample("test", 0, batch_size=7)
+    prediction = batch.targets + 0.1
+    assert task.loss(reshape(prediction), batch) == task.loss(prediction, batch)
+    with pytest.raises(InputError, match=f"predictions have shape {message}"):
+        task.loss(torch.zeros(wrong), batch)
 
 
 @pytest.mark.parametrize("task", [FUZZY, HYPERTEACHER, IN_CONTEXT])

@@ -2,14 +2,12 @@
 
 import itertools
 
-import pandas
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recombine.foundation.errors import InputError
-from recombine.integrations.exchange.export import make_rows, write_table
 from recombine.random import Stream
 from recombine.tasks.sraven.generator import RULES
 from recombine.tasks.sraven.task import SRaven
@@ -17,7 +15,6 @@ from sraven_definition import obeys
 
 TASK = SRaven()
 SMALL = SRaven(num_features=2, num_values=5)
-NUM_SAMPLED, BLOCK = 1_000_000, 50_000
 
 
 def test_tokens_of_one_puzzle():
@@ -40,14 +37,6 @@ def test_golden_puzzle():
     assert batch.info["rules"].tolist() == [[6, 4, 4, 4]]
     assert batch.info["permutations"].tolist() == [[[2, 1, 0, 3], [0, 3, 2, 1], [0, 2, 1, 3]]]
     assert batch.info["grids"][0, -1].tolist() == [[6, 0, 0, 6], [5, 4, 4, 6], [3, 2, 4, 2]]
-
-
-@pytest.mark.parametrize("task", [SRaven(num_values=6, unambiguous=True), SRaven(num_features=8)])
-def test_rows_of_a_part_are_rows_of_the_whole(task):
-    whole, part = task.sample("test", 2, batch_size=40), task.sample("test", 2, batch_size=40, rows=range(11, 29))
-    assert torch.equal(whole.inputs[11:29], part.inputs)
-    for name, column in whole.info.items():
-        assert torch.equal(column[11:29], part.info[name])
 
 
 @settings(max_examples=25, deadline=None)
@@ -111,41 +100,6 @@ def test_a_plain_generator_makes_identical_instances(task):
         assert torch.equal(batch.info["grids"][row], grid)
 
 
-@pytest.fixture(scope="module")
-def sampled():
-    """A million instances in all: number of the multiset recomputed from the rules, and of each whole puzzle, by split."""
-    place, sampled = 8 ** torch.arange(4), {}
-    factors = Stream("hash of a puzzle", rows=range(36)).bits()  # sums wrap around modulo 2^64
-    for split in TASK.splits:
-        blocks = []
-        for index in range(NUM_SAMPLED // len(TASK.splits) // BLOCK + 1):
-            batch = TASK.sample(split, index, batch_size=BLOCK)
-            multiset = (batch.info["rules"].sort(dim=1).values * place).sum(dim=1)
-            puzzle = (batch.info["grids"].flatten(1) * factors).sum(dim=1)
-            listed = (torch.tensor(TASK.split.compositions(split)) * place).sum(dim=1)
-            assert torch.equal(listed[batch.composition], multiset)
-            blocks.append(torch.stack([multiset, puzzle]))
-        sampled[split] = torch.cat(blocks, dim=1)
-    return sampled
-
-
-def test_held_out_multisets_never_occur_in_a_million_instances(sampled):
-    assert sum(each.shape[1] for each in sampled.values()) >= NUM_SAMPLED
-    place = 8 ** torch.arange(4)
-    held_out = (torch.tensor(TASK.split.ood) * place).sum(dim=1)
-    trained = (torch.tensor(TASK.split.train) * place).sum(dim=1)
-    assert torch.equal(sampled["train"][0].unique(), trained.sort().values)  # and every other one does occur
-    assert torch.equal(sampled["test"][0].unique(), trained.sort().values)
-    assert torch.equal(sampled["ood"][0].unique(), held_out.sort().values)
-
-
-def test_test_instances_do_not_repeat_training_ones(sampled):
-    """The multiset with fewest puzzles has 8^12, so that chance lets none of a third of a million recur."""
-    training, test = sampled["train"][1], sampled["test"][1]
-    assert not torch.isin(test, training).any()
-    assert len(training.unique()) == len(training)
-
-
 @pytest.mark.parametrize("num_values", [4, 8])
 def test_unambiguous_puzzles_have_one_answer_and_the_same_multisets(num_values):
     task, plain = SRaven(num_values=num_values, unambiguous=True), SRaven(num_values=num_values)
@@ -195,45 +149,3 @@ def test_chance_and_simple_strategies():
     for predictions in (few.chance(batch), *few.baselines(batch).values()):
         accuracy = few.metrics(predictions, batch)["accuracy"].numerator.mean().item()
         assert accuracy == pytest.approx(1 / 16, abs=0.02)
-
-
-def test_render_and_describe():
-    assert TASK.describe((0, 5, 5, 7)) == "constant + addition + addition + distribute three"
-    batch = TASK.sample("ood", 0, batch_size=32)
-    solution = TASK.solve(batch.info["grids"])
-    row = int(solution.num_answers.argmax())
-    text = TASK.render(batch, row)
-    answers = text.split("every answer that fits, with its posterior:\n")[1].splitlines()
-    assert len(answers) == solution.num_answers[row] > 1
-    assert sum("the true one" in line for line in answers) == 1
-    assert " ".join(map(str, batch.targets[row].tolist())) in next(line for line in answers if "true" in line)
-    assert text.count("? ? ? ?") == 1
-    assert all(RULES[rule] in text for rule in batch.latents[row].tolist())
-
-
-def test_export_loads_with_pandas(tmp_path):
-    write_table(make_rows(SMALL, ["ood"], 30), tmp_path / "puzzles.parquet")
-    table = pandas.read_parquet(tmp_path / "puzzles.parquet")
-    batch = SMALL.sample("ood", 0, batch_size=1000, rows=range(30))
-    assert len(table) == 30
-    assert [list(panel) for panel in table["panels"][0]] == batch.info["grids"][0].flatten(0, 1)[:-1].tolist()
-    assert ((table["num_answers"] > 1) == table["ambiguous"]).all()
-    assert table["posterior_of_target"].between(0, 1).all()
-    assert (table["posterior_of_target"][~table["ambiguous"]] > 1 - 1e-9).all()
-    assert set(map(tuple, table["rules"].map(sorted))) <= set(SMALL.split.ood)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"num_features": 1}, "held-out fraction is 0.25, which leaves 6 training compositions: expected at least 8"),
-        ({"num_values": 2}, "num_values is 2: expected a whole number of at least 3"),
-        ({"num_values": 4, "grid_size": 5}, "num_values is 4: expected a whole number of at least 5"),
-        ({"grid_size": 1}, "grid size is 1: expected at least 2"),
-        ({"num_values": 1000}, "num_values is 1000 at grid size 3, which gives .* expected at most 2097152"),
-        ({"held_out": 0.997}, "held-out fraction is 0.997"),
-    ],
-)
-def test_bad_settings(settings, message):
-    with pytest.raises(InputError, match=message):
-        SRaven(**settings)

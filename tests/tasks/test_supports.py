@@ -104,14 +104,6 @@ def test_unpopular_modules_have_a_core_of_fourteen_and_one_lone_link():
     assert 1 < coverage[14] < min(coverage[module] for module in range(14))
 
 
-def test_more_modules_at_once_are_kept_apart():
-    split = split_support("random", **PAPER, most_active=4)
-    assert split.unknown == all_sets(16, 4)
-    assert split.certificate.overlap == 0
-    assert split.train == split_support("random", **PAPER).train
-    assert not split_support("random", **PAPER, most_active=3).unknown
-
-
 @pytest.mark.parametrize(
     ("support", "change", "message"),
     [

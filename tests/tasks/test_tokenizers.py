@@ -7,7 +7,6 @@ import pytest
 
 from recombine.cli.generate import decode_stream
 from recombine.foundation.errors import InputError
-from recombine.tasks.language import sources
 from recombine.tasks.language.tokenizers import ByteTokenizer, load_tokenizer, read_tokenizer, train_sentencepiece
 
 TEXT = "def  f(x):\n    return 'naïve 🙂'  # 12345\n"
@@ -54,13 +53,6 @@ def test_text_comes_back_and_its_bytes_are_counted(tokenizer):
     again = load_tokenizer(tokenizer.content, tokenizer.size)
     assert again.encode(TEXT) == tokens
     assert np.array_equal(again.num_bytes, tokenizer.num_bytes)
-
-
-def test_a_giant_line_is_tokenised_in_parts(monkeypatch):
-    monkeypatch.setattr(sources, "PART", 10)
-    text = "one\ntwo three\n" + "x" * 35
-    assert [*sources.divide(text)] == ["one\n", "two three\n", "x" * 10, "x" * 10, "x" * 10, "x" * 5]
-    assert ByteTokenizer().encode(text) == list(text.encode())
 
 
 def test_what_is_no_tokenizer_is_an_error():

@@ -127,7 +127,7 @@ class _Attend(torch.autograd.Function):
 
 def _describe(
     q, k, v, bias, key_mask, normalisation, value_network, causal
-) -> tuple[tuple[int, ...], dict[str, object]]:
+) -> tuple[tuple[int, int, int, float, int], dict[str, object]]:
     """Sizes, and the constants for which a program is compiled."""
     dim, value_dim = q.shape[3], v.shape[3]
     bias_batch = 0 if bias is None or bias.shape[0] == 1 else bias.stride(0)
