@@ -62,12 +62,12 @@ tasks/sraven/task.py | tasks/test_sraven_solver.py -k 'reaches_the_ceiling or kn
 + priors = [None for split in splits]
 
 a ceiling below chance
-inside/verdict.py | inside/test_diagnose.py -k below_chance
+training/score.py | inside/test_diagnose.py -k below_chance
 - if span > 1e-9:
 + if span:
 
 metrics where less is better
-inside/verdict.py | inside/test_diagnose.py -k less_can_be_better
+training/score.py | inside/test_diagnose.py -k less_can_be_better
 - sign = 1 if higher_is_better else -1
 + sign = 1
 
