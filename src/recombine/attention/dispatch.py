@@ -30,6 +30,7 @@ from torch.autograd import forward_ad
 from torch.nn import functional
 
 from recombine.attention import definition, linear, triton
+from recombine.attention.cpu import block
 from recombine.attention.cpu import kernels as cpu
 from recombine.attention.definition import (
     DROPOUT_FORMS,
@@ -265,6 +266,11 @@ def add_norm(
         return cpu.add_norm(residual, update, weight, bias, eps)
     total = residual if update is None else residual + update
     return total, functional.layer_norm(total, weight.shape, weight, bias, eps)
+
+
+def fuse_block(x: Tensor, *parameters: Tensor | None) -> bool:
+    """Whether `cpu.block` computes the layers with these parameters, all of those of one of its functions, and `x`."""
+    return _may_fuse() and block.supports(x, *parameters)
 
 
 def _may_fuse() -> bool:

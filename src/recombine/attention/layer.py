@@ -157,7 +157,33 @@ class Attention(nn.Module):
         end of the context. `rotate` maps queries and keys (see `Rotary`), `code_map` the latent codes. Without `return_codes`
         the codes are None, and a fused kernel may be used. With a `cache`, the tokens follow those that the cache has seen.
         """
-        q, k, v = self.project(x, context)
+        heads, codes = self.mix(
+            *self.project(x, context),
+            bias=bias,
+            mask=mask,
+            causal=causal,
+            rotate=rotate,
+            code_map=code_map,
+            return_codes=return_codes,
+            cache=cache,
+        )
+        return self.output(heads), codes
+
+    def mix(
+        self,
+        q: Float[Tensor, "#b q h d"],
+        k: Float[Tensor, "#b k h d"],
+        v: Float[Tensor, "#b k h d"],
+        *,
+        bias: Float[Tensor, "*#pairs"] | None = None,
+        mask: Bool[Tensor, "*#pairs"] | None = None,
+        causal: bool = False,
+        rotate: Rotate | None = None,
+        code_map: CodeMap | None = None,
+        return_codes: bool = True,
+        cache: AttentionCache | None = None,
+    ) -> tuple[Float[Tensor, "b q kqv"], Float[Tensor, "b h q keys"] | None]:
+        """What all heads of each query receive, and the latent codes; options as in `forward`."""
         if rotate is not None:
             q, k = rotate(q, k)
         normalisation, value_network = ATTENTIONS[self.attention]
@@ -184,7 +210,7 @@ class Attention(nn.Module):
                 mask = isolated if mask is None else mask & isolated
             num_keys = k.shape[1] if cache is None else cache.length
             heads = scale_output(heads, self.output_scale, num_keys, mask, causal=causal)
-        return self.output(heads.flatten(-2)), codes
+        return heads.flatten(-2), codes
 
     def project(
         self, x: Float[Tensor, "#b q embedding"], context: Float[Tensor, "#b k embedding"] | None = None
@@ -195,8 +221,11 @@ class Attention(nn.Module):
         else:
             q = dense(x, self.qkv_weight[: self.kqv_dim], self.qkv_bias[: self.kqv_dim])
             k, v = dense(context, self.qkv_weight[self.kqv_dim :], self.qkv_bias[self.kqv_dim :]).chunk(2, dim=-1)
-        heads = (self.num_heads, -1)
-        return q.unflatten(-1, heads), k.unflatten(-1, heads), v.unflatten(-1, heads)
+        return self.split_heads(q, k, v)
+
+    def split_heads(self, *projections: Float[Tensor, "_ _ kqv"]) -> tuple[Float[Tensor, "_ _ h d"], ...]:
+        """Queries, keys or values of each head."""
+        return tuple(projection.unflatten(-1, (self.num_heads, -1)) for projection in projections)
 
     def extra_repr(self) -> str:
         return f"attention={self.attention}, num_heads={self.num_heads}, kqv_dim={self.kqv_dim}"

@@ -323,6 +323,17 @@ def is_amd_with_avx512() -> bool:
     return has_avx512 and "AuthenticAMD" in (read_cpu().get("vendor_id") or platform.processor())
 
 
+@cache
+def keep_freed_memory() -> None:
+    """Let the allocator keep memory that is freed, as a training step needs the same again; for the whole process.
+
+    glibc returns the end of its heap to the system beyond twice the size of the largest block that was ever returned on its own
+    (mallopt(3)), and the system clears each page when it is needed again. A block just below its limit of 32 MiB raises that to
+    64 MiB.
+    """
+    torch.empty((32 << 20) - (1 << 16), dtype=torch.uint8, device="cpu")
+
+
 MIN_BLOCK, MAX_BLOCK = 1 << 16, 1 << 24
 """Bytes of a block on the free list. The allocator caches smaller ones; for larger ones the cost hardly matters."""
 MAX_FREE_BYTES = 1 << 26

@@ -27,11 +27,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.modules.module import _has_any_global_hook
 
 from recombine.attention.cache import AttentionCache
+from recombine.attention.cpu.block import feed_forward, norm_dense
 from recombine.attention.definition import CodeMap, DropoutForm
-from recombine.attention.dispatch import add_norm, check_dropout, dense, linear_gelu
-from recombine.attention.layer import Attention, AttentionName, RelativeBias, Rotary, lecun_linear, lecun_normal_
+from recombine.attention.dispatch import add_norm, check_dropout, dense, fuse_block, linear_gelu
+from recombine.attention.layer import Attention, AttentionName, Dense, RelativeBias, Rotary, lecun_linear, lecun_normal_
 from recombine.foundation.errors import InputError, check_choice, check_positive
 from recombine.models.base import ENCODING, HIDDEN_ANSWERS, SAME_LENGTHS, ModelConfig, Need, Site
 from recombine.tasks.base import Task
@@ -233,22 +235,80 @@ class Block(nn.Module):
     ) -> tuple[Float[Tensor, "b q d"], Float[Tensor, "b h q keys"] | None]:
         """The last `num_queries` tokens and their latent codes; with a `cache`, the tokens follow those that it has seen."""
         num_tokens, first = x.shape[1], 0 if cache is None else cache.length
-        all_queries = num_queries in (None, num_tokens)
         num_queries = num_tokens if num_queries is None else num_queries
+        choices: dict[str, Any] = {
+            "bias": None if self.bias is None else self.bias(num_queries, first + num_tokens),
+            "rotate": lambda q, k: self.rotate(q, k, first),
+            "causal": self.causal,
+            "code_map": code_map,
+            "return_codes": return_codes,
+            "cache": cache,
+        }
+        if (
+            self.has_plain_layers()
+            and fuse_block(x, *self.list_projection())
+            and fuse_block(x, *self.list_feedforward())
+        ):
+            return self.run_fused(x, num_queries, choices)
+        all_queries = num_queries == num_tokens
         x, normed = self.attention_norm(x)
         mixed, codes = self.attention(
-            normed if all_queries else normed[:, num_tokens - num_queries :],
-            None if all_queries else normed,
-            bias=None if self.bias is None else self.bias(num_queries, first + num_tokens),
-            rotate=lambda q, k: self.rotate(q, k, first),
-            causal=self.causal,
-            code_map=code_map,
-            return_codes=return_codes,
-            cache=cache,
+            normed if all_queries else normed[:, num_tokens - num_queries :], None if all_queries else normed, **choices
         )
         # a slice of all tokens would still cost a copy in the backward pass
         x, normed = self.feedforward_norm(x if all_queries else x[:, -num_queries:], mixed)
         return x + self.feedforward(normed), codes
+
+    def run_fused(
+        self, x: Float[Tensor, "b k d"], num_queries: int, choices: dict[str, Any]
+    ) -> tuple[Float[Tensor, "b q d"], Float[Tensor, "b h q keys"] | None]:
+        """The same, with all layers around the attention in two calls."""
+        gain, shift, weight, bias = self.list_projection()
+        epsilon, size = self.attention_norm.eps, self.attention.kqv_dim
+        if num_queries == x.shape[1]:
+            x, qkv = norm_dense(x, gain, shift, epsilon, weight, bias)
+            projections = qkv.chunk(3, dim=-1)
+        else:
+            context, keys_and_values = norm_dense(x, gain, shift, epsilon, weight[size:], bias[size:])
+            x, q = norm_dense(context[:, -num_queries:], gain, shift, epsilon, weight[:size], bias[:size])
+            projections = (q, *keys_and_values.chunk(2, dim=-1))
+        heads, codes = self.attention.mix(*self.attention.split_heads(*projections), **choices)
+        return feed_forward(x, heads, self.feedforward_norm.eps, *self.list_feedforward()), codes
+
+    def has_plain_layers(self) -> bool:
+        """Whether the layers around the attention are this file's, and nobody watches them."""
+        attention, feedforward = self.attention, self.feedforward
+        if type(attention) is not Attention or type(feedforward) is not MLP or _has_any_global_hook():
+            return False
+        dense_layers = (attention.output, feedforward.input, feedforward.output)
+        norms = (self.attention_norm, self.feedforward_norm)
+        modules = (attention, feedforward, *dense_layers, *norms)
+        return (
+            all(type(layer) is Dense for layer in dense_layers)
+            and all(type(norm) is ResidualNorm for norm in norms)
+            and not any(
+                module._forward_hooks
+                or module._forward_pre_hooks
+                or module._backward_hooks
+                or module._backward_pre_hooks
+                for module in modules
+            )
+        )
+
+    def list_projection(self) -> tuple[Tensor, ...]:
+        """The parameters of `norm_dense`."""
+        norm, attention = self.attention_norm, self.attention
+        return norm.weight, norm.bias, attention.qkv_weight, attention.qkv_bias
+
+    def list_feedforward(self) -> tuple[Tensor, ...]:
+        """The parameters of `feed_forward`."""
+        layers: tuple[Any, ...] = (
+            self.feedforward_norm,
+            self.attention.output,
+            self.feedforward.input,
+            self.feedforward.output,
+        )
+        return tuple(parameter for layer in layers for parameter in (layer.weight, layer.bias))
 
     def rotate(
         self, q: Float[Tensor, "b q h d"], k: Float[Tensor, "b k h d"], first_key: int

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from recombine.attention.layer import DropoutKeys
 from recombine.foundation.errors import InputError
+from recombine.foundation.native import keep_freed_memory
 from recombine.tasks.base import Task
 from recombine.tasks.sampling import Batch
 from recombine.training.config import TrainingConfig, build_optimizer
@@ -161,6 +162,8 @@ class Trainer:
         self.task = task
         self.config = config
         self.device = torch.device(device)
+        if self.device.type == "cpu":
+            keep_freed_memory()
         self.group = group
         self.is_sharded = shard
         self.is_compiled = compile

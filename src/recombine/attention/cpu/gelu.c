@@ -8,10 +8,8 @@ With w(x) = 2 sqrt(2/pi) (x + 0.044715 x^3) the tanh form x (1 + tanh(w/2)) / 2 
 The gradient of the bias is the sum of that of x over the rows: first over blocks of ROWS rows, then over the blocks, so that
 it does not depend on the number of threads.
 */
+#include "gelu.h"
 #include "rows.h"
-
-#define SLOPE 1.5957691216057308f  /* 2 sqrt(2/pi) */
-#define CUBIC 0.044715f
 
 typedef struct {
   void *hidden, *out, *grad_out, *grad_hidden; /* (rows, width), contiguous, in float32 or bf16 */
@@ -19,19 +17,6 @@ typedef struct {
   float *grad_bias;                            /* (width), or NULL */
   int64_t rows, width, bf16, threads;
 } problem;
-
-INLINE vec sigmoid_of_cubic(vec x, vec square) {
-  vec exponent = x * (splat(-SLOPE * LOG2_E) - splat(SLOPE * CUBIC * LOG2_E) * square);
-  exponent = choose(exponent > splat(126), splat(126), exponent); /* a NaN is not larger, and stays */
-  return splat(1) / (splat(1) + exp2_of(exponent));
-}
-
-INLINE vec gelu(vec x) { return x * sigmoid_of_cubic(x, x * x); }
-
-INLINE vec gelu_slope(vec x) {
-  vec square = x * x, s = sigmoid_of_cubic(x, square);
-  return s + x * s * (splat(1) - s) * (splat(SLOPE) + splat(3 * SLOPE * CUBIC) * square);
-}
 
 INLINE void forward_row(const problem *p, int64_t row, int64_t bf16) {
   for (int64_t f = 0; f < p->width; f += LANES) {
@@ -47,7 +32,7 @@ INLINE void backward_row(const problem *p, int64_t row, float *sums, int64_t bf1
     const int64_t n = lanes_left(p->width, f), at = row * p->width + f;
     vec x = read_vec(p->hidden, at, n, bf16);
     if (p->bias) x += read_vec(p->bias, f, n, 0);
-    vec gradient = gelu_slope(x) * read_vec(p->grad_out, at, n, bf16);
+    vec value, gradient = gelu_and_slope(x, &value) * read_vec(p->grad_out, at, n, bf16);
     write_vec(p->grad_hidden, at, gradient, n, bf16);
     if (sums) add_to(sums, f, gradient, n);
   }
