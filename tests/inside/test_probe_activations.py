@@ -35,7 +35,7 @@ def test_a_file_is_probed(tmp_path):
     assert found.numbers["num_compositions"] == {"fit": 8, "id": 8, "ood": 2}
     assert found.numbers["structure"]["activations"]["module"]["purity"] > 0.9
     assert np.array(found.numbers["similarity"]["activations"]["cosine"]).shape == (5, 5)
-    assert found.numbers["skipped"] == {"tsne": "not asked for"}
+    assert found.numbers["skipped"] == {"tsne": "not requested"}
 
 
 def test_half_of_the_fitting_rows_become_id_unless_there_are_some(tmp_path):

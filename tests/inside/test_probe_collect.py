@@ -9,7 +9,7 @@ from torch import nn
 
 from recombine import convert
 from recombine.foundation.errors import InputError
-from recombine.inside.collect import ConvertedModel, collect_activations, find_sites, show_codes
+from recombine.inside.collect import ConvertedModel, collect_activations, expose_codes, find_sites
 from recombine.inside.probe import probe_model
 from recombine.models.base import build_model
 from recombine.models.transformer import TransformerConfig
@@ -149,7 +149,7 @@ class Encoder(nn.Module):
 @pytest.mark.parametrize("attention", ["hyla", "softmax"])
 def test_codes_are_those_of_the_layers_and_can_be_changed(attention):
     model = convert(Encoder(SMALL_TASK), attention)
-    shown = show_codes(model)
+    shown = expose_codes(model)
     inputs = SMALL_TASK.sample("test", 0, batch_size=4).inputs
     predictions, codes = shown(inputs, return_codes=True)
     torch.testing.assert_close(predictions, model(inputs))
@@ -168,5 +168,5 @@ def test_codes_of_converted_models_are_found():
     assert [site["name"] for site in numbers["sites"]] == ["codes.0", "codes.1", "encoder"]
     assert len(numbers["ablations"]["layers"]) == 6
     assert "swap" in numbers
-    assert show_codes(Encoder(SMALL_TASK)).__class__ is Encoder
-    assert isinstance(show_codes(model), ConvertedModel)
+    assert expose_codes(Encoder(SMALL_TASK)).__class__ is Encoder
+    assert isinstance(expose_codes(model), ConvertedModel)

@@ -125,6 +125,8 @@ def test_without_a_number_of_modules_the_code_needs_a_size():
     class Isolated(FuzzyLogic):
         isolated_queries: ClassVar[bool] = True
 
-    with pytest.raises(InputError, match="which has no number of modules: expected a task that has one, or a code_dim"):
+    with pytest.raises(
+        InputError, match="which does not define its number of modules: expected a task that does, or a code_dim"
+    ):
         build_model(HypernetworkTransformerConfig(), Isolated(), seed=0)
     assert build_model(HypernetworkTransformerConfig(**SIZES, code_dim=4), Isolated(), seed=0).code.out_features == 4

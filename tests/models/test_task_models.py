@@ -126,8 +126,8 @@ def test_strengths_are_decoded_from_every_layer(kind, sites):
         assert decoders["code"]["ood"]["r2"] > 0.8  # a normalised code is nearly z
 
 
-NO_ENCODING = "which does not say .*: expected a task whose inputs begin"
-HIDDEN = "which shows in later steps .* causal=True"
+NO_ENCODING = "which does not encode .*: expected a task whose inputs begin"
+HIDDEN = "which reveals earlier answers .* causal=True"
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ HIDDEN = "which shows in later steps .* causal=True"
     [
         (HypernetworkConfig(), FuzzyLogic(), NO_ENCODING),
         (TaskTransformerConfig(), FuzzyLogic(), NO_ENCODING),
-        (HypernetworkTransformerConfig(), FuzzyLogic(), "which asks queries that see the examples"),
+        (HypernetworkTransformerConfig(), FuzzyLogic(), "which lets queries attend to one another"),
         (
             LanguageModelConfig(),
             FuzzyLogic(),

@@ -120,10 +120,10 @@ def test_what_was_left_out_says_why(render, tmp_path):
     run = make_probed(tmp_path, "hyla")
     probe = make_probe()
     del probe["tsne"], probe["ablations"], probe["swap"]
-    probe["skipped"] = {"tsne": "not asked for", "ablate": "no code_maps", "swap": "no code_maps"}
+    probe["skipped"] = {"tsne": "not requested", "ablate": "no code_maps", "swap": "no code_maps"}
     (run / "probe.json").write_text(json.dumps(probe))
     page = render(run)
-    assert "not measured: not asked for." in section_of(page, "codes")
+    assert "not measured: not requested." in section_of(page, "codes")
     assert section_of(page, "ablations").count("no code_maps") == 1
     for broken in (b"", b"PK\x03\x04 no archive"):
         (run / "probe.json").write_text(json.dumps(make_probe()))

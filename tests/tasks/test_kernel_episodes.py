@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from recombine.foundation.native import pack_arguments
-from recombine.tasks.grids.goal import GoalGrid, RandomDraws, pursue
+from recombine.tasks.grids.goal import GoalGrid, RandomDraws, demonstrate_goals
 from recombine.tasks.grids.map import tabulate_scales
 from recombine.tasks.grids.preference import PreferenceGrid
 from recombine.tasks.native import episodes
@@ -63,12 +63,14 @@ def test_equal_random_numbers_are_left_to_the_definition(num_distractors, monkey
         if tied:
             uniform[7, 3] = 0.5
         draws = RandomDraws(uniform, others, others)
-        found = episodes.pursue(world, draws, goals, task.horizon, has_decoy=True, num_values=task.num_values)
+        found = episodes.demonstrate_goals(
+            world, draws, goals, task.horizon, has_decoy=True, num_values=task.num_values
+        )
         assert (found is None) == tied
-        fast = pursue(world, draws, goals, **arguments)
+        fast = demonstrate_goals(world, draws, goals, **arguments)
         with monkeypatch.context() as patch:
             patch.setattr(episodes, "is_available", lambda device: False)
-            plain = pursue(world, draws, goals, **arguments)
+            plain = demonstrate_goals(world, draws, goals, **arguments)
         assert all(torch.equal(one, other) for one, other in zip(fast, plain, strict=True))
 
 

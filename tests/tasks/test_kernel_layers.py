@@ -104,8 +104,8 @@ def test_impossible_lengths_are_refused(length):
 
 def test_what_is_not_changed_in_place():
     x, lengths = torch.randn(3, 4, 5), torch.tensor([1, 2, 3])
-    assert not kernel.changes_in_place(x[:, :2], lengths), "not contiguous"
-    assert not kernel.changes_in_place(x.double(), lengths)
-    assert not kernel.changes_in_place(x, lengths.int()), "lengths of another size would be read wrongly"
-    assert not kernel.changes_in_place(x.clone().requires_grad_(), lengths)
-    assert not kernel.changes_in_place(torch.randn(1, 1, 300), lengths[:1]), "too wide"
+    assert not kernel.supports_clear_padding(x[:, :2], lengths), "not contiguous"
+    assert not kernel.supports_clear_padding(x.double(), lengths)
+    assert not kernel.supports_clear_padding(x, lengths.int()), "lengths of another size would be read wrongly"
+    assert not kernel.supports_clear_padding(x.clone().requires_grad_(), lengths)
+    assert not kernel.supports_clear_padding(torch.randn(1, 1, 300), lengths[:1]), "too wide"

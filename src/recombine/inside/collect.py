@@ -101,7 +101,7 @@ def collect_activations(
     Every submodule named in `sites` must return activations. By default, the sites of `find_sites` that do are used.
     """
     check_positive(num_instances=num_instances)
-    model = show_codes(model)
+    model = expose_codes(model)
     task, chosen = reading.task, find_sites(model, sites)
     recorded: list[tuple[Side, Batch, dict[str, Tensor]]] = []
     for split in SIDES:
@@ -109,16 +109,16 @@ def collect_activations(
             for batch in reading.batches(split, num_instances, device):
                 recorded.append((split, batch, record_activations(model, batch.inputs, chosen, reading.keys)))
     names = list(recorded[0][2])
-    silent = {
+    uncalled = {
         site.name: f"submodule {site.path!r} was not called, or gave no tensor: expected one that is used"
         for site in chosen
         if site.name not in names
     }
-    if silent and (sites is not None or not names):
-        raise InputError(next(iter(silent.values())))
+    if uncalled and (sites is not None or not names):
+        raise InputError(next(iter(uncalled.values())))
     by_site = {name: torch.cat([values[name] for _, _, values in recorded]).numpy() for name in names}
     broken = {name: _describe_broken_rows(values) for name, values in by_site.items()}
-    skipped = silent | {name: f"{name} {reason}" for name, reason in broken.items() if reason is not None}
+    skipped = uncalled | {name: f"{name} {reason}" for name, reason in broken.items() if reason is not None}
     if not has_codes(model):
         skipped["codes"] = f"{type(model).__name__} has no latent codes: its forward takes no return_codes"
     num_trained = len(task.split.train)
@@ -248,7 +248,7 @@ class ConvertedModel(nn.Module):
         return (predictions, [code for code in codes if code is not None]) if return_codes else predictions
 
 
-def show_codes(model: nn.Module) -> nn.Module:
+def expose_codes(model: nn.Module) -> nn.Module:
     """The model itself, or a `ConvertedModel` around it if it has layers with codes but does not return them."""
     if not has_codes(model) and any(isinstance(module, HypernetworkAttention) for module in model.modules()):
         return ConvertedModel(model)

@@ -1,4 +1,4 @@
-"""What a linear decoder reads from activations, compared with what it would read from nothing.
+"""Linear decoders of activations, compared with decoders that have no information.
 
 A decoder is fitted on the rows `fit` alone and scored on `id` (other instances of the same compositions) and on `ood`
 (compositions that neither the network nor the decoder was trained on). Features are standardised. The strength of
@@ -135,13 +135,13 @@ def score_presence(z: Float[np.ndarray, "rows modules"], labels: Float[np.ndarra
     """F1, accuracy and AUC, means over the modules that are both present and absent in these rows; and `exact`."""
     from scipy.stats import rankdata
 
-    truth, said = labels > 0.5, z > 0
+    truth, predicted = labels > 0.5, z > 0
     num_present, num_absent = truth.sum(axis=0), (~truth).sum(axis=0)
     varying = (num_present > 0) & (num_absent > 0)
-    hits, rejections = (truth & said).sum(axis=0), (~truth & ~said).sum(axis=0)
+    hits, rejections = (truth & predicted).sum(axis=0), (~truth & ~predicted).sum(axis=0)
     rank_sums = (rankdata(z, axis=0) * truth).sum(axis=0) - num_present * (num_present + 1) / 2
     by_module = {
-        "f1": 2 * hits / np.maximum(num_present + said.sum(axis=0), 1),
+        "f1": 2 * hits / np.maximum(num_present + predicted.sum(axis=0), 1),
         "accuracy": (hits / np.maximum(num_present, 1) + rejections / np.maximum(num_absent, 1)) / 2,
         "auc": rank_sums / np.maximum(num_present * num_absent, 1),
     }

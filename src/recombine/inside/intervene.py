@@ -1,4 +1,4 @@
-"""Do the latent codes drive the answer? Change them while the model runs, and measure its score and its answers.
+"""Interventions: change the latent codes while the model runs, and measure its score and its answers.
 
 **Ablations** change the codes of a whole layer, at all key-query pairs:
 

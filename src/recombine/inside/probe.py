@@ -24,9 +24,9 @@ from recombine.inside.collect import (
     Activations,
     can_intervene,
     collect_activations,
+    expose_codes,
     has_codes,
     load_activations,
-    show_codes,
 )
 from recombine.inside.decode import MAX_FITTING_ROWS, decode_components, drop_baselines, find_best_site
 from recombine.inside.intervene import measure_ablations, measure_swaps
@@ -78,7 +78,7 @@ def probe_model(
 ) -> ProbeResult:
     """Probe a model on a task. `sites` are names of submodules, `untrained` a model to compare with."""
     torch_device = resolve_device(device)
-    model, reading = show_codes(model.to(torch_device)), task.reading()
+    model, reading = expose_codes(model.to(torch_device)), task.reading()
     untrained = None if untrained is None else untrained.to(torch_device)
     variants = reading.variants if has_codes(model) else {}
     num_variant = min(num_instances, MAX_VARIANT_INSTANCES)
@@ -277,7 +277,7 @@ class _Probe:
                 self.numbers["similarity"] = {site: measure_similarity(activations, site) for site in sites}
         self.arrays |= {f"sample.{name}": values for name, values in activations.columns(kinds, rows).items()}
         if not tsne:
-            self.numbers["skipped"]["tsne"] = "not asked for"
+            self.numbers["skipped"]["tsne"] = "not requested"
             return
         with self.part("tsne"):
             for site in track(sites, "t-SNE of sites"):

@@ -1,4 +1,4 @@
-"""Why a network does not generalise: a verdict that follows from its scores, the certificate of the split and its probe.
+"""Verdicts: whether and why a network generalises, from its scores, the certificate of the split and its probe.
 
 A score is normalised between chance (0) and its ceiling (1), also if lower is better. The verdict is the first of these that
 holds:

@@ -38,7 +38,7 @@ from recombine.foundation.plugins import find_classes, find_entry_points, is_loa
 from recombine.tasks.base import Task
 from recombine.tasks.families import TASKS
 
-# How a user names code from outside: a specification (see above), a class, or a function that builds a module.
+# Code from outside the package: a specification (see above), a class, or a function that builds a module.
 Code = str | type | Callable[[Task], nn.Module]
 GROUPS = {"task": "recombine.tasks", "model": "recombine.models"}
 
@@ -58,15 +58,17 @@ class Need(NamedTuple):
 
 ENCODING = Need(
     lambda task: task.encoding_dim > 0,
-    "does not say in its inputs which task it is",
+    "does not encode the task in its inputs",
     "whose inputs begin with an encoding, such as 'hyperteacher'",
 )
 ISOLATED_QUERIES = Need(
     lambda task: task.isolated_queries,
-    "asks queries that see the examples",
-    "whose queries are apart from the examples, such as 'in_context'",
+    "lets queries attend to one another",
+    "with isolated queries, such as 'in_context'",
 )
-MODULES = Need(lambda task: task.num_modules is not None, "has no number of modules", "that has one, or a code_dim")
+MODULES = Need(
+    lambda task: task.num_modules is not None, "does not define its number of modules", "that does, or a code_dim"
+)
 SAME_LENGTHS = Need(
     lambda task: task.train_length == task.sequence_length,
     "has {task.train_length} tokens in training and {task.sequence_length} in evaluation",
@@ -74,7 +76,7 @@ SAME_LENGTHS = Need(
 )
 HIDDEN_ANSWERS = Need(
     lambda task: not task.requires_causal_model,
-    "shows in later steps what was done in earlier ones",
+    "reveals earlier answers in later inputs",
     "that does not, or a model with causal=True",
 )
 TOKENS = Need(
@@ -84,7 +86,7 @@ TOKENS = Need(
 )
 FEATURES = Need(
     lambda task: task.vocabulary_size is None,
-    "has numbers of tokens as inputs",
+    "has token numbers as inputs",
     "whose inputs are features, or the model 'language_model'",
 )
 
@@ -176,7 +178,7 @@ def build_model(config: ModelConfig, task: Task, *, seed: int, copies: int = 1) 
 
 
 def check_size(config: ModelConfig, task: Task, *, copies: int = 1) -> None:
-    """Raise an error if a model of this package is too deep or too large, before it takes memory.
+    """Raise an error if a model of this package is too deep or too large, before memory is allocated.
 
     Its size is that of the same model on torch's `meta` device, where tensors have shapes and no content. Models from outside
     the package are not checked, since they may not be able to build themselves there.
@@ -268,14 +270,14 @@ def bind_module(factory: Any) -> type[OutsideModule]:
 
 def is_own(owner: Any) -> bool:
     """Whether a class or function belongs to this package."""
-    return _written_by_user(owner).__module__.split(".")[0] == "recombine"
+    return _unwrap_factory(owner).__module__.split(".")[0] == "recombine"
 
 
 def describe_origin(owner: Any) -> str | None:
     """A specification of a class or function from outside, as `--code` takes it; None for the package's own."""
     if is_own(owner):
         return None
-    written = _written_by_user(owner)
+    written = _unwrap_factory(owner)
     module = sys.modules.get(written.__module__)
     file = getattr(module, "__file__", None)
     by_file = file is not None and (written.__module__ == "__main__" or is_loaded_file(written.__module__))
@@ -283,14 +285,14 @@ def describe_origin(owner: Any) -> str | None:
 
 
 def version_of(owner: type[Task] | type[ModelConfig]) -> int | str:
-    """What tells the numbers of one version of a class from those of another.
+    """The version of a class, part of the identity of every run.
 
     The package's own classes carry a number that is raised by hand. For a class from outside, the hash of the files of the
     class and its bases is added, so that results from before an edit are not mistaken for those after it.
     """
     if is_own(owner):
         return owner.version
-    return f"{owner.version}-{hash_files(_written_by_user(owner))}"
+    return f"{owner.version}-{hash_files(_unwrap_factory(owner))}"
 
 
 def hash_files(owner: Any) -> str:
@@ -377,8 +379,8 @@ def _call(factory: Callable[[Task], nn.Module], task: Task) -> nn.Module:
     return module
 
 
-def _written_by_user(owner: Any) -> Any:
-    """The module class or function that a configuration was made for here; otherwise the class itself."""
+def _unwrap_factory(owner: Any) -> Any:
+    """The module class or function behind a generated configuration class; otherwise the class itself."""
     factory = vars(owner).get("factory") if isinstance(owner, type) else None
     return owner if factory is None else factory.__func__
 

@@ -40,7 +40,7 @@ class Ratio(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """How a metric is shown, and which way is better."""
+    """Title and direction of a metric."""
 
     title: str
     higher_is_better: bool = True
@@ -79,7 +79,7 @@ SUCCESS_THRESHOLD = 0.95  # of the headline metric of a row, in the default crit
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:
-    """The run that a scale stands for: a task, a model with its sizes, and training settings.
+    """The default run at a scale: a task, a model with its sizes, and training settings.
 
     `sizes` and `training` are plain data, because a task knows neither model classes nor the training loop.
     """
@@ -101,14 +101,14 @@ class Task(Sampler):
     models: ClassVar[tuple[str, ...]] = ("transformer",)  # models it has sizes for, the default first
     metric_info: ClassVar[Mapping[str, Metric]] = METRICS
     module_title: ClassVar[str] = "module"  # in `describe`
-    # what the columns of an export hold that not every task has
+    # descriptions of the export columns that only this task has
     column_info: ClassVar[Mapping[str, str]] = {
         "strengths": "strength of each module, 0 if it is not in the composition"
     }
     evaluation_instances: ClassVar[int] = 16_000  # per split, in a final evaluation
     training_evaluation_instances: ClassVar[int] = 1_000  # per split, in evaluations during training
-    training_evaluations: ClassVar[int] = 8  # during a training of up to 20,000 steps; longer ones have up to 20
-    # whether the tokens that are read see the rest and themselves, not one another
+    training_evaluations: ClassVar[int] = 8  # per run of up to 20,000 steps; up to 20 in longer runs
+    # whether tokens that are read attend to the rest and to themselves, but not to one another
     isolated_queries: ClassVar[bool] = False
     # whether later tokens reveal the answers to earlier ones, so that models must be causal
     requires_causal_model: ClassVar[bool] = False
@@ -136,7 +136,7 @@ class Task(Sampler):
 
     @property
     def num_modules(self) -> int | None:
-        """Number of modules in all, for models that have a feature per module; None if not defined."""
+        """Total number of modules, for models with a feature per module; None if not defined."""
         return None
 
     @property
@@ -146,18 +146,18 @@ class Task(Sampler):
 
     @property
     def vocabulary_size(self) -> int | None:
-        """Number of different tokens, for tasks whose inputs are numbers of tokens; None for features."""
+        """Size of the vocabulary, for tasks whose inputs are token numbers; None for features."""
         return None
 
     prepared_settings: ClassVar[tuple[str, ...]] = ()
     """Settings that `prepare` fills in, because they depend on files of the machine."""
 
     def prepare(self) -> Task:
-        """The task with all that a run must record. A task that depends on files prepares them and names their content."""
+        """The task with every setting that a run must record; a task that depends on files prepares them and adds their hash."""
         return self
 
     def artifacts(self) -> Mapping[str, bytes]:
-        """Files that a run directory keeps, by name, because the trained model is of no use without them."""
+        """Files to store in the run directory, by name, because the trained model needs them."""
         return {}
 
     @property
@@ -175,7 +175,7 @@ class Task(Sampler):
         """The loss that training minimises."""
 
     def loss_weight(self, batch: Batch) -> float | Tensor:
-        """How many terms `loss` is the mean of: the number of rows, unless a loss counts tokens or steps.
+        """Number of terms that `loss` averages: the number of rows, unless it averages over tokens or steps.
 
         Several processes that train together each have some rows of a batch. The loss of the batch is the mean of theirs with
         these weights.
@@ -272,7 +272,7 @@ class Task(Sampler):
         return f"its {self.metric(self.headline).title} is at least {SUCCESS_THRESHOLD}"
 
     def judge(self, predictions: Tensor, batch: Batch) -> tuple[Tensor, Bool[Tensor, " batch"]]:
-        """The answers of the predictions, for `card`, and which rows are right. By default, judged by the headline metric."""
+        """The predicted answers, for `card`, and which rows are right; by default according to the headline metric."""
         name, ratio = next(iter(self.metrics(predictions, batch).items()))
         value = ratio.numerator / ratio.denominator
         right = value >= SUCCESS_THRESHOLD if self.metric(name).higher_is_better else value <= 1 - SUCCESS_THRESHOLD
@@ -290,11 +290,11 @@ class Task(Sampler):
         return Card(picture=picture, composition=modules, remarks=remarks)
 
     def columns(self, batch: Batch) -> dict[str, Tensor]:
-        """Columns of an export that only this task has; `column_info` says what they hold."""
+        """Export columns that only this task has, described in `column_info`."""
         return {name: column for name, column in batch.info.items() if name != "composition"}
 
     def predict_answers(self, answers: Tensor) -> Tensor:
-        """Predictions that mean exactly these answers, which have the form of the targets; -1 is where nothing is asked.
+        """Predictions equivalent to these answers, which have the form of the targets; -1 where there is no target.
 
         The default makes a one-hot prediction for class numbers. Other answers are predictions already.
         """

@@ -1,4 +1,4 @@
-"""What a probe reads of a task: which instances, key-query pairs and labels, and the expected effect of a swapped code.
+"""Readings: the instances, key-query pairs and labels that a probe uses, and the expected effect of a swapped code.
 
 `Task.reading()` returns a `Reading`. The default suits any task: instances as in training, the last token attending to
 itself, and the modules of the instance as labels. A family that needs another reading overrides `Task.reading` and keeps

@@ -1,4 +1,4 @@
-"""Batches: how a task makes them, and which of them evaluation uses.
+"""Batches: how tasks generate them, and which ones evaluation uses.
 
 Batch i of a split is a pure function of (task, seed, split, i); see `recombine.random`. A family implements `make_batch`,
 which draws all its random numbers from a stream; everything else follows from it: a batch, some of its rows, or several
@@ -93,12 +93,12 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class Sampler(Settings, ABC):
-    """What samples batches: the half of a task that a training loop needs first."""
+    """Base class of tasks, as far as sampling is concerned."""
 
     name: ClassVar[str]
     splits: ClassVar[tuple[SplitName, ...]] = ("train", "test", "ood")
-    # How many training batches `sample_many` may make at once, for tasks whose small batches cost more in calls than in
-    # numbers. Training always asks for groups that start at a multiple of `count_batches_at_once`.
+    # Maximum number of training batches that `sample_many` generates at once, for tasks whose small batches are dominated by
+    # the overhead of calls. Training requests groups that start at a multiple of `count_batches_at_once`.
     max_batches_at_once: ClassVar[int] = 1
     max_numbers_at_once: ClassVar[int] = 1 << 20  # of inputs
 
@@ -127,14 +127,14 @@ class Sampler(Settings, ABC):
 
     @property
     def max_rows_at_once(self) -> int:
-        """The most rows that are evaluated at once; less than the default for tasks with large predictions."""
+        """Maximum number of rows per evaluation batch; smaller for tasks with large predictions."""
         return 1_000
 
     @abstractmethod
     def make_batch(self, split: SplitName, stream: Stream) -> Batch:
         """One instance of the split for each row of the stream, from which all random numbers are drawn.
 
-        What a row gets must depend on its own numbers only, so that any part of a batch can be made alone.
+        A row may depend on its own random numbers only, so that any part of a batch can be generated alone.
         """
 
     def sample(
@@ -170,7 +170,7 @@ class Sampler(Settings, ABC):
         return self.make_batch(split, Stream.chain(streams)).divide(len(streams[0]))
 
     def count_batches_at_once(self, batch_size: int) -> int:
-        """How many training batches are made at once: the largest power of two that both limits allow."""
+        """Number of training batches generated at once: the largest power of two that both limits allow."""
         room = self.max_numbers_at_once // (batch_size * self.train_length * self.input_dim)
         return 1 << (max(1, min(room, self.max_batches_at_once)).bit_length() - 1)
 

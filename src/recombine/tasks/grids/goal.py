@@ -55,7 +55,7 @@ class RandomDraws(NamedTuple):
     something_else: Int[Tensor, "rows others"]  # how far it is behind the goal's kind, less one
 
 
-def pursue(
+def demonstrate_goals(
     world: World,
     draws: RandomDraws,
     goals: Int[Tensor, "rows 4"],
@@ -74,7 +74,7 @@ def pursue(
     has its kind. The expert takes a shortest path (of several, the one whose moves come first), then interacts.
     """
     if kernel.is_available(goals.device):
-        found = kernel.pursue(world, draws, goals, horizon, has_decoy=has_decoy, num_values=num_values)
+        found = kernel.demonstrate_goals(world, draws, goals, horizon, has_decoy=has_decoy, num_values=num_values)
         if found is not None:  # no two cells have the same random number
             return found
     quadrant, interaction, maze, kind = goals.unbind(dim=1)
@@ -269,20 +269,20 @@ class GoalGrid(ImitationTask):
             stream.integers(self.num_objects - 1, num_others),
         )
         horizon, has_decoy = self.horizon, self.decoy
-        objects, kinds, code, maze, cells, actions, optimal = pursue(
+        objects, kinds, code, maze, cells, actions, optimal = demonstrate_goals(
             world, draws, modules - offsets, horizon=horizon, has_decoy=has_decoy, num_values=self.num_values
         )
         present = torch.ones(len(objects), horizon, objects.shape[1], dtype=torch.bool, device=stream.device)
         inputs = observe(
             Episodes(cells, present, actions, optimal),
             codes=codes,
-            code=code,
+            code_index=code,
             objects=objects,
             kinds=kinds,
             num_kinds=self.num_objects,
             num_cells=self.grid_size**2,
             walls=walls if self.show_walls else None,
-            map=maze,
+            map_index=maze,
             clock=0,
         )
         info = {"composition": composition, "kinds": kinds, "objects": objects, "cells": cells, "optimal": optimal}

@@ -52,33 +52,34 @@ def observe(
     episodes: Episodes,
     *,
     codes: Float[Tensor, "codes code"],
-    code: Int[Tensor, " batch"] | None = None,
+    code_index: Int[Tensor, " batch"] | None = None,
     objects: Int[Tensor, "batch object"],
     kinds: Int[Tensor, "batch object"],
     num_kinds: int,
     num_cells: int,
     walls: Float[Tensor, "maps cells"] | None,
-    map: Int[Tensor, " batch"] | None = None,
+    map_index: Int[Tensor, " batch"] | None = None,
     clock: int,
 ) -> Float[Tensor, "batch step feature"]:
     """The encoding of the task and the observation at each step; empty after the end.
 
-    `code` and `map` say which of `codes` and `walls` an episode has; without them, a code per episode, and one map.
+    `code_index` and `map_index` select the row of `codes` and `walls` per episode; without them, there is a code per episode and
+    one map.
     `objects` are the cells of the objects; `clock` is the length of the one-hot of the remaining steps, or 0.
     """
     size = observation_dim(num_kinds=num_kinds, num_cells=num_cells, walls=walls is not None, clock=clock)
     if kernel.is_available(codes.device):
         return kernel.observe(
             *(episodes.actions, episodes.cells, episodes.present, objects, kinds, codes, walls),
-            code=code,
-            map=map,
+            code_index=code_index,
+            map_index=map_index,
             scales=tabulate_scales(objects.shape[1] + num_cells + 3, size),
             num_kinds=num_kinds,
             num_cells=num_cells,
             clock=clock,
         )
-    encoding = codes if code is None else codes[code]
-    walls = walls if walls is None or map is None else walls[map]
+    encoding = codes if code_index is None else codes[code_index]
+    walls = walls if walls is None or map_index is None else walls[map_index]
     batch_size, num_steps = episodes.actions.shape
     first = encoding.shape[1]  # planes begin here: kinds, agent, walls; then the clock
     count = episodes.present.sum(dim=2) + (1 + bool(clock))

@@ -55,7 +55,7 @@ Expert = Literal["remaining_steps", "published"]
 NOTHING = 0  # the action that ends the episode; the moves follow
 
 
-def value_entering(
+def compute_entry_values(
     objects: Int[Tensor, "batch object"],
     worth: Float[Tensor, "batch object"],
     moves: Int[Tensor, "cells moves"],
@@ -102,8 +102,8 @@ def demonstrate(
     """The expert's episodes from these starts. Among equally good actions it takes the first."""
     remaining = expert == "remaining_steps"
     if episodes.is_available(objects.device):
-        return Episodes(*episodes.collect(start, objects, worth, moves, horizon, discount, remaining))
-    entering = value_entering(objects, worth, moves, num_steps=horizon, discount=discount)
+        return Episodes(*episodes.demonstrate_preferences(start, objects, worth, moves, horizon, discount, remaining))
+    entering = compute_entry_values(objects, worth, moves, num_steps=horizon, discount=discount)
     device = objects.device
     batch_size, num_objects = objects.shape
     episode = torch.arange(batch_size, device=device)

@@ -116,7 +116,7 @@ class Sentences:
 
 NUM_KEYS = 64
 NUM_VALUES = 64
-TOKENS_PER_PAIR = 4  # a key and its value, shown and asked for once
+TOKENS_PER_PAIR = 4  # a key and its value, each shown and queried once
 
 
 def draw_recall(
@@ -155,10 +155,12 @@ class Rows:
 
     def make(self, split: SplitName, stream: Stream) -> Batch:
         if split in ("test", "ood"):
-            return self._ask_grammar(split, stream)
-        return {"train": self._mix, "text": self._read_held_out, "recall": self._ask_recall}[split](stream)
+            return self._make_grammar_rows(split, stream)
+        return {"train": self._make_training_rows, "text": self._make_text_rows, "recall": self._make_recall_rows}[
+            split
+        ](stream)
 
-    def _mix(self, stream: Stream) -> Batch:
+    def _make_training_rows(self, stream: Stream) -> Batch:
         """Rows of all kinds. Each draws the numbers of every kind, and then only its own tokens are made."""
         length = self.length + 1
         share = stream.uniform(1)[:, 0]
@@ -196,7 +198,7 @@ class Rows:
         places = first[rows] + torch.arange(length)
         return tokens.gather(1, places), answers.gather(1, places)
 
-    def _ask_grammar(self, split: SplitName, stream: Stream) -> Batch:
+    def _make_grammar_rows(self, split: SplitName, stream: Stream) -> Batch:
         """Two or more sentences of trained commands, then the command of the row, whose answer alone is scored."""
         number, modules = self.task.draw_compositions(split, stream)
         length = min(3 * self.sentences.tokens.shape[1], self.length) + 1
@@ -209,12 +211,12 @@ class Rows:
         tokens, answers = tokens.gather(1, places), answers.gather(1, places)
         return self._batch(tokens, answers, torch.full_like(number, GRAMMAR), number, modules)
 
-    def _ask_recall(self, stream: Stream) -> Batch:
+    def _make_recall_rows(self, stream: Stream) -> Batch:
         length = TOKENS_PER_PAIR * self.num_pairs
         tokens, recalled, key = draw_recall(stream, self.tokenizer, self.num_pairs, length)
         return self._batch(tokens, recalled, torch.full_like(key, RECALL), key, FIRST_KEY + key[:, None])
 
-    def _read_held_out(self, stream: Stream) -> Batch:
+    def _make_text_rows(self, stream: Stream) -> Batch:
         """Windows of held-out documents, equally likely; the first starts with the document."""
         chosen = self._windows[stream.integers(len(self._windows), 1)[:, 0].numpy()]
         tokens = torch.full((len(chosen), self.length + 1), self.tokenizer.pad)

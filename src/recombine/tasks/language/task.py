@@ -387,7 +387,7 @@ def tabulate_positions(predict: Callable[[Tensor], Tensor], batches: Iterable[Ba
 
 
 class LanguageReading(Reading):
-    """Rows of the grammar that end where the answer is decided; their target is the first token that tells answers apart."""
+    """Rows of the grammar, cut where answers diverge; their target is the first token that distinguishes answers."""
 
     task: Language
     version = 2
@@ -431,7 +431,7 @@ class LanguageReading(Reading):
         return self
 
     def group(self, batch: Batch) -> Int[Tensor, " rows"]:
-        """The token that tells answers apart."""
+        """The token that distinguishes answers."""
         return self.target(batch)
 
     def read_answer(self, predictions: Tensor) -> Int[Tensor, " rows"]:

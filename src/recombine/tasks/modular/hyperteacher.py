@@ -1,6 +1,6 @@
 """Hyperteacher: learn a family of networks from the encoding of a task and an input (SC, arXiv 2507.07207).
 
-A task mixes at most K of M modules, with strengths z; a frozen linear hypernetwork (see `teacher`) makes of it
+A task mixes at most K of M modules with strengths z, which a frozen linear hypernetwork (see `teacher`) maps to
 
     y = relu(x . sum_m z_m Theta_m / sqrt(K) + sum_m z_m b_m / sqrt(K)) . Omega,   x uniform in [-1, 1]
 
@@ -138,7 +138,7 @@ class Hyperteacher(MixtureTask):
         return "expected num_extra and modules left for it"
 
     def make_batch(self, split: SplitName, stream: Stream) -> Batch:
-        """Inputs x behind the code of a task (batch, sample, feature), and what the teacher makes of each x."""
+        """Inputs x, each preceded by the code of the task (batch, sample, feature), and the teacher's outputs."""
         num_samples = self.train_length if split == "train" else self.num_samples
         composition, modules = self.draw_compositions(split, stream)
         strengths = self.draw_strengths(modules, stream)

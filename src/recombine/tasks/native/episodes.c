@@ -88,7 +88,7 @@ static void walk(const collection *p, int64_t episode, const float *entering) {
 }
 
 /* Returns 0, or 1 if there is not enough memory. */
-int recombine_collect(const collection *p, float discount) {
+int recombine_demonstrate_preferences(const collection *p, float discount) {
   const int64_t tables = (p->num_steps + 1) * (p->num_cells << p->num_objects);
   int failed = 0;
 #pragma omp parallel for num_threads(p->threads) schedule(static) reduction(| : failed) if (p->threads > 1)
@@ -191,7 +191,7 @@ static void walk_to_goal(const pursuit *p, int64_t episode, int64_t cell, int64_
 }
 
 /* Returns 0, or 1 if it is in doubt in some episode which cells its objects have. */
-int recombine_pursue(const pursuit *p) {
+int recombine_demonstrate_goals(const pursuit *p) {
   int in_doubt = 0;
 #pragma omp parallel for num_threads(p->threads) schedule(static) reduction(| : in_doubt) if (p->threads > 1)
   for (int64_t episode = 0; episode < p->num_episodes; episode++) {

@@ -26,8 +26,8 @@ def open_library() -> ctypes.CDLL | str:
     """The compiled kernel, or why there is none, in one line."""
     address = ctypes.c_void_p
     functions: dict[str, Sequence[Any]] = {
-        "recombine_collect": [address, ctypes.c_float],
-        "recombine_pursue": [address],
+        "recombine_demonstrate_preferences": [address, ctypes.c_float],
+        "recombine_demonstrate_goals": [address],
         "recombine_observe": [address],
     }
     return open_kernel(Path(__file__).with_suffix(".c"), functions)
@@ -38,7 +38,7 @@ def is_available(device: torch.device) -> bool:
     return device.type == "cpu" and not isinstance(open_library(), str)
 
 
-def collect(
+def demonstrate_preferences(
     start: Int[Tensor, " batch"],
     objects: Int[Tensor, "batch object"],
     worth: Float[Tensor, "batch object"],
@@ -58,12 +58,14 @@ def collect(
     given = _make_contiguous(start, objects, moves, worth)
     sizes = (batch_size, num_objects, num_cells, num_steps, plans_for_remaining, torch.get_num_threads())
     _check_memory(
-        _library().recombine_collect(pack_arguments(*given, cells, actions, present, optimal, *sizes), discount)
+        _library().recombine_demonstrate_preferences(
+            pack_arguments(*given, cells, actions, present, optimal, *sizes), discount
+        )
     )
     return cells, present, actions, optimal
 
 
-def pursue(
+def demonstrate_goals(
     world: Sequence[Tensor],
     draws: tuple[Float[Tensor, "batch 4 cells"], Int[Tensor, "batch others"], Int[Tensor, "batch others"]],
     goals: Int[Tensor, "batch 4"],
@@ -72,7 +74,7 @@ def pursue(
     has_decoy: bool,
     num_values: tuple[int, int, int, int],
 ) -> tuple[Tensor, ...] | None:
-    """What `recombine.tasks.grids.goal.pursue` defines: objects, kinds, codes, mazes, cells, actions, optimal actions.
+    """What `recombine.tasks.grids.goal.demonstrate_goals` defines: objects, kinds, codes, mazes, cells, actions, optimal actions.
 
     None if cells have the same random number, so that it depends on the definition which of them is taken.
     """
@@ -86,7 +88,7 @@ def pursue(
     given = _make_contiguous(*world, *draws, goals)
     made = (objects, kinds, code, maze, cells, actions, optimal)
     sizes = (batch_size, num_cells, num_steps, has_decoy, num_others, *num_values[1:], torch.get_num_threads())
-    is_tied = _library().recombine_pursue(pack_arguments(*given, *made, *sizes))
+    is_tied = _library().recombine_demonstrate_goals(pack_arguments(*given, *made, *sizes))
     return None if is_tied else made
 
 
@@ -99,8 +101,8 @@ def observe(
     codes: Float[Tensor, "codes code"],
     walls: Float[Tensor, "maps cells"] | None,
     *,
-    code: Int[Tensor, " batch"] | None,
-    map: Int[Tensor, " batch"] | None,
+    code_index: Int[Tensor, " batch"] | None,
+    map_index: Int[Tensor, " batch"] | None,
     scales: Float[Tensor, " count"],
     num_kinds: int,
     num_cells: int,
@@ -110,7 +112,7 @@ def observe(
     (batch_size, num_steps), code_size = actions.shape, codes.shape[1]
     width = code_size + (num_kinds + 1 + (walls is not None)) * num_cells + clock
     inputs = empty_block(batch_size, num_steps, width)
-    given = _make_contiguous(actions, cells, present, objects, kinds, codes, walls, code, map, scales)
+    given = _make_contiguous(actions, cells, present, objects, kinds, codes, walls, code_index, map_index, scales)
     sizes = (batch_size, num_steps, objects.shape[1], num_kinds, num_cells, code_size, clock, torch.get_num_threads())
     _check_memory(_library().recombine_observe(pack_arguments(*given, inputs, *sizes)))
     return inputs

@@ -104,7 +104,7 @@ def _library() -> ctypes.CDLL:
     return library
 
 
-def changes_in_place(x: Tensor, lengths: Tensor) -> bool:
+def supports_clear_padding(x: Tensor, lengths: Tensor) -> bool:
     """Whether `clear_padding` accepts these; the first call compiles the kernel."""
     return (
         type(x) is Tensor

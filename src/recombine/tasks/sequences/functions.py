@@ -45,7 +45,7 @@ def mark_real(x: Float[Tensor, "b t features"], lengths: Int[Tensor, " b"]) -> B
 
 def clear_padding(x: Float[Tensor, "b t features"], lengths: Int[Tensor, " b"]) -> Float[Tensor, "b t features"]:
     """Multiply the features of padding by 0, in place."""
-    if kernel.changes_in_place(x, lengths):
+    if kernel.supports_clear_padding(x, lengths):
         return kernel.clear_padding(x, lengths)
     return x.mul_(mark_real(x, lengths)[..., None])
 
@@ -143,7 +143,7 @@ def attention_weights(scores: Float[Tensor, "b t t"], attention: AttentionWeight
 def apply_layers(
     weights: Weights, prefix: str, x: Float[Tensor, "*b features"], lengths: Int[Tensor, " rows"] | None = None
 ) -> Float[Tensor, "*b outputs"]:
-    """Dense layers with a sigmoid after each; values behind `lengths` tokens are of no use, and may be anything."""
+    """Dense layers with a sigmoid after each; values after `lengths` tokens are arbitrary."""
     layers = list_layers(weights, prefix)
     if lengths is not None and kernel.supports(x, layers):
         return kernel.apply_layers(x, lengths, layers)

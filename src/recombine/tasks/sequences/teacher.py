@@ -53,7 +53,7 @@ NUM_MEAN_SEQUENCES = 4_096
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceTeacher(Task):
-    """Imitate a random sequence model, and go on where training sequences end."""
+    """Imitate a random sequence model, also on longer sequences than trained."""
 
     name: ClassVar[str] = "sequence_teacher"
     summary: ClassVar[str] = "imitate a random sequence model on longer sequences than trained (arXiv 2402.04875)"
