@@ -142,38 +142,37 @@ def test_folder_and_builds_are_private_whatever_the_umask(source):
     assert path.parent.stat().st_mode & 0o077 == 0
 
 
-@needs_root
-def test_a_folder_of_another_user_is_refused(source, monkeypatch):
-    os.chown(build(source).parent, STRANGER, STRANGER)
-    refuse_to_load(monkeypatch)
-    with pytest.raises(InputError, match=rf"RECOMBINE_CACHE.* of user {STRANGER} with mode 700: expected one that bel"):
-        load(source)
-
-
-@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o770, 0o702])
-def test_a_folder_that_others_can_write_to_is_refused(source, monkeypatch, mode):
-    build(source).parent.chmod(mode)
-    refuse_to_load(monkeypatch)
-    with pytest.raises(InputError, match=rf"with mode {mode:o}: expected one .* that only you can write to"):
-        load(source)
-
-
-@pytest.mark.parametrize("mode", [0o777, 0o720, 0o702])
-def test_a_build_that_others_can_write_to_is_not_loaded(source, monkeypatch, mode):
-    path = build(source)
-    path.chmod(mode)
-    assert native.load_if_intact(path) is None
-    assert load(source).answer() == 42
-    assert path.stat().st_mode & 0o077 == 0, "built again"
-
-
-@needs_root
-def test_a_build_of_another_user_is_not_loaded(source):
-    path = build(source)
+def give_away(path):
     os.chown(path, STRANGER, STRANGER)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        *((lambda path, mode=mode: path.chmod(mode), f"with mode {mode:o}") for mode in (0o777, 0o1777, 0o770, 0o702)),
+        pytest.param(give_away, f"of user {STRANGER} with mode 700", marks=needs_root),
+    ],
+)
+def test_a_folder_of_others_is_refused(source, monkeypatch, spoil, message):
+    spoil(build(source).parent)
+    refuse_to_load(monkeypatch)
+    with pytest.raises(InputError, match=f"RECOMBINE_CACHE.* {message}: expected one that belongs to you"):
+        load(source)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        *(lambda path, mode=mode: path.chmod(mode) for mode in (0o777, 0o720, 0o702)),
+        pytest.param(give_away, marks=needs_root),
+    ],
+)
+def test_a_build_of_others_is_not_loaded(source, spoil):
+    path = build(source)
+    spoil(path)
     assert native.load_if_intact(path) is None
     assert load(source).answer() == 42
-    assert path.stat().st_uid == os.getuid()
+    assert (path.stat().st_mode & 0o077, path.stat().st_uid) == (0, os.getuid()), "built again"
 
 
 def test_a_link_is_not_loaded(source, tmp_path):
@@ -222,37 +221,23 @@ print("agreed")
 """
 
 
-def build_with(command, tmp_path):
-    environment = {**os.environ, "CC": command, "RECOMBINE_CACHE": str(tmp_path / "cache")}
-    return subprocess.run([sys.executable, "-c", CHECK], env=environment, capture_output=True, text=True, timeout=500)
-
-
 @pytest.mark.slow
-def test_clang_builds_every_kernel(tmp_path):
-    if shutil.which("clang") is None:
-        pytest.skip("no clang")
-    done = build_with("clang", tmp_path)
-    assert "agreed" in done.stdout, done.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("real", ["gcc", "clang"])
-def test_a_compiler_that_refuses_openmp_builds_every_kernel_with_one_thread(tmp_path, real):
-    """As Apple's clang, and clang on Linux without libomp."""
+@pytest.mark.parametrize(("real", "has_openmp"), [("clang", True), ("clang", False), ("gcc", False)])
+def test_other_compilers_build_every_kernel(tmp_path, real, has_openmp):
+    """Without OpenMP with one thread: as Apple's clang, and clang on Linux without libomp."""
     if shutil.which(real) is None:
         pytest.skip(f"no {real}")
-    program = tmp_path / "apple-clang"
-    program.write_text(
-        "#!/bin/sh\n"
+    refuse = (
         'case "$*" in\n'
         "*--version*) echo Apple clang version 15.0.0; exit 0;;\n"
         "*-fopenmp*) echo \"clang: error: unsupported option '-fopenmp'\"; exit 1;;\n"
-        f'esac\nexec {real} "$@"\n'
+        f'esac\nexec {real} "$@"'
     )
-    program.chmod(0o755)
-    done = build_with(str(program), tmp_path)
+    command = real if has_openmp else write_program(tmp_path / "apple-clang", refuse)
+    environment = {**os.environ, "CC": command, "RECOMBINE_CACHE": str(tmp_path / "cache")}
+    done = subprocess.run([sys.executable, "-c", CHECK], env=environment, capture_output=True, text=True, timeout=500)
     assert "agreed" in done.stdout, done.stderr
-    assert "cpu.c was built without OpenMP: it uses one thread" in done.stderr
+    assert ("cpu.c was built without OpenMP: it uses one thread" in done.stderr) != has_openmp
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no compiler")
