@@ -82,7 +82,7 @@ def test_tasks_show_check(capsys):
     assert run_verb(["tasks", "--json"]) == 0
     assert "fuzzy_logic" in json.loads(capsys.readouterr().out)
     assert run_verb(["show", "fuzzy-logic", "--num-examples", "4"]) == 0
-    assert "answer" in capsys.readouterr().out
+    assert "to be predicted" in capsys.readouterr().out
     assert run_verb(["show", "fuzzy-logic", "--json", "--split", "unknown"]) == 0
     assert min(json.loads(capsys.readouterr().out)["composition"]) >= 12
     assert run_verb(["check", "fuzzy-logic", "--held-out", "0.7", "--num-instances", "64", "--json"]) == 0

@@ -179,6 +179,10 @@ def test_what_is_no_experiment(name, message, tmp_path, monkeypatch):
         find_experiment(name)
 
 
+class Compared(Widths):
+    compared = "width"
+
+
 def test_the_comparison_pairs_seeds():
     """The second attention is better by a fixed amount, whatever the seeds differ by."""
     runs = []
@@ -187,8 +191,7 @@ def test_the_comparison_pairs_seeds():
         run = stored_run(record, {"test": 0.9, "ood": score})
         run.result["scores"]["ood"]["r2_pooled"] |= {"low": 0.0, "high": 1.0, "chance": 0.1, "ceiling": 0.9}
         runs.append(run)
-    experiment, finished = Widths(), Finished(tuple(runs))
-    experiment.compared = "width"
+    experiment, finished = Compared(), Finished(tuple(runs))
     table = compare_scores(experiment, finished)
     narrow, wide = table.as_dicts()
     assert (narrow["width"], narrow["seeds"], wide["minutes"]) == (16, 2, 60)

@@ -94,6 +94,14 @@ def test_the_code_with_itself_is_the_last_part_of_the_codes_with_the_row():
     torch.testing.assert_close(torch.tensor(own), torch.tensor(row[:, -4:]))
 
 
+def test_layers_are_summarised_by_halves():
+    layers = [dict.fromkeys((*rule_codes.HALVED, "cosine"), value) for value in (0.1, 0.3, 0.5, 0.9)]
+    numbers = dict(rule_codes.summarise_layers(layers, layers[::-1]))
+    assert (numbers["f1_early"], numbers["f1_late"]) == pytest.approx((0.2, 0.7))
+    assert (numbers["cosine_last"], numbers["cosine_untrained_last"]) == (0.9, 0.1)
+    assert numbers["purity_rule_untrained_layer_1"] == 0.5
+
+
 def test_the_best_layer_of_a_swap_is_chosen_on_trained_compositions():
     def arms(*shares):
         return {

@@ -84,11 +84,15 @@ def test_reproduce_ends_with_tables(name, tmp_path, capsys, monkeypatch):
 def test_a_teacher_whose_outputs_do_not_vary_leaves_no_ratio(monkeypatch):
     """A product of many features can be the same number for every sequence; no constant errs then."""
     numbers = {"loss": [0.5] * 100, "constant_loss": [1.0] * 99 + [0.0], "r2": {"transfer": [0.9] * 100}}
-    monkeypatch.setattr(length, "identify_run", lambda path, **_: {"trained": numbers, "untrained": numbers})
+    before = numbers | {"loss": [0.75] * 100, "r2": {"transfer": [0.1] * 100}}
+    monkeypatch.setattr(length, "identify_run", lambda path, **_: {"trained": numbers, "untrained": before})
     measured = length.read_lengths(RunDirectory(Path("run")), "cpu")
     assert "log10_ratio" not in measured
     assert "ratio_100" not in measured
     assert (measured["ratio_50"], measured["error_100"]) == (0.5, 0.5)
+    assert (measured["identified"], measured["identified_before"], measured["missed_50"]) == pytest.approx(
+        (0.9, 0.1, 0.1)
+    )
     assert measured["log10_error"] == pytest.approx(-0.301, abs=1e-3)
 
 

@@ -106,11 +106,9 @@ def test_neurons_grow_linearly_with_modules():
 
 def test_squares_are_exact_at_their_knots():
     """Where strengths and inputs are multiples of 1/8, so are the arguments of all squares."""
-    teacher = make_teacher(6)
-    teacher = ModularTeacher(
-        *(tuple(part.double() for part in parts) for parts in (teacher.weights, teacher.biases)),
-        teacher.readout.double(),
-    )
+    single = make_teacher(6)
+    weights, biases = (tuple(part.double() for part in parts) for parts in (single.weights, single.biases))
+    teacher = ModularTeacher(weights, biases, single.readout.double())
     generator = torch.Generator().manual_seed(0)
     z = torch.randint(0, 9, (200, 6), generator=generator).double() / 8
     x = torch.randint(-8, 9, (200, 1, 4), generator=generator).double() / 8
