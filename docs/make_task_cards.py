@@ -23,6 +23,7 @@ from recombine.foundation.errors import InputError
 from recombine.models.transformer import count_parameters
 from recombine.tasks import TASKS
 from recombine.tasks.base import SCALES, Task
+from recombine.tasks.sampling import count_repeated
 from recombine.tasks.view import write_picture
 from recombine.training.config import RunConfig, default_run
 from recombine.training.score import describe_metrics, score_references
@@ -51,6 +52,7 @@ def write_card(name: str, task_class: type[Task], num_instances: int) -> str:
         "the best possible score, and *agnostic* the best possible score without knowing which compositions the split has. "
         "A ceiling below a perfect score means that some instances are ambiguous.",
         tabulate_references(task, num_instances),
+        describe_repeated(task, num_instances),
     ]
     parts += [
         "## Settings",
@@ -60,6 +62,13 @@ def write_card(name: str, task_class: type[Task], num_instances: int) -> str:
     ]
     parts.append(f"Models with sizes for this task: {', '.join(f'`{model}`' for model in task.models)}.")
     return "\n\n".join(parts) + "\n"
+
+
+def describe_repeated(task: Task, num_instances: int) -> str:
+    """How many instances come up in training too."""
+    counts = count_repeated(task, num_instances=num_instances)
+    named = " and ".join(f"{count:,} of `{split}`" for split, count in counts.items() if count) or "none"
+    return f"Instances that are also among {num_instances:,} of `train`, by their inputs: {named}."
 
 
 def has_modules(task: Task) -> bool:

@@ -172,7 +172,7 @@ def summarise(lines: Iterable[Mapping[str, Any]], *, by_case: bool = True) -> di
 
 def summarise_soak(folder: Path) -> dict[str, Any]:
     """Everything a soak measured, for results/reliability.json."""
-    from recombine.training.directory import describe_environment
+    from recombine.training.session import describe_environment
 
     environment = describe_environment("cpu")
     lines = [json.loads(line) for line in (folder / "recovery.jsonl").read_text().splitlines()]

@@ -92,19 +92,29 @@ training/run.py | training/test_freshness.py -k version_of_the_evaluation
 + result.get("evaluation_instances") == num_instances
 
 a run resumed by other code
-training/directory.py | training/test_freshness.py -k both_are_kept
+training/session.py | training/test_freshness.py -k both_are_kept
 - if step > 0 and (run.path
 + if False and (run.path
 
 the environment names the kernel
-training/directory.py | training/test_freshness.py -k names_the_kernel
+training/session.py | training/test_freshness.py -k names_the_kernel
 - "kernel": describe_kernel(device),
 + "kernel": "",
 
 headers are part of the source
-training/directory.py | training/test_freshness.py -k covers_headers
+training/session.py | training/test_freshness.py -k covers_headers
 - ".c", ".h")
 + ".c")
+
+the file of another run
+foundation/files.py | faults/test_damage.py -k another_run_is_refused
+- if found is not None and found[1]
++ if False and found[1]
+
+scores that contradict their sums
+training/directory.py | faults/test_damage.py -k contradict
+- if name == RESULT and (fault
++ if False and (fault
 
 a probe of an earlier step
 inside/result.py | inside/test_probe_cache.py -k 'earlier_step or kept_only'

@@ -72,7 +72,7 @@ class FinishedRun:
     @property
     def curve(self) -> list[Json]:
         """The points of the learning curve that have scores."""
-        return [row for row in self.run.read_metrics() if "scores" in row]
+        return [row for row in self.run.iterate_metrics() if "scores" in row]
 
     def score(self, split: str, metric: str) -> float | None:
         """A score, or None where the run has no such split or metric."""

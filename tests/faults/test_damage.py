@@ -1,129 +1,208 @@
-"""Damaged, empty and foreign files in a run directory: named in one line, never half-loaded, never another number."""
+"""Damaged, edited, swapped and foreign files in a run directory: named in one line, never half-loaded, never another number."""
 
 import json
 import os
 import random
 import shutil
+import time
+import tracemalloc
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from faults import record, recover
-from mutations import NASTY_SHAPES, NASTY_TEXTS, damage
+from mutations import damage
 from recombine.foundation.errors import InputError, find_schema_error
-from recombine.inside.result import PROBE
-from recombine.training.directory import RunDirectory, encode_checkpoint
+from recombine.foundation.files import add_digest
+from recombine.training.directory import RunDirectory
 from recombine.training.schema import MetricsRow, ResultFile
-from verbs import call, refuse, verbs
+from verbs import call, refuse, train_once, verbs
+
+SEALED = ("config.json", "result.json", "split.json", "environment.json", "checkpoint.json")
+READERS = {  # verbs that need the file
+    "result.json": ("train", "report", "diagnose", "compare"),
+    "split.json": ("diagnose",),
+    "environment.json": ("report",),
+    "metrics.jsonl": ("report",),
+    "checkpoint.safetensors": ("evaluate", "probe"),
+}
 
 
-def change(path: Path, values: Any) -> None:
-    """Replace a file by text, or values of a JSON file."""
-    path.write_text(values if isinstance(values, str) else json.dumps(json.loads(path.read_text()) | values))
+@pytest.fixture(scope="session")
+def other(tmp_path_factory) -> Path:
+    """A run of the same task with another seed."""
+    return train_once(tmp_path_factory.mktemp("other"), "--seed", "1")
 
 
-NESTED = "[" * 200_000
-DAMAGES: list[tuple[str, Any, str, str]] = [  # a file, its new content or values, a verb, and what its one line says
-    ("result.json", {"seconds": None}, "report", "result.json is damaged: seconds: expected float, got null"),
-    ("result.json", {"scores": {"ood": {"r2": {"value": "x"}}}}, "report", "value: expected float, got str"),
-    ("result.json", {"num_parameters": 1.5}, "report", "num_parameters: expected int, got float"),
-    ("result.json", "{}", "diagnose", "result.json is damaged: scores is missing"),
-    ("metrics.jsonl", '{"step": 10, "loss": "low"}\n', "report", "line 1 is damaged: loss: expected float, got str"),
-    ("metrics.jsonl", NESTED, "report", ""),
-    *(
-        ("config.json", {part: "x"}, verb, f"config.json is damaged: {part}: expected object, got str")
-        for part in ("task", "model", "training")
-        for verb in ("report", "evaluate", "diagnose", "train")
-    ),
-    ("config.json", {"model": {"num_layers": 10**9}}, "evaluate", "expected"),
-]
-FOREIGN = ("{}", NESTED, "[]", "", '{"scores": {}}', "\0" * 50)
+def as_before_digests(run: Path) -> Path:
+    """The run as versions without digests wrote it."""
+    for name in SEALED:
+        content = json.loads((run / name).read_text())
+        content.pop("digest")
+        (run / name).write_text(json.dumps(content))
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for row in rows:
+        del row["digest"]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return run
 
 
-@pytest.mark.parametrize(("name", "values", "verb", "message"), DAMAGES)
-def test_damage_is_named_in_one_line(name, values, verb, message, run, tmp_path):
-    change(run / name, values)
-    answer = call(verbs(run, tmp_path)[verb])
-    assert message in answer.err
-    assert answer.code == (2 if message else answer.code)
+def edit(path: Path, *keys: str, value: object) -> None:
+    """Change a value in a file, as with an editor."""
+    content = json.loads(path.read_text())
+    inner = content
+    for key in keys[:-1]:
+        inner = inner[key]
+    inner[keys[-1]] = value
+    path.write_text(json.dumps(content, indent=2))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["result.json", "split.json", "metrics.jsonl", "config.json", "environment.json"])
-def test_foreign_files_end_in_one_line(name, run, tmp_path):
+@pytest.mark.parametrize("name", READERS)
+def test_the_file_of_another_run_is_refused(name, run, other, tmp_path):
+    shutil.copy(other / name, run / name)
+    for verb in READERS[name]:
+        assert f"{name} belongs to another run" in refuse(verbs(run, tmp_path)[verb]).replace(" line 1", "")
+
+
+@pytest.mark.parametrize("name", ["probe.json", "diagnosis.json"])
+def test_what_was_measured_in_another_run_is_measured_again(name, run, other, tmp_path):
+    for each in (run, other):
+        assert call(verbs(each, tmp_path)["diagnose"]).code == 0
     kept = (run / name).read_bytes()
-    for content in FOREIGN:
-        for verb in ("report", "diagnose", "evaluate"):
-            (run / name).write_text(content)
-            call(verbs(run, tmp_path)[verb])
-            (run / name).write_bytes(kept)
+    shutil.copy(other / name, run / name)
+    if name == "diagnosis.json":
+        assert call(verbs(run, tmp_path)["report"]).code == 0
+        assert "belongs to another run" in (tmp_path / "report.html").read_text()
+    assert call(verbs(run, tmp_path)["diagnose"]).code == 0
+    assert json.loads((run / name).read_text()).keys() == json.loads(kept).keys()
+    assert call(verbs(run, tmp_path)["report"]).code == 0
 
 
-FORMAT = {"format": "recombine-run", "format_version": 2}
-LISTS = [
-    ("result.json", "{}"),
-    ("result.json", '{"scores": {"test": {"r2": {"value": 1}}, "ood": {"r2": {"value": 1}}}}'),
-    ("config.json", json.dumps(FORMAT)),
-    ("config.json", json.dumps(FORMAT | {"task": {}, "model": {}, "training": {}})),
-    ("config.json", json.dumps(FORMAT | {"task": 1, "model": [], "training": ""})),
-    ("config.json", {"task": {"name": "fuzzy_logic", "seed": [1]}}),
-    ("config.json", {"task": {"name": 1, "seed": 0}}),
-    ("split.json", "{}"),
-    ("environment.json", "{}"),
-    ("checkpoint.json", '{"step": "x"}'),
+EDITS = [
+    ("result.json", ("scores", "ood", "r2", "value"), 0.99, "report"),
+    ("result.json", ("scores", "ood", "r2", "low"), 0.98, "diagnose"),
+    ("result.json", ("evaluation_instances",), 41, "train"),
+    ("config.json", ("task", "seed"), 7, "report"),
+    ("config.json", ("training", "learning_rate"), 0.5, "evaluate"),
+    ("split.json", ("certificate", "covered"), False, "diagnose"),
 ]
 
 
-@pytest.mark.parametrize(("name", "values"), LISTS)
-def test_lists_of_runs_with_a_damaged_one(name, values, run, pristine, tmp_path):
-    """`runs` and `leaderboard` leave it out with a warning and list the others; `compare` ends in one line."""
-    shutil.copytree(pristine, run.parent / "intact")
-    change(run / name, values)
-    call(verbs(run, tmp_path)["compare"])
-    assert call(verbs(run, tmp_path)["leaderboard"]).code == 0
-    answer = call(verbs(run, tmp_path)["runs"])
-    assert "intact" in [row["run"] for row in json.loads(answer.out)["runs"]]
+@pytest.mark.parametrize(("name", "keys", "value", "verb"), EDITS)
+def test_an_edited_file_is_refused(name, keys, value, verb, run, tmp_path):
+    edit(run / name, *keys, value=value)
+    assert f"{name} is damaged: its content does not match its digest" in refuse(verbs(run, tmp_path)[verb])
 
 
-def test_sums_of_compositions_that_do_not_belong_together(run, pristine, tmp_path):
-    shutil.copytree(pristine, run.parent / "intact")
-    result = json.loads((run / "result.json").read_text())
-    numerators, denominators = result["composition_sums"]["ood"]["r2"]
-    for sums in ([numerators, denominators[:-1]], [numerators], [numerators, [0.0] * len(numerators)]):
-        result["composition_sums"]["ood"]["r2"] = sums
-        (run / "result.json").write_text(json.dumps(result))
-        assert "expected numerators and as many denominators" in refuse(verbs(run, tmp_path)["compare"])
-        assert call(verbs(run, tmp_path)["leaderboard"]).code == 0
+def test_a_run_from_before_digests_is_read_and_checked_by_what_it_has(run, scores, tmp_path):
+    as_before_digests(run)
+    for argv in verbs(run, tmp_path).values():
+        assert call(argv).code == 0
+    assert json.loads(call(verbs(run, tmp_path)["evaluate"]).out)["scores"] == scores
+    kept = (run / "config.json").read_bytes()
+    edit(run / "config.json", "training", "learning_rate", value=0.5)
+    assert "holds another configuration than the run was trained with" in refuse(verbs(run, tmp_path)["report"])
+    (run / "config.json").write_bytes(kept)
+    edit(run / "result.json", "scores", "ood", "r2", "value", value=0.99)
+    for verb in ("report", "compare", "train"):
+        assert "scores.ood.r2 is 0.99, and its sums give" in refuse(verbs(run, tmp_path)[verb])
 
 
-def test_a_kept_probe_of_other_types_is_made_again(run, tmp_path):
-    verb = verbs(run, tmp_path)["probe"]
-    assert call(verb).code == 0
-    kept = json.loads((run / "probe.json").read_text())
-    for damaged in ({"key": kept["key"]}, kept | {"tsne_share": {}}, kept | {"decoders": 5}):
-        (run / "probe.json").write_text(json.dumps(damaged))
-        assert PROBE.load(RunDirectory(run), kept["key"]) is None
-    assert call(verb).code == 0
-    assert json.loads((run / "probe.json").read_text())["decoders"] == kept["decoders"]
+def test_scores_that_contradict_their_sums_are_refused_whatever_the_digest_says(run, tmp_path):
+    edit(run / "result.json", "scores", "ood", "r2", "value", value=0.99)
+    content = json.loads((run / "result.json").read_text())
+    del content["digest"]
+    (run / "result.json").write_text(add_digest(json.dumps(content), RunDirectory(run).identity))
+    assert "scores.ood.r2 is 0.99, and its sums give" in refuse(verbs(run, tmp_path)["report"])
 
 
-def test_metrics_whose_middle_is_rubbish_are_rewound(run):
+def test_rows_of_another_run_or_another_order_are_not_resumed_from(run, other):
+    directory, steps = RunDirectory(run), [10, 20]
+    rows, foreign = ((each / "metrics.jsonl").read_bytes().splitlines(keepends=True) for each in (run, other))
+    for damaged in ([rows[0], foreign[1]], [rows[0], rows[0]], [rows[0], b"\0\0\n"], [rows[0], b"9" * (1 << 21)]):
+        (run / "metrics.jsonl").write_bytes(b"".join(damaged))
+        with pytest.raises(InputError, match=r"metrics.jsonl line 2"):
+            directory.read_metrics()
+        directory.rewind_metrics(20)
+        assert (run / "metrics.jsonl").read_bytes() == rows[0]
+    (run / "metrics.jsonl").write_bytes(b"".join(rows) + b'{"step": 3')
+    assert [row["step"] for row in directory.read_metrics()] == steps
+
+
+def test_rows_are_read_one_at_a_time(run):
+    """Memory does not grow with the file."""
     directory = RunDirectory(run)
-    rows = (run / "metrics.jsonl").read_text()
-    (run / "metrics.jsonl").write_text(rows + "\0\0\0\n\0\0\n")
-    with pytest.raises(InputError, match="expected JSON"):
-        directory.read_metrics()
-    directory.rewind_metrics(20)
-    assert [row["step"] for row in directory.read_metrics()] == [10, 20]
+    (run / "metrics.jsonl").write_text("".join(f'{{"step": {step}, "loss": 0.5}}\n' for step in range(100_000)))
+    tracemalloc.start()
+    assert sum(1 for _ in directory.iterate_metrics()) == 100_000
+    directory.rewind_metrics(50_000)
+    assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    tracemalloc.stop()
+    assert (run / "metrics.jsonl").read_bytes().endswith(b'"step": 50000, "loss": 0.5}\n')
 
 
-@pytest.mark.parametrize(
-    "name", ["config.json", "result.json", "split.json", "metrics.jsonl", "checkpoint.safetensors"]
-)
+def test_a_diagnosis_on_more_instances_probes_again(run, tmp_path):
+    for flags, expected in ((["--num-instances", "30"], 30), ([], 30), (["--num-instances", "40"], 40)):
+        assert call(["diagnose", str(run), "-q", *flags]).code == 0
+        assert RunDirectory(run).read_json("probe.json")["num_instances"] == expected
+
+
+@pytest.mark.parametrize("damaged", [b"{", b"[]", b"[" * 200_000, b"\0" * 50, b'{"scores": {}}'])
+def test_lists_of_runs_leave_a_damaged_one_out(damaged, run, pristine, tmp_path):
+    shutil.copytree(pristine, run.parent / "intact")
+    for name in ("result.json", "config.json"):
+        kept = (run / name).read_bytes()
+        (run / name).write_bytes(damaged)
+        call(verbs(run, tmp_path)["compare"])
+        assert call(verbs(run, tmp_path)["leaderboard"]).code == 0
+        answer = call(verbs(run, tmp_path)["runs"])
+        assert "intact" in [row["run"] for row in json.loads(answer.out)["runs"]]
+        (run / name).write_bytes(kept)
+
+
+PLANNED = {"settings": {"x": 1}, "searched": [], "seed": 0, "steps": 20, "metric": "r2", "higher_is_better": True}
+
+
+def make_sweep(folder: Path, *runs: Path) -> list[str]:
+    """The plan of a sweep over run directories in a folder; returns the verb that shows it."""
+    planned = [{"run": run.name, **PLANNED} for run in runs]
+    plan = {"format": "recombine-sweep", "format_version": 1, "source": "here", "runs": planned}
+    (folder / "sweep.json").write_text(json.dumps(plan))
+    return ["sweep", "status", str(folder), "--json"]
+
+
+def states(argv: list[str]) -> dict[str, str]:
+    return {run["run"]: run["state"] for run in json.loads(call(argv).out)["runs"]}
+
+
+def test_one_damaged_run_does_not_stop_a_sweep(run, pristine, other):
+    shutil.copytree(other, run.parent / other.name)
+    argv = make_sweep(run.parent, run, run.parent / other.name)
+    for content in ((run / "result.json").read_bytes()[:-9], (other / "result.json").read_bytes(), b"[]"):
+        (run / "result.json").write_bytes(content)
+        assert states(argv) == {run.name: "failed", other.name: "finished"}
+
+
+@pytest.mark.parametrize("age", [0, -86_400])
+def test_a_sign_of_life_does_not_hide_the_result_of_a_finished_run(age, run):
+    (run.parent / ".running").mkdir()
+    sign = run.parent / ".running" / f"{run.name}.json"
+    sign.write_text("{}")
+    os.utime(sign, (time.time() - age,) * 2)
+    assert states(make_sweep(run.parent, run)) == {run.name: "finished"}
+    (run / "result.json").unlink()
+    assert states(make_sweep(run.parent, run)) == {run.name: "waiting" if age else "running"}
+
+
+def test_links_in_the_folder_of_a_sweep_are_not_followed(run, tmp_path):
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / run.name).symlink_to(run)
+    assert states(make_sweep(tmp_path / "sweep", run)) == {run.name: "failed"}
+
+
+@pytest.mark.parametrize("name", ["config.json", "result.json", "metrics.jsonl", "checkpoint.safetensors"])
 def test_a_pipe_in_the_place_of_a_file_does_not_hang(name, run, tmp_path, monkeypatch):
     monkeypatch.setattr("verbs.MAX_SECONDS", 60)
     (run / name).unlink()
@@ -142,29 +221,7 @@ def test_paths_that_are_none(tmp_path):
     assert "labels has shape (0, 2)" in refuse(["probe", "--activations", str(path), "-q"])
 
 
-INFO = [
-    ({"seconds": "x"}, "seconds: expected float, got str"),
-    ({"seconds": 10**400}, "seconds: number out of range"),
-    ({"loss": float("nan")}, "expected JSON"),
-    ({"timed_steps": 1.5}, "timed_steps: expected int, got float"),
-    ({"interval": {"first_step": 0, "loss_sums": [0.5]}}, "stopped by an earlier version in the middle of a logging"),
-    ({"step": True}, "step: expected int, got bool"),
-]
-
-
-@pytest.mark.parametrize(("info", "message"), INFO)
-def test_what_a_checkpoint_says_of_itself_is_checked(info, message, run, tmp_path):
-    """With a digest that fits."""
-    path = run / "checkpoint.safetensors"
-    with safe_open(path, "pt") as file:
-        header = dict(file.metadata())
-    stored = json.loads(header["info"]) | {"step": 10} | info
-    path.write_bytes(encode_checkpoint(load_file(path), stored, config_hash=header["config"]))
-    (run / "result.json").unlink()
-    assert message in refuse(verbs(run, tmp_path)["train"])
-
-
-@pytest.mark.parametrize("info", [NESTED, "[]", "{}", "1", '{"step": 1.5}'])
+@pytest.mark.parametrize("info", ["[" * 200_000, "[]", "{}", "1", '{"step": 1.5}'])
 def test_the_header_of_a_checkpoint_may_be_anything(info, run, tmp_path):
     path = run / "checkpoint.safetensors"
     save_file(load_file(path), path, {"sha256": "x", "config": "y", "info": info})
@@ -172,40 +229,14 @@ def test_the_header_of_a_checkpoint_may_be_anything(info, run, tmp_path):
         assert "checkpoint.safetensors" in refuse(verbs(run, tmp_path)[verb])
 
 
-PLANNED: dict[str, Any] = {"run": "a-1", "settings": {"x": 1}, "searched": [], "seed": 0, "steps": 10}
-PLANNED |= {"metric": "r2", "higher_is_better": True}
-PLAN: dict[str, Any] = {"format": "recombine-sweep", "format_version": 1, "source": "here", "runs": [PLANNED]}
-SCORED: dict[str, Any] = {"seconds": 1.0, "scores": {"test": {"r2": {"value": 0.5, "low": 0.4, "high": 0.6}}}}
-SCORED |= {"metrics": {"r2": {"title": "R²", "higher_is_better": True}}}
-STRANGE: tuple[Any, ...] = (None, "x", "\ud800", {}, [], -1, 1.5, float("inf"), 10**400, *NASTY_TEXTS, *NASTY_SHAPES)
-SWEEPS = [
-    *(("sweep.json", [PLAN | {"runs": [PLANNED | {key: value}]} for value in STRANGE]) for key in PLANNED),
-    *(("a-1/result.json", [SCORED | {key: value} for value in STRANGE]) for key in SCORED),
-    ("a-1/result.json", [SCORED | {"scores": {"test": {"r2": {"value": value}}}} for value in STRANGE]),
-    ("a-1/metrics.jsonl", [{"step": value, "seconds": value} for value in STRANGE]),
-    ("a-1/failure.json", [{"error": value} for value in STRANGE]),
-]
-
-
-@pytest.mark.parametrize(("name", "contents"), SWEEPS)
-def test_any_value_in_the_files_of_a_sweep(name, contents, tmp_path):
-    (tmp_path / "a-1").mkdir()
-    (tmp_path / "sweep.json").write_text(json.dumps(PLAN))
-    argv = ["sweep", "status", str(tmp_path)]
-    assert call(argv).code == call([*argv, "--json"]).code == 0
-    for content in contents:
-        (tmp_path / name).write_text(json.dumps(content) + "\n")
-        call(argv)
-        call([*argv, "--json"])
-
-
 @pytest.fixture(scope="module")
-def scores(pristine):
-    return json.loads(call(verbs(pristine, pristine)["evaluate"]).out)["scores"]
+def scores(pristine, tmp_path_factory):
+    """What `evaluate` prints for an intact run."""
+    return json.loads(call(verbs(pristine, tmp_path_factory.mktemp("scratch"))["evaluate"]).out)["scores"]
 
 
-def test_flipped_bits_of_a_checkpoint_never_give_a_score(run, tmp_path, scores):
-    """One bit in each of several places: the header, the tensors, the end."""
+def test_a_flipped_bit_in_a_checkpoint_never_changes_a_score(run, scores, tmp_path):
+    """In the header, the tensors and the end."""
     path = run / "checkpoint.safetensors"
     content = path.read_bytes()
     for place in (0, 9, 300, len(content) // 2, len(content) - 1):

@@ -1,5 +1,7 @@
 """A full disk, a folder that cannot be written, memory that runs out: one line, exit code 2, nothing half-written."""
 
+import errno
+import io
 import json
 import os
 import shutil
@@ -12,6 +14,9 @@ import pytest
 
 from faults import differences, drop_rights, in_fork, limit_files, limit_memory, record, recover
 from recombine.cli.main import run as run_verb
+from recombine.foundation import files
+from recombine.foundation.errors import InputError
+from recombine.sweeps.run import mark_folder
 from recombine.tasks.language.corpus import load_corpus, prepare
 from recombine.training.directory import RunDirectory
 from small_runs import FAMILIES, TRAIN, check_often, final_state, train
@@ -149,6 +154,66 @@ def test_a_finished_run_in_a_folder_that_cannot_be_written(copied):
     recover(fault, "train", lambda: in_fork(lambda: work(lambda: None)), find_lost)
 
 
+def test_a_finished_run_on_a_read_only_mount(copied, monkeypatch):
+    """Where `unlink` fails even if there is nothing to delete."""
+
+    def refuse(path, missing_ok=False):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    assert train(CONFIG, copied.parent).path == copied
+
+
+def test_the_files_that_killed_writes_leave_are_removed_by_the_next(tmp_path):
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    dead, alive = f"{files.MACHINE}-{child}", f"{files.MACHINE}-{os.getppid()}"
+    old, new, fresh = (tmp_path / f".x.json.{name}.tmp" for name in ("other-1", dead, "other-2"))
+    running = tmp_path / f".x.json.{alive}.tmp"
+    for path in (old, new, fresh, running):
+        path.touch()
+    os.utime(old, (0, 0))
+    files.replace_file(tmp_path / "x.json", b"{}")
+    assert {path.name for path in tmp_path.iterdir()} == {"x.json", fresh.name, running.name}
+    (tmp_path / f".shared-{dead}-0").touch()
+    with mark_folder(tmp_path) as mark:
+        assert [path.name for path in tmp_path.glob(".shared-*")] == [mark]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+def test_every_error_of_a_disk_names_the_file(number, copied, monkeypatch):
+    """The system's own error of a read, a write or a sync has no name."""
+    run = RunDirectory(copied)
+    work = {
+        "result.json": lambda: run.write_json("result.json", {}),
+        "metrics.jsonl": lambda: run.append_metrics({"step": 1, "loss": 1.0}),
+        "split.json": lambda: run.read_json("split.json"),
+        "checkpoint.safetensors": lambda: run.save_checkpoint({}, {"step": 1}),
+    }
+    _ = run.config
+
+    class Broken(io.BytesIO):
+        def read(self, *_):
+            raise OSError(number, os.strerror(number))
+
+        write = read
+
+    def open_broken(path, *_, **__):
+        file = Broken()
+        file.fileno = lambda: descriptor
+        return file
+
+    descriptor = os.open(copied / "split.json", os.O_RDONLY)
+    monkeypatch.setattr(files, "open", open_broken, raising=False)
+    for name, call in work.items():
+        with pytest.raises((OSError, InputError)) as caught:
+            call()
+        assert name in (getattr(caught.value, "filename", None) or str(caught.value))
+    os.close(descriptor)
+
+
 def test_text_that_may_not_be_read(tmp_path, monkeypatch):
     """Files and folders that may not be read are named, and the rest is used."""
     monkeypatch.setenv("RECOMBINE_CACHE", str(tmp_path / "cache"))
@@ -226,6 +291,8 @@ def test_a_real_file_system_that_is_full(tmp_path):
     date +"began %s.%N" >&2
     {sys.executable} -m recombine {arguments}; echo "second $?" >&2
     date +"ended %s.%N" >&2
+    mount -o remount,ro {place}
+    {sys.executable} -m recombine {arguments}; echo "third $?" >&2
     cp -r {place} {tmp_path / "copy"}
     """
     done = subprocess.run(["unshare", "-rm", "sh", "-c", script], capture_output=True, text=True, env=os.environ)
@@ -233,7 +300,11 @@ def test_a_real_file_system_that_is_full(tmp_path):
         pytest.skip("cannot mount here")
     lines = done.stderr.strip().splitlines()
     assert "No space left on device" in lines[0], done.stderr
-    assert [line for line in lines if line.startswith(("first", "second"))] == ["first 2", "second 0"]
+    assert [line for line in lines if line.split()[0] in ("first", "second", "third")] == [
+        "first 2",
+        "second 0",
+        "third 0",
+    ]
     (run,) = (RunDirectory(path) for path in (tmp_path / "copy").iterdir())
     assert run.finished
     began, ended = (float(line.split()[1]) for line in lines if line.startswith(("began", "ended")))

@@ -41,7 +41,7 @@ def _often(monkeypatch):
 def read_runs(out: Path) -> dict[str, object]:
     """The states of all runs in a folder; files that a finished run should not have count as a part of them."""
     runs = {path.name: RunDirectory(path) for path in out.iterdir() if (path / "config.json").exists()}
-    left = [name for run in runs.values() for name in leftovers(run) if not name.endswith(".tmp")]
+    left = [name for run in runs.values() for name in leftovers(run)]
     return {name: final_state(run) for name, run in runs.items()} | {"leftovers": left}
 
 

@@ -93,6 +93,7 @@ PLACES += [
 
 def load(run: Path) -> None:
     message = ""
+    (run / "checkpoint.safetensors").unlink(missing_ok=True)  # which has the hash of the configuration
     try:
         assert load_config(RunDirectory.open(run)).directory_name
     except InputError as error:

@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from recombine.foundation import errors as memory
+from recombine.foundation import files
 from recombine.foundation.errors import InputError
 from recombine.foundation.files import read_file, read_npz
 from recombine.inside.collect import load_activations
@@ -139,6 +142,16 @@ def test_archives_that_are_none_and_one_that_is(tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "total_memory", lambda: 10**6)
     with pytest.raises(InputError, match=r"large.npz, unpacked, takes 4 MB of memory: expected at most 1 MB"):
         read_npz(tmp_path / "large.npz")
+
+
+def test_small_files_that_unpack_to_much(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "MAX_UNPACKED", 10**6)
+    np.savez_compressed(tmp_path / "x.npz", answer=np.zeros(10**6))
+    parquet.write_table(pa.table({"answer": pa.array(np.zeros(10**6)).dictionary_encode()}), tmp_path / "x.parquet")
+    for name in ("x.npz", "x.parquet"):
+        assert (tmp_path / name).stat().st_size < 20_000
+        with pytest.raises(InputError, match=r"unpacks to .* MB: expected at most 50 times its size"):
+            read_predictions(tmp_path / name)
 
 
 @pytest.mark.parametrize(

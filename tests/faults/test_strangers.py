@@ -1,6 +1,7 @@
 """Files from strangers: nothing in them runs, nothing is written outside the chosen folder, nothing is hidden."""
 
 import ast
+import io
 import json
 import os
 import shutil
@@ -9,13 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 import recombine
 from recombine.cli.generate import show_text
 from recombine.foundation import files
-from recombine.foundation.errors import NOT_SHOWN, InputError
+from recombine.foundation.display import Table, print_table
+from recombine.foundation.errors import NOT_SHOWN, InputError, spell_out
 from recombine.models.base import OutsideModule
 from recombine.report.page import write_report
+from recombine.sweeps.engine import Job
+from recombine.sweeps.local import Worker
+from recombine.sweeps.results import as_cell
+from recombine.tasks.language.tokenizers import load_tokenizer, read_tokenizer
 from recombine.training.benchmark import load_run
 from recombine.training.config import RunConfig
 from recombine.training.directory import RunDirectory
@@ -27,7 +34,7 @@ from verbs import call
 SOURCE = Path(recombine.__file__).parent
 FORBIDDEN = {"eval", "exec", "compile", "__import__", "torch.load", "yaml.load", "os.system"}
 # where a name becomes a module: verbs, optional packages, classes of this package and code that the user names
-IMPORTERS = {"cli/main.py", "foundation/errors.py", "foundation/files.py"}
+IMPORTERS = {"cli/main.py", "foundation/errors.py", "foundation/plugins.py"}
 
 
 def test_no_file_of_the_package_evaluates_or_unpickles():
@@ -47,6 +54,8 @@ def test_a_name_in_a_file_is_never_imported(role, key, run, tmp_path):
     marker = tmp_path / "ran"
     (tmp_path / "evil.py").write_text(f"open({str(marker)!r}, 'w')\n")
     config = json.loads((run / "config.json").read_text())
+    del config["digest"]
+    (run / "checkpoint.safetensors").unlink()  # which has the hash of the configuration
     for name in (f"{tmp_path / 'evil.py'}:X", "os:system", "evil", "../evil"):
         config[role][key] = name
         config["origins"] = {role: f"{tmp_path / 'evil.py'}:X"}
@@ -69,8 +78,12 @@ def test_links_are_not_written_through(run, tmp_path):
     """Those with the names of temporary files, and a folder of events."""
     precious = tmp_path / "precious"
     precious.write_text("kept")
-    (run / f".result.json.{os.getpid()}.tmp").symlink_to(precious)
+    (run / f".result.json.{files.name_process()}.tmp").symlink_to(precious)
     files.replace_file(run / "result.json", b"new")
+    (run / "metrics.jsonl").unlink()
+    (run / "metrics.jsonl").symlink_to(precious)
+    with pytest.raises(OSError, match=r"metrics\.jsonl"):
+        RunDirectory(run).append_metrics({"step": 1, "loss": 1.0})
     assert (precious.read_text(), (run / "result.json").read_bytes()) == ("kept", b"new")
     assert not list(run.glob(".*.tmp"))
     pytest.importorskip("tensorboard")
@@ -101,6 +114,75 @@ def test_the_name_of_a_run_cannot_command_a_terminal(name, pristine, tmp_path):
 
 def test_what_a_model_writes_cannot_command_a_terminal():
     assert show_text("a\n\tb\x1b[2J\x9b\u202ec\r\n") == "a\n\tb\\x1b[2J\\x9b\\u202ec\\r\n"
+
+
+@pytest.mark.parametrize("width", [200, 20])
+@pytest.mark.parametrize("text", ["steps [/thousand]", "[red]x", "\x1b[2J\x07", "a\u202eb", "[link=file:///x]y[/link]"])
+def test_no_part_of_a_table_can_command_a_terminal(text, width):
+    """Title, names of columns, cells and notes may all come from a file."""
+    shown = io.StringIO()
+    console = Console(file=shown, width=width, force_terminal=True, color_system=None)
+    print_table(Table(title=text, columns=(text, "b"), rows=((text, 1.0),), note=f"{text}\n{text}"), console)
+    assert shown.getvalue().count(spell_out(text).split()[0]) >= (5 if width == 200 else 1)
+    assert not {sign for sign in shown.getvalue() if unicodedata.category(sign) in NOT_SHOWN and sign != "\n"}
+
+
+def test_text_in_a_table_of_results_is_no_formula():
+    assert [as_cell(value) for value in ('=HYPERLINK("x")', "+1", "-1", "@x", "\t=1", -1.5, "hyla", None)] == [
+        '\'=HYPERLINK("x")',
+        "'+1",
+        "'-1",
+        "'@x",
+        "'\t=1",
+        -1.5,
+        "hyla",
+        None,
+    ]
+
+
+def test_code_in_the_current_folder_does_not_run_in_workers(tmp_path, monkeypatch):
+    """`python -c`, with which a process is spawned, would import `multiprocessing` from there."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("multiprocessing", "random", "recombine", "submitit"):
+        Path(f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
+    worker = Worker(0)
+    worker.start(Job(key="x", config={}, code=(), out=str(tmp_path), device="cpu", threads=1, mark="none"))
+    outcome = worker.collect()
+    worker.stop()
+    worker.join()
+    assert outcome is not None
+    assert outcome.kind == "folder"
+    assert not (tmp_path / "ran").exists()
+    assert "PYTHONSAFEPATH" not in os.environ
+
+
+WORDS = {
+    "version": "1.0",
+    "added_tokens": [],
+    "model": {"type": "WordLevel", "vocab": {"</s>": 0, "a": 1}, "unk_token": "a"},
+}
+TOKENIZERS = [
+    WORDS | {"model": WORDS["model"] | {"vocab": {"</s>": 0, "a": 2**32 - 1}}},
+    WORDS | {"model": WORDS["model"] | {"unk_token": "none"}},
+    WORDS | {"decoder": {"type": "Strip", "content": "a", "start": 100, "stop": 100}},
+    WORDS | {"model": {"type": "Unigram", "unk_id": None, "vocab": [["</s>", 0.0]]}},
+]
+
+
+@pytest.mark.parametrize("number", range(len(TOKENIZERS)))
+def test_a_hostile_tokenizer_ends_in_one_line(number):
+    pytest.importorskip("tokenizers")
+    with pytest.raises(InputError, match="the tokenizer") as caught:  # noqa: PT012
+        tokenizer = load_tokenizer(json.dumps(TOKENIZERS[number]).encode())
+        tokenizer.encode_part("a b")
+        tokenizer.decode([0, 1])
+    assert "\n" not in str(caught.value)
+
+
+def test_an_empty_tokenizer_is_none(tmp_path):
+    (tmp_path / "tokenizer.json").touch()
+    with pytest.raises(InputError, match="it is empty"):
+        read_tokenizer(str(tmp_path / "tokenizer.json"))
 
 
 def test_the_policy_of_the_page_blocks_scripts_that_are_not_its_own(browser, tmp_path):

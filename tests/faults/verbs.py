@@ -58,9 +58,9 @@ def refuse(argv: list[str]) -> str:
     return answer.err
 
 
-def train_once(out: Path) -> Path:
+def train_once(out: Path, *flags: str) -> Path:
     """A finished run."""
-    return Path(call(["train", *TASK, "--out", str(out)]).out.strip())
+    return Path(call(["train", *TASK, *flags, "--out", str(out)]).out.strip())
 
 
 def verbs(run: Path, scratch: Path) -> dict[str, list[str]]:

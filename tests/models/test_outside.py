@@ -1,5 +1,6 @@
 """A task and a model from outside the package go through every verb: from a file, an installed package, and as objects."""
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 import recombine
 from recombine.cli.main import run as run_verb
 from recombine.foundation.errors import InputError
-from recombine.models.base import find_model, find_task
+from recombine.models.base import find_model, find_task, version_of
 from recombine.sweeps.local import LocalEngine
 from recombine.sweeps.run import train_all
 from recombine.training.benchmark import load_run
@@ -146,6 +147,47 @@ def test_objects_resume_and_workers(tmp_path):
     assert loaded == config
     _, loaded, _ = load_run(here.path, code=[TASK, MODEL])
     assert loaded == config
+
+
+NET = """
+import os
+from torch import nn
+from own_parts.layers import make_layer
+
+def make_net(task):
+    return nn.Sequential(nn.Flatten(), make_layer(task, float(os.environ.get("OWN_SCALE", "1"))))
+"""
+LAYER = (
+    "from . import sizes\nfrom torch import nn\ndef make_layer(task, scale):\n    return nn.Linear(sizes.NUMBER, 1)\n"
+)
+
+
+def test_what_a_file_imports_and_the_variables_it_reads_are_part_of_the_run(tmp_path, monkeypatch):
+    """Each change makes another run, and none does not; the file alone has the hash that it always had."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "own_parts").mkdir()
+    contents = {
+        "net.py": NET,
+        "own_parts/__init__.py": "",
+        "own_parts/layers.py": LAYER,
+        "own_parts/sizes.py": "NUMBER = 20\n",
+    }
+    for name, content in contents.items():
+        (tmp_path / name).write_text(content)
+    name = lambda: default_run("fuzzy-logic", "tiny", find_model(f"{tmp_path / 'net.py'}:make_net")).directory_name  # noqa: E731
+    names = [name(), name()]
+    for part in ("own_parts/sizes.py", "own_parts/layers.py", "own_parts/__init__.py"):
+        (tmp_path / part).write_text(f"{contents[part]}# edited\n")
+        names.append(name())
+    for value in ("2", "3"):
+        monkeypatch.setenv("OWN_SCALE", value)
+        names.append(name())
+    monkeypatch.setenv("OTHER_SCALE", "3")
+    names.append(name())
+    assert [names.index(each) for each in names] == [0, 0, 2, 3, 4, 5, 6, 6]
+    (tmp_path / "alone.py").write_text(alone := "from torch import nn\ndef make(task):\n    return nn.Linear(1, 1)\n")
+    model = find_model(f"{tmp_path / 'alone.py'}:make")
+    assert version_of(model) == f"1-{hashlib.sha256(alone.encode()).hexdigest()[:12]}"
 
 
 def test_an_edited_file_makes_another_run_and_is_mentioned(tmp_path, caplog):

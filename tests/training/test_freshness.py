@@ -11,13 +11,14 @@ from safetensors.torch import load_file, save_file
 from recombine.foundation.errors import InputError
 from recombine.models.mlp import MLPConfig
 from recombine.tasks.modular.hyperteacher import Hyperteacher
-from recombine.training import directory
 from recombine.training import run as records
+from recombine.training import session
 from recombine.training.benchmark import load_run
 from recombine.training.config import RunConfig, TrainingConfig
-from recombine.training.directory import DamagedError, RunDirectory, describe_environment, hash_folder
+from recombine.training.directory import DamagedError, RunDirectory
 from recombine.training.run import train_run
 from recombine.training.score import EVALUATION_VERSION
+from recombine.training.session import describe_environment, hash_folder
 
 CONFIG = RunConfig(
     task=Hyperteacher(num_modules=4, num_active=2, support="random"),
@@ -75,6 +76,18 @@ def test_another_version_of_the_evaluation_is_evaluated(finished, monkeypatch):
     assert again["versions"]["evaluation"] == EVALUATION_VERSION + 1
 
 
+def test_scores_of_other_code_under_the_same_version_are_named_and_computed_again(finished, caplog):
+    result = finished.read_json("result.json")
+    train(finished.path.parent)
+    assert caplog.records == []
+    finished.write_json("result.json", {**result, "evaluation_source_sha256": "f" * 64, "label": "old"})
+    train(finished.path.parent)
+    (line,) = [entry.getMessage() for entry in caplog.records]
+    assert "other code of the same version computed its scores; --again" in line
+    again = train_run(CONFIG, out=finished.path.parent, evaluation_instances=100, again=True).read_json("result.json")
+    assert {**again, "seconds": 0} == {**result, "seconds": 0}
+
+
 def test_another_version_of_a_task_is_another_run(finished, monkeypatch):
     monkeypatch.setattr(Hyperteacher, "version", Hyperteacher.version + 1)
     assert train(finished.path.parent, instances=50).path != finished.path
@@ -97,7 +110,7 @@ def test_resuming_in_another_environment_is_said_and_both_are_kept(tmp_path, mon
     first = run.read_json("environment.json")
     assert (first["first_step"], first["previous"]) == (0, [])
     monkeypatch.setattr(
-        directory, "describe_environment", lambda *_: {**describe_environment("cpu"), "source_sha256": "f" * 64}
+        session, "describe_environment", lambda *_: {**describe_environment("cpu"), "source_sha256": "f" * 64}
     )
     stop(tmp_path, 100)
     assert len(caplog.records) == 1
@@ -105,10 +118,10 @@ def test_resuming_in_another_environment_is_said_and_both_are_kept(tmp_path, mon
         f"resumes at step 50 in another environment: source_sha256 {first['source_sha256'][:12]}… → ffff" in caplog.text
     )
     monkeypatch.undo()
-    environment = train(tmp_path).read_json("environment.json")
-    assert [stretch["first_step"] for stretch in (*environment["previous"], environment)] == [0, 50, 100]
-    assert [each["source_sha256"][:4] for each in environment["previous"]] == [first["source_sha256"][:4], "ffff"]
-    assert environment["source_sha256"] == first["source_sha256"]
+    last = train(tmp_path).read_json("environment.json")
+    assert [stretch["first_step"] for stretch in (*last["previous"], last)] == [0, 50, 100]
+    assert [each["source_sha256"][:4] for each in last["previous"]] == [first["source_sha256"][:4], "ffff"]
+    assert last["source_sha256"] == first["source_sha256"]
 
 
 def test_the_environment_names_the_kernel(monkeypatch):
@@ -152,7 +165,7 @@ def test_an_edited_configuration_is_refused(finished):
     finished.write_json("config.json", {**config, "task": {**config["task"], "seed": 1}})
     with pytest.raises(DamagedError, match="belongs to another run"):
         load_run(finished.path)
-    with pytest.raises(InputError, match="holds another configuration"):
+    with pytest.raises(InputError, match=r"result\.json belongs to another run"):
         train(finished.path.parent)
     finished.write_json("config.json", {**config, "task": {**config["task"], "seed": "0"}})
     with pytest.raises(InputError, match="seed is '0': expected a whole number"):

@@ -1,6 +1,5 @@
 """Signals during training: a checkpoint at the next step, a line that says how to go on, and the same bits at the end."""
 
-import json
 import os
 import signal
 import threading
@@ -10,6 +9,7 @@ import pytest
 import torch
 
 from recombine.training import schema
+from recombine.training.directory import RunDirectory
 from recombine.training.session import StoppedError, handle_stop_signals
 from recombine.training.trainer import Trainer
 from test_run import CONFIG, checkpoint_bytes, train
@@ -54,7 +54,7 @@ def test_a_stopped_run_ends_with_the_same_bits_and_rows(finished, tmp_path):
         assert stop.value.exit_code == code
     (path,) = tmp_path.iterdir()
     assert str(path) in str(stop.value)
-    stopped = json.loads((path / "checkpoint.json").read_text())
+    stopped = RunDirectory(path).read_json("checkpoint.json")
     assert set(stopped) == set(get_type_hints(schema.CheckpointInfo))
     resumed = train(CONFIG, tmp_path)
     ours, theirs = checkpoint_bytes(resumed), checkpoint_bytes(finished)

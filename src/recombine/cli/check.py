@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from recombine.cli.flags import TaskOptions, parse_task, score_table
 from recombine.foundation.display import Column, Table
 from recombine.foundation.errors import InputError, require
-from recombine.tasks.sampling import find_leaks
+from recombine.tasks.sampling import count_repeated, find_leaks
 from recombine.training.schema import Json
 from recombine.training.score import describe_metrics, describe_splits, score_references
 
@@ -30,11 +30,14 @@ def run(argv: list[str]) -> None:
     certificate = task.split.certificate.as_dict()
     leaks = find_leaks(task, num_instances=min(options.num_instances or MAX_AUDITED, MAX_AUDITED))
     references = score_references(task, num_instances=options.num_instances) if options.num_instances else {}
+    num_compared = options.num_instances or MAX_AUDITED
+    repeated = count_repeated(task, num_instances=num_compared)
     metrics = describe_metrics(task, references.values())
     value = {
         "task": task.name,
         "certificate": certificate,
         "leaks": [leak._asdict() for leak in leaks],
+        "repeated": repeated,
         "metrics": metrics,
         "references": references,
     }
@@ -44,6 +47,9 @@ def run(argv: list[str]) -> None:
         else []
     )
     options.show(value, certificate_table(certificate), f"sha256 {certificate['sha256']}\n", *tables)
+    for split, count in repeated.items():
+        if count and not options.json:
+            print(f"{count:,} of {num_compared:,} instances of {split} are also among {num_compared:,} of train.")
     if leaks:
         raise InputError(f"task {task.name!r} breaks its split: {leaks[0]}")
 

@@ -13,6 +13,7 @@ from recombine.inside.result import DECODER_TITLES
 from recombine.inside.verdict import Diagnosis, diagnose_run
 from recombine.training.directory import RunDirectory
 
+NUM_INSTANCES = 4_000  # per split, if the run must be probed first
 REACHED = "reached: position of the score between chance (0 %) and the ceiling (100 %)"
 UNINFORMED = (
     "decoder: a linear classifier or regression from activations to modules, fitted on seen compositions\n"
@@ -32,8 +33,8 @@ class DiagnoseOptions(OneRunOptions):
         "recombine diagnose runs/sraven-hyla-0123456789ab --json",
     )
 
-    num_instances: int = 4_000
-    """Instances per split, if the run must be probed first."""
+    num_instances: int | None = None
+    """Instances per split of the probe (default: as probed before, or 4,000)."""
 
 
 def run(argv: list[str]) -> None:
@@ -41,12 +42,13 @@ def run(argv: list[str]) -> None:
     directory = RunDirectory.open(options.run)
     if not directory.finished:
         raise InputError(f"{directory.path} has no result.json: expected a finished run")
-    if not is_probed(directory, code=options.code):
+    if not is_probed(directory, num_instances=options.num_instances, code=options.code):
         probe_run(
             options.run,
+            num_instances=options.num_instances or NUM_INSTANCES,
             tsne=False,
             say=lambda part: options.say(f"probe: {part}"),
-            **options.select("num_instances", "device", "code"),
+            **options.select("device", "code"),
         )
     diagnosis = diagnose_run(options.run)
     closing = [f"Next: {diagnosis.advice}."]

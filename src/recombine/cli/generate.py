@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -70,7 +69,7 @@ def run(argv: list[str]) -> None:
 
 def show_text(text: str) -> str:
     """Text with its line ends and tabs; other control characters are written out, since a model may produce any."""
-    return "".join(part if part in ("\n", "\t") else spell_out(part) for part in re.split(r"([\n\t])", text))
+    return spell_out(text, keep="\n\t")
 
 
 def decode_stream(tokens: Iterable[int], tokenizer: Tokenizer, prompt: Sequence[int]) -> Iterator[str]:

@@ -278,7 +278,7 @@ class Output:
     def say(self, message: str) -> None:
         """Print a message to standard error, unless the output is silent."""
         if not self.is_silent:
-            print(message, file=sys.stderr)
+            print(spell_out(message, keep="\n"), file=sys.stderr)
 
 
 Options = TypeVar("Options", bound=Output)

@@ -38,6 +38,8 @@ class TrainOptions(ModelOptions):
     """Use only algorithms that give the same bits in every run on the same device. May be slower on GPUs."""
     threads: int | None = None
     """Threads of the processor (default: one for a small model, otherwise as many as there are cores)."""
+    again: bool = False
+    """Evaluate a run again that is finished already."""
     shard: bool = False
     """Under torchrun, keep a part of the model in each process (FSDP2), for models that do not fit one device."""
     track: Annotated[tuple[TrackerName, ...], Argument(repeatable=True)] = ()
@@ -51,7 +53,9 @@ def run(argv: list[str]) -> None:
             config,
             watch=bar,
             trackers=[build_tracker(name) for name in options.track],
-            **options.select("out", "device", "evaluation_instances", "compile", "shard", "deterministic", "threads"),
+            **options.select(
+                "out", "device", "evaluation_instances", "compile", "shard", "deterministic", "threads", "again"
+            ),
         )
     leave_group()
     if not is_follower():

@@ -90,6 +90,11 @@ class Table:
             note=f"{self.note}\nA wider terminal also shows: {left}" if left else self.note,
         )
 
+    def spelled_out(self) -> Table:
+        """The table with a title, a note and names of columns that cannot command a terminal; so are the cells in `as_text`."""
+        columns = tuple(replace(column, name=spell_out(column.name)) for column in self.formats)
+        return replace(self, title=spell_out(self.title), note=spell_out(self.note, keep="\n"), columns=columns)
+
     def as_dicts(self) -> list[dict[str, Any]]:
         """One dictionary per row, ready for JSON."""
         return [dict(zip(self.names, map(_as_json, row), strict=True)) for row in self.rows]
@@ -201,7 +206,7 @@ def print_table(table: Table, console: Console | None = None) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    console = console or Console()
+    console, table = console or Console(), table.spelled_out()
     drawn, width = _measure(table, console)
     if width > console.width and not console.is_terminal:
         console = Console(file=console.file, width=width)
@@ -232,7 +237,7 @@ def _measure(table: Table, console: Console) -> tuple[RichTable, int]:
         longest = max(map(len, (column.name, *(row[number] for row in rows))))
         is_text = all(isinstance(row[number], str | None) for row in table.rows)
         drawn.add_column(
-            column.name,
+            Text(column.name),
             justify="left" if is_text else "right",
             no_wrap=not column.wrap,
             min_width=min(longest, SENTENCE) if column.wrap else longest,
@@ -287,7 +292,7 @@ class Meter:
     """The progress of one piece of work: `done` of `total` units, counted from wherever it began."""
 
     def __init__(self, label: str, total: int | None, display: Display | None, done: int | None = 0) -> None:
-        self.label, self.total, self.note = label, total, ""
+        self.label, self.total, self.note = spell_out(label), total, ""
         self.done = done or 0
         self._display = display
         self._begun = self._counted_from = display.now() if display else 0.0
@@ -299,7 +304,7 @@ class Meter:
         """Report how much is done; `note` is shown next to it."""
         if self._display is None:
             return
-        self.done, self.note, self.total = done, note, self.total if total is None else total
+        self.done, self.note, self.total = done, spell_out(note), self.total if total is None else total
         if self._first is None:
             self._first, self._counted_from = done, self._display.now()
         self._display.refresh(self)
@@ -360,11 +365,14 @@ class Display:
 
     def _draw(self, meter: Meter) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
         if self._bars is None:
-            columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), "{task.fields[note]}")
-            self._bars = Progress(*columns, "{task.fields[left]}", console=Console(stderr=True))
+            label, note, left = (
+                TextColumn(text, markup=False)
+                for text in ("{task.description}", "{task.fields[note]}", "{task.fields[left]}")
+            )
+            self._bars = Progress(label, BarColumn(), MofNCompleteColumn(), note, left, console=Console(stderr=True))
             self._bars.start()
         fields = {"note": meter.note, "left": meter.time_left}
         if meter.bar is None:

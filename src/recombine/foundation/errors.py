@@ -27,10 +27,14 @@ class InputError(ValueError):
     """Invalid input; the command line prints the message as one line and exits with code 2."""
 
 
-def spell_out(text: str) -> str:
-    """Text whose control characters, line ends and marks of direction are written out: a name cannot command a terminal."""
+def spell_out(text: str, keep: str = "") -> str:
+    """Text whose control characters, line ends and marks of direction are written out, except `keep`.
+
+    Everything that a file, a name or a model may contain goes through here on its way to a terminal, which it cannot command.
+    """
     return "".join(
-        sign.encode("unicode_escape").decode() if unicodedata.category(sign) in NOT_SHOWN else sign for sign in text
+        sign.encode("unicode_escape").decode() if unicodedata.category(sign) in NOT_SHOWN and sign not in keep else sign
+        for sign in text
     )
 
 

@@ -1,31 +1,81 @@
-"""Files: atomic writes, JSON that fits a schema, NumPy archives without pickles, and folders for data.
+"""Files: atomic writes, JSON that fits a schema and belongs to its run, NumPy archives without pickles, folders for data.
 
 What a loaded file may do is decided here: it is a regular file of limited size, it holds data and never code, and an error in it
 is one line. A file that is written is complete or absent, even if the process is killed or the power fails.
+
+JSON that belongs to somebody, such as a run, ends with a key `digest`: the owner, and SHA-256 of the owner and of all that
+stands before the key. A file that was edited, or copied from another owner, is therefore refused. Files from versions without
+digests have no such key and are read without this check.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import glob
+import hashlib
 import json
 import os
+import re
+import socket
 import stat
+import time
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 import numpy as np
 
-from recombine.foundation.errors import InputError, find_schema_error, require_memory
+from recombine.foundation.errors import InputError, find_schema_error, format_bytes, require_memory
+
+MACHINE = hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
+ABANDONED_SECONDS = 86_400  # after which a temporary file of another machine counts as abandoned
+
+
+def name_process() -> str:
+    """A part of the names of temporary files, by which `remove_abandoned` tells whose they are."""
+    return f"{MACHINE}-{os.getpid()}"
+
+
+def remove_abandoned(folder: Path, prefix: str) -> None:
+    """Remove the files `PREFIX<machine>-<process>*` of processes that are dead, such as those killed while they wrote."""
+    for path in folder.glob(f"{glob.escape(prefix)}*"):
+        machine, _, rest = path.name.removeprefix(prefix).partition("-")
+        process = re.match(r"\d+", rest)
+        with contextlib.suppress(OSError):
+            if machine == MACHINE and process is not None and os.name == "posix":
+                abandoned = not _is_alive(int(process[0]))
+            else:
+                abandoned = time.time() - path.lstat().st_mtime > ABANDONED_SECONDS
+            if abandoned:
+                path.unlink()
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # of another user
+        return True
+    return True
+
+
+def temporary_path(path: Path) -> Path:
+    """A hidden name for what will replace a file, free to be created; what killed processes left there is removed."""
+    remove_abandoned(path.parent, f".{path.name}.")
+    temporary = path.with_name(f".{path.name}.{name_process()}.tmp")
+    temporary.unlink(missing_ok=True)  # a link that somebody put there would lead the content elsewhere
+    return temporary
 
 
 def replace_file(path: Path, content: bytes) -> None:
     """Replace a file atomically: it is either complete or unchanged, even if the process is killed or the power fails."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path
     try:
-        temporary.unlink(missing_ok=True)  # a link that somebody put there would lead the content elsewhere
+        temporary = temporary_path(path)
         with open(temporary, "xb") as file:
             file.write(content)
             file.flush()
@@ -36,14 +86,29 @@ def replace_file(path: Path, content: bytes) -> None:
         error.filename = str(path)  # the error of a full disk does not name the file
         raise
     finally:
-        temporary.unlink(missing_ok=True)
+        if temporary != path:
+            temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def open_file(path: Path, mode: str = "rb") -> Iterator[IO[bytes]]:
+    """Open a regular file, to write only if it is not a link. Errors name it, also those of a broken or full disk."""
+    flag = 0 if mode == "rb" else getattr(os, "O_NOFOLLOW", 0)
+    try:
+        if mode != "ab":
+            require_regular(path)
+        with open(path, mode, opener=lambda name, flags: os.open(name, flags | flag, 0o666)) as file:
+            yield file
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 def read_file(path: Path) -> bytes:
     """The content of a regular file that fits into memory."""
-    require_regular(path)
-    require_memory(path.stat().st_size, str(path))
-    return path.read_bytes()
+    with open_file(path) as file:
+        require_memory(os.fstat(file.fileno()).st_size, str(path))
+        return file.read()
 
 
 def require_regular(path: Path) -> None:
@@ -52,15 +117,15 @@ def require_regular(path: Path) -> None:
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
 
 
-def read_json(path: Path, schema: Any = dict[str, Any], *, complete: bool = True) -> Any:
-    """The content of a JSON file; an `InputError` if it is missing, damaged or does not fit the schema."""
+def read_json(path: Path, schema: Any = dict[str, Any], *, complete: bool = True, owner: str | None = None) -> Any:
+    """The content of a JSON file; an `InputError` if it is missing, damaged, another owner's or does not fit the schema."""
     try:
         content = read_file(path)
     except FileNotFoundError:
         raise InputError(f"{path} does not exist: expected a file that Recombine wrote") from None
     except OSError as error:
-        raise InputError(f"{path} cannot be read ({error}): expected JSON") from None
-    return parse_json(content, schema, str(path), complete=complete)
+        raise InputError(f"{path} cannot be read ({error.strerror}): expected JSON") from None
+    return parse_json(content, schema, str(path), complete=complete, owner=owner)
 
 
 def read_json_lines(path: Path) -> dict[int, Any]:
@@ -75,10 +140,13 @@ def read_json_lines(path: Path) -> dict[int, Any]:
     }
 
 
-def parse_json(content: bytes | str, schema: Any, source: str, *, complete: bool = True) -> Any:
+def parse_json(
+    content: bytes | str, schema: Any, source: str, *, complete: bool = True, owner: str | None = None
+) -> Any:
     """JSON that fits a schema, a type that msgspec knows (see `find_schema_error`); `source` is named in errors.
 
-    With `Any` as the schema it may be from another program, and hold NaN and infinity, which Python's own module writes.
+    With an owner, the digest is compared and left out. With `Any` as the schema the JSON may be from another program, and hold
+    NaN and infinity, which Python's own module writes.
     """
     try:
         value = json.loads(content) if schema is Any else msgspec.json.decode(content)
@@ -89,16 +157,44 @@ def parse_json(content: bytes | str, schema: Any, source: str, *, complete: bool
         raise InputError(f"{source} cannot be read ({str(error).splitlines()[0]}): expected JSON") from None
     if fault is not None:
         raise InputError(f"{source} is damaged: {fault}")
+    if owner is not None and value.pop("digest", None) is not None:
+        check_digest(content.encode() if isinstance(content, str) else content, owner, source)
     return value
 
 
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a JSON file atomically. NaN and infinity, which JSON does not have, are errors."""
+DIGEST = re.compile(rb',?\s*"digest": "([^"]*)"\s*}\s*\Z')  # the last key of an object
+MAX_DIGEST_BYTES = 200  # of that key and what surrounds it
+
+
+def add_digest(text: str, owner: str) -> str:
+    """The JSON of an object with the key `digest` at its end."""
+    body = text.rstrip().removesuffix("}").rstrip()
+    before, after = ("\n  ", "\n}") if "\n" in body else (" ", "}")
+    comma = "" if body.endswith("{") else ","
+    return f'{body}{comma}{before}"digest": "{owner}-{_hash(body.encode(), owner)}"{after}'
+
+
+def check_digest(content: bytes, owner: str, source: str) -> None:
+    """Raise an error if an object has the digest of another owner or of another content."""
+    end = max(0, len(content) - MAX_DIGEST_BYTES)
+    found = DIGEST.search(content[end:])
+    if found is not None and found[1].decode(errors="replace").rpartition("-")[0] != owner:
+        raise InputError(f"{source} belongs to another run: expected the one of the configuration next to it")
+    if found is None or found[1] != f"{owner}-{_hash(content[: end + found.start()], owner)}".encode():
+        raise InputError(f"{source} is damaged: its content does not match its digest")
+
+
+def _hash(body: bytes, owner: str) -> str:
+    return hashlib.sha256(owner.encode() + b"\0" + body).hexdigest()[:32]
+
+
+def write_json(path: Path, value: Mapping[str, Any], *, owner: str | None = None) -> None:
+    """Write a JSON file atomically, with a digest if it has an owner. NaN and infinity, which JSON does not have, are errors."""
     try:
         text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
     except ValueError:
         raise InputError(f"{path} would hold NaN or infinity: expected finite numbers") from None
-    replace_file(path, f"{text}\n".encode())
+    replace_file(path, f"{text if owner is None else add_digest(text, owner)}\n".encode())
 
 
 def sync_directory(directory: Path) -> None:
@@ -160,12 +256,22 @@ def is_private(path: Path) -> bool:
     return {what.st_uid, path.lstat().st_uid} <= {os.getuid(), 0} and not what.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
+MAX_UNPACKED, MAX_RATIO = 1 << 30, 50  # bytes that any file may unpack to, and more than that per byte of it
+
+
+def require_unpacked(path: Path, num_bytes: int) -> None:
+    """Refuse a small file that unpacks to gigabytes, and any that memory does not hold."""
+    require_memory(num_bytes, f"{path}, unpacked,")
+    if num_bytes > max(MAX_UNPACKED, MAX_RATIO * path.stat().st_size):
+        raise InputError(f"{path} unpacks to {format_bytes(num_bytes)}: expected at most {MAX_RATIO} times its size")
+
+
 def read_npz(path: Path) -> dict[str, np.ndarray]:
     """The arrays of an archive by name; never Python objects."""
     try:
         require_regular(path)
         with zipfile.ZipFile(path) as archive:
-            require_memory(sum(member.file_size for member in archive.infolist()), f"{path}, unpacked,")
+            require_unpacked(path, sum(member.file_size for member in archive.infolist()))
             if any(
                 not member.filename.endswith(".npy") for member in archive.infolist()
             ):  # NumPy would return its bytes

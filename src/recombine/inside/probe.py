@@ -154,13 +154,13 @@ def probe_run(
     return ProbeResult.load(run, key) or result
 
 
-def is_probed(run: RunDirectory, *, code: Sequence[Code] = ()) -> bool:
-    """Whether a run has a probe of its current checkpoint and of the current code, whatever the arguments."""
+def is_probed(run: RunDirectory, *, num_instances: int | None = None, code: Sequence[Code] = ()) -> bool:
+    """Whether a run has a probe of its current checkpoint and of the current code, on any or on so many instances."""
     try:
         stored = PROBE.load_current(run)
     except InputError:
         return False
-    if stored is None or "key" not in stored:
+    if stored is None or "key" not in stored or num_instances not in (None, stored["num_instances"]):
         return False
     return ProbeResult.load(run, PROBE.make_key(run, stored["key"]["arguments"], code)) is not None
 

@@ -34,6 +34,7 @@ import torch
 from torch import nn
 
 from recombine.foundation.errors import InputError, Settings, check_choice, format_count, require_memory
+from recombine.foundation.imports import describe_imports
 from recombine.foundation.plugins import find_classes, find_entry_points, is_loaded_file, load_object
 from recombine.tasks.base import Task
 from recombine.tasks.families import TASKS
@@ -288,7 +289,8 @@ def version_of(owner: type[Task] | type[ModelConfig]) -> int | str:
     """The version of a class, part of the identity of every run.
 
     The package's own classes carry a number that is raised by hand. For a class from outside, the hash of the files of the
-    class and its bases is added, so that results from before an edit are not mistaken for those after it.
+    class and its bases is added, with that of the local modules they import and the environment variables they read, so that
+    results from before a change are not mistaken for those after it.
     """
     if is_own(owner):
         return owner.version
@@ -296,12 +298,14 @@ def version_of(owner: type[Task] | type[ModelConfig]) -> int | str:
 
 
 def hash_files(owner: Any) -> str:
-    """A hash of the files that define a class from outside and its bases from outside, or a function."""
+    """A hash of the files that define a class from outside and its bases from outside, or a function, and of their imports."""
     bases = [base for base in getattr(owner, "__mro__", ()) if not is_own(base) and _is_extension(base)]
     digest = hashlib.sha256()
     for source in bases or [owner]:
         try:
-            digest.update(Path(inspect.getfile(source)).read_bytes())
+            file = Path(inspect.getfile(source))
+            digest.update(file.read_bytes())
+            digest.update("".join(f"\0{line}" for line in describe_imports(file)).encode())
         except (OSError, TypeError):  # a class made in a console or notebook has no file
             digest.update(source.__qualname__.encode())
     return digest.hexdigest()[:12]

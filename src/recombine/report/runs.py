@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 from recombine.foundation.display import format_number
 from recombine.foundation.errors import InputError
@@ -23,6 +23,8 @@ from recombine.training.schema import Json, Score
 Curve = tuple[list[int], list[float]]  # steps, values
 
 MAX_POINTS = 1_000  # of a curve: as many as a screen can show
+MAX_KEPT = 50_000  # rows of metrics in memory; even, so that halving keeps the last
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,20 +64,19 @@ class ReportRun:
         return self.read("split.json").get("certificate", {})
 
     @cached_property
-    def metrics(self) -> list[Json]:
-        rows = self.directory.read_metrics()
-        if not all({"step", "loss"} <= row.keys() for row in rows):
-            raise InputError(
-                f"{self.directory.path / 'metrics.jsonl'} lacks a step or loss: expected both in each line"
-            )
-        return rows
+    def metrics(self) -> tuple[list[tuple[int, float]], list[Json], Json]:
+        """Steps with their losses, and the rows with scores, both evenly thinned out where there are very many; the last row."""
+        losses, scored, row = _Sample[tuple[int, float]](), _Sample[Json](), {}
+        for row in self.directory.iterate_metrics():
+            losses.add((row["step"], row["loss"]))
+            if "scores" in row:
+                scored.add(row)
+        return losses.values, scored.values, row
 
     @cached_property
     def scores(self) -> dict[str, dict[str, Score]]:
         """Scores of the result; for an unfinished run the last ones, without interval, chance or ceiling."""
-        found: Json = self.result.get("scores") or next(
-            (row["scores"] for row in self.metrics[::-1] if "scores" in row), {}
-        )
+        found: Json = self.result.get("scores") or next((row["scores"] for row in self.metrics[1][::-1]), {})
         try:
             return {split: {name: _score(value) for name, value in metrics.items()} for split, metrics in found.items()}
         except KeyError as error:
@@ -95,10 +96,10 @@ class ReportRun:
             return None
 
     def loss_curve(self) -> Curve:
-        return _downsample([(row["step"], row["loss"]) for row in self.metrics])
+        return _downsample(self.metrics[0])
 
     def score_curve(self, split: str, metric: str) -> Curve:
-        rows = [(row["step"], row.get("scores", {}).get(split, {}).get(metric)) for row in self.metrics]
+        rows = [(row["step"], row.get("scores", {}).get(split, {}).get(metric)) for row in self.metrics[1]]
         return _downsample([(step, value) for step, value in rows if value is not None])
 
 
@@ -107,6 +108,28 @@ def _score(found: Json | float) -> Score:
         return Score(value=found, low=math.nan, high=math.nan)
     value, low, high = (found[name] for name in ("value", "low", "high"))
     return Score(value=value, low=low, high=high, chance=found.get("chance"), ceiling=found.get("ceiling"))
+
+
+class _Sample(Generic[Value]):
+    """All values that are added, up to `MAX_KEPT`; of more, every second, fourth or further one, and always the last."""
+
+    def __init__(self) -> None:
+        self.kept: list[Value] = []
+        self.last: list[Value] = []  # the last value, if it is not kept
+        self.every, self.number = 1, 0
+
+    def add(self, value: Value) -> None:
+        self.last = [value]
+        if self.number % self.every == 0:
+            self.kept.append(value)
+            self.last = []
+        if len(self.kept) > MAX_KEPT:
+            self.kept, self.every = self.kept[::2], 2 * self.every
+        self.number += 1
+
+    @property
+    def values(self) -> list[Value]:
+        return self.kept + self.last
 
 
 def _downsample(points: list[tuple[int, Any]]) -> Curve:

@@ -29,7 +29,9 @@ import torch
 
 from recombine.foundation.errors import InputError, check_positive
 from recombine.foundation.files import FAILURE, RUNNING, write_json
+from recombine.foundation.imports import safe_path
 from recombine.sweeps.engine import LOST_RETRIES, Engine, FailureKind, Job, Outcome, count_threads, lost_outcome
+from recombine.sweeps.status import require_own
 from recombine.training.config import RunConfig
 from recombine.training.directory import LockedError, RunDirectory
 from recombine.training.run import open_directory, train_run
@@ -112,6 +114,8 @@ def record_failure(job: Job, outcome: Outcome) -> None:
 def heartbeat(job: Job) -> Iterator[None]:
     """Say where the run is being trained, for as long as it is."""
     path = Path(job.out) / RUNNING / f"{job.key}.json"
+    require_own(path.parent)
+    require_own(Path(job.out) / job.key)
     path.parent.mkdir(exist_ok=True)
     write_json(path, {"host": socket.gethostname(), "process": os.getpid()})
     ended = threading.Event()
@@ -185,7 +189,8 @@ class Worker:
         self.number = number
         self.connection, other = context.Pipe()
         self.process = context.Process(target=_serve, args=(other, number), daemon=True)
-        self.process.start()
+        with safe_path():
+            self.process.start()
         other.close()  # so that the death of the process ends the connection
         self.job: Job | None = None
 

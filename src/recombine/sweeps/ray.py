@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from recombine.foundation.errors import InputError, check_positive, import_extra, require
+from recombine.foundation.imports import safe_path
 from recombine.sweeps.engine import ANSWER_SECONDS, Engine, Job, Outcome, count_threads
 from recombine.sweeps.local import train_job
 
@@ -89,7 +90,8 @@ class RayEngine(Engine):
             del options["include_dashboard"]
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # without a GPU, leave the variables alone
         try:
-            ray.init(**options)
+            with safe_path():
+                ray.init(**options)
         except (ConnectionError, TimeoutError, RuntimeError, ValueError) as error:
             first = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise InputError(f"Ray at {self.address or 'this machine'} cannot be used ({first})") from None

@@ -20,6 +20,7 @@ from recombine.sweeps.status import RunStatus, SweepStatus
 
 PARQUET = "results.parquet"
 CSV = "results.csv"
+FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
 PARTS = ("value", "low", "high", "chance", "ceiling", "agnostic")
 
 Key = tuple[tuple[str, Any], ...]
@@ -37,9 +38,15 @@ def write_results(status: SweepStatus, folder: Path) -> list[Path]:
     parquet.write_table(table, content)
     replace_file(folder / PARQUET, content.getvalue().to_pybytes())
     text = io.StringIO()
-    csv.writer(text).writerows([names, *zip(*table.to_pydict().values(), strict=True)])
+    table_rows = (names, *zip(*table.to_pydict().values(), strict=True))
+    csv.writer(text).writerows([list(map(as_cell, row)) for row in table_rows])
     replace_file(folder / CSV, text.getvalue().encode())
     return [folder / PARQUET, folder / CSV]
+
+
+def as_cell(value: Any) -> Any:
+    """A value for a CSV file; text that a spreadsheet would compute as a formula gets an apostrophe."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA_SIGNS) else value
 
 
 def describe_run(run: RunStatus) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import torch
 
 from recombine.foundation.display import Table
 from recombine.foundation.errors import InputError, check_choice, check_positive
-from recombine.foundation.files import FAILURE
+from recombine.foundation.files import FAILURE, name_process, remove_abandoned
 from recombine.sweeps.engine import Engine, Job, Outcome, describe_for_worker
 from recombine.sweeps.local import LocalEngine, record_failure
 from recombine.sweeps.plan import Plan, describe_plan, make_plan, write_plan
@@ -30,6 +30,7 @@ from recombine.training.run import is_up_to_date, train_run
 from recombine.training.session import progress_bar, resolve_device
 from recombine.training.trainer import DivergedError
 
+MARK = ".shared-"
 EngineName = Literal["local", "ray", "slurm"]
 ENGINES = get_args(EngineName)
 
@@ -123,7 +124,12 @@ def find_work(records: Sequence[Record], out: Path, *, retry: bool = False) -> W
     todo, finished, failed = [], [], []
     for record in records:
         run = RunDirectory(out / record.config.directory_name)
-        if is_up_to_date(run, record.config.task.evaluation_instances):
+        try:
+            is_finished = is_up_to_date(run, record.config.task.evaluation_instances)
+        except InputError:  # the status names the damage, and the others are trained
+            failed.append(record)
+            continue
+        if is_finished:
             finished.append(record)
         elif (run.path / FAILURE).exists() and not retry:
             failed.append(record)
@@ -244,9 +250,10 @@ def raise_failure(outcome: Outcome) -> None:
 @contextlib.contextmanager
 def mark_folder(folder: Path) -> Iterator[str]:
     """The name of a file in the folder of a sweep, by which workers recognise it; it is random and removed at the end."""
-    path = folder / f".shared-{secrets.token_hex(8)}"
+    path = folder / f"{MARK}{name_process()}-{secrets.token_hex(8)}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        remove_abandoned(folder, MARK)
         path.touch()
     except OSError as error:
         raise InputError(f"cannot write to {folder}: {error.strerror}; expected a writable folder") from None

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from recombine.foundation.errors import InputError, check_positive, import_extra
+from recombine.foundation.imports import safe_path
 from recombine.sweeps.engine import ANSWER_SECONDS, LOST_RETRIES, Engine, Job, Outcome, count_threads, lost_outcome
 from recombine.sweeps.local import train_job
 
@@ -108,7 +109,8 @@ class SlurmEngine(Engine):
         for first in range(0, len(jobs), ARRAY_SIZE):
             part = jobs[first : first + ARRAY_SIZE]
             try:
-                elements = executor.map_array(TrainJob(), part)
+                with safe_path():  # which SLURM passes on to the jobs
+                    elements = executor.map_array(TrainJob(), part)
             except self.submitit.core.utils.FailedJobError as error:
                 lines = [line for line in str(error).splitlines() if line.strip()]
                 raise InputError(f"SLURM does not accept the jobs: {lines[-1] if lines else error}") from None

@@ -1,7 +1,7 @@
 """How far a sweep is, read from its folder, which needs neither torch nor the code of the runs; and its live display.
 
-A run is finished if it has a result, failed if it has a failure, and running if a worker has touched its file in `.running`
-within a minute; otherwise it is waiting, with the step of its last metrics if it was interrupted.
+A run is finished if it has a result, failed if it has a failure or a damaged file, and running if a worker has touched its file
+in `.running` within a minute; otherwise it is waiting, with the step of its last metrics if it was interrupted.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from rich.live import Live
 from rich.text import Text
 
 from recombine.foundation.display import describe_settings, format_duration, format_number
-from recombine.foundation.errors import InputError, find_schema_error
-from recombine.foundation.files import FAILURE, METRICS, RESULT, RUNNING, parse_json, read_json
-from recombine.training.schema import MetricsRow, ResultFile
+from recombine.foundation.errors import InputError, find_schema_error, spell_out
+from recombine.foundation.files import FAILURE, METRICS, RESULT, RUNNING, open_file, parse_json, read_json
+from recombine.training.directory import RunDirectory
+from recombine.training.schema import MetricsRow
 
 if TYPE_CHECKING:
     from recombine.sweeps.engine import Outcome
@@ -141,31 +142,32 @@ class SweepReader:
         return next(self._read_run(entry, set()) for entry in plan["runs"] if entry["run"] == key)
 
     def _read_run(self, entry: dict[str, Any], alive: set[str]) -> RunStatus:
-        path = self.folder / entry["run"]
-        if entry["run"] in alive:
-            step, seconds = _read_progress(path)
-            return RunStatus(**entry, state="running", step=step, seconds=seconds)
-        result = self._read_result(path / RESULT)
-        if result is not None:
-            return RunStatus(
-                **entry, state="finished", step=entry["steps"], seconds=float(result.get("seconds", 0)), result=result
-            )
-        step, seconds = _read_progress(path)
-        if (path / FAILURE).exists():
-            error = str(read_json(path / FAILURE).get("error"))
-            return RunStatus(**entry, state="failed", step=step, seconds=seconds, error=error)
-        return RunStatus(**entry, state="waiting", step=step, seconds=seconds)
-
-    def _read_result(self, path: Path) -> Mapping[str, Any] | None:
+        run = RunDirectory(self.folder / entry["run"])
         try:
-            changed = path.stat().st_mtime_ns
+            require_own(run.path)
+            result = self._read_result(run)
+            if result is not None:
+                seconds = float(result.get("seconds", 0))
+                return RunStatus(**entry, state="finished", step=entry["steps"], seconds=seconds, result=result)
+            step, seconds = _read_progress(run.path)
+            is_alive, error = entry["run"] in alive, None
+            if not is_alive and (run.path / FAILURE).exists():
+                error = str(run.read_json(FAILURE).get("error"))
+        except InputError as damage:  # reported for this run; the others are read
+            return RunStatus(**entry, state="failed", error=str(damage))
+        state: State = "running" if is_alive else "waiting" if error is None else "failed"
+        return RunStatus(**entry, state=state, step=step, seconds=seconds, error=error or "")
+
+    def _read_result(self, run: RunDirectory) -> Mapping[str, Any] | None:
+        try:
+            changed = (run.path / RESULT).stat().st_mtime_ns
         except OSError:
             return None
-        if self.results.get(path, (0, {}))[0] != changed:
-            result = read_json(path, ResultFile, complete=False)
+        if self.results.get(run.path, (0, {}))[0] != changed:
+            result = run.read_json(RESULT)
             large = ("composition_sums", "baselines")
-            self.results[path] = changed, {name: value for name, value in result.items() if name not in large}
-        return self.results[path][1]
+            self.results[run.path] = changed, {name: value for name, value in result.items() if name not in large}
+        return self.results[run.path][1]
 
 
 def read_plan(folder: Path) -> dict[str, Any]:
@@ -183,12 +185,18 @@ def read_plan(folder: Path) -> dict[str, Any]:
     return plan
 
 
+def require_own(path: Path) -> None:
+    """Refuse a link in the place of a folder that belongs to a sweep: it could lead anywhere."""
+    if path.is_symlink():
+        raise InputError(f"{path} is a link: expected a folder of the sweep itself")
+
+
 def _list_alive(folder: Path) -> set[str]:
     """The runs whose workers have given a sign of life."""
     alive = set()
     for path in folder.glob("*.json"):
         with contextlib.suppress(FileNotFoundError):  # the worker has just ended
-            if time.time() - path.stat().st_mtime < SILENT_SECONDS:
+            if abs(time.time() - path.stat().st_mtime) < SILENT_SECONDS:  # one dated tomorrow is not alive
                 alive.add(path.stem)
     return alive
 
@@ -196,7 +204,7 @@ def _list_alive(folder: Path) -> set[str]:
 def _read_progress(path: Path) -> tuple[int, float]:
     """Step and seconds of the last whole line of a run's metrics."""
     try:
-        with open(path / METRICS, "rb") as file:
+        with open_file(path / METRICS) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - LAST_BYTES))
             lines = file.read().splitlines()
     except OSError:
@@ -252,17 +260,17 @@ class SweepDisplay:
 
     def _print(self, text: str) -> None:
         self.last_line = time.monotonic()
-        self.console.print(Text(text), soft_wrap=True, highlight=False)
+        self.console.print(Text(spell_out(text)), soft_wrap=True, highlight=False)
 
     def _keep_showing(self) -> None:
         while not self.ended.wait(REFRESH_SECONDS):
             try:
                 if self.live.is_started:
-                    self.live.update(Text(draw(self.reader.read())), refresh=True)
+                    self.live.update(Text(spell_out(draw(self.reader.read()), keep="\n")), refresh=True)
                 elif time.monotonic() - self.last_line >= LINE_SECONDS:
                     self._print(summarise(self.reader.read()))
             except (InputError, OSError) as error:  # a file is being replaced, or the folder is not available
-                print(f"recombine: {error}", file=sys.stderr)
+                print(f"recombine: {spell_out(str(error))}", file=sys.stderr)
 
 
 def draw(status: SweepStatus) -> str:

@@ -5,7 +5,6 @@ from .config import RunConfig as RunConfig
 from .config import TrainingConfig as TrainingConfig
 from .config import default_run as default_run
 from .directory import RunDirectory as RunDirectory
-from .directory import describe_environment as describe_environment
 from .directory import find_runs as find_runs
 from .directory import hash_config as hash_config
 from .intervals import SeedScore as SeedScore
@@ -22,5 +21,6 @@ from .score import CONFIDENCE as CONFIDENCE
 from .score import EVALUATION_VERSION as EVALUATION_VERSION
 from .score import describe_metrics as describe_metrics
 from .score import score_references as score_references
+from .session import describe_environment as describe_environment
 from .session import resolve_device as resolve_device
 from .trainer import Trainer as Trainer

@@ -7,43 +7,50 @@
         checkpoint-previous.safetensors                  the one before it, during training
         result.json                                      written when the run is finished
 
-The header of a checkpoint has its step and times (`info`), the hash of the run's configuration (`config`), and SHA-256 over
-both and over every tensor's name, type, shape and content (`sha256`). A flipped bit, a missing tensor or the checkpoint of
-another run is therefore noticed when it is loaded, and a kill between two writes cannot combine tensors with another step.
+Every JSON file and every row of metrics has a digest (`foundation/files.py`) whose owner is the run, by the hash of its
+configuration. The header of a checkpoint has its step and times (`info`), the same hash (`config`), and SHA-256 over both and
+over every tensor (`sha256`), so a kill between two writes cannot combine tensors with another step. Runs from versions without
+digests are checked by what they have: the hash of the configuration in the header of the checkpoint, and the sums that the
+scores were computed from. Reading JSON needs no torch.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import hashlib
 import json
 import logging
 import math
 import os
-import platform
-import subprocess
 from collections.abc import Iterator, Mapping
-from functools import cache
-from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
-import safetensors
-import torch
-from safetensors.torch import load_file, save
-from torch import Tensor
-
-from recombine.attention.cpu import kernels as cpu_library
-from recombine.foundation import native as compiler
 from recombine.foundation.errors import InputError, find_schema_error
-from recombine.foundation.files import parse_json, read_file, read_json, replace_file, require_regular, write_json
+from recombine.foundation.files import (
+    METRICS,
+    RESULT,
+    add_digest,
+    open_file,
+    parse_json,
+    read_json,
+    replace_file,
+    temporary_path,
+    write_json,
+)
 from recombine.training.schema import FILES, CheckpointInfo, ConfigFile, Json, MetricsRow
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 FORMAT = "recombine-run"
 FORMAT_VERSION = 2
 CHECKPOINT = "checkpoint.safetensors"
 PREVIOUS_CHECKPOINT = "checkpoint-previous.safetensors"
+CONFIG_OWNER = "config"  # of its digest; that of all other files is its hash
+MAX_LINE = 1 << 20  # bytes of a row of metrics
+MAX_HEADER = 100 << 20  # bytes of the header of a checkpoint, as safetensors limits it
 
 _log = logging.getLogger(__name__)
 
@@ -58,11 +65,20 @@ class LockedError(InputError):
     """Another process is training the run."""
 
 
+class ForeignError(InputError):
+    """A folder with a `config.json` of something else than a run."""
+
+
+class DamagedError(InputError):
+    """A checkpoint that cannot be used: truncated, altered, or of another run."""
+
+
 class RunDirectory:
     """One run on disk."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._config: tuple[object, Json, str] | None = None  # stamp of the file, content, hash
 
     @classmethod
     def create(cls, root: Path, name: str, config: Json, *, identity: Json | None = None) -> RunDirectory:
@@ -71,7 +87,8 @@ class RunDirectory:
         try:
             run.path.mkdir(parents=True, exist_ok=True)
             if not (run.path / "config.json").exists():
-                run.write_json("config.json", {"format": FORMAT, "format_version": FORMAT_VERSION, **config})
+                contents = {"format": FORMAT, "format_version": FORMAT_VERSION, **config}
+                run.write_json("config.json", contents)
         except OSError as error:
             raise InputError(f"cannot write to {run.path}: {error.strerror}; expected a writable folder") from None
         return run
@@ -92,27 +109,51 @@ class RunDirectory:
     @property
     def config(self) -> Json:
         """Names, versions and settings of task, model and training."""
-        path = self.path / "config.json"
-        config = read_json(path)
-        if config.get("format") != FORMAT:
-            raise InputError(f"{path} does not belong to a Recombine run: expected format {FORMAT!r}")
-        if config.get("format_version") != FORMAT_VERSION:
-            raise InputError(
-                f"{self.path} has format version {config.get('format_version')!r}: expected {FORMAT_VERSION}"
-            )
-        if (fault := find_schema_error(config, ConfigFile, complete=False)) is not None:
-            raise InputError(f"{path} is damaged: {fault}")
-        return {part: config.get(part, {}) for part in ("task", "model", "training")}
+        return _parts(self._read_config())
+
+    @property
+    def identity(self) -> str:
+        """The hash of the configuration, which is the owner of the run's files."""
+        self._read_config()
+        assert self._config is not None
+        return self._config[2]
 
     @property
     def origins(self) -> dict[str, str]:
         """Where the classes of the run came from, if they are not part of this package; by role, task or model."""
-        origins: dict[str, str] = self.read_json("config.json").get("origins", {})
+        origins: dict[str, str] = self._read_config().get("origins", {})
         return origins
+
+    def _read_config(self) -> Json:
+        """The content of `config.json`, read again only if the file has changed."""
+        path = self.path / "config.json"
+        with contextlib.suppress(OSError):
+            status = path.stat()
+            stamp = (status.st_ino, status.st_mtime_ns, status.st_size)
+            if self._config is not None and self._config[0] == stamp:
+                return self._config[1]
+        content: Json = read_json(path)
+        if content.get("format") != FORMAT:
+            raise ForeignError(f"{path} does not belong to a Recombine run: expected format {FORMAT!r}")
+        if content.get("format_version") != FORMAT_VERSION:
+            raise InputError(
+                f"{self.path} has format version {content.get('format_version')!r}: expected {FORMAT_VERSION}"
+            )
+        if (fault := find_schema_error(content, ConfigFile, complete=False)) is not None:
+            raise InputError(f"{path} is damaged: {fault}")
+        owner = hash_config(_parts(content))
+        if "digest" in content:
+            content = read_json(path, owner=CONFIG_OWNER)
+        elif (self.path / CHECKPOINT).exists():  # from a version without digests
+            with contextlib.suppress(DamagedError):  # damage is named when it is loaded
+                if read_header(self.path / CHECKPOINT)[0].get("config") != owner:
+                    raise InputError(f"{path} holds another configuration than the run was trained with")
+        self._config = stamp, content, owner
+        return content
 
     @property
     def finished(self) -> bool:
-        return (self.path / "result.json").exists()
+        return (self.path / RESULT).exists()
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -122,7 +163,7 @@ class RunDirectory:
         except ImportError:  # no such locks on this platform
             yield
             return
-        with open(self.path / "lock", "a") as file:
+        with open_file(self.path / "lock", "ab") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -132,11 +173,20 @@ class RunDirectory:
             yield
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
-        write_json(self.path / name, value)
+        """Write a file with the digest of this run."""
+        write_json(self.path / name, value, owner=CONFIG_OWNER if name == "config.json" else self.identity)
 
     def read_json(self, name: str, *, complete: bool = False) -> Json:
-        """A file whose values have the declared types (`schema.py`); with `complete`, no key may be missing."""
-        return read_json(self.path / name, FILES.get(name, Json), complete=complete)
+        """A file of this run whose values have the declared types (`schema.py`); with `complete`, no key may be missing.
+
+        Scores that are not those of the sums in the same file are an error.
+        """
+        if name == "config.json":
+            return dict(self._read_config())
+        content: Json = read_json(self.path / name, FILES.get(name, Json), complete=complete, owner=self.identity)
+        if name == RESULT and (fault := find_false_score(content)) is not None:
+            raise InputError(f"{self.path / name} is damaged: {fault}")
+        return content
 
     def write_bytes(self, name: str, content: bytes) -> None:
         replace_file(self.path / name, content)
@@ -147,35 +197,51 @@ class RunDirectory:
             split: {name: value for name, value in scores.items() if math.isfinite(value)}
             for split, scores in row.get("scores", {}).items()
         }
-        with open(self.path / "metrics.jsonl", "a") as file:
-            file.write(json.dumps({**row, "scores": finite} if "scores" in row else row, allow_nan=False) + "\n")
+        text = json.dumps({**row, "scores": finite} if "scores" in row else row, allow_nan=False)
+        with open_file(self.path / METRICS, "ab") as file:
+            file.write(f"{add_digest(text, self.identity)}\n".encode())
 
-    def read_metrics(self, *, damaged: Literal["refuse", "drop"] = "refuse") -> list[Json]:
-        """The rows in order; a last line that a kill cut short is left out. `drop` leaves out all rows from damage on."""
-        path = self.path / "metrics.jsonl"
-        lines = read_file(path).splitlines(keepends=True) if path.exists() else []
-        rows: list[Json] = []
-        for number, line in enumerate(lines, start=1):
-            try:
-                rows.append(parse_json(line, MetricsRow, f"{path} line {number}"))
-            except InputError as error:
-                if number == len(lines) and not line.endswith(b"\n"):
-                    break
-                if damaged == "refuse":
-                    raise
-                _log.warning("%s; it and the rows after it are dropped", error)
-                break
-        return rows
+    def read_metrics(self) -> list[Json]:
+        """The rows in order; a last line that a kill cut short is left out."""
+        return list(self.iterate_metrics())
+
+    def iterate_metrics(self) -> Iterator[Json]:
+        """The same, one row at a time, because there may be millions."""
+        return (row for row, _ in self._read_rows())
+
+    def _read_rows(self) -> Iterator[tuple[Json, int]]:
+        """The rows, each with the position of its end in the file."""
+        path, end, step = self.path / METRICS, 0, -1
+        if not path.exists():
+            return
+        with open_file(path) as file:
+            for number, line in enumerate(iter(lambda: file.readline(MAX_LINE), b""), start=1):
+                source = f"{path} line {number}"
+                if not line.endswith(b"\n") and len(line) < MAX_LINE:
+                    return
+                row: Json = parse_json(line, MetricsRow, source, owner=self.identity)
+                if row["step"] <= step:
+                    raise InputError(f"{source} is damaged: step is {row['step']} after step {step}")
+                step, end = row["step"], end + len(line)
+                yield row, end
 
     def rewind_metrics(self, step: int) -> None:
-        """Drop the rows after a step, because a resumed run writes them again."""
-        rows = self.read_metrics(damaged="drop")
-        kept = [json.dumps(row) + "\n" for row in rows if row["step"] <= step]
-        self.write_bytes("metrics.jsonl", "".join(kept).encode())
+        """Drop the rows after a step, because a resumed run writes them again, and all rows from damage on."""
+        end = 0
+        try:
+            for row, position in self._read_rows():
+                if row["step"] > step:
+                    break
+                end = position
+        except InputError as error:
+            _log.warning("%s; it and the rows after it are dropped", error)
+        if (self.path / METRICS).exists():
+            with open_file(self.path / METRICS, "rb+") as file:
+                file.truncate(end)
 
     def save_checkpoint(self, tensors: Mapping[str, Tensor], info: CheckpointInfo) -> None:
         """Write a checkpoint; the one before it is kept until `drop_previous_checkpoint`."""
-        content = encode_checkpoint(tensors, info, config_hash=hash_config(self.config))
+        content = encode_checkpoint(tensors, info, config_hash=self.identity)
         self._sync_metrics()  # rows before a checkpoint are not written again by a run that resumes from it
         self._keep_checkpoint()
         self.write_bytes(CHECKPOINT, content)
@@ -189,32 +255,52 @@ class RunDirectory:
         With `fall_back`, a checkpoint that is missing or damaged is replaced by the one before it, if that is intact.
         """
         path, previous = self.path / CHECKPOINT, self.path / PREVIOUS_CHECKPOINT
-        config_hash = hash_config(self.config)
         try:
             if path.exists():
-                return read_checkpoint(path, config_hash=config_hash, device=device)
+                return read_checkpoint(path, config_hash=self.identity, device=device)
         except DamagedError as error:
             if not (fall_back and previous.exists()):
                 raise
             _log.warning("%s; going on from the checkpoint before it", error)
         if not (fall_back and previous.exists()):
             return None
-        return read_checkpoint(previous, config_hash=config_hash, device=device)
+        return read_checkpoint(previous, config_hash=self.identity, device=device)
 
     def _sync_metrics(self) -> None:
-        with contextlib.suppress(FileNotFoundError), open(self.path / "metrics.jsonl", "rb+") as file:
+        with contextlib.suppress(FileNotFoundError), open_file(self.path / METRICS, "rb+") as file:
             os.fsync(file.fileno())
 
     def _keep_checkpoint(self) -> None:
         """Give the last checkpoint a second name, so that writing a new one never leaves the run without any."""
-        temporary = self.path / f".{PREVIOUS_CHECKPOINT}.{os.getpid()}.tmp"
+        temporary = temporary_path(self.path / PREVIOUS_CHECKPOINT)
         with contextlib.suppress(OSError):  # there is none yet, or the file system has no links
             os.link(self.path / CHECKPOINT, temporary)
             os.replace(temporary, self.path / PREVIOUS_CHECKPOINT)
+        temporary.unlink(missing_ok=True)
 
     def drop_previous_checkpoint(self) -> None:
         """Delete the checkpoint before the last one, which a finished run does not need."""
-        (self.path / PREVIOUS_CHECKPOINT).unlink(missing_ok=True)
+        if (self.path / PREVIOUS_CHECKPOINT).exists():
+            with contextlib.suppress(OSError):  # the folder is read-only, and the run is complete all the same
+                (self.path / PREVIOUS_CHECKPOINT).unlink()
+
+
+def _parts(config: Json) -> Json:
+    """What determines the run, without its format and the places of its code."""
+    return {part: config.get(part, {}) for part in ("task", "model", "training")}
+
+
+def find_false_score(result: Json) -> str | None:
+    """What is wrong with scores that do not follow from the sums in the same `result.json`, in words, or None."""
+    scores = result.get("scores", {})
+    for split, metrics in result.get("composition_sums", {}).items():
+        for name, sums in metrics.items():
+            if len(sums) != 2 or not sum(sums[1]) or name not in scores.get(split, {}):
+                continue
+            value, expected = scores[split][name]["value"], sum(sums[0]) / sum(sums[1])
+            if not math.isclose(value, expected, rel_tol=1e-6, abs_tol=1e-9):
+                return f"scores.{split}.{name} is {value:.6g}, and its sums give {expected:.6g}"
+    return None
 
 
 def find_runs(folder: Path | str) -> list[RunDirectory]:
@@ -228,20 +314,32 @@ def find_runs(folder: Path | str) -> list[RunDirectory]:
     runs = []
     for path in sorted(folder.rglob("config.json")):
         try:
-            if read_json(path).get("format") != FORMAT:
-                continue
             runs.append(RunDirectory.open(path.parent))
+        except ForeignError:
+            continue
         except InputError as error:
             _log.warning("left out: %s", error)
     return runs
 
 
-class DamagedError(InputError):
-    """A checkpoint that cannot be used: truncated, altered, or of another run."""
+def read_header(path: Path) -> tuple[dict[str, str], CheckpointInfo]:
+    """The header of a checkpoint, and the info in it. Neither is compared with the digest here."""
+    try:
+        with open_file(path) as file:
+            size = int.from_bytes(file.read(8), "little")
+            header = parse_json(file.read(size) if size <= MAX_HEADER else b"", Json, str(path))
+        metadata: dict[str, str] = header["__metadata__"]
+        return dict(metadata), parse_json(metadata["info"], CheckpointInfo, str(path))
+    except InputError as error:
+        raise DamagedError(str(error)) from None
+    except (KeyError, TypeError, ValueError, OSError) as error:
+        raise DamagedError(f"{path} cannot be read ({error}): expected a whole checkpoint of a Recombine run") from None
 
 
 def encode_checkpoint(tensors: Mapping[str, Tensor], info: CheckpointInfo, *, config_hash: str) -> bytes:
     """The content of a checkpoint file."""
+    from safetensors.torch import save
+
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     header = {"info": json.dumps(info), "config": config_hash}
     return save(plain, {**header, "sha256": digest_tensors(plain, header)})
@@ -251,12 +349,15 @@ def read_checkpoint(
     path: Path, *, config_hash: str, device: torch.device | str = "cpu"
 ) -> tuple[dict[str, Tensor], CheckpointInfo]:
     """The tensors and the info of a checkpoint, if it is intact and belongs to the configuration."""
+    import safetensors
+    from safetensors.torch import load_file
+
+    header, info = read_header(path)
+    sha256 = header.pop("sha256", None)
     try:
-        header, info = read_header(path)
-        sha256 = header.pop("sha256", None)
         tensors = load_file(path)
     except (safetensors.SafetensorError, OSError) as error:
-        raise _unreadable(path, error) from None
+        raise DamagedError(f"{path} cannot be read ({error}): expected a whole checkpoint of a Recombine run") from None
     if sha256 != digest_tensors(tensors, header):
         raise DamagedError(f"{path} is damaged: its content does not match its SHA-256")
     if header.get("config") != config_hash:
@@ -264,25 +365,10 @@ def read_checkpoint(
     return {name: tensor.to(device) for name, tensor in tensors.items()}, info
 
 
-def read_header(path: Path) -> tuple[dict[str, str], CheckpointInfo]:
-    """The header of a checkpoint, and the info in it. Neither is compared with the digest here."""
-    try:
-        require_regular(path)
-        with safetensors.safe_open(path, framework="pt") as file:
-            header: dict[str, str] = dict(file.metadata() or {})
-        return header, parse_json(header["info"], CheckpointInfo, str(path))
-    except InputError as error:
-        raise DamagedError(str(error)) from None
-    except (safetensors.SafetensorError, KeyError, OSError) as error:
-        raise _unreadable(path, error) from None
-
-
-def _unreadable(path: Path, error: Exception) -> DamagedError:
-    return DamagedError(f"{path} cannot be read ({error}): expected a whole checkpoint of a Recombine run")
-
-
 def digest_tensors(tensors: Mapping[str, Tensor], header: Mapping[str, Any] | None = None) -> str:
     """SHA-256 of tensors with their names, types and shapes, and of a header; about as fast as reading them from a disk."""
+    import torch
+
     digest = hashlib.sha256(json.dumps(header or {}, sort_keys=True).encode())
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
@@ -290,85 +376,3 @@ def digest_tensors(tensors: Mapping[str, Tensor], header: Mapping[str, Any] | No
         content: Any = tensor.reshape(-1).view(torch.uint8).numpy()  # no copy
         digest.update(content)
     return digest.hexdigest()
-
-
-def record_environment(run: RunDirectory, device: torch.device, step: int, num_processes: int = 1) -> None:
-    """Write `environment.json`. It keeps the environments of earlier steps; a change is logged."""
-    current = describe_environment(device, num_processes)
-    history: list[Json] = []
-    if step > 0 and (run.path / "environment.json").exists():
-        stored = run.read_json("environment.json")
-        stretches = [*stored.pop("previous", []), stored]
-        history = [stretch for stretch in stretches if stretch.get("first_step", 0) < step]
-    latest = {**current, "first_step": step}
-    if history:
-        if changes := describe_changes(history[-1], current):
-            _log.warning("%s resumes at step %d in another environment: %s", run.path, step, changes)
-        else:
-            latest = history.pop()
-    run.write_json("environment.json", {**latest, "previous": history})
-
-
-def describe_changes(before: Json, after: Json) -> str:
-    """The differences between two environments, in one line."""
-
-    def shorten(value: object) -> str:
-        return text if len(text := str(value)) <= 24 else f"{text[:12]}…"
-
-    changed = [name for name in after if before.get(name) != after[name]]
-    return ", ".join(f"{name} {shorten(before.get(name))} → {shorten(after[name])}" for name in changed)
-
-
-SOURCE_SUFFIXES = (".py", ".c", ".h")
-
-
-def describe_environment(device: torch.device | str, num_processes: int = 1) -> Json:
-    """The environment of this process, for computations on `device` by this number of processes."""
-    return {
-        "recombine": metadata.version("recombine"),
-        "source_sha256": hash_source(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "platform": platform.platform(),
-        "processor": compiler.name_processor(),
-        "device": str(device),
-        "num_threads": torch.get_num_threads(),
-        "num_processes": num_processes,
-        "kernel": describe_kernel(device),
-    }
-
-
-@cache  # it is the source that this process has loaded
-def hash_source() -> str:
-    """SHA-256 of the package's Python and C source, the same from a checkout and from an installed wheel."""
-    return hash_folder(Path(__file__).parent.parent)
-
-
-def hash_folder(root: Path) -> str:
-    digest = hashlib.sha256()
-    for path in sorted(path for path in root.rglob("*") if path.suffix in SOURCE_SUFFIXES):
-        digest.update(str(path.relative_to(root).as_posix()).encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()
-
-
-def describe_kernel(device: torch.device | str) -> str:
-    """The attention kernel that training on `device` uses: its name, and how it was compiled or why it is not used."""
-    chosen = os.environ.get("RECOMBINE_KERNEL", "auto")
-    if chosen not in ("auto", "cpu"):
-        return f"{chosen} (RECOMBINE_KERNEL)"
-    if torch.device(device).type != "cpu":
-        return "reference (the compiled kernel is for CPUs)"
-    library = cpu_library.open_library()
-    if not isinstance(library, ctypes.CDLL):
-        return f"reference ({library})"
-    build = Path(library._name).stem.rsplit("-", 1)[-1]  # the hash of the compiled file
-    return f"cpu (build {build}, {_describe_compiler()})"
-
-
-@cache
-def _describe_compiler() -> str:
-    command = compiler.find_compiler()
-    if command is None:
-        return "compiled earlier"
-    shown = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False).stdout
-    return " ".join([*shown.splitlines()[:1], *compiler.FLAGS])

@@ -37,7 +37,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from recombine.training.directory import digest_tensors, hash_source
+from recombine.training.directory import digest_tensors
+from recombine.training.session import hash_source
 
 ENVIRONMENT_NAMES = {"environ", "environb", "getenv"}
 OPAQUE_BUILTINS = {"open", "eval", "exec", "globals", "locals", "vars", "input", "__import__"}

@@ -23,7 +23,7 @@ from recombine.models.base import version_of
 from recombine.models.transformer import count_parameters
 from recombine.tasks.base import Task
 from recombine.training.config import TRAINING_VERSION, RunConfig
-from recombine.training.directory import RunDirectory, hash_config, hash_source, record_environment
+from recombine.training.directory import RunDirectory, hash_config
 from recombine.training.schema import CheckpointInfo, MetricsRow, ResultFile
 from recombine.training.score import (
     EVALUATION_VERSION,
@@ -42,8 +42,10 @@ from recombine.training.session import (
     TrainingBar,
     Watcher,
     handle_stop_signals,
+    hash_source,
     join_group,
     num_processes,
+    record_environment,
     resolve_device,
     use_deterministic_algorithms,
     use_threads,
@@ -52,6 +54,7 @@ from recombine.training.trainer import Clock, Trainer
 
 _log = logging.getLogger(__name__)
 
+EVALUATION_ROOMS = ("attention", "compositions.py", "foundation", "models", "random.py", "tasks", "training")
 COPIES_IN_TRAINING = 4  # parameters, gradients and two moments
 WARMUP_STEPS_OF_CLOCK = 20  # not part of the steps per second: compilation, caches, first allocations
 
@@ -66,21 +69,22 @@ def train_run(
     shard: bool = False,
     deterministic: bool = False,
     threads: int | None = None,
+    again: bool = False,
     watch: Watcher | None = None,
     trackers: Sequence[Tracker] = (),
 ) -> RunDirectory:
     """Train a configuration in its run directory, from the last checkpoint if there is one, and evaluate it.
 
     A finished run is returned unchanged, unless it was evaluated with another number of instances or another version of the
-    evaluation. Three arguments are not part of the configuration, because they change results by rounding only: `compile`
-    trains under torch.compile, `shard` keeps a part of the model in each process (FSDP2), and `deterministic` uses only
-    algorithms that give the same bits in every run.
+    evaluation, or `again` asks for a new evaluation. Three arguments are not part of the configuration, because they change
+    results by rounding only: `compile` trains under torch.compile, `shard` keeps a part of the model in each process (FSDP2),
+    and `deterministic` uses only algorithms that give the same bits in every run.
     A small model trains on one thread, because several would wait for one another, unless `threads` says otherwise.
     Under `torchrun`, all processes call this function and train one model together; the first one reads and writes files.
     """
     num_instances = check_evaluation_instances(config.task, evaluation_instances)
     config = config.prepare()
-    if num_processes() == 1 and (finished := find_finished(config, Path(out), num_instances)):
+    if num_processes() == 1 and not again and (finished := find_finished(config, Path(out), num_instances)):
         return finished  # needs no device
     torch_device = resolve_device(device)
     config.task.check_batch_size(config.training.batch_size)
@@ -97,6 +101,7 @@ def train_run(
             compile=compile,
             shard=shard,
             threads=threads,
+            again=again,
             watch=watch,
             trackers=trackers,
         )
@@ -113,21 +118,20 @@ def finish_run(
     compile: bool = False,
     shard: bool = False,
     threads: int | None = None,
+    again: bool = False,
     watch: Watcher | None = None,
     trackers: Sequence[Tracker] = (),
 ) -> None:
     """Train a run from its last checkpoint to the last step, evaluate the model and write `result.json`."""
-    group, steps, again = join_group(device), config.training.steps, "run the same command again to"
+    group, steps, repeat = join_group(device), config.training.steps, "run the same command again to"
     with contextlib.ExitStack() as stack:
         stack.enter_context(
-            group.name_lost_process(f"checkpoints are in {run.path}; {again} go on, with any number of processes")
+            group.name_lost_process(f"checkpoints are in {run.path}; {repeat} go on, with any number of processes")
         )
         request = stack.enter_context(handle_stop_signals())
         operations = 6.0 * count_parameters(model) * config.training.batch_size * config.task.train_length
         stack.enter_context(use_threads(threads, operations))
-        if group.run_on_leader(lambda: lock(run, num_instances, stack)):
-            _log.info("%s is already finished", run.path)
-            run.drop_previous_checkpoint()
+        if group.run_on_leader(lambda: lock(run, num_instances, stack, again=again)):
             return
         trainer = Trainer(model, config.task, config.training, device, compile=compile, group=group, shard=shard)
         clock = restore(run, trainer)
@@ -138,10 +142,10 @@ def finish_run(
             intervals = choose_intervals(steps, config.task.training_evaluations)
             fit(trainer, intervals, run=run, clock=clock, request=request, watch=watch, tracking=tracking)
         if trainer.step < steps:
-            where = f"at step {trainer.step} of {steps}; its checkpoint is in {run.path}; {again} go on"
+            where = f"at step {trainer.step} of {steps}; its checkpoint is in {run.path}; {repeat} go on"
             raise StoppedError(f"stopped by {request.name} {where}", request.exit_code)
         if group.any(request.is_made):
-            where = f"after the last step; the trained model is in {run.path}; {again} evaluate it"
+            where = f"after the last step; the trained model is in {run.path}; {repeat} evaluate it"
             raise StoppedError(f"stopped by {request.name} {where}", request.exit_code)
         result = summarise(config, trainer, clock, num_instances)
         group.run_on_leader(lambda: write_result(run, result))
@@ -149,11 +153,14 @@ def finish_run(
             tracking.call("finish", result)
 
 
-def lock(run: RunDirectory, num_instances: int, stack: contextlib.ExitStack) -> bool:
-    """Lock a run unless it is finished; returns whether it is."""
-    if not is_up_to_date(run, num_instances):
+def lock(run: RunDirectory, num_instances: int, stack: contextlib.ExitStack, *, again: bool = False) -> bool:
+    """Lock a run unless there is nothing to do; returns whether that is so."""
+    if again or not is_up_to_date(run, num_instances):
         stack.enter_context(run.lock())
-    return is_up_to_date(run, num_instances)
+    is_done = not again and is_up_to_date(run, num_instances)
+    if is_done:
+        reuse(run)
+    return is_done
 
 
 def restore(run: RunDirectory, trainer: Trainer) -> Clock:
@@ -348,7 +355,7 @@ def summarise(config: RunConfig, trainer: Trainer, clock: Clock, num_instances: 
             "evaluation": EVALUATION_VERSION,
         },
         "evaluation_instances": num_instances,
-        "evaluation_source_sha256": hash_source(),
+        "evaluation_source_sha256": hash_source(EVALUATION_ROOMS),
         "metrics": describe_metrics(config.task, scores.values()),
         "splits": describe_splits(config.task),
         "scores": scores_as_dict(scores),
@@ -395,9 +402,18 @@ def find_finished(config: RunConfig, out: Path, num_instances: int) -> RunDirect
     if not is_up_to_date(run, num_instances):
         return None
     require_config(run, config)
-    _log.info("%s is already finished", run.path)
-    run.drop_previous_checkpoint()  # remains after a kill right after the result
+    reuse(run)
     return run
+
+
+def reuse(run: RunDirectory) -> None:
+    """Log that a run is finished, and whether its scores were computed by other code than today's."""
+    _log.info("%s is already finished", run.path)
+    if run.read_json("result.json").get("evaluation_source_sha256") != hash_source(EVALUATION_ROOMS):
+        _log.warning(
+            "%s: other code of the same version computed its scores; --again (again=True) computes them again", run.path
+        )
+    run.drop_previous_checkpoint()  # remains after a kill right after the result
 
 
 def is_up_to_date(run: RunDirectory, num_instances: int) -> bool:

@@ -118,7 +118,7 @@ class ResultFile(TypedDict):
     steps_per_second: float  # without the warm-up of each process
     versions: dict[str, int | str]  # of task, model, training and evaluation; see docs/architecture.md
     evaluation_instances: int  # per split
-    evaluation_source_sha256: str  # the code that computed the scores
+    evaluation_source_sha256: str  # the code that computed the scores: the rooms of the package that an evaluation uses
     metrics: dict[str, MetricDict]  # how to show each metric
     splits: NotRequired[dict[str, SplitDict]]  # what each split is; older results lack it
     scores: dict[str, dict[str, Score]]  # split -> metric -> score

@@ -1,25 +1,34 @@
-"""The process around a run: its launcher and device, signals to stop, trackers, and the progress bar."""
+"""The process around a run: its launcher, device and environment, signals to stop, trackers, and the progress bar."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import hashlib
 import logging
 import os
+import platform
 import signal
+import subprocess
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from pathlib import Path
 from types import FrameType
 from typing import ClassVar
 
 import torch
 
+from recombine.attention.cpu import kernels as cpu_library
+from recombine.foundation import native as compiler
 from recombine.foundation.display import Meter, measure_progress, show_progress
 from recombine.foundation.errors import InputError, check_positive
 from recombine.training.directory import RunDirectory
-from recombine.training.schema import MetricsRow, ResultFile
+from recombine.training.schema import Json, MetricsRow, ResultFile
 from recombine.training.score import Scores
 from recombine.training.trainer import SINGLE_PROCESS, Group
 
@@ -84,6 +93,90 @@ def resolve_device(device: str) -> torch.device:
     if torch_device.type == "mps":
         _log.warning("device mps is untested: compare a short run with --device cpu before you rely on it")
     return torch_device
+
+
+def record_environment(run: RunDirectory, device: torch.device, step: int, num_processes: int = 1) -> None:
+    """Write `environment.json`. It keeps the environments of earlier steps; a change is logged."""
+    current = describe_environment(device, num_processes)
+    history: list[Json] = []
+    if step > 0 and (run.path / "environment.json").exists():
+        stored = run.read_json("environment.json")
+        stretches = [*stored.pop("previous", []), stored]
+        history = [stretch for stretch in stretches if stretch.get("first_step", 0) < step]
+    latest = {**current, "first_step": step}
+    if history:
+        if changes := describe_changes(history[-1], current):
+            _log.warning("%s resumes at step %d in another environment: %s", run.path, step, changes)
+        else:
+            latest = history.pop()
+    run.write_json("environment.json", {**latest, "previous": history})
+
+
+def describe_changes(before: Json, after: Json) -> str:
+    """The differences between two environments, in one line."""
+
+    def shorten(value: object) -> str:
+        return text if len(text := str(value)) <= 24 else f"{text[:12]}…"
+
+    changed = [name for name in after if before.get(name) != after[name]]
+    return ", ".join(f"{name} {shorten(before.get(name))} → {shorten(after[name])}" for name in changed)
+
+
+SOURCE_SUFFIXES = (".py", ".c", ".h")
+
+
+def describe_environment(device: torch.device | str, num_processes: int = 1) -> Json:
+    """The environment of this process, for computations on `device` by this number of processes."""
+    return {
+        "recombine": metadata.version("recombine"),
+        "source_sha256": hash_source(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "platform": platform.platform(),
+        "processor": compiler.name_processor(),
+        "device": str(device),
+        "num_threads": torch.get_num_threads(),
+        "num_processes": num_processes,
+        "kernel": describe_kernel(device),
+    }
+
+
+@cache  # it is the source that this process has loaded
+def hash_source(rooms: tuple[str, ...] = ()) -> str:
+    """SHA-256 of the package's Python and C source, or that of some rooms; the same from a checkout and from a wheel."""
+    return hash_folder(Path(__file__).parent.parent, rooms)
+
+
+def hash_folder(root: Path, rooms: tuple[str, ...] = ()) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(path for path in root.rglob("*") if path.suffix in SOURCE_SUFFIXES):
+        if rooms and path.relative_to(root).parts[0] not in rooms:
+            continue
+        digest.update(str(path.relative_to(root).as_posix()).encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def describe_kernel(device: torch.device | str) -> str:
+    """The attention kernel that training on `device` uses: its name, and how it was compiled or why it is not used."""
+    chosen = os.environ.get("RECOMBINE_KERNEL", "auto")
+    if chosen not in ("auto", "cpu"):
+        return f"{chosen} (RECOMBINE_KERNEL)"
+    if torch.device(device).type != "cpu":
+        return "reference (the compiled kernel is for CPUs)"
+    library = cpu_library.open_library()
+    if not isinstance(library, ctypes.CDLL):
+        return f"reference ({library})"
+    build = Path(library._name).stem.rsplit("-", 1)[-1]  # the hash of the compiled file
+    return f"cpu (build {build}, {_describe_compiler()})"
+
+
+@cache
+def _describe_compiler() -> str:
+    command = compiler.find_compiler()
+    if command is None:
+        return "compiled earlier"
+    shown = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False).stdout
+    return " ".join([*shown.splitlines()[:1], *compiler.FLAGS])
 
 
 @contextlib.contextmanager

@@ -42,7 +42,7 @@ def draw_in_context(finished: Finished, folder: Path, variants: Mapping[str, Map
 def _draw_curves(axes: Axes, curves: Curves) -> None:
     """R² against the step, the mean over seeds with a band from the lowest to the highest: held out solid, trained dotted."""
     for name, colour, group in curves:
-        rows = [[row for row in run.run.read_metrics() if "scores" in row] for run in group.runs]
+        rows = [[row for row in run.run.iterate_metrics() if "scores" in row] for run in group.runs]
         steps = [row["step"] for row in rows[0]]
         for split, dash in (("ood", "-"), ("test", ":")):
             values = np.array([[row["scores"][split][METRIC] for row in seed] for seed in rows])

@@ -31,7 +31,14 @@ from pyarrow import parquet
 from torch import Tensor
 
 from recombine.foundation.errors import InputError, require_memory, settings_as_dict
-from recombine.foundation.files import parse_json, read_json_lines, read_npz, require_regular, write_whole
+from recombine.foundation.files import (
+    parse_json,
+    read_json_lines,
+    read_npz,
+    require_regular,
+    require_unpacked,
+    write_whole,
+)
 from recombine.models.base import version_of
 from recombine.tasks.base import Task
 from recombine.tasks.sampling import Batch, SplitName, evaluation_batches
@@ -130,7 +137,13 @@ def read_columns(path: Path) -> Mapping[str, Sequence[Any] | NDArray[Any]]:
 
 
 def _read_parquet(path: Path) -> dict[str, Any]:
-    table = parquet.read_table(path)
+    batches, num_bytes = [], 0
+    with parquet.ParquetFile(path) as file:
+        for batch in file.iter_batches():
+            num_bytes += batch.nbytes
+            require_unpacked(path, num_bytes)
+            batches.append(batch)
+        table = pa.Table.from_batches(batches, file.schema_arrow)
     arrays = {name: as_numpy(table.column(name)) for name in table.column_names}
     return {name: table.column(name).to_pylist() if array is None else array for name, array in arrays.items()}
 

@@ -31,6 +31,7 @@ import numpy as np
 from recombine.foundation.display import track
 from recombine.foundation.errors import InputError
 from recombine.foundation.files import data_folder, read_json, replace_file
+from recombine.foundation.imports import safe_path
 from recombine.tasks.language.sources import Source, find_sources, read_documents
 from recombine.tasks.language.tokenizers import (
     SENTENCEPIECE,
@@ -139,7 +140,7 @@ def _run_groups(what: str, function: Callable[..., None], jobs: Sequence[tuple[A
         for job in track(jobs, what):
             function(*job)
         return
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+    with safe_path(), ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         for future in track([pool.submit(function, *job) for job in jobs], what):
             future.result()
 

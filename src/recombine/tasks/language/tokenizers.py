@@ -12,6 +12,7 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -122,17 +123,29 @@ class SentencePieceTokenizer(Tokenizer):
         return tuple(as_bytes[-128:]) if len(as_bytes) >= 128 else tuple(range(self.size - 128, self.size))
 
 
+@contextmanager
+def _name_tokenizer() -> Iterator[None]:
+    """Say in one line what is wrong with a tokenizer.json; the package also raises exceptions that are no `Exception`."""
+    try:
+        yield
+    except (InputError, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InputError(f"the tokenizer cannot be used ({reason}): expected a working tokenizer.json") from None
+
+
 class FileTokenizer(Tokenizer):
     """A `tokenizer.json` of Hugging Face."""
 
     def __init__(self, content: bytes) -> None:
         tokenizers = import_extra("tokenizers", extra="language", user="a tokenizer.json", instead=OTHERWISE)
         self.content = content
-        try:
+        with _name_tokenizer():
             self.model = tokenizers.Tokenizer.from_buffer(content)
-        except Exception as error:  # the package raises nothing more special
-            raise InputError(f"the tokenizer cannot be read ({error}): expected a tokenizer.json") from None
         self.size = self.model.get_vocab_size()
+        if (largest := max(self.model.get_vocab().values(), default=-1)) >= self.size:
+            raise InputError(f"the tokenizer has {self.size} tokens and token {largest}: expected smaller numbers")
         ends, starts = (
             [token for token in map(self.model.token_to_id, names) if token is not None] for names in (ENDS, STARTS)
         )
@@ -142,13 +155,19 @@ class FileTokenizer(Tokenizer):
         self.bos = (starts or ends)[0]
 
     def encode_part(self, text: str) -> list[int]:
-        return self.model.encode(text, add_special_tokens=False).ids
+        with _name_tokenizer():
+            return self.model.encode(text, add_special_tokens=False).ids
 
     def decode(self, tokens: Sequence[int]) -> str:
-        return self.model.decode([int(token) for token in tokens], skip_special_tokens=True)
+        with _name_tokenizer():
+            return self.model.decode([int(token) for token in tokens], skip_special_tokens=True)
 
     @cached_property
     def num_bytes(self) -> np.ndarray:
+        with _name_tokenizer():
+            return self._count_bytes()
+
+    def _count_bytes(self) -> np.ndarray:
         content = parse_json(self.content, Any, "the tokenizer")
         byte_level = "ByteLevel" in json.dumps(content.get("decoder"))
         as_bytes = re.compile("<0x[0-9A-F]{2}>" if content["model"].get("byte_fallback") else "(?!)")
@@ -228,7 +247,10 @@ def read_tokenizer(path: str) -> bytes:
     if path == BYTES:
         return ByteTokenizer.content
     try:
-        return read_file(Path(path))
+        content = read_file(Path(path))
+        if not content:
+            raise OSError(0, "it is empty")
+        return content
     except OSError as error:
         raise InputError(
             f"tokenizer {path!r} cannot be read ({error.strerror}): expected {BYTES}, {SENTENCEPIECE}, or a file: "
