@@ -1,6 +1,5 @@
 """The files that probes write have exactly the keys that are documented, and every documented key is written somewhere."""
 
-import json
 from typing import Any, NotRequired, get_args, get_origin, get_type_hints, is_typeddict
 
 import pytest
@@ -60,7 +59,7 @@ def probes(tmp_path_factory):
     for name, (task, model) in RUNS.items():
         run = train(task, model, folder)
         probe_run(run.path, num_instances=60, num_pictured=24, tsne=name != "sraven")
-        files[name] = json.loads((run.path / "probe.json").read_text())
+        files[name] = run.read_json("probe.json")
     return files
 
 

@@ -88,7 +88,7 @@ def on_another_machine(run, folder, factor=1 + 1e-7):
     sums = other.read_json("result.json")["composition_sums"]
     for metrics in sums.values():
         for metric, (numerators, denominators) in metrics.items():
-            metrics[metric] = [numerators, [number * factor for number in denominators]]
+            metrics[metric] = [[number * factor for number in sums] for sums in (numerators, denominators)]
     edit(other, composition_sums=sums)
     return other
 

@@ -258,7 +258,7 @@ def make_seed(root, width, seed, value):
     }
     result = {"task": "hyperteacher", "label": f"mlp-{width}", "num_parameters": 9, "seed": seed, "steps": 5}
     result |= {"seconds": 1.0, "steps_per_second": 5.0, "split_sha256": sha256, "composition_sums": sums}
-    result["scores"] = {split: {"r2": make_score(value)} for split in ("test", "ood")}
+    result["scores"] = {split: {"r2": make_score(value + 0.1 / 30)} for split in ("test", "ood")}
     (run.path / "result.json").write_text(json.dumps(result))
     return run.path
 

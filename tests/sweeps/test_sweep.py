@@ -13,6 +13,7 @@ from recombine.sweeps.plan import load_plan, make_plan
 from recombine.sweeps.run import find_work, run_sweep
 from recombine.sweeps.status import SweepReader
 from recombine.tasks.modular.hyperteacher import Hyperteacher
+from recombine.training.directory import RunDirectory
 from sweep_cases import BASE, write_sweep
 
 
@@ -98,7 +99,7 @@ def test_failures_are_kept_and_retried(tmp_path, here, capsys):
     assert run_verb([*command, "--retry"]) == 1
     assert len(here.trained) == 3
     result = next(out.glob("*/result.json"))  # as if it had succeeded
-    (path.parent / "result.json").write_text(result.read_text())
+    RunDirectory(path.parent).write_json("result.json", RunDirectory(result.parent).read_json("result.json"))
     assert find_work(load_plan(f"{file}:diverging").records, out).failed == ()
 
 

@@ -327,12 +327,12 @@ def read_header(path: Path) -> tuple[dict[str, str], CheckpointInfo]:
     try:
         with open_file(path) as file:
             size = int.from_bytes(file.read(8), "little")
-            header = parse_json(file.read(size) if size <= MAX_HEADER else b"", Json, str(path))
+            header = json.loads(file.read(size) if size <= MAX_HEADER else b"")
         metadata: dict[str, str] = header["__metadata__"]
         return dict(metadata), parse_json(metadata["info"], CheckpointInfo, str(path))
     except InputError as error:
         raise DamagedError(str(error)) from None
-    except (KeyError, TypeError, ValueError, OSError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError, OSError) as error:
         raise DamagedError(f"{path} cannot be read ({error}): expected a whole checkpoint of a Recombine run") from None
 
 
