@@ -155,10 +155,13 @@ class LanguageModel(nn.Module):
                 return_codes=return_codes,
             )
             codes.append(code)
-        _, normed = self.output_norm(x if num_read is None else x[:, -num_read:])
-        with torch.autocast(normed.device.type, enabled=False):  # logits and softmax are float32, as in NanoDO
-            logits = normed.float() @ self.embedding.weight.float().T
+        logits = self.read(self.output_norm(x if num_read is None else x[:, -num_read:])[1])
         return (logits, codes) if return_codes else logits
+
+    def read(self, normed: Float[Tensor, "b t embedding"]) -> Float[Tensor, "b t tokens"]:
+        """Logits of the next token from the normed residual stream."""
+        with torch.autocast(normed.device.type, enabled=False):  # logits and softmax are float32, as in NanoDO
+            return normed.float() @ self.embedding.weight.float().T
 
 
 def initialise_xavier(model: nn.Module) -> None:

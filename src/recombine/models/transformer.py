@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.module import _has_any_global_hook
@@ -229,6 +229,7 @@ class Block(nn.Module):
         x: Float[Tensor, "b k d"],
         *,
         num_queries: int | None = None,
+        mask: Bool[Tensor, "*#pairs"] | None = None,
         code_map: CodeMap | None = None,
         return_codes: bool = False,
         cache: AttentionCache | None = None,
@@ -238,6 +239,7 @@ class Block(nn.Module):
         num_queries = num_tokens if num_queries is None else num_queries
         choices: dict[str, Any] = {
             "bias": None if self.bias is None else self.bias(num_queries, first + num_tokens),
+            "mask": mask,
             "rotate": lambda q, k: self.rotate(q, k, first),
             "causal": self.causal,
             "code_map": code_map,
