@@ -16,7 +16,7 @@ import recombine
 from recombine.cli.generate import show_text
 from recombine.foundation import files
 from recombine.foundation.display import Table, print_table
-from recombine.foundation.errors import NOT_SHOWN, InputError, spell_out
+from recombine.foundation.errors import NOT_SHOWN, InputError, escape_controls
 from recombine.models.base import OutsideModule
 from recombine.report.page import write_report
 from recombine.sweeps.engine import Job
@@ -123,7 +123,7 @@ def test_no_part_of_a_table_can_command_a_terminal(text, width):
     shown = io.StringIO()
     console = Console(file=shown, width=width, force_terminal=True, color_system=None)
     print_table(Table(title=text, columns=(text, "b"), rows=((text, 1.0),), note=f"{text}\n{text}"), console)
-    assert shown.getvalue().count(spell_out(text).split()[0]) >= (5 if width == 200 else 1)
+    assert shown.getvalue().count(escape_controls(text).split()[0]) >= (5 if width == 200 else 1)
     assert not {sign for sign in shown.getvalue() if unicodedata.category(sign) in NOT_SHOWN and sign != "\n"}
 
 

@@ -149,7 +149,7 @@ def test_jobs_that_left_the_queue_are_dead(tmp_path, monkeypatch):
     squeue = tmp_path / "squeue"
     squeue.write_text("#!/bin/sh\nprintf '7_0\\n9_1\\n'\n")
     squeue.chmod(0o755)
-    queue = slurm_engine.Queue(10.0)
+    queue = slurm_engine.Queue()
     elements = [Element(0), Element(1)]
     assert queue.find_dead(elements) == set()  # its result may only be late
     assert queue.find_dead(elements) == {"7_1"}

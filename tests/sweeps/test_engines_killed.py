@@ -216,7 +216,7 @@ def test_a_cluster_of_ray_that_runs_already(folder, tmp_path, monkeypatch):
 def wait_for_ray(address: str, cluster: subprocess.Popen) -> None:
     while cluster.poll() is None:
         try:
-            return check_answers(address, 60.0)
+            return check_answers(address)
         except InputError:
             time.sleep(1)
     raise AssertionError("Ray did not start")

@@ -1,4 +1,4 @@
-"""What verbs share: the flags that name a task, a model or runs, and tables of scores.
+"""Shared by several verbs: the flags that name a task, a model or runs, and tables of scores.
 
 The flags of a verb, of the task, of the model and of the training form one list. `--scale` and `--model` decide which other
 flags there are and what their defaults are, so the command line is read twice: first for these two, then in full.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from recombine.cli.flags import OneRunOptions
 from recombine.cli.main import parse
-from recombine.foundation.errors import InputError, spell_out
+from recombine.foundation.errors import InputError, escape_controls
 from recombine.foundation.files import read_file
 from recombine.models.language_model import LanguageModel, generate
 from recombine.tasks.language.tokenizers import Tokenizer, load_tokenizer
@@ -69,7 +69,7 @@ def run(argv: list[str]) -> None:
 
 def show_text(text: str) -> str:
     """Text with its line ends and tabs; other control characters are written out, since a model may produce any."""
-    return spell_out(text, keep="\n\t")
+    return escape_controls(text, keep="\n\t")
 
 
 def decode_stream(tokens: Iterable[int], tokenizer: Tokenizer, prompt: Sequence[int]) -> Iterator[str]:

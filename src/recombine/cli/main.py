@@ -42,7 +42,7 @@ from typing import (
 
 from recombine.foundation import display
 from recombine.foundation.display import Table, print_table, print_text
-from recombine.foundation.errors import InputError, check_choice, spell_out
+from recombine.foundation.errors import InputError, check_choice, escape_controls
 from recombine.foundation.plugins import find_entry_points, read_summary
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # an ASCII or Latin-1 terminal shows "?" for what it does not have
+            stream.reconfigure(errors="replace")  # an ASCII or Latin-1 terminal shows "?" for other characters
     code = run(list(sys.argv[1:] if argv is None else argv))
     if not sys.stderr.closed:
         _discard_unwritten(sys.stderr)
@@ -121,21 +121,21 @@ def run(argv: list[str]) -> int:
         finally:
             sys.stdout.flush()
     except InputError as error:
-        return _complain(error, 2)
+        return _print_error(error, 2)
     except KeyboardInterrupt as stop:  # a training that was stopped by a signal says where and how to go on
-        return _complain(str(stop) or "interrupted; the same command resumes", getattr(stop, "exit_code", 130))
+        return _print_error(str(stop) or "interrupted; the same command resumes", getattr(stop, "exit_code", 130))
     except BrokenPipeError:  # the reader of a pipe has left
         sys.stderr.close()
         return 141
     except (MemoryError, OSError, RuntimeError, ImportError) as error:
         if _is_out_of_memory(error):
-            return _complain(f"out of memory ({_first_sentence(error) or 'no details'}): expected smaller sizes", 2)
+            return _print_error(f"out of memory ({_first_sentence(error) or 'no details'}): expected smaller sizes", 2)
         if isinstance(error, OSError):
             _discard_unwritten(sys.stdout)
-            return _complain(_describe(error), 2)
+            return _print_error(_describe(error), 2)
         if type(error).__name__ not in ("DivergedError", "LostProcessError"):  # importing them would import torch
             raise
-        return _complain(error, 1, follower=type(error).__name__ == "LostProcessError")
+        return _print_error(error, 1, follower=type(error).__name__ == "LostProcessError")
     except SystemExit as stop:  # --help, or a usage message
         return stop.code if isinstance(stop.code, int) else 0
     return 0
@@ -143,7 +143,7 @@ def run(argv: list[str]) -> int:
 
 class _OneLine(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
-        return spell_out(super().formatMessage(record))
+        return escape_controls(super().formatMessage(record))
 
 
 def _make_handler() -> logging.Handler:
@@ -198,11 +198,11 @@ def _summarise(verb: str, entry: EntryPoint) -> str:
     return summary.rstrip(".") if is_described else f"from {entry.module.partition('.')[0]}"
 
 
-def _complain(message: object, code: int, *, follower: bool = False) -> int:
+def _print_error(message: object, code: int, *, follower: bool = False) -> int:
     """Print an error; of the processes that torchrun started, the first speaks for all unless `follower`."""
     with contextlib.suppress(OSError):
         if follower or not _is_follower():
-            print(f"recombine: {spell_out(str(message))}", file=sys.stderr)
+            print(f"recombine: {escape_controls(str(message))}", file=sys.stderr)
     return code
 
 
@@ -228,7 +228,7 @@ def _describe(error: OSError) -> str:
 
 
 def _discard_unwritten(stream: Any) -> None:
-    """Drop what a stream could not take, or Python would try to write it again at exit and fail with a traceback."""
+    """Drop what could not be written to a stream; Python would try again at exit and fail with a traceback."""
     try:
         stream.flush()
     except OSError:
@@ -278,14 +278,14 @@ class Output:
     def say(self, message: str) -> None:
         """Print a message to standard error, unless the output is silent."""
         if not self.is_silent:
-            print(spell_out(message, keep="\n"), file=sys.stderr)
+            print(escape_controls(message, keep="\n"), file=sys.stderr)
 
 
 Options = TypeVar("Options", bound=Output)
 
 
 def parse(owner: type[Options], argv: Sequence[str], *, prog: str) -> Options:
-    """The flags of a verb as a dataclass. Words that do not fit raise an `InputError`."""
+    """The flags of a verb as a dataclass. Invalid flags raise an `InputError`."""
     groups, text = {"Options": owner}, owner.__doc__ or ""
     (options,) = parse_groups(groups, argv, prog=prog, description=text, examples=owner.examples)
     return options
@@ -299,8 +299,8 @@ def parse_groups(
     The first group must hold the flags of `Output`.
     """
     known = {title: _list_flags(owner) for title, owner in groups.items()}
-    asks = bool({"-h", "--help"} & set(argv))
-    parser = _build_parser(known, prog, describe_verb(description, examples) if asks else None)
+    wants_help = bool({"-h", "--help"} & set(argv))
+    parser = _build_parser(known, prog, describe_verb(description, examples) if wants_help else None)
     try:
         values = _read_flags(parser, [flag for flags in known.values() for flag in flags], argv)
     except InputError as error:
@@ -318,7 +318,7 @@ def parse_groups(
 
 
 def parse_known(owner: type[Output], argv: Sequence[str], *, prog: str) -> argparse.Namespace:
-    """The flags of a class among others, with their defaults; whatever belongs to none is ignored."""
+    """The flags of one class, with their defaults; all other words are ignored."""
     flags = _list_flags(owner)
     try:
         given = _read_flags(_build_parser({"": flags}, prog), flags, argv, partial=True)
@@ -467,7 +467,9 @@ def _read_flags(
     except argparse.ArgumentError as error:
         raise InputError(f"{error.argument_name}: {error.message}") from None
     if others and not partial:
-        raise InputError(_name_unknown(others, [name for action in parser._actions for name in action.option_strings]))
+        raise InputError(
+            _describe_unknown(others, [name for action in parser._actions for name in action.option_strings])
+        )
     given = {flag.name: _convert(getattr(found, flag.name), flag) for flag in flags if hasattr(found, flag.name)}
     missing = next((flag for flag in flags if flag.default is MISSING and flag.name not in given), None)
     if missing is not None and not partial:
@@ -476,7 +478,7 @@ def _read_flags(
     return given
 
 
-def _name_unknown(words: Sequence[str], known: Sequence[str]) -> str:
+def _describe_unknown(words: Sequence[str], known: Sequence[str]) -> str:
     """The words that belong to no flag; the values of unknown flags are not repeated."""
     unknown = [word.partition("=")[0] for word in words if word.startswith("-")]
     if not unknown:

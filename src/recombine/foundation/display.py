@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from recombine.foundation.errors import spell_out
+from recombine.foundation.errors import escape_controls
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -92,8 +92,10 @@ class Table:
 
     def spelled_out(self) -> Table:
         """The table with a title, a note and names of columns that cannot command a terminal; so are the cells in `as_text`."""
-        columns = tuple(replace(column, name=spell_out(column.name)) for column in self.formats)
-        return replace(self, title=spell_out(self.title), note=spell_out(self.note, keep="\n"), columns=columns)
+        columns = tuple(replace(column, name=escape_controls(column.name)) for column in self.formats)
+        return replace(
+            self, title=escape_controls(self.title), note=escape_controls(self.note, keep="\n"), columns=columns
+        )
 
     def as_dicts(self) -> list[dict[str, Any]]:
         """One dictionary per row, ready for JSON."""
@@ -102,7 +104,7 @@ class Table:
     def as_text(self) -> list[list[str]]:
         """The text of every cell."""
         return [
-            [spell_out(format_value(value, column)) for value, column in zip(row, self.formats, strict=True)]
+            [escape_controls(format_value(value, column)) for value, column in zip(row, self.formats, strict=True)]
             for row in self.rows
         ]
 
@@ -128,7 +130,7 @@ def format_value(value: Value, column: Column) -> str:
 
 
 def format_number(value: Number | None, digits: int = 3) -> str:
-    """So many decimals, or two significant digits where rounding would leave nothing."""
+    """A number with a fixed number of decimals, or two significant digits where rounding would give zero."""
     if value is None or math.isnan(value):
         return ""
     tiny = 0 < abs(value) < 10**-digits
@@ -197,8 +199,8 @@ def show_setting(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-WIDE = 10_000
-SENTENCE = 32  # minimum width of a column of sentences, in characters
+MAX_WIDTH = 10_000
+MIN_WRAPPED_WIDTH = 32  # of a column of sentences, in characters
 
 
 def print_table(table: Table, console: Console | None = None) -> None:
@@ -240,11 +242,11 @@ def _measure(table: Table, console: Console) -> tuple[RichTable, int]:
             Text(column.name),
             justify="left" if is_text else "right",
             no_wrap=not column.wrap,
-            min_width=min(longest, SENTENCE) if column.wrap else longest,
+            min_width=min(longest, MIN_WRAPPED_WIDTH) if column.wrap else longest,
         )
     for row in rows:
         drawn.add_row(*map(Text, row))
-    return drawn, Measurement.get(console, console.options.update(width=WIDE), drawn).minimum
+    return drawn, Measurement.get(console, console.options.update(width=MAX_WIDTH), drawn).minimum
 
 
 def stack(table: Table, width: int) -> str:
@@ -253,7 +255,9 @@ def stack(table: Table, width: int) -> str:
     is_pair = len(table.names) == 2
     blocks = []
     for row in table.as_text():
-        lines = [_fold(name.rjust(indent), text, width) for name, text in zip(table.names, row, strict=True) if text]
+        lines = [
+            _wrap_value(name.rjust(indent), text, width) for name, text in zip(table.names, row, strict=True) if text
+        ]
         blocks.append(f"  {row[0]}: {row[1]}" if is_pair else "\n".join(lines))
     note = [textwrap.fill(line, width) for line in table.note.splitlines()]
     return ("\n" if is_pair else "\n\n").join([*blocks, *note]) + "\n"
@@ -265,14 +269,14 @@ def print_text(text: str) -> None:
 
     width = Console().width
     for line in text.split("\n"):
-        shown = spell_out(line.expandtabs())
+        shown = escape_controls(line.expandtabs())
         print(textwrap.fill(shown, width, break_long_words=False, break_on_hyphens=False))
 
 
-def _fold(name: str, text: str, width: int) -> str:
-    """A value after its name; a sentence goes on below its beginning."""
+def _wrap_value(name: str, text: str, width: int) -> str:
+    """A name and its value; a sentence is wrapped below its beginning."""
     before = f"  {name}  "
-    if " " not in text or width - len(before) < SENTENCE:
+    if " " not in text or width - len(before) < MIN_WRAPPED_WIDTH:
         return before + text
     return textwrap.fill(
         text,
@@ -292,7 +296,7 @@ class Meter:
     """The progress of one piece of work: `done` of `total` units, counted from wherever it began."""
 
     def __init__(self, label: str, total: int | None, display: Display | None, done: int | None = 0) -> None:
-        self.label, self.total, self.note = spell_out(label), total, ""
+        self.label, self.total, self.note = escape_controls(label), total, ""
         self.done = done or 0
         self._display = display
         self._begun = self._counted_from = display.now() if display else 0.0
@@ -304,7 +308,7 @@ class Meter:
         """Report how much is done; `note` is shown next to it."""
         if self._display is None:
             return
-        self.done, self.note, self.total = done, spell_out(note), self.total if total is None else total
+        self.done, self.note, self.total = done, escape_controls(note), self.total if total is None else total
         if self._first is None:
             self._first, self._counted_from = done, self._display.now()
         self._display.refresh(self)
@@ -391,7 +395,7 @@ def turn_on() -> None:
 
 @contextlib.contextmanager
 def show_progress(wanted: bool = True, display: Display | None = None) -> Iterator[None]:
-    """Show progress inside a `with` block, or do not."""
+    """Show progress inside a `with` block or, unless `wanted`, hide it."""
     global _display
     before = _display
     _display = (display or before or Display()) if wanted else None

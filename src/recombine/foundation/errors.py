@@ -27,7 +27,7 @@ class InputError(ValueError):
     """Invalid input; the command line prints the message as one line and exits with code 2."""
 
 
-def spell_out(text: str, keep: str = "") -> str:
+def escape_controls(text: str, keep: str = "") -> str:
     """Text whose control characters, line ends and marks of direction are written out, except `keep`.
 
     Everything that a file, a name or a model may contain goes through here on its way to a terminal, which it cannot command.

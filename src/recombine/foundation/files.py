@@ -211,8 +211,8 @@ def sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file that the user asked for; its folder is created if it is missing."""
+def write_output(path: Path, content: bytes) -> None:
+    """Write a file that the user asked for, and create its folder if it is missing."""
     try:
         if path.exists() and not path.is_file():
             raise IsADirectoryError(0, "it exists and is not a file")

@@ -48,7 +48,7 @@ TRAINING_NAMES = ("train", "training")
 MAX_COLUMNS = 12  # distances go through all subsets of the columns
 MAX_COMPOSITIONS = 2_000_000
 ROWS_PER_BATCH = 1 << 19
-NAMED = 3  # examples in a sentence
+MAX_EXAMPLES = 3  # examples in a sentence
 HASH_BASE = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -116,8 +116,8 @@ class DataCertificate:
                 for column, values in part.untrained_values.items()
                 for value, count in values.items()
             ]
-            more = f" (and {len(named) - NAMED} more values)" if len(named) > NAMED else ""
-            reasons.append("; ".join(named[:NAMED]) + more)
+            more = f" (and {len(named) - MAX_EXAMPLES} more values)" if len(named) > MAX_EXAMPLES else ""
+            reasons.append("; ".join(named[:MAX_EXAMPLES]) + more)
         if part.num_trained:
             folded = part.num_trained - part.num_trained_exactly
             exact = f", {folded} of them in other case or spacing" if folded else ""
@@ -339,7 +339,7 @@ def _training_part(parts: Sequence[str], train: str | None, split: str) -> str:
     return found[0]
 
 
-# ---------------------------------------------------------------- splits of one's own
+# ---------------------------------------------------------------- new splits
 
 
 def make_splits(

@@ -174,12 +174,12 @@ def _describe_best(
     number = Markup('{} <span class="number">{}</span> (95 % interval {} to {}').format(
         metric_title(metric, runs), *map(show_number, (score.value, score.low, score.high))
     )
-    place = find_position(score, score.value)
+    position = find_position(score, score.value)
     low, high = sorted(find_position(score, end) or 0.0 for end in (score.low, score.high))
-    if place is not None and high < 0:
+    if position is not None and high < 0:
         even, chance = "" if alone else "even ", show_number(score.chance)
         return Markup("On {}, {}{} is below chance: {}, chance {}).").format(held_out, even, name, number, chance)
-    if place is not None and not ranking.above_chance:
+    if position is not None and not ranking.above_chance:
         return Markup("{} better than chance on {}: {}{} has {}, chance {}).").format(
             "This run is not clearly" if alone else "No run is clearly",
             held_out,
@@ -195,17 +195,17 @@ def _describe_best(
         claim = Markup("{} generalises best to {}, with {})").format(name, held_out, number)
     else:
         claim = Markup("{} scores highest on {}, with {})").format(name, held_out, number)
-    return claim + _place(place, low, high) + _describe_lead(ranking, clear=clear) + "."
+    return claim + _describe_position(position, low, high) + _describe_lead(ranking, clear=clear) + "."
 
 
-def _place(place: float | None, low: float, high: float) -> str:
-    if place is None:
+def _describe_position(position: float | None, low: float, high: float) -> str:
+    if position is None:
         return ""
     if low <= 0:
         return ", though this interval includes chance"
     if high >= 1:
         return ", where the interval includes the ceiling"
-    return f", {100 * place:.0f} % of the way from chance to the ceiling"
+    return f", {100 * position:.0f} % of the way from chance to the ceiling"
 
 
 def _describe_lead(ranking: Ranking, *, clear: bool) -> Markup:

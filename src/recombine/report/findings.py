@@ -1,4 +1,4 @@
-"""What the page shows of the inside of runs: verdict, decoders, map of codes, similarity, ablations, swaps, and a gallery.
+"""Evidence from inside the networks, as the page shows it: verdict, decoders, map of codes, similarity, ablations, swaps, and a gallery.
 
 Each reader returns None if its run has nothing to show. Files may be missing, damaged or of another version: `gather` turns
 the error of a reader into a sentence on the page, and the rest of the page is built.
@@ -34,8 +34,8 @@ UNINFORMED = ("majority", "control", "untrained")
 SWAP_COLUMNS = {"rules": ("own", "other", "neither", "same_rule"), "functions": ("follows",)}
 MAX_MAPPED = 1_500  # points per map, limited by how fast a browser draws them
 RESOLUTION = 1_000  # steps of a coordinate; t-SNE has no units
-NUM_ASKED = 64  # instances of the gallery that the network answers
-NUM_SHOWN = 4  # right ones, and as many wrong ones
+NUM_EVALUATED = 64  # instances on which the network is evaluated for the gallery
+NUM_SHOWN = 4  # of the right answers, and of the wrong ones
 
 T = TypeVar("T")
 Found = list[tuple[ReportRun, T]]
@@ -354,7 +354,7 @@ class Gallery:
     right: list[Card]
     wrong: list[Card]
     num_right: int
-    num_asked: int
+    num_evaluated: int
     meaning: str  # of right
 
 
@@ -376,7 +376,7 @@ def make_gallery(run: ReportRun) -> Gallery:
     """The first instances of held-out compositions that a run gets right and wrong; the task judges and draws them."""
     _, config, model = load_run(run.directory.path, "cpu", code=run.code)
     task = config.task
-    batch = task.sample("ood", 0, batch_size=NUM_ASKED)
+    batch = task.sample("ood", 0, batch_size=NUM_EVALUATED)
     with torch.no_grad():
         answers, right = task.judge(model(batch.inputs), batch)
     chosen = [torch.nonzero(right == wanted)[:NUM_SHOWN, 0].tolist() for wanted in (True, False)]
@@ -386,6 +386,6 @@ def make_gallery(run: ReportRun) -> Gallery:
         right=cards[0],
         wrong=cards[1],
         num_right=int(right.sum()),
-        num_asked=NUM_ASKED,
+        num_evaluated=NUM_EVALUATED,
         meaning=task.success_criterion,
     )

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from recombine.foundation.errors import InputError, find_schema_error, settings_as_dict
-from recombine.foundation.files import write_whole
+from recombine.foundation.files import write_output
 from recombine.inside.verdict import name_splits
 from recombine.report.page import render_page
 from recombine.report.runs import find_position
@@ -100,7 +100,7 @@ def write_leaderboard(folders: Sequence[Path], out: Path, *, title: str) -> list
     if not boards:
         named = ", ".join(map(str, folders))
         raise InputError(f"no finished run in {named} has scores on test and ood: expected at least one")
-    write_whole(out, render(boards, title).encode(errors="replace"))
+    write_output(out, render(boards, title).encode(errors="replace"))
     return boards
 
 

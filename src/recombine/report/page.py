@@ -20,7 +20,7 @@ import jinja2
 from markupsafe import Markup
 
 from recombine.foundation.display import format_duration
-from recombine.foundation.files import write_whole
+from recombine.foundation.files import write_output
 from recombine.inside.result import DECODER_TITLES
 from recombine.models.base import Code
 from recombine.report.answer import make_answer
@@ -72,11 +72,11 @@ def write_report(
     """
     opened = read_runs(runs, code)
     sections = build_sections(opened, gallery=gallery)
-    write_whole(out, render(opened, title, sections).encode(errors="replace"))
+    write_output(out, render(opened, title, sections).encode(errors="replace"))
     if static is not None:
         figures = {name: draw for section in sections for name, draw in section.figures.items()}
         for name, content in render_files(figures):
-            write_whole(static / name, content)
+            write_output(static / name, content)
 
 
 def build_sections(runs: Sequence[ReportRun], *, gallery: bool = True) -> list[Section]:

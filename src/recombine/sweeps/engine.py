@@ -1,4 +1,4 @@
-"""What an engine is: it trains jobs somewhere, and says which of them have ended and how.
+"""The interface of engines: an engine trains jobs somewhere, and reports which of them have ended and how.
 
 A job is plain data, so that any process on any machine that shares the folder can train it. The engine decides where and how
 many at a time; the run directory in the shared folder decides what is left to do. A job that is sent again, because its

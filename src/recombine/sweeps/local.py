@@ -1,9 +1,9 @@
-"""Train several runs at the same time on this machine, each in a process of its own.
+"""Train several runs at the same time on this machine, each in its own process.
 
 One small model alone leaves most of a machine idle. Workers stay for the whole sweep, because starting one takes seconds. A
 worker that dies is replaced, and its run is resumed once.
 
-What a worker does with a job, whichever engine sent it: train the run, or leave the error in its directory.
+`train_job` is what the workers of all engines run: it trains a job, or stores the error in the run directory.
 
 While a run is trained, a file in `.running` says where, and is touched every few seconds. `recombine sweep status` reads it
 from any machine that shares the folder.
@@ -47,7 +47,7 @@ class FolderError(InputError):
 
 
 def train_job(job: Job) -> Outcome:
-    """Train a job with its number of threads. An error becomes part of the outcome and is kept in the run directory."""
+    """Train a job with its number of threads. An error becomes the outcome and is stored in the run directory."""
     torch.set_num_threads(job.threads)  # on purpose, whatever OMP_NUM_THREADS the engine has set
     try:
         check_folder(job)
@@ -95,7 +95,7 @@ def describe_failure(key: str, error: Exception) -> Outcome:
 
 
 def record_failure(job: Job, outcome: Outcome) -> None:
-    """Keep an error in the directory of its run, which is made if it is not there yet."""
+    """Store an error in the directory of its run, which is created if it is missing."""
     path = Path(job.out) / job.key
     run = (
         RunDirectory(path) if path.exists() else open_directory(RunConfig.from_dict(job.config, job.code), path.parent)
@@ -112,7 +112,7 @@ def record_failure(job: Job, outcome: Outcome) -> None:
 
 @contextlib.contextmanager
 def heartbeat(job: Job) -> Iterator[None]:
-    """Say where the run is being trained, for as long as it is."""
+    """Keep a file up to date that says where the run is being trained, until the block ends."""
     path = Path(job.out) / RUNNING / f"{job.key}.json"
     require_own(path.parent)
     require_own(Path(job.out) / job.key)
@@ -196,7 +196,7 @@ class Worker:
 
     def start(self, job: Job) -> None:
         self.job = job
-        with contextlib.suppress(OSError):  # it has died; collecting tells
+        with contextlib.suppress(OSError):  # the process has died; `collect` reports it
             self.connection.send(job)
 
     def collect(self) -> Outcome | None:

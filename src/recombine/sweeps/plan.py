@@ -1,4 +1,4 @@
-"""What a sweep trains: the runs that a function in a Python file returns.
+"""The plan of a sweep: the runs that a function in a Python file returns.
 
     from recombine import default_run, grid, over_seeds, search
 
@@ -127,7 +127,7 @@ def _flatten(config: RunConfig) -> dict[str, Any]:
 
 
 def describe_plan(plan: Plan) -> Json:
-    """What `sweep.json` holds: all that is needed to show how far the sweep is."""
+    """What `sweep.json` holds, enough to show how far the sweep is."""
     metrics: dict[Any, str] = {}  # by task, because finding the main metric takes a batch
     runs = []
     for key, record in plan.by_key.items():

@@ -102,11 +102,11 @@ class RayEngine(Engine):
 
     def _check_resources(self) -> None:
         """Require that the cluster could run one task at all; Ray would wait for ever."""
-        there = self.ray.cluster_resources()
+        available = self.ray.cluster_resources()
         for name, needed in (("CPU", self.threads), ("GPU", self.gpus)):
-            if needed > there.get(name, 0):
+            if needed > available.get(name, 0):
                 raise InputError(
-                    f"each run needs {needed:g} {name}, the cluster has {there.get(name, 0):g}: expected fewer"
+                    f"each run needs {needed:g} {name}, the cluster has {available.get(name, 0):g}: expected fewer"
                 )
 
 

@@ -94,7 +94,7 @@ def count_cores() -> int:
 
 
 def read_count(variable: str) -> int | None:
-    """A number of the environment, if it is set."""
+    """A count from an environment variable, or None if it is not set."""
     value = os.environ.get(variable, "").split(",")[0]
     if not value:
         return None
@@ -105,7 +105,7 @@ def read_count(variable: str) -> int | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What is left of a sweep, and what is not trained and why."""
+    """The runs of a sweep by what is left to do."""
 
     todo: tuple[Record, ...]
     finished: tuple[Record, ...]

@@ -2,7 +2,7 @@
 
 SLURM gives each element as many CPUs as it has threads, and sets no OMP_NUM_THREADS; the worker sets its number of threads.
 At the time limit, or when it is preempted, an element is put back into the queue and continues from its last checkpoint. One
-that dies otherwise is sent again once. Only `squeue` is asked about jobs, so that no accounting is needed.
+that dies otherwise is sent again once. Jobs are queried by `squeue` alone, so that no accounting is needed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from recombine.foundation.imports import safe_path
 from recombine.sweeps.engine import ANSWER_SECONDS, LOST_RETRIES, Engine, Job, Outcome, count_threads, lost_outcome
 from recombine.sweeps.local import train_job
 
-FOLDER = ".submitit"  # in the sweep's folder: what submitit sends, receives and logs
+FOLDER = ".submitit"  # in the sweep's folder: the files and logs of submitit
 POLL_SECONDS = 0.5
 QUEUE_SECONDS = 5.0  # between two calls of squeue
 SILENCE_SECONDS = 600.0  # how long squeue may fail before the sweep gives up
@@ -119,36 +119,36 @@ class SlurmEngine(Engine):
 
 
 class Queue:
-    """The jobs that SLURM has not ended yet, asked for every few seconds."""
+    """The jobs that SLURM has not ended yet, polled every few seconds."""
 
     def __init__(self) -> None:
-        self.asked = self.answered = time.monotonic()
+        self.last_query = self.last_answer = time.monotonic()
         self.missing: set[str] = set()
 
     def find_dead(self, elements: Iterable[Any]) -> set[str]:
         """Numbers of the elements that two answers in a row did not have: a result may become visible late."""
-        known = self._ask()
+        known = self._query()
         if known is None:
             return set()
         missing = {element.job_id for element in elements} - known
         dead, self.missing = missing & self.missing, missing
         return dead
 
-    def _ask(self) -> set[str] | None:
-        """All jobs of this user that have not ended; None if the last answer is young or there is no answer."""
-        if time.monotonic() - self.asked < QUEUE_SECONDS:
+    def _query(self) -> set[str] | None:
+        """All jobs of this user that have not ended; None if the last query was seconds ago or has no answer."""
+        if time.monotonic() - self.last_query < QUEUE_SECONDS:
             return None
-        self.asked = time.monotonic()
+        self.last_query = time.monotonic()
         command = ["squeue", "--noheader", "--array", "--format", "%i", "--user", str(os.getuid())]
         try:
             shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=ANSWER_SECONDS)
         except (OSError, subprocess.SubprocessError):
-            if time.monotonic() - self.answered > SILENCE_SECONDS:
+            if time.monotonic() - self.last_answer > SILENCE_SECONDS:
                 raise InputError(
                     f"SLURM has not answered squeue for {SILENCE_SECONDS:g} seconds: run the sweep again when it does"
                 ) from None
             return None
-        self.answered = time.monotonic()
+        self.last_answer = time.monotonic()
         return set(shown.stdout.split())
 
 
@@ -161,7 +161,7 @@ def check_answers() -> None:
             ["scontrol", "ping"], capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False
         )
         lines = [line for line in f"{shown.stdout}\n{shown.stderr}".splitlines() if line.strip()]
-        text = lines[-1].strip() if lines else "no answer"  # the reasons stand before it, the conclusion last
+        text = lines[-1].strip() if lines else "no answer"  # the last line is the conclusion
         answers = shown.returncode == 0 and "is UP" in shown.stdout
     except subprocess.TimeoutExpired:
         text, answers = "no answer", False

@@ -22,7 +22,7 @@ from rich.live import Live
 from rich.text import Text
 
 from recombine.foundation.display import describe_settings, format_duration, format_number
-from recombine.foundation.errors import InputError, find_schema_error, spell_out
+from recombine.foundation.errors import InputError, escape_controls, find_schema_error
 from recombine.foundation.files import FAILURE, METRICS, RESULT, RUNNING, open_file, parse_json, read_json
 from recombine.training.directory import RunDirectory
 from recombine.training.schema import MetricsRow
@@ -260,17 +260,17 @@ class SweepDisplay:
 
     def _print(self, text: str) -> None:
         self.last_line = time.monotonic()
-        self.console.print(Text(spell_out(text)), soft_wrap=True, highlight=False)
+        self.console.print(Text(escape_controls(text)), soft_wrap=True, highlight=False)
 
     def _keep_showing(self) -> None:
         while not self.ended.wait(REFRESH_SECONDS):
             try:
                 if self.live.is_started:
-                    self.live.update(Text(spell_out(draw(self.reader.read()), keep="\n")), refresh=True)
+                    self.live.update(Text(escape_controls(draw(self.reader.read()), keep="\n")), refresh=True)
                 elif time.monotonic() - self.last_line >= LINE_SECONDS:
                     self._print(summarise(self.reader.read()))
             except (InputError, OSError) as error:  # a file is being replaced, or the folder is not available
-                print(f"recombine: {spell_out(str(error))}", file=sys.stderr)
+                print(f"recombine: {escape_controls(str(error))}", file=sys.stderr)
 
 
 def draw(status: SweepStatus) -> str:

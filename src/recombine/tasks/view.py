@@ -24,7 +24,7 @@ from jaxtyping import Float
 from markupsafe import Markup, escape
 
 from recombine.foundation.errors import check_choice
-from recombine.foundation.files import write_whole
+from recombine.foundation.files import write_output
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -87,7 +87,7 @@ def canvas(path: Path, width: float | int, height: float | int) -> Iterator[Figu
     with rc_context(STYLE):
         figure = make_figure(width, height)
         yield figure
-        write_whole(path, render_figure(figure, ".png", dpi=160))
+        write_output(path, render_figure(figure, ".png", dpi=160))
 
 
 def render_figure(figure: Figure, suffix: str, dpi: int = 150) -> bytes:
@@ -221,7 +221,7 @@ def write_picture(path: Path, picture: Markup) -> None:
     start = start.replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg" style="background: var(--paper)"', 1)
     width, height = re.findall(r"[\d.]+", start.partition("viewBox=")[2])[2:4]
     size = f' width="{width}" height="{height}"'
-    write_whole(path, f"{start}{size}{end}<style>:root {{ {VARIABLES} }}</style>{define_shapes()}{content}\n".encode())
+    write_output(path, f"{start}{size}{end}<style>:root {{ {VARIABLES} }}</style>{define_shapes()}{content}\n".encode())
 
 
 def move(content: str, x: float | int, y: float | int) -> str:

@@ -37,7 +37,7 @@ from recombine.foundation.files import (
     read_npz,
     require_regular,
     require_unpacked,
-    write_whole,
+    write_output,
 )
 from recombine.models.base import version_of
 from recombine.tasks.base import Task
@@ -62,7 +62,7 @@ def write_table(table: pa.Table, path: Path) -> None:
         content = encode_json_lines(_shorten(table).to_pylist())
     else:
         content = {".parquet": encode_parquet, ".csv": _encode_csv, ".npz": _encode_npz}[suffix](table)
-    write_whole(path, content)
+    write_output(path, content)
 
 
 def encode_parquet(table: pa.Table) -> bytes:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from recombine.foundation.errors import InputError
-from recombine.foundation.files import write_whole
+from recombine.foundation.files import write_output
 from recombine.integrations.exchange.export import RowId, encode_json_lines, hash_export
 from recombine.tasks.base import Task
 from recombine.tasks.sampling import SplitName, evaluation_batches
@@ -116,5 +116,5 @@ def _write_yaml(value: dict[str, Any]) -> str:
 
 def _write_all(files: dict[Path, bytes]) -> list[Path]:
     for path, content in files.items():
-        write_whole(path, content)
+        write_output(path, content)
     return list(files)

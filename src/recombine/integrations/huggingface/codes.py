@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from recombine.attention.definition import normalise, score
 from recombine.attention.dispatch import attend
 from recombine.foundation.errors import InputError, check_positive
-from recombine.foundation.files import write_whole
+from recombine.foundation.files import write_output
 from recombine.inside.collect import evaluating
 from recombine.integrations.huggingface.attention import Call, watching
 
@@ -43,7 +43,7 @@ class Codes:
         content = io.BytesIO()
         flat = {f"activations.{site}": values.reshape(len(values), -1) for site, values in self.arrays.items()}
         np.savez(content, allow_pickle=False, **flat, **columns)
-        write_whole(Path(path), content.getvalue())
+        write_output(Path(path), content.getvalue())
 
 
 def codes(

@@ -36,7 +36,7 @@ from recombine.attention.cache import AttentionCache
 from recombine.attention.dispatch import attend
 from recombine.attention.hyla import MASKED_SCORE
 from recombine.foundation.errors import InputError
-from recombine.foundation.files import read_file, write_whole
+from recombine.foundation.files import read_file, write_output
 from recombine.models.language_model import LanguageModel, LanguageModelConfig
 from recombine.tasks.language.tokenizers import ByteTokenizer, Tokenizer, load_tokenizer
 from recombine.training.benchmark import load_run
@@ -239,5 +239,5 @@ def export_run(path: Path | str, folder: Path | str) -> RecombineForCausalLM:
     content = read_file(run.path / "tokenizer")
     exported = export_language_model(model, folder, load_tokenizer(content, model.num_tokens))
     if content != ByteTokenizer.content:
-        write_whole(Path(folder) / ("tokenizer.json" if content[:1] == b"{" else "tokenizer.model"), content)
+        write_output(Path(folder) / ("tokenizer.json" if content[:1] == b"{" else "tokenizer.model"), content)
     return exported
