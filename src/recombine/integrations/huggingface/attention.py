@@ -17,6 +17,7 @@ Hypernetwork" (eq. 2-5). `watching` lets a handler compute the attention of a mo
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
@@ -50,6 +51,27 @@ def register_attentions() -> None:
     for name in NAMES:
         interface.register(name, make_attention(name))
         masks.register(name, make_mask)
+    save_names()
+
+
+def save_names() -> None:
+    """Let `transformers` save the name of one of our attentions with a model's configuration, which it does for none.
+
+    When the model is loaded, the name is restored, or refused where it is not registered: never a softmax instead.
+    """
+    from transformers import PreTrainedConfig
+
+    write = PreTrainedConfig.to_dict
+    if hasattr(write, "saves_names"):
+        return
+
+    @functools.wraps(write)
+    def to_dict(config: Any) -> dict[str, Any]:
+        name = config._attn_implementation
+        return write(config) | ({"attn_implementation": name} if name in NAMES else {})
+
+    to_dict.saves_names = True  # type: ignore[attr-defined]
+    PreTrainedConfig.to_dict = to_dict
 
 
 def import_interfaces() -> tuple[Any, Any]:
