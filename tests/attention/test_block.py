@@ -9,6 +9,7 @@ from recombine.attention.cpu import block
 from recombine.attention.cpu import kernels as cpu
 from recombine.attention.dispatch import use_kernel
 from recombine.foundation import native
+from recombine.models import transformer
 from recombine.models.transformer import Block, TransformerConfig
 
 pytestmark = pytest.mark.skipif(not cpu.is_available(), reason=f"no kernel: {cpu.why_unavailable()}")
@@ -136,9 +137,9 @@ def build(feedforward="mlp", **sizes) -> Block:
 
 @pytest.fixture
 def count_fused(monkeypatch):
+    """A list that grows with each fused feed-forward network."""
     calls = []
-    run = Block.run_fused
-    monkeypatch.setattr(Block, "run_fused", lambda *arguments: calls.append(1) or run(*arguments))
+    monkeypatch.setattr(transformer, "feed_forward", lambda *inputs: calls.append(1) or block.feed_forward(*inputs))
     return calls
 
 

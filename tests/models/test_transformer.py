@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from recombine.attention.dispatch import use_kernel
 from recombine.attention.layer import ATTENTIONS
 from recombine.models.base import build_model
 from recombine.models.transformer import (
@@ -140,6 +141,20 @@ def test_mixture_of_experts_equals_routing_token_by_token_in_values_and_gradient
             assert not ours.any()
         else:
             torch.testing.assert_close(ours, plain)
+
+
+def test_mixture_of_experts_is_the_same_with_an_expert_that_nobody_takes():
+    layer, x = randomise(MixtureOfExperts(4, 6, num_experts=4, top_k=2)), torch.rand(2, 3, 4).double()
+    with torch.no_grad():
+        layer.gate.weight[1] = -100.0
+    assert not layer.route(x)[..., 1].any()
+    found = []
+    for kernel in ("reference", "auto"):
+        with use_kernel(kernel):
+            out = layer(x)
+        found.append((out, *torch.autograd.grad(out.square().sum(), list(layer.parameters()))))
+    for plain, routed in zip(*found, strict=True):
+        torch.testing.assert_close(routed, plain)
 
 
 def test_route_chooses_exactly_top_k_even_among_ties():

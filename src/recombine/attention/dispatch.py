@@ -225,7 +225,7 @@ def dense(
     bias: Float[Tensor, " output"] | None = None,
 ) -> Float[Tensor, "*batch output"]:
     """`x W^T + b`."""
-    if not _may_fuse() or not (cpu.supports_dense(x, weight, bias) and cpu.dense_is_faster(x, weight)):
+    if not may_fuse() or not (cpu.supports_dense(x, weight, bias) and cpu.dense_is_faster(x, weight)):
         return functional.linear(x, weight, bias)
     check_linear(x, weight, bias)
     return cpu.dense(x, weight, bias)
@@ -240,7 +240,7 @@ def linear_gelu(
         hidden = functional.linear(x, weight, bias)
         # the same function, but the compiler's exponential is much faster than its tanh
         return hidden * torch.sigmoid(1.5957691216057308 * hidden * (1 + 0.044715 * hidden.square()))
-    if _may_fuse() and cpu.supports_gelu(x, bias):
+    if may_fuse() and cpu.supports_gelu(x, bias):
         return cpu.add_gelu(dense(x, weight), bias)
     return functional.gelu(functional.linear(x, weight, bias), approximate="tanh")
 
@@ -262,7 +262,7 @@ def add_norm(
             f"weight and bias have shapes {tuple(weight.shape)} and {tuple(bias.shape)}: "
             f"expected {tuple(residual.shape[-1:])}, one number per feature"
         )
-    if _may_fuse() and cpu.supports_norm(residual, update, weight, bias):
+    if may_fuse() and cpu.supports_norm(residual, update, weight, bias):
         return cpu.add_norm(residual, update, weight, bias, eps)
     total = residual if update is None else residual + update
     return total, functional.layer_norm(total, weight.shape, weight, bias, eps)
@@ -270,10 +270,11 @@ def add_norm(
 
 def fuse_block(x: Tensor, *parameters: Tensor | None) -> bool:
     """Whether `cpu.block` computes the layers with these parameters, all of those of one of its functions, and `x`."""
-    return _may_fuse() and block.supports(x, *parameters)
+    return may_fuse() and block.supports(x, *parameters)
 
 
-def _may_fuse() -> bool:
+def may_fuse() -> bool:
+    """Whether a faster form than the definition may be taken: eager, and not `RECOMBINE_KERNEL=reference`."""
     return not torch.compiler.is_compiling() and _chosen in ("auto", "cpu") and not _is_transformed()
 
 

@@ -32,7 +32,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from recombine.attention.cache import AttentionCache
 from recombine.attention.cpu.block import feed_forward, norm_dense
 from recombine.attention.definition import CodeMap, DropoutForm
-from recombine.attention.dispatch import add_norm, check_dropout, dense, fuse_block, linear_gelu
+from recombine.attention.dispatch import add_norm, check_dropout, dense, fuse_block, linear_gelu, may_fuse
 from recombine.attention.layer import Attention, AttentionName, Dense, RelativeBias, Rotary, lecun_linear, lecun_normal_
 from recombine.foundation.errors import InputError, check_choice, check_positive
 from recombine.models.base import ENCODING, HIDDEN_ANSWERS, SAME_LENGTHS, ModelConfig, Need, Site
@@ -150,8 +150,9 @@ class SwiGLU(nn.Module):
 class MixtureOfExperts(nn.Module):
     """Each token is processed by its `top_k` best of `num_experts` MLPs, weighted by a softmax over those `top_k`.
 
-    All experts are computed for all tokens as one wide layer, and the others are weighted by 0. Shapes stay static (so it
-    compiles), at a cost of num_experts / top_k times the routed computation. There is no load-balancing loss.
+    On a CPU each expert computes the tokens that are routed to it. On other devices, where the number of such tokens would have
+    to be waited for, and for compilers, which need static shapes, all experts are computed for all tokens as one wide layer, and
+    the others are weighted by 0. There is no load-balancing loss.
     """
 
     def __init__(self, embedding_dim: int, hidden_dim: int, num_experts: int = 4, top_k: int = 2) -> None:
@@ -176,10 +177,33 @@ class MixtureOfExperts(nn.Module):
 
     def forward(self, x: Float[Tensor, "*batch embedding"]) -> Float[Tensor, "*batch embedding"]:
         weights = self.route(x)
+        if x.device.type == "cpu" and may_fuse():
+            return self.run_routed(x.flatten(0, -2), weights.flatten(0, -2)).view(x.shape)
         hidden = linear_gelu(x, self.input_weight.flatten(0, 1), self.input_bias.flatten())
         hidden = hidden.unflatten(-1, self.input_bias.shape) * weights[..., None].to(hidden.dtype)
         output_weight = self.output_weight.transpose(0, 1).flatten(1)
         return dense(hidden.flatten(-2), output_weight, None) + weights @ self.output_bias
+
+    def run_routed(
+        self, x: Float[Tensor, "rows embedding"], weights: Float[Tensor, "rows expert"]
+    ) -> Float[Tensor, "rows embedding"]:
+        """The same, each expert on its tokens."""
+        chosen = weights.topk(self.top_k, dim=-1)
+        experts = chosen.indices.flatten()
+        order = experts.argsort(stable=True)  # of pairs of a row and one of its experts
+        # the gradient of `embedding` is much faster than that of an index
+        routed = functional.embedding(order // self.top_k, x).split(
+            experts.bincount(minlength=len(self.input_bias)).tolist()
+        )
+        parameters = (self.input_weight, self.input_bias, self.output_weight, self.output_bias)
+        updates = [
+            dense(linear_gelu(tokens, weight, bias), output_weight, output_bias)
+            for tokens, weight, bias, output_weight, output_bias in zip(
+                routed, *(parameter.unbind() for parameter in parameters), strict=True
+            )
+        ]
+        by_row = functional.embedding(order.argsort(), torch.cat(updates)).view(*chosen.indices.shape, -1)
+        return (by_row * chosen.values[..., None]).sum(dim=1).to(by_row.dtype)
 
 
 FEEDFORWARDS: dict[str, type[nn.Module]] = {"mlp": MLP, "swiglu": SwiGLU, "mixture_of_experts": MixtureOfExperts}
@@ -198,6 +222,17 @@ class ResidualNorm(nn.LayerNorm):
         self, x: Float[Tensor, "*batch width"], update: Float[Tensor, "*batch width"] | None = None
     ) -> tuple[Float[Tensor, "*batch width"], Float[Tensor, "*batch width"]]:
         return add_norm(x, update, self.weight, self.bias, self.eps)
+
+
+def has_plain_type(modules: dict[nn.Module, type[nn.Module]]) -> bool:
+    """Whether each module is of exactly this type and has no hooks, so that its parameters say what it computes."""
+    return not _has_any_global_hook() and all(
+        type(module) is kind
+        and not (
+            module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+        )
+        for module, kind in modules.items()
+    )
 
 
 class Block(nn.Module):
@@ -246,55 +281,51 @@ class Block(nn.Module):
             "return_codes": return_codes,
             "cache": cache,
         }
-        if (
-            self.has_plain_layers()
-            and fuse_block(x, *self.list_projection())
-            and fuse_block(x, *self.list_feedforward())
+        if has_plain_type({self.attention: Attention, self.attention_norm: ResidualNorm}) and fuse_block(
+            x, *self.list_projection()
         ):
-            return self.run_fused(x, num_queries, choices)
-        all_queries = num_queries == num_tokens
-        x, normed = self.attention_norm(x)
-        mixed, codes = self.attention(
-            normed if all_queries else normed[:, num_tokens - num_queries :], None if all_queries else normed, **choices
-        )
-        # a slice of all tokens would still cost a copy in the backward pass
-        x, normed = self.feedforward_norm(x if all_queries else x[:, -num_queries:], mixed)
+            x, projections = self.project_fused(x, num_queries)
+            heads, codes = self.attention.mix(*projections, **choices)
+            if self.has_plain_feedforward() and fuse_block(x, *self.list_feedforward()):
+                return feed_forward(x, heads, self.feedforward_norm.eps, *self.list_feedforward()), codes
+            mixed = self.attention.output(heads)
+        else:
+            all_queries = num_queries == num_tokens
+            x, normed = self.attention_norm(x)
+            mixed, codes = self.attention(
+                normed if all_queries else normed[:, num_tokens - num_queries :],
+                None if all_queries else normed,
+                **choices,
+            )
+            # a slice of all tokens would still cost a copy in the backward pass
+            x = x if all_queries else x[:, -num_queries:]
+        x, normed = self.feedforward_norm(x, mixed)
         return x + self.feedforward(normed), codes
 
-    def run_fused(
-        self, x: Float[Tensor, "b k d"], num_queries: int, choices: dict[str, Any]
-    ) -> tuple[Float[Tensor, "b q d"], Float[Tensor, "b h q keys"] | None]:
-        """The same, with all layers around the attention in two calls."""
+    def project_fused(
+        self, x: Float[Tensor, "b k d"], num_queries: int
+    ) -> tuple[Float[Tensor, "b q d"], tuple[Float[Tensor, "b _ h e"], ...]]:
+        """The last `num_queries` tokens, and queries, keys and values, from a norm and a product in one pass."""
         gain, shift, weight, bias = self.list_projection()
         epsilon, size = self.attention_norm.eps, self.attention.kqv_dim
         if num_queries == x.shape[1]:
             x, qkv = norm_dense(x, gain, shift, epsilon, weight, bias)
-            projections = qkv.chunk(3, dim=-1)
-        else:
-            context, keys_and_values = norm_dense(x, gain, shift, epsilon, weight[size:], bias[size:])
-            x, q = norm_dense(context[:, -num_queries:], gain, shift, epsilon, weight[:size], bias[:size])
-            projections = (q, *keys_and_values.chunk(2, dim=-1))
-        heads, codes = self.attention.mix(*self.attention.split_heads(*projections), **choices)
-        return feed_forward(x, heads, self.feedforward_norm.eps, *self.list_feedforward()), codes
+            return x, self.attention.split_heads(*qkv.chunk(3, dim=-1))
+        context, keys_and_values = norm_dense(x, gain, shift, epsilon, weight[size:], bias[size:])
+        x, q = norm_dense(context[:, -num_queries:], gain, shift, epsilon, weight[:size], bias[:size])
+        return x, self.attention.split_heads(q, *keys_and_values.chunk(2, dim=-1))
 
-    def has_plain_layers(self) -> bool:
-        """Whether the layers around the attention are this file's, and nobody watches them."""
-        attention, feedforward = self.attention, self.feedforward
-        if type(attention) is not Attention or type(feedforward) is not MLP or _has_any_global_hook():
-            return False
-        dense_layers = (attention.output, feedforward.input, feedforward.output)
-        norms = (self.attention_norm, self.feedforward_norm)
-        modules = (attention, feedforward, *dense_layers, *norms)
-        return (
-            all(type(layer) is Dense for layer in dense_layers)
-            and all(type(norm) is ResidualNorm for norm in norms)
-            and not any(
-                module._forward_hooks
-                or module._forward_pre_hooks
-                or module._backward_hooks
-                or module._backward_pre_hooks
-                for module in modules
-            )
+    def has_plain_feedforward(self) -> bool:
+        """Whether the layers after the attention are this file's, and nobody watches them."""
+        network = self.feedforward
+        return isinstance(network, MLP) and has_plain_type(
+            {
+                network: MLP,
+                network.input: Dense,
+                network.output: Dense,
+                self.attention.output: Dense,
+                self.feedforward_norm: ResidualNorm,
+            }
         )
 
     def list_projection(self) -> tuple[Tensor, ...]:
