@@ -206,7 +206,7 @@ def test_chance_is_the_best_constant_and_the_expert_the_ceiling():
 
 
 def test_show_writes_and_draws(capsys, tmp_path):
-    assert run(["show", "preference-grid", "--index", "3", "--image", str(tmp_path / "a.svg")]) == 0
+    assert run(["show", "preference-grid", "--scale", "paper", "--index", "3", "--image", str(tmp_path / "a.svg")]) == 0
     text = capsys.readouterr().out
     batch = TASK.sample("ood", 3, batch_size=1)
     assert all(f"preference {module}" in text for module in batch.latents[0].tolist() if module >= 0)
