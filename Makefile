@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow soak coverage lowest lint format bench claims docs cards notebooks lock licences wheel wheel-native dist clean
+.PHONY: demo test test-slow soak coverage lowest lint format bench claims check-claims docs cards notebooks lock licences wheel wheel-native dist clean
 
 # the demo needs the package alone; everything else also the tools of development
 INSTALL := $(BIN)/python -m pip install -qq --constraint constraints.txt --editable
@@ -55,9 +55,14 @@ bench: $(VENV)/dev
 
 # the card of claims, and every table and figure of the documentation that comes from results/; adds the finished runs of RUNS
 RUNS ?= runs
+CLAIM_PAGES = --page docs/claims.md $$(grep -lE '<!-- (claims: begin|results: )' README.md docs/*.md)
 claims: $(VENV)/ready
 	$(BIN)/recombine reproduce claims --out $(RUNS) --figures docs/images --quiet \
-	  --page docs/claims.md $$(grep -lE '<!-- (claims: begin|results: )' README.md docs/*.md) > /dev/null
+	  $(CLAIM_PAGES) > /dev/null
+
+# recomputes every number of these pages from results/, which has the sums of every seed and composition; writes nothing
+check-claims: $(VENV)/ready
+	$(BIN)/recombine reproduce claims --check $(CLAIM_PAGES)
 
 # the documentation site, in build/site
 docs: $(VENV)/dev

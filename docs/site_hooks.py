@@ -55,7 +55,8 @@ def list_named(nav: list[Any]) -> set[str]:
 
 
 def on_page_markdown(markdown: str, **context: Any) -> str:
-    """A page whose fenced blocks name their language alone; what follows it is for tests/documented.py."""
+    """A page whose fenced blocks name their language alone; what follows it is for tests/documented.py. Results are in the site."""
+    markdown = markdown.replace("](../results/", "](results/")
     return re.sub(r"^(```\w+) [^\n`]+$", r"\1", markdown, flags=re.MULTILINE)
 
 
@@ -69,6 +70,8 @@ def on_files(files: Files, config: Any) -> Files:
     for script in sorted((DOCS / "tutorials").glob("*.py")):
         page = File.generated(config, f"tutorials/{script.stem}.md", content=convert(script.read_text()))
         files.append(page)
+    for results in sorted((DOCS.parent / "results").glob("*.json*")):
+        files.append(File.generated(config, f"results/{results.name}", content=results.read_text()))
     pages = {file.src_uri for file in files.documentation_pages()}
     nav = tidy_nav(config["nav"], pages)
     missing = sorted(pages - list_named(nav))

@@ -36,7 +36,8 @@ class CardRow:
     claim: Claim
     verdict: Verdict
     number: SeedScore | None
-    core_hours: float  # of the runs that the claim is about, all seeds
+    num_runs: int  # that the claim is about and that are stored, all seeds
+    core_hours: float  # of these runs
     missing: int  # runs that the claim is about and that have not been made
     unmeasured: int = 0  # seeds whose runs are stored without the number
     answer: str = ""  # of the experiment, by the runs of this scale
@@ -85,18 +86,6 @@ class Statement:
     def verdict(self) -> str:
         """The verdict that all settings share, *seen in some settings*, or *not seen* in any."""
         return combine_verdicts([row.verdict for row in self.rows])
-
-    @property
-    def in_words(self) -> str:
-        """The verdict; where settings differ, "n of m settings, k seeds" instead."""
-        rows = self.decided
-        seeds = sorted({0 if row.number is None else row.number.num_seeds for row in rows})
-        over = " to ".join(map(str, dict.fromkeys((seeds[0], seeds[-1])))) if seeds else ""
-        words = f"{len(rows)} settings, {over} seed{'s' * (over != '1')}"
-        if len({row.verdict for row in rows}) > 1:
-            return f"{sum(row.verdict == 'seen' for row in rows)} of {words}"
-        verdict = f"**{self.verdict}**" if self.verdict == "seen" else self.verdict
-        return f"{verdict}<br>in {words}" if len(rows) > 1 else verdict
 
 
 def combine_verdicts(verdicts: Iterable[Verdict]) -> str:
@@ -174,6 +163,7 @@ def judge_claim(
         claim=claim,
         verdict=verdict,
         number=number,
+        num_runs=len(concerned & done.keys()),
         core_hours=hours + (finished.computed_hours if number is not None else 0.0),
         missing=len(concerned - done.keys()),
         leads=claim.split_lead(experiment, finished) if isinstance(claim, Lead) and number is not None else None,

@@ -89,7 +89,6 @@ class Claim(ABC):
     text: str
     source: str
     where: str = ""  # the setting, where the statement is judged in several
-    headline: bool = False  # part of the short form of the card
     split: str | None = None  # default: the experiment's
     metric: str | None = None  # default: the experiment's
     published: float | None = None
@@ -299,10 +298,10 @@ class Excess(Lead):
 
 
 def with_excess(lead: Lead) -> tuple[Excess, Lead]:
-    """The excess of a lead as a headline, and the lead itself."""
+    """The excess of a lead, and the lead itself."""
     values: dict[str, Any] = {field.name: getattr(lead, field.name) for field in fields(lead)}
-    changes = {"text": f"beyond a better fit, {lead.text}", "headline": True, "published": None, "known": True}
-    return Excess(**values | changes), replace(lead, headline=False)
+    changes = {"text": f"beyond a better fit, {lead.text}", "published": None, "known": True}
+    return Excess(**values | changes), lead
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -91,6 +91,10 @@ class PaperExperiment(Experiment):
         """The stored results that are still current."""
         return stored.read_results(results, self, scale)
 
+    def stored_name(self, scale: Scale) -> str:
+        """The name of the file of stored results."""
+        return stored.results_path(Path(), self, scale).name
+
     def describe_stored(self, results: Path) -> list[stored.FileCells]:
         """The row of `results/README.md` of each file of stored results."""
         return stored.describe_files(self, results)
@@ -151,6 +155,9 @@ class Calculation(PaperExperiment):
 
     def read(self, results: Path, scale: Scale) -> Finished:
         return stored.read_computed(results, self)
+
+    def stored_name(self, scale: Scale) -> str:
+        return stored.numbers_path(Path(), self).name
 
     def describe_stored(self, results: Path) -> list[stored.FileCells]:
         return stored.describe_numbers(self, results)

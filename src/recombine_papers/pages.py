@@ -1,8 +1,7 @@
 """Pages in Markdown that are made of the card of claims and of stored results.
 
-- the page of all claims (`docs/claims.md`): a statement that is judged in several settings has one row, of the first setting
-  that was run; the others are folded away below;
-- its short form, between `<!-- claims: begin -->` and `<!-- claims: end -->` (`README.md`), with one verdict over all settings;
+- the page of all claims (`docs/claims.md`): a row per claim and setting, by paper and verdict, then what each experiment did;
+- its short form, between `<!-- claims: begin -->` and `<!-- claims: end -->` (`README.md`): a line per main question;
 - tables of results, between `<!-- results: scale-width small -->` and `<!-- results: end -->` (pages of the documentation);
 - the index of the stored files (`results/README.md`).
 """
@@ -10,7 +9,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -19,9 +17,10 @@ from typing import cast, get_args
 from recombine.foundation import Column, InputError, Table, check_choice, format_number, format_value
 from recombine.tasks import SCALES, Scale
 from recombine_papers.base import cell
-from recombine_papers.card import CardRow, Statement, count_verdicts, list_statements
+from recombine_papers.card import VERDICTS, CardRow, Statement, count_verdicts, list_statements
 from recombine_papers.claims import Computes, Excess, SeedRange, Undecided
 from recombine_papers.experiment import PaperExperiment
+from recombine_papers.questions import tabulate_questions
 from recombine_papers.stored import count_core_hours, read_files
 
 BEGIN, END = "<!-- claims: begin -->", "<!-- claims: end -->"
@@ -29,8 +28,7 @@ RESULTS_END = "<!-- results: end -->"
 CLAIMS_BLOCK = re.compile(f"{BEGIN}.*?{END}", re.DOTALL)
 RESULTS_BLOCK = re.compile(rf"<!-- results: ([\w-]+) (\w+) -->\n.*?{RESULTS_END}", re.DOTALL)
 NONE = "–"
-SHORT_COLUMNS = ("claim", "verdict", "ours", "excess", "seeds", "paper", "bound")
-RIGHT = {"ours", "excess", "seeds", "paper", "core-hours"}  # columns of claims that are aligned to the right
+RIGHT = {"ours", "excess", "paper"}  # columns of claims that are aligned to the right
 Cells = dict[str, str]  # the cells of a row by their column
 
 TITLE = "# Claims\n"
@@ -54,33 +52,33 @@ computed. This page is written by `recombine reproduce claims` from the files in
   the lead is seen in part.
 - Where the bound is for every seed, the verdict counts seeds: all of them meet it (*seen*), at least half (*seen in part*),
   fewer (*not seen*) or none (*refuted*; for a difference, if it has the wrong sign in all of them).
-- "In short" counts the settings with two seeds or more in which a claim is seen, if they differ. The number is of the setting in
-  italics; *settings* gives the lowest and the highest of all.
-- *Core-hours*: measured time of the runs behind the claim, on a busy machine. Next to a command: measured cost of all its runs
-  on one idle core.
+- "In short" has means over seeds (of ratios, medians) and counts the settings with two seeds or more in which a claim is seen.
+- *Runs*: the stored runs behind the claim with their measured time, on a busy machine, and the command that repeats them. Below the
+  tables, each experiment has the measured cost of all its runs on one idle core.
 """
 
 
-def format_page(rows: Sequence[CardRow]) -> str:
+def format_page(rows: Sequence[CardRow], results: Path) -> str:
     """The page of all claims."""
-    lines = [INTRODUCTION, "## In short", "", summarise_card(rows), ""]
-    for paper, of_paper in groupby(sorted(rows, key=lambda row: row.paper), key=lambda row: row.paper):
-        lines += [f"## {paper}", ""]
+    lines = [INTRODUCTION, "## In short", "", summarise_card(rows, results), ""]
+    for paper, members in groupby(sorted(rows, key=lambda row: row.paper), key=lambda row: row.paper):
+        of_paper = list(members)
+        ranked = sorted(of_paper, key=lambda row: VERDICTS.index(row.verdict))
+        lines += [f"## {paper}", "", *format_cells(list(map(_cells, ranked)))]
         for experiment, claims in groupby(of_paper, key=lambda row: row.experiment):
-            lines += describe_experiment(experiment, list_statements(claims))
+            lines += describe_experiment(experiment, list(claims))
     return "\n".join(lines).rstrip() + "\n"
 
 
-def describe_experiment(experiment: PaperExperiment, statements: Sequence[Statement]) -> list[str]:
-    """The claims of one experiment, with the command that repeats them."""
-    rows = [row for statement in statements for row in statement.rows]
+def describe_experiment(experiment: PaperExperiment, rows: Sequence[CardRow]) -> list[str]:
+    """What an experiment asks and found, the commands that repeat it, and how it differs from the paper."""
     costs = dict(zip(SCALES, experiment.core_hours, strict=False))
 
     def describe_command(row: CardRow) -> str:
         hours = costs.get(row.scale)
         return f"`{row.command}`" + ("" if hours is None else f" ({hours:g} core-hours)")
 
-    lines = [f"### {experiment.question}", ""]
+    lines = [f"### {experiment.name}", "", f"*{experiment.question}*", ""]
     for answer in dict.fromkeys(row.answer for row in rows if row.answer):
         lines += [f"**{answer}**", ""]
     lines += [*dict.fromkeys(map(describe_command, rows)), ""]
@@ -90,42 +88,35 @@ def describe_experiment(experiment: PaperExperiment, statements: Sequence[Statem
         lines += [f"Differs from the paper: {experiment.differs}", ""]
     if experiment.known_before:
         lines += [f"Earlier results known when the bounds were set: {experiment.known_before}", ""]
-    shown = [statement.first for statement in statements]
-    lines += format_cells([{"claim": _name(row, f" ({row.claim.source})"), **_cells(row)} for row in shown])
-    further = [row for statement in statements for row in statement.further]
-    if further:
-        summary = f"<summary>Other settings: {count_verdicts(further)}</summary>"
-        folded = [line for statement in statements for line in describe_further(statement)]
-        lines += ["<details markdown>", summary, "", *folded, "</details>", ""]
     return lines
-
-
-def describe_further(statement: Statement) -> list[str]:
-    """The further settings of a statement: a table of those that were run, and a line of the others."""
-    if not statement.further:
-        return []
-    run = [row for row in statement.further if row.number is not None]
-    missing = [row.where for row in statement.further if row.number is None]
-    lines = [f"*{statement.first.claim.text}*", ""]
-    lines += format_cells([{"setting": row.where or NONE, **_cells(row)} for row in run])
-    return lines + ([f"Not run: {'; '.join(missing)}.", ""] if missing else [])
 
 
 def _cells(row: CardRow) -> Cells:
     missing = f"<br>{row.missing} run{'s' * (row.missing > 1)} missing" if row.missing and row.number else ""
     return {
+        "claim": _name(row),
         "verdict": _emphasise(row) + missing,
         "ours": f"{_fold_number(row)}<br>{describe_interval(row)}" if row.number else NONE,
         "excess": _describe_leads(row),
         "paper": NONE if row.claim.published is None else format_number(row.claim.published),
         "bound": shorten_bound(row.claim.bound) + ("" if not row.claim.tested else f"<br>{_fixed(row)}"),
-        "core-hours": f"{row.core_hours:.2f}" if row.core_hours else NONE,
+        "runs": _link_runs(row),
     }
 
 
-def _name(row: CardRow, source: str = "") -> str:
-    """The statement, with its setting on a separate line."""
-    return f"{row.claim.text}{source}" + (f"<br>*{row.where}*" if row.where else "")
+def _link_runs(row: CardRow) -> str:
+    """The stored runs behind a row, what they cost, and the experiment with its command."""
+    name = row.experiment.name
+    if row.number is None:
+        return f"[{name}](#{name})"
+    runs = f"{row.num_runs} run{'s' * (row.num_runs > 1)}" if row.num_runs else "numbers"
+    hours = f", {row.core_hours:.2f} core-hours" if row.num_runs else ""
+    return f"[{runs}](../results/{row.experiment.stored_name(row.scale)}){hours}<br>[`{row.command}`](#{name})"
+
+
+def _name(row: CardRow) -> str:
+    """The statement with its source, and its setting on a separate line."""
+    return f"{row.claim.text} ({row.claim.source})" + (f"<br>*{row.where}*" if row.where else "")
 
 
 def _fold_number(row: CardRow) -> str:
@@ -179,28 +170,17 @@ def describe_interval(row: CardRow) -> str:
     return words if row.chance is None else f"{words}<br>p = {row.chance:.2g} (Holm)"
 
 
-def summarise_card(rows: Sequence[CardRow]) -> str:
-    """The headline claims that have been run, how many have not, and how many claims have each verdict."""
+def summarise_card(rows: Sequence[CardRow], results: Path) -> str:
+    """A line per main question, what is not tested, and how many claims have each verdict."""
     statements = [statement for statement in list_statements(rows) if not statement.first.claim.ours]
-    headlines = [statement for statement in statements if statement.first.claim.headline]
-    headlines.sort(key=lambda statement: statement.first.paper)
-    cells: list[Cells] = []
-    missing = []
-    for paper, members in groupby(headlines, key=lambda statement: statement.first.paper):
-        of_paper = list(members)
-        run = [statement for statement in of_paper if statement.first.number is not None]
-        if run:
-            cells += [dict.fromkeys(SHORT_COLUMNS, "") | {"claim": f"**{link_paper(paper)}**"}, *map(_short_cells, run)]
-        if len(run) < len(of_paper):
-            missing.append(f"{len(of_paper) - len(run)} of *{paper.partition(' (')[0]}*")
-    lines = format_cells(cells)
-    if missing:
-        lines += [f"Main claims not run yet: {', '.join(missing)}.", ""]
+    lines = format_cells(tabulate_questions(rows, results))
+    untested = [statement.first.claim.text for statement in statements if not statement.first.claim.tested]
+    lines += [f"Not tested here: {'; '.join(untested)}.", ""] if untested else []
     return "\n".join([*lines, count_claims(statements)])
 
 
 def count_claims(statements: Sequence[Statement]) -> str:
-    """How many claims have each verdict: those about trained networks, computed ones, and those that cannot be tested."""
+    """How many claims have each verdict: those about trained networks, and computed ones."""
     kinds: dict[tuple[str, str], list[Statement]] = {}
     for statement in statements:
         if statement.first.claim.tested:
@@ -216,44 +196,7 @@ def count_claims(statements: Sequence[Statement]) -> str:
     if run:
         blind = sum(row.is_blind for row in run)
         sentences.append(f"Of {len(run)} rows that were run, {blind} are blind and {len(run) - blind} known.")
-    if untested := len(statements) - sum(map(len, kinds.values())):
-        sentences.append(f"{untested} claim{'s' * (untested > 1)} cannot be tested here.")
     return " ".join(sentences)
-
-
-def _short_cells(statement: Statement) -> Cells:
-    row, cells = statement.first, _cells(statement.first)
-    return {
-        "claim": _name(row),
-        "verdict": statement.in_words + _count_settings(statement),
-        "ours": _fold_number(row) + _span_settings(statement),
-        "excess": cells["excess"],
-        "seeds": NONE if row.number is None else str(row.number.num_seeds),
-        "paper": cells["paper"],
-        "bound": cells["bound"],
-    }
-
-
-def _count_settings(statement: Statement) -> str:
-    """How the settings with two seeds or more differ, and how many others there are."""
-    decided = statement.decided
-    others = Counter(row.verdict for row in statement.rows if row not in decided)
-    parts = [count_verdicts(decided)] if len({row.verdict for row in decided}) > 1 else []
-    parts += [f"{count} setting{'s' * (count > 1)} {verdict}" for verdict, count in others.items()]
-    return "".join(f"<br>{part}" for part in parts)
-
-
-def _span_settings(statement: Statement) -> str:
-    """The lowest and the highest number of all settings, if there are several."""
-    values = [row.number.value for row in statement.rows if row.number is not None]
-    if len(values) < 2:
-        return ""
-    return f"<br>settings: {format_number(min(values))} … {format_number(max(values))}"
-
-
-def link_paper(paper: str) -> str:
-    """The title of a paper as a link to arXiv, where the number is part of it."""
-    return re.sub(r"^(.*) \(arXiv ([\d.]+)\)$", r"[\1](https://arxiv.org/abs/\2)", paper)
 
 
 INDEX_TITLE = "# Results\n"
@@ -286,10 +229,10 @@ def update_page(
     if BEGIN not in text and not RESULTS_BLOCK.search(text):
         if text and not text.startswith(TITLE):
             raise InputError(f"{page} is another page: expected a new file, the page of claims, or one with markers")
-        return format_page(rows)
+        return format_page(rows, results)
     if BEGIN in text and not CLAIMS_BLOCK.search(text):
         raise InputError(f"{page} has no place for the claims: expected the lines {BEGIN} and {END}")
-    text = CLAIMS_BLOCK.sub(lambda _: f"{BEGIN}\n{summarise_card(rows)}\n{END}", text)
+    text = CLAIMS_BLOCK.sub(lambda _: f"{BEGIN}\n{summarise_card(rows, results)}\n{END}", text)
     return fill_results(text, results, experiments)
 
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 from recombine.foundation import InputError, find_schema_error, parse_json, read_file, replace_file
 from recombine.sweeps import Record
 from recombine.tasks import Scale, Task
-from recombine.training import EVALUATION_VERSION, Json, RunDirectory, describe_environment, hash_config
+from recombine.training import EVALUATION_VERSION, Json, RunDirectory, describe_environment, hash_config, score_seeds
 from recombine_papers.base import Experiment, Finished, FinishedRun
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 SAME_VALUES = (2, EVALUATION_VERSION)  # versions of the evaluation whose values are equal; intervals come from the sums
 DIGITS = 7  # significant digits of stored numbers: float32 has no more
+ROUNDING = 1e-5  # of a ratio of sums with so many digits
 CURVE_POINTS = 40
 RESULT_KEYS = (
     "task",
@@ -63,6 +64,7 @@ class StoredResult(TypedDict):
     steps: int
     versions: StoredVersions
     scores: dict[str, dict[str, Json]]
+    composition_sums: dict[str, Json]
 
 
 class StoredLine(TypedDict):
@@ -234,6 +236,20 @@ def copy_shared_runs(experiments: Collection[PaperExperiment], folder: Path) -> 
         if write_results(folder, experiment, scale, shared):
             changed.append(results_path(folder, experiment, scale))
     return changed
+
+
+def check_scores(line: StoredLine, path: str) -> int:
+    """Require the scores of a stored run to be the ratios of its sums over compositions; returns how many there are."""
+    count = 0
+    for split, metrics in line["result"]["composition_sums"].items():
+        for metric, sums in metrics.items():
+            value, stored = score_seeds([sums]).value, line["result"]["scores"][split][metric]["value"]
+            if not math.isclose(value, stored, rel_tol=ROUNDING, abs_tol=ROUNDING):
+                raise InputError(
+                    f"{path}: run {line['hash']} has {metric} {stored} on {split}: expected {value}, by its sums"
+                )
+            count += 1
+    return count
 
 
 def current_lines(path: Path) -> dict[str, Json]:

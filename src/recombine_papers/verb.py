@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated
 
@@ -25,7 +26,8 @@ from recombine_papers.base import Experiment, Finished, FinishedRun, find_experi
 from recombine_papers.card import build_card, count_verdicts, tabulate_card
 from recombine_papers.experiment import PaperExperiment
 from recombine_papers.pages import INDEX_TITLE, format_index, update_page
-from recombine_papers.stored import copy_shared_runs
+from recombine_papers.questions import draw_questions
+from recombine_papers.stored import check_scores, copy_shared_runs, read_files
 
 Experiments = Mapping[str, PaperExperiment]
 NUM_PROBED = 600  # instances per split; `recombine probe RUN` takes more, and more time
@@ -86,6 +88,8 @@ class ClaimsOptions(Output):
     """Markdown files to write the claims to. In a page with markers, only the text between them is replaced."""
     figures: Path | None = None
     """Write the figures that can be drawn from stored results to this folder."""
+    check: bool = False
+    """Write nothing: recompute scores from the sums of each seed and composition, and require the pages as they are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,6 +254,9 @@ def show_costs(experiment: Experiment) -> list[str]:
 def show_claims(options: ClaimsOptions) -> None:
     """Collect finished runs, then print the card, and write pages and figures."""
     experiments = find_experiments(options.experiments)
+    if options.check:
+        check_pages(options, experiments)
+        return
     changed = collect_all(options, experiments)
     rows = build_card(experiments.values(), options.results)
     closing = [f"results: {path}" for path in changed]
@@ -257,13 +264,34 @@ def show_claims(options: ClaimsOptions) -> None:
         text = page.read_text(encoding="utf-8") if page.exists() else ""
         replace_file(page, update_page(text, rows, options.results, page, experiments).encode())
         closing.append(f"page: {page}")
-    figures = draw_figures(options.results, options.figures, experiments) if options.figures is not None else []
+    figures: list[Path] = []
+    if options.figures is not None:
+        figures = draw_figures(options.results, options.figures, experiments)
+        figures += draw_questions(rows, options.results, options.figures)
     value: Json = {
         "summary": count_verdicts(rows),
         "claims": tabulate_card(rows).as_dicts(),
         "figures": [str(path) for path in figures],
     }
     options.show(value, tabulate_card(rows), *closing, *(f"figure: {path}" for path in figures))
+
+
+def check_pages(options: ClaimsOptions, experiments: Experiments) -> None:
+    """Recompute what is stored and what the pages say; an error names the first difference."""
+    files = [pair for experiment in experiments.values() for pair in read_files(experiment, options.results).items()]
+    scores = sum(check_scores(line, str(options.results / name)) for name, lines in files for line in lines)
+    rows = build_card(experiments.values(), options.results)
+    for page in options.page:
+        text = page.read_text(encoding="utf-8")
+        made = update_page(text, rows, options.results, page, experiments)
+        for number, (line, expected) in enumerate(zip_longest(text.splitlines(), made.splitlines()), start=1):
+            if line != expected:
+                raise InputError(f"{page}, line {number}: {line!r}: expected {expected!r}, from {options.results}")
+    value: Json = {"scores": scores, "claims": len(rows), "pages": [str(page) for page in options.page]}
+    pages = f"{len(options.page)} page{'s' * (len(options.page) != 1)}"
+    options.show(
+        value, f"{scores} scores and {len(rows)} claims recomputed from {options.results}; {pages} as they must be"
+    )
 
 
 def find_experiments(names: Sequence[str]) -> Experiments:

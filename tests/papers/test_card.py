@@ -1,10 +1,12 @@
 """The card of claims: stored results, rows and statements, the pages and the command."""
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -21,6 +23,7 @@ from recombine_papers.pages import (
     summarise_card,
     update_page,
 )
+from recombine_papers.questions import draw_questions, judge, tabulate_questions
 from recombine_papers.stored import (
     copy_shared_runs,
     read_lines,
@@ -47,8 +50,26 @@ class Settings(Widths):
     """One statement in two settings; the first has not been run."""
 
     claims = tuple(
-        replace(Widths.claims[0], text="wide beats narrow", where=where, better={"width": width}, headline=True)
+        replace(Widths.claims[0], text="wide beats narrow", where=where, better={"width": width})
         for where, width in (("never run", 64), ("run", 512))
+    )
+
+
+def test_a_row_per_setting_sorted_by_verdict_with_its_runs_and_command(tmp_path, monkeypatch):
+    write_world(tmp_path)
+    rows = build_card([Settings()], tmp_path)
+    (statement,) = list_statements(rows)
+    assert (statement.first.claim.where, [row.claim.where for row in statement.further]) == ("run", ["never run"])
+    seen, missing = [line for line in format_page(rows, tmp_path).splitlines() if "wide beats narrow (us)" in line]
+    assert seen.startswith("| wide beats narrow (us)<br>*run* | **seen** | 0.400")
+    assert (
+        "<br>2 seeds, 4 compositions<br>p = 0 (Holm) | 0.400<br>0.000 trained | 0.300 | difference ≥ 0.1<br>*blind* |"
+        in seen
+    )
+    runs = "[4 runs](../results/miniature-tiny.jsonl), 2.00 core-hours"
+    assert seen.endswith(f"| {runs}<br>[`recombine reproduce miniature --scale tiny`](#miniature) |")
+    assert missing == (
+        "| wide beats narrow (us)<br>*never run* | not run | – | – | 0.300 | difference ≥ 0.1<br>*blind* | [miniature](#miniature) |"
     )
 
 
@@ -73,7 +94,7 @@ class Repeated(Widths):
     """Another experiment of the same paper with the same statement, which fails there, and one that holds."""
 
     name = "repeated"
-    claims = (replace(Widths.claims[0], where="again", better=NARROW, worse=WIDE, headline=True),)
+    claims = (replace(Widths.claims[0], where="again", better=NARROW, worse=WIDE),)
 
 
 def test_settings_of_two_experiments_are_one_statement(tmp_path, monkeypatch):
@@ -82,10 +103,10 @@ def test_settings_of_two_experiments_are_one_statement(tmp_path, monkeypatch):
     rows = build_card([Settings(), Repeated()], tmp_path)
     (statement,) = list_statements(rows)
     assert [row.verdict for row in statement.rows] == ["seen", "not run", "not reached at our size"]
-    short = summarise_card(rows)
-    assert "| 1 of 2 settings, 2 seeds<br>1 seen, 1 not reached at our size<br>1 setting not run | 0.400" in short
-    assert "<br>settings: −0.400 … 0.400 |" in short
-    assert short.endswith(
+    assert judge(statement) == "in 1 of 2 settings"
+    assert judge(list_statements(rows[:1])[0]) == "not run"
+    assert judge(list_statements(rows[1:2])[0]) == "**yes**"
+    assert summarise_card(rows, tmp_path).endswith(
         "1 claim about trained networks, run in 2 settings (1 more not run): 1 seen in some settings. "
         "Of 2 rows that were run, 2 are blind and 0 known."
     )
@@ -165,15 +186,14 @@ def test_the_page_and_the_short_form(tmp_path):
     write_world(tmp_path)
     experiment = EXPERIMENTS["scale-width"]
     rows = build_card([experiment], tmp_path)
-    page = format_page(rows)
+    page = format_page(rows, tmp_path)
     assert experiment.paper == "Scaling can lead to compositional generalization (arXiv 2507.07207)"
     assert f"## {experiment.paper}" in page
     assert "`recombine reproduce scale-width --scale small`" in page
-    assert "| claim | verdict | bound |" in page  # columns in which no row has anything are left out
+    assert "| claim | verdict | bound | runs |" in page  # columns in which no row has anything are left out
     assert page.count("| not run |") == 3  # one row per statement
-    short = summarise_card(rows)
+    short = summarise_card(rows, tmp_path)
     assert "|" not in short  # nothing to show yet
-    assert "not run yet: 1 of *Scaling can lead to compositional generalization*." in short
     assert short.endswith("3 claims about trained networks, run in 0 settings (3 more not run): 3 not run.")
     text = update_page(f"before\n{BEGIN}\nold\n{END}\nafter", rows, tmp_path, Path("README.md"), EXPERIMENTS)
     assert text == f"before\n{BEGIN}\n{short}\n{END}\nafter"
@@ -200,12 +220,54 @@ def test_the_command(tmp_path, capsys):
 
 def test_pages_of_the_documentation_are_those_that_the_results_give(unchecked):  # types are checked by the others
     rows = build_card(EXPERIMENTS.values(), ROOT / "results")
-    assert (ROOT / "docs" / "claims.md").read_text() == format_page(rows)
+    assert (ROOT / "docs" / "claims.md").read_text() == format_page(rows, ROOT / "results")
     pages = [page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if page.name != "claims.md"]
     marked = [page for page in pages if BEGIN in page.read_text() or RESULTS_BLOCK.search(page.read_text())]
     assert ROOT / "README.md" in marked
     for page in marked:
         assert update_page(page.read_text(), rows, ROOT / "results", page, EXPERIMENTS) == page.read_text(), page
+
+
+def test_a_question_has_a_line_and_a_dot_per_seed(tmp_path):
+    """From the stored results: in-context tasks, two models with two supports."""
+    rows = build_card([EXPERIMENTS["in-context"], EXPERIMENTS["in-context-supports"]], ROOT / "results")
+    (line,) = tabulate_questions(rows, ROOT / "results")
+    assert "In context" in line["question"]
+    assert line["size and seeds"].endswith("8k steps<br>3 seeds; paper larger")
+    assert line["held out"].count("<br>") == line["trained"].count("<br>") == 3
+    finished = EXPERIMENTS["in-context-supports"].read(ROOT / "results", "small")
+    vanilla = finished.find(model="vanilla", trained=6, modules="shared", trunk="softmax")
+    assert f"{fmean(vanilla.scores('ood', 'r2_pooled')):.2f}\u00a0vanilla,\u00a06" in line["held out"]
+    assert line["reproduced?"].startswith("ahead: ")
+    (path,) = draw_questions(rows, ROOT / "results", tmp_path)
+    svg = path.read_text()
+    dots = sum(len(panel.split("<use")) - 1 for panel in re.findall(r"<g clip-path.*?</g>", svg, flags=re.DOTALL))
+    assert dots == 12
+    assert "@media (prefers-color-scheme:dark)" in svg
+    assert "#0072b2" not in svg.partition("</style>")[2]  # every colour follows the scheme
+    assert not draw_questions([], ROOT / "results", tmp_path)
+
+
+def test_numbers_are_recomputed_and_pages_compared(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    results, page = tmp_path / "results", tmp_path / "claims.md"
+    results.mkdir()
+    name = "scale-compositions-small.jsonl"
+    (results / name).write_bytes((ROOT / "results" / name).read_bytes())
+    command = ["reproduce", "claims", "scale-compositions", "--page", "claims.md"]
+    assert run_verb(command) == 0
+    files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert run_verb([*command, "--check"]) == 0
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == files
+    capsys.readouterr()
+    page.write_text(page.read_text().replace("0.147", "0.148"))
+    assert run_verb([*command, "--check"]) == 2
+    assert "claims.md, line " in capsys.readouterr().err
+    lines = read_lines(results / name)
+    lines[3]["result"]["scores"]["ood"]["r2_pooled"]["value"] += 0.001
+    (results / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert run_verb([*command, "--check"]) == 2
+    assert f"{lines[3]['hash']} has r2_pooled" in capsys.readouterr().err
 
 
 def test_a_row_of_the_page_follows_from_the_stored_scores():

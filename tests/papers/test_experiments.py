@@ -29,7 +29,7 @@ class Lengths(PaperExperiment):
     paper = "My paper (arXiv 2611.00001)"
     quantities = ("length",)
     claims = (
-        Lead(text="more examples help", source="figure 1", headline=True, by=2.0, paired=False,
+        Lead(text="more examples help", source="figure 1", by=2.0, paired=False,
              better={"examples": 16}, worse={"examples": 8}),
         Exceeds(text="longer sequences are longer", source="us", of={"examples": 16}, than={"examples": 8},
                 quantity="length", by=1.0, per_seed=True),

@@ -167,7 +167,6 @@ def claim_level(attention: str, steps: int) -> Level:
     return Level(
         text=f"with {RELEASE_DROPOUT_IN_WORDS}, scores match the published ones",
         where=f"{NAMES[attention]}, {steps:,} steps",
-        headline=True,
         source=FUZZY_SOURCE,
         of={"attention": attention, "dropout": RELEASE_DROPOUT, "steps": steps},
         **near(published.FUZZY_LOGIC[attention]),

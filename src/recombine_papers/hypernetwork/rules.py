@@ -350,7 +350,6 @@ class Figure5(PaperExperiment):
             "figure 5F",
             "f1_lead",
             MARGIN,
-            headline=True,
         ),
         *claim_layers("rules are more decodable in later layers (F1)", "section 4.4, figure 5F", "f1", rises=True),
         *claim_number(
@@ -358,7 +357,6 @@ class Figure5(PaperExperiment):
             "figure 5E",
             "cosine_last",
             ALIKE,
-            headline=True,
         ),
         *claim_excess(
             "addition and subtraction are more alike than other pairs of rules (cosine)",
@@ -382,7 +380,6 @@ class Figure5(PaperExperiment):
             "purity_rule_last",
             "{}_purity_rule_untrained_last",
             MARGIN,
-            headline=True,
         ),
         *claim_excess(
             "codes of the last layer cluster by rule more than by target (neighbours)",

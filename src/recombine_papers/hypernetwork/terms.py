@@ -43,7 +43,7 @@ from recombine.sweeps import Record, Setting, mean_cell
 from recombine.tasks import FuzzyLogic, Reading, Scale, Task
 from recombine.training import Json, RunDirectory, default_run, load_run
 from recombine_papers.base import Finished
-from recombine_papers.claims import Exceeds, Reads
+from recombine_papers.claims import Claim, Exceeds, Reads
 from recombine_papers.experiment import PaperExperiment
 from recombine_papers.hypernetwork.fuzzy_logic import (
     ATTENTIONS,
@@ -142,7 +142,6 @@ class Figure2B(PaperExperiment):
         *(
             Reads(
                 text="terms are decodable from the query's own code (F1 above the untrained network and the majority)",
-                headline=True,
                 source="figure 2B",
                 quantity="f1_lead",
                 low=MARGIN,
@@ -194,6 +193,9 @@ class Figure2B(PaperExperiment):
         "20,000 steps instead of 50,000; bf16. Functions share their query, as in the authors' code; the text of section 3.2 "
         "varies the query and keeps the examples."
     )
+
+    def has_size_of_paper(self, claim: Claim, finished: Finished) -> bool:
+        return False  # 20,000 steps
 
     def records(self, scale: Scale) -> Iterator[Record]:
         base = default_run("fuzzy_logic", scale)

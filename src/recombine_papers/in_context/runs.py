@@ -71,7 +71,6 @@ def list_claims(vanilla: Settings, bottleneck: Settings, control: Settings, wher
         Excess(
             text="the vanilla transformer fails on held-out compositions where the bottleneck does not: it loses more",
             source=ABSTRACT,
-            headline=True,
             better=bottleneck,
             worse=vanilla,
             by=GAP,
@@ -81,7 +80,6 @@ def list_claims(vanilla: Settings, bottleneck: Settings, control: Settings, wher
         Level(
             text="the bottleneck succeeds on held-out compositions",
             source=ABSTRACT,
-            headline=True,
             of=bottleneck,
             low=GOOD,
         ),

@@ -183,7 +183,6 @@ class LimitedCapacity(LengthExperiment):
             Reads(
                 text="students match their teacher at 100 tokens (log10 of the ratio to a constant)",
                 where=show_setting(student),
-                headline=True,
                 source=f"{PAPER}, experiments: 1e-7 to 1e-4",
                 of={"student": student, "rate": 1e-3},
                 quantity="log10_ratio",
@@ -203,7 +202,6 @@ class LimitedCapacity(LengthExperiment):
             Reads(
                 text="hidden states are a linear map of the teacher's (R² at 100 tokens)",
                 where=show_setting(student),
-                headline=True,
                 source=f"{PAPER}, experiments: 0.96 to 0.99",
                 of={"student": student, "rate": 1e-3},
                 quantity="identified",
@@ -249,7 +247,6 @@ class HigherCapacity(LengthExperiment):
                 text="students of higher capacity are worse at 100 tokens than those of limited capacity "
                 "(orders of magnitude of the ratio to a constant)",
                 where=f"{show_setting(student)} with an MLP readout",
-                headline=True,
                 source=f"{ABSTRACT}, which promises success for limited capacity only",
                 of={"student": student, "supervision": "outputs only", "rate": 1e-3},
                 than={"student": student, "supervision": LIMITED, "rate": 1e-3},
@@ -260,7 +257,6 @@ class HigherCapacity(LengthExperiment):
             Exceeds(
                 text="chain of thought repairs students of higher capacity (orders of magnitude)",
                 where=f"{show_setting(student)} with an MLP readout",
-                headline=True,
                 source=ABSTRACT,
                 of={"student": student, "supervision": "outputs only", "rate": 1e-3},
                 than={"student": student, "supervision": "chain of thought", "rate": 1e-3},
@@ -328,7 +324,6 @@ class Corners(LengthExperiment):
         Level(
             text="students trained on the middle of the ranges follow their teacher to the corners (R²)",
             where=show_setting(student),
-            headline=True,
             source=f"{ABSTRACT}: compositional generalisation",
             of={"student": student},
             low=0.9,
@@ -368,7 +363,6 @@ class TrainingLengths(LengthExperiment):
             text="longer training sequences bring students of higher capacity closer to their teacher at 100 tokens "
             "(orders of magnitude of the squared error)",
             where=f"{show_setting(student)} with an MLP readout, {TRAINING_LENGTHS[0]} against {TRAINING_LENGTHS[1]} training tokens",
-            headline=True,
             source=f"{ABSTRACT}, and theorems on thresholds of the length",
             of={"student": student, "tokens": TRAINING_LENGTHS[0]},
             than={"student": student, "tokens": TRAINING_LENGTHS[1]},

@@ -204,7 +204,6 @@ class Decodability(ScaleExperiment):
         Correlates(
             text="the better the modules can be decoded from the last layer, the better the network recombines",
             where="training compositions cover and connect all modules",
-            headline=True,
             source=ABSTRACT,
             quantity="z_held_out",
             by=0.7,
@@ -212,7 +211,6 @@ class Decodability(ScaleExperiment):
         Correlates(
             text="the better the modules can be decoded from the last layer, the better the network recombines",
             where="all training compositions",
-            headline=True,
             source=ABSTRACT,
             quantity="z_held_out",
             by=0.7,

@@ -64,7 +64,6 @@ class Surface(ScaleExperiment):
         Level(
             text="wide networks with enough data recombine modules",
             source=ABSTRACT,
-            headline=True,
             of=MOST,
             low=SUCCESS,
         ),
@@ -159,7 +158,6 @@ class Encodings(ScaleExperiment):
             Level(
                 text="a network recombines modules whatever the encoding",
                 where=encoding.replace("_", " "),
-                headline=True,
                 source=ABSTRACT,
                 of={"encoding": encoding, "width": "wide"},
                 low=GOOD,
