@@ -41,7 +41,7 @@ ROWS = [
         "random kills",
         "SIGKILL at random moments of a training, checkpoints every 2 steps",
         "{tried} kills: {tried_by_case}",
-        "-m slow tests/faults/test_kills.py -k fifty",
+        "-m slow tests/faults/test_kills.py -k many",
     ),
     Row(
         "kills at every operation",

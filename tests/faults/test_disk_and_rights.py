@@ -2,7 +2,6 @@
 
 import errno
 import io
-import json
 import os
 import shutil
 import subprocess
@@ -117,19 +116,6 @@ def test_a_folder_that_cannot_be_written(verb, copied, tmp_path):
     out.chmod(0o755)
     copied.chmod(0o755)
     call_again("folder without write permission", verb, copied, out, before)
-
-
-def test_a_probe_that_cannot_be_written_is_shown(copied, tmp_path, monkeypatch, capsys):
-    """It may have taken minutes."""
-
-    def refuse(run, name, content):
-        raise OSError(28, "No space left on device", str(run.path / name))
-
-    monkeypatch.setattr(RunDirectory, "write_bytes", refuse)
-    assert run_verb([*verbs(copied, tmp_path)["probe"], "--json"]) == 2
-    shown = capsys.readouterr()
-    assert json.loads(shown.out)["decoders"]
-    assert shown.err.strip() == f"recombine: {copied / 'probe.npz'}: No space left on device"
 
 
 def test_a_finished_run_in_a_folder_that_cannot_be_written(copied):

@@ -4,7 +4,6 @@ import gc
 import json
 import os
 import resource
-import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,14 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recombine.cli.main import run as run_verb
 from recombine.foundation.errors import InputError
 from recombine.report.page import write_report
 from recombine.tasks.language.corpus import corpus_folder
 from recombine.tasks.language.task import Language
 from recombine.tasks.language.tokenizers import ByteTokenizer
 from report_cases import make_run, make_score
-from small_runs import FAMILIES, train
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="no /proc")
 COUNTS = (50, 100, 200)
@@ -71,31 +68,6 @@ def test_a_report_over_two_hundred_runs(runs, tmp_path):
     assert seconds[200] < 3 * seconds[100] + 1
 
 
-@pytest.fixture(scope="module")
-def copies(tmp_path_factory) -> dict[int, Path]:
-    """Folders with so many copies of a trained run."""
-    trained = train(FAMILIES["fuzzy_logic"], tmp_path_factory.mktemp("trained")).path
-    folders = {count: tmp_path_factory.mktemp(f"copies-{count}") for count in COUNTS}
-    for count, folder in folders.items():
-        for number in range(count):
-            shutil.copytree(trained, folder / f"run-{number}")
-    return folders
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("verb", ["runs", "leaderboard"])
-def test_lists_of_two_hundred_runs(verb, copies, tmp_path, capsys):
-    def show(count: int) -> None:
-        out = ["-o", str(tmp_path / "board.html")] if verb == "leaderboard" else []
-        assert run_verb([verb, str(copies[count]), *out]) == 0
-        assert str(count) in capsys.readouterr().out
-
-    seconds = measure(verb, show)
-    with capsys.disabled():
-        print({count: round(value, 2) for count, value in seconds.items()})
-    assert seconds[200] < 3 * seconds[100] + 0.5
-
-
 def make_corpus(num_bytes: int) -> str:
     """A corpus whose training tokens have so many bytes but take none of the disk."""
     name = f"{num_bytes:016x}"
@@ -140,13 +112,6 @@ def cache(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("cache")
 def test_a_corpus_of_ten_gigabytes():
     read_corpus(10 * 10**9, 20)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("cache")
-def test_a_batch_takes_as_long_from_ten_gigabytes_as_from_ten_megabytes():
-    small, large = read_corpus(10 * 10**6, 1_000), read_corpus(10 * 10**9, 1_000)
-    assert large < 3 * small + 5
 
 
 DAMAGES = [

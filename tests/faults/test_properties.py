@@ -6,7 +6,6 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, seed, settings
@@ -21,7 +20,6 @@ from recombine.tasks import TASKS
 from recombine.training.benchmark import load_config
 from recombine.training.config import default_run
 from recombine.training.directory import RunDirectory
-from verbs import call, verbs
 
 SHARED = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]}
 FEW, SOME, MANY = (settings(max_examples=number, **SHARED) for number in (30, 60, 150))
@@ -53,9 +51,9 @@ def test_any_command_line(data, paths, pristine, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(10))
+@pytest.mark.parametrize("part", range(3))
 def test_many_command_lines(part, paths, pristine, folder):
-    """1,500 in all. Each part has a seed of its own; without one, all parts would try the same command lines."""
+    """450 in all. Each part has a seed of its own; without one, all parts would try the same command lines."""
     tried: list[list[str]] = []
 
     @seed(part)
@@ -117,38 +115,6 @@ def test_any_json_in_a_configuration(place, value, task, run):
     (config if place[1] is None else config[place[0]])[place[1] or place[0]] = value
     (run / "config.json").write_text(json.dumps(config))
     load(run)
-
-
-FILES = ["result.json", "split.json", "environment.json", "metrics.jsonl", "checkpoint.json", "checkpoint.safetensors"]
-
-
-def check_bytes(name: str, content: bytes, verb: str, run: Path, pristine: Path, folder: Path) -> None:
-    for path in pristine.iterdir():
-        (run / path.name).write_bytes(path.read_bytes())
-    (run / name).write_bytes(content)
-    call(verbs(run, folder)[verb])
-
-
-CONTENT = st.binary(max_size=200) | JSON.map(lambda value: json.dumps(value).encode())
-
-
-@FEW
-@given(name=st.sampled_from(FILES), content=CONTENT)
-@pytest.mark.usefixtures("unchecked")
-def test_any_bytes_in_a_file(name, content, run, pristine, folder):
-    check_bytes(name, content, "evaluate", run, pristine, folder)
-
-
-@pytest.mark.slow
-@settings(max_examples=200, **SHARED)
-@given(
-    name=st.sampled_from([*FILES, "config.json"]),
-    content=CONTENT,
-    verb=st.sampled_from(["evaluate", "report", "diagnose"]),
-)
-@pytest.mark.usefixtures("unchecked")
-def test_many_bytes_in_a_file(name, content, verb, run, pristine, folder):
-    check_bytes(name, content, verb, run, pristine, folder)
 
 
 def refuse_or_return(work: Any) -> Any:
@@ -214,60 +180,6 @@ def test_any_predictions_and_sizes_of_a_score(predict, splits, num_instances, fo
     def work() -> None:
         chosen = {} if splits is None else {"splits": splits}
         recombine.score(predict, task, num_instances=num_instances, **chosen)
-
-    code, said = in_limits(refuse_or_return(work), folder)
-    assert code in (0, 2), said
-
-
-ARRAYS = st.sampled_from(
-    [
-        np.ones((8, 3)),
-        np.zeros((0, 3)),
-        np.ones(8),
-        np.full((8, 3), np.nan),
-        np.array(["fit"] * 8),
-        np.array(["fit", "id", "ood", "x"] * 2),
-        np.arange(8),
-        np.ones((8, 2, 2)),
-        np.array(1.0),
-    ]
-)
-
-
-@SOME
-@given(activations=ARRAYS, labels=ARRAYS, split=ARRAYS)
-def test_any_activations(activations, labels, split, folder):
-    np.savez(folder / "activations.npz", activations=activations, labels=labels, split=split)
-
-    def work() -> None:
-        recombine.probe_activations(folder / "activations.npz", tsne=False)
-
-    code, said = in_limits(refuse_or_return(work), folder)
-    assert code in (0, 2), said
-
-
-NUMBERS = st.sampled_from([0, 1, 2, 3, 8, -1, 10**9, 10**30, 1.5, "x", None, True])
-
-
-@SOME
-@given(embed=NUMBERS, heads=NUMBERS, dropout=st.sampled_from([0.0, 0.5, 1.0, -1, "x", math.nan]), data=st.data())
-def test_any_sizes_of_a_layer(embed, heads, dropout, data, folder):
-    shape = data.draw(st.lists(st.integers(0, 3), max_size=4))
-
-    def work() -> None:
-        layer = recombine.HypernetworkAttention(embed, heads, dropout=dropout)
-        x = torch.zeros(*shape, embed)
-        layer(x, x, x)
-
-    code, said = in_limits(refuse_or_return(work), folder)
-    assert code in (0, 2), said
-
-
-@SOME
-@given(compositions=st.lists(st.lists(NUMBERS, max_size=3).map(tuple), max_size=4), held_out=NUMBERS, seed=NUMBERS)
-def test_any_compositions(compositions, held_out, seed, folder):
-    def work() -> None:
-        recombine.split_compositions(compositions, held_out=held_out, seed=seed)
 
     code, said = in_limits(refuse_or_return(work), folder)
     assert code in (0, 2), said

@@ -56,19 +56,6 @@ def test_predictions_that_do_not_fit_their_rows(rows, answers, message, tmp_path
         read_predictions(save(tmp_path / "predictions.npz", row_id=rows, answer=answers))
 
 
-@pytest.mark.parametrize("answer", [str(10**400), "{}", "[[1], 2]"])
-def test_answers_beyond_any_number(answer, tmp_path):
-    path = tmp_path / "predictions.jsonl"
-    path.write_text("".join(f'{{"row_id": "{row}", "answer": {answer}}}\n' for row in ROWS))
-    with pytest.raises(InputError, match="does not hold numbers"):
-        read_predictions(path)
-
-
-def test_extended_precision_is_read(tmp_path):
-    path = save(tmp_path / "predictions.npz", row_id=ROWS, answer=np.ones((3, 1), np.longdouble))
-    assert read_predictions(path).values["ood"].dtype == np.float64
-
-
 def test_a_pipe_instead_of_a_file(tmp_path):
     readers: dict[str, Any] = {f"pipe.{suffix}": read_predictions for suffix in ("csv", "jsonl", "parquet", "npz")}
     readers |= {

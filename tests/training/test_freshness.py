@@ -1,12 +1,9 @@
 """No stale or foreign number: results of another evaluation, damaged checkpoints, other code and other environments."""
 
-import json
 import logging
-from dataclasses import replace
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from recombine.foundation.errors import InputError
 from recombine.models.mlp import MLPConfig
@@ -144,22 +141,6 @@ def test_the_hash_of_the_source_covers_headers(tmp_path):
     assert len(set(hashes)) == 4
 
 
-def test_one_flipped_bit_is_named(finished):
-    path = finished.path / "checkpoint.safetensors"
-    content = bytearray(path.read_bytes())
-    content[-100] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(DamagedError, match=r"is damaged: its content does not match its SHA-256"):
-        load_run(finished.path)
-
-
-def test_the_checkpoint_of_another_run_is_refused(finished, tmp_path):
-    other = train(tmp_path / "other", config=replace(CONFIG, task=replace(CONFIG.task, seed=1)))
-    (finished.path / "checkpoint.safetensors").write_bytes((other.path / "checkpoint.safetensors").read_bytes())
-    with pytest.raises(DamagedError, match="belongs to another run"):
-        load_run(finished.path)
-
-
 def test_an_edited_configuration_is_refused(finished):
     config = finished.read_json("config.json")
     finished.write_json("config.json", {**config, "task": {**config["task"], "seed": 1}})
@@ -169,13 +150,6 @@ def test_an_edited_configuration_is_refused(finished):
         train(finished.path.parent)
     finished.write_json("config.json", {**config, "task": {**config["task"], "seed": "0"}})
     with pytest.raises(InputError, match="seed is '0': expected a whole number"):
-        load_run(finished.path)
-
-
-def test_a_checkpoint_without_a_digest_is_refused(finished):
-    path = finished.path / "checkpoint.safetensors"
-    save_file(load_file(path), path, {"info": json.dumps({"step": 120})})
-    with pytest.raises(DamagedError, match="is damaged: its content does not match its SHA-256"):
         load_run(finished.path)
 
 

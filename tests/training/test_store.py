@@ -69,19 +69,6 @@ def test_a_score_that_is_no_number_is_left_out_of_the_metrics(run):
     assert run.read_metrics()[-1]["scores"] == {"test": {"accuracy": 0.5}}
 
 
-def test_metrics_survive_a_cut_and_rewind(run):
-    for step in (10, 20, 30):
-        run.append_metrics({"step": step, "loss": 1.0})
-    with open(run.path / "metrics.jsonl", "a") as file:
-        file.write('{"step": 4')
-    assert [row["step"] for row in run.read_metrics()] == [10, 20, 30]
-    run.rewind_metrics(20)
-    assert [row["step"] for row in run.read_metrics()] == [10, 20]
-    (run.path / "metrics.jsonl").write_text('{"step": 1, "loss": 1}\nrubbish\n{"step": 2, "loss": 1}\n')
-    with pytest.raises(InputError, match="line 2 cannot be read"):
-        run.read_metrics()
-
-
 def test_missing_foreign_and_other_versions(tmp_path, run):
     with pytest.raises(InputError, match="does not exist: expected a folder"):
         RunDirectory.open(tmp_path / "nowhere")
