@@ -220,8 +220,8 @@ class Countdown:
             kill_self()
         return done
 
-    def open(self, path: Path, mode: str) -> Any:
-        file = open(path, mode)  # noqa: SIM115
+    def open(self, path: Path, mode: str, **options: Any) -> Any:
+        file = open(path, mode, **options)  # noqa: SIM115
         write = file.write
 
         def write_or_die(content: Any) -> int:

@@ -32,6 +32,7 @@ FAMILIES = {
 }
 SIZES = ["--num-examples", "4", "--embedding-dim", "8", "--kqv-dim", "8", "--mlp-dim", "8", "--num-heads", "2"]
 TRAIN = ["train", "fuzzy-logic", *SIZES, "--num-layers", "1", "--steps", "24", "--batch-size", "4", "-q"]
+TRAIN += ["--learning-rate", "0.001"]
 INTERVALS = Intervals(log_every=2, checkpoint_every=2, evaluate_every=12)
 
 
