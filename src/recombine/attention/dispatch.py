@@ -4,7 +4,7 @@ Arguments are checked and broadcast here, once for all kernels. Then, for attent
 
     linear       `linear.py`, in linear time: no normalisation, where the sequence is long enough
     sdpa         torch's `scaled_dot_product_attention`: softmax in float32 without bias, mask and dropout, where it is faster
-    cpu          `cpu/kernels.py`, fused C: float32 or bf16 on a CPU
+    cpu          `cpu/kernels.py`, fused C: float32 or bf16 on a CPU; `cpu/deep.py`, the same for hyper_deep in float32
     chunked      `definition.attend_in_chunks`, in memory linear in the length: long sequences without a fused kernel
     reference    `definition.attend`: everything else, all calls that need codes, and machines without a C compiler
     triton       `triton.py`, for GPUs: checked against the definition in Triton's interpreter, never chosen automatically
@@ -30,7 +30,7 @@ from torch.autograd import forward_ad
 from torch.nn import functional
 
 from recombine.attention import definition, linear, triton
-from recombine.attention.cpu import block
+from recombine.attention.cpu import block, deep
 from recombine.attention.cpu import kernels as cpu
 from recombine.attention.definition import (
     DROPOUT_FORMS,
@@ -126,6 +126,8 @@ def _choose_kernel(
             return cpu.attend
         if kernel == "cpu":
             raise InputError(f"the CPU kernel is not available: {cpu.why_unavailable()}")
+    if kernel in ("auto", "cpu") and deep.supports(q, k, v, options):
+        return deep.attend
     is_long = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[1] > LONG_SCORES
     return definition.attend_in_chunks if kernel == "auto" and is_long else None
 
