@@ -119,13 +119,17 @@ def require_regular(path: Path) -> None:
 
 def read_json(path: Path, schema: Any = dict[str, Any], *, complete: bool = True, owner: str | None = None) -> Any:
     """The content of a JSON file; an `InputError` if it is missing, damaged, another owner's or does not fit the schema."""
+    return parse_json(read_stored(path), schema, str(path), complete=complete, owner=owner)
+
+
+def read_stored(path: Path) -> bytes:
+    """The bytes of a file that Recombine wrote; an `InputError` if it is missing or cannot be read."""
     try:
-        content = read_file(path)
+        return read_file(path)
     except FileNotFoundError:
         raise InputError(f"{path} does not exist: expected a file that Recombine wrote") from None
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror}): expected JSON") from None
-    return parse_json(content, schema, str(path), complete=complete, owner=owner)
 
 
 def read_json_lines(path: Path) -> dict[int, Any]:

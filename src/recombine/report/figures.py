@@ -21,6 +21,8 @@ from recombine.report.runs import (
     ReportRun,
     RunGroup,
     find_range,
+    is_lower_better,
+    list_metrics,
     list_splits,
     metric_title,
     split_title,
@@ -61,6 +63,7 @@ DECODER_STYLES: dict[str, dict[str, Any]] = {
 }
 SWAP_WORDS = {"other": "swapped-in {}", "own": "own {}", "neither": "neither", "follows": "follows the donor"}
 MAX_NUMBERED = 32  # heads
+MAX_DRAWN = 40  # runs in one figure
 
 CSS_COLOURS = {
     **{colour: f"--series-{number}" for number, colour in enumerate(LIGHT_PALETTE)},
@@ -114,10 +117,23 @@ def label_of(run: Shown) -> str:
     return escape_text(run.label)
 
 
+def _choose_drawn(runs: Sequence[Any], metric: str) -> tuple[Sequence[Any], str]:
+    """The runs that a figure can show, the best on held-out compositions if there are many, and a line about the others."""
+    if len(runs) <= MAX_DRAWN:
+        return runs, ""
+    scores = {id(run): score for run in runs if (score := run.score("ood", metric))}
+    sign = -1 if any(map(is_lower_better, scores.values())) else 1
+    merit = {run: sign * score.value for run, score in scores.items()}
+    best = sorted(runs, key=lambda run: merit.get(id(run), -math.inf), reverse=True)[:MAX_DRAWN]
+    return best, f"the {MAX_DRAWN} of {len(runs):,} runs that are best on held-out compositions"
+
+
 def draw_scores(runs: Sequence[Shown], metric: str) -> Figure:
     """Scores with their intervals, each on a track from chance to ceiling."""
-    runs = [run for run in runs if any(run.score(split, metric) for split in ROWS)]
+    runs, left_out = _choose_drawn([run for run in runs if any(run.score(split, metric) for split in ROWS)], metric)
     figure = make_figure(7, 1.1 + 0.45 * len(runs))
+    if left_out:
+        figure.supxlabel(left_out, color=QUIET)
     axes = figure.subplots()
     for number, run in enumerate(runs):
         for split, place in ROWS.items():
@@ -150,6 +166,9 @@ def draw_loss(runs: Sequence[ReportRun]) -> Figure:
     from matplotlib.ticker import LogLocator, NullFormatter
 
     figure = make_figure(7, 3)
+    runs, left_out = _choose_drawn(runs, next(iter(list_metrics(runs)), ""))
+    if left_out:
+        figure.supxlabel(left_out, color=QUIET)
     axes = figure.subplots()
     _draw_curves(axes, [(run, run.loss_curve()) for run in runs])
     axes.set(yscale="log", ylabel="training loss")
@@ -163,6 +182,9 @@ def draw_curves(runs: Sequence[ReportRun], metric: str) -> Figure:
     """Score on each split over steps. The axis has the range where runs end; chance and ceiling are dotted."""
     splits = list_splits(runs)
     figure = make_figure(1 + 2.6 * len(splits), 3.1)
+    runs, left_out = _choose_drawn(runs, metric)
+    if left_out:
+        figure.supxlabel(left_out, color=QUIET)
     panels = figure.subplots(1, len(splits), squeeze=False)[0]
     for axes, split in zip(panels, splits, strict=True):
         _draw_curves(axes, [(run, run.score_curve(split, metric)) for run in runs])

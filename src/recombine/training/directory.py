@@ -31,9 +31,11 @@ from recombine.foundation.files import (
     METRICS,
     RESULT,
     add_digest,
+    check_digest,
     open_file,
     parse_json,
     read_json,
+    read_stored,
     replace_file,
     temporary_path,
     write_json,
@@ -132,7 +134,8 @@ class RunDirectory:
             stamp = (status.st_ino, status.st_mtime_ns, status.st_size)
             if self._config is not None and self._config[0] == stamp:
                 return self._config[1]
-        content: Json = read_json(path)
+        stored = read_stored(path)
+        content: Json = parse_json(stored, Json, str(path))
         if content.get("format") != FORMAT:
             raise ForeignError(f"{path} does not belong to a Recombine run: expected format {FORMAT!r}")
         if content.get("format_version") != FORMAT_VERSION:
@@ -142,8 +145,8 @@ class RunDirectory:
         if (fault := find_schema_error(content, ConfigFile, complete=False)) is not None:
             raise InputError(f"{path} is damaged: {fault}")
         owner = hash_config(_parts(content))
-        if "digest" in content:
-            content = read_json(path, owner=CONFIG_OWNER)
+        if content.pop("digest", None) is not None:
+            check_digest(stored, CONFIG_OWNER, str(path))
         elif (self.path / CHECKPOINT).exists():  # from a version without digests
             with contextlib.suppress(DamagedError):  # damage is named when it is loaded
                 if read_header(self.path / CHECKPOINT)[0].get("config") != owner:
@@ -295,7 +298,9 @@ def find_false_score(result: Json) -> str | None:
     scores = result.get("scores", {})
     for split, metrics in result.get("composition_sums", {}).items():
         for name, sums in metrics.items():
-            if len(sums) != 2 or not sum(sums[1]) or name not in scores.get(split, {}):
+            if len(sums) != 2 or len(sums[0]) != len(sums[1]) or not any(sums[1]):
+                return f"composition_sums.{split}.{name}: expected numerators and as many denominators, not all 0"
+            if name not in scores.get(split, {}):
                 continue
             value, expected = scores[split][name]["value"], sum(sums[0]) / sum(sums[1])
             if not math.isclose(value, expected, rel_tol=1e-6, abs_tol=1e-9):
