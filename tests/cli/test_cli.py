@@ -1,6 +1,7 @@
 """The command line as a user types it: real processes, real files, every complaint one line with exit code 2."""
 
 import json
+import os
 import subprocess
 import sys
 from importlib import metadata
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from recombine.cli.flags import REFERENCE_LEGEND, score_table, split_legend
+from recombine.cli.main import limit_spinning
 from recombine.cli.main import run as run_verb
 from recombine.tasks.fuzzy_logic import FuzzyLogic
 from recombine.tasks.modular.hyperteacher import Hyperteacher
@@ -239,3 +241,23 @@ def test_verbs_of_other_packages(tmp_path, capsys, monkeypatch):
     (tmp_path / "fancy" / "verbs.py").write_text(f"{verb}    print('dances', argv)\n")
     assert run_verb(["dance", "slowly"]) == 0
     assert capsys.readouterr().out == "dances ['slowly']\n"
+
+
+@pytest.mark.parametrize(
+    ("set_by_user", "expected"),
+    [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, None)],
+)
+def test_waiting_threads_sleep_unless_the_user_says_otherwise(set_by_user, expected, monkeypatch):
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in set_by_user.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    limit_spinning()
+    assert os.environ.get("GOMP_SPINCOUNT") == expected
+
+
+def test_torch_is_not_loaded_before_the_verb():
+    # its threads read how they wait when it is loaded
+    code = "import sys, recombine.cli.main; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -98,12 +98,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # an ASCII or Latin-1 terminal shows "?" for other characters
+    limit_spinning()
     code = run(list(sys.argv[1:] if argv is None else argv))
     if not sys.stderr.closed:
         _discard_unwritten(sys.stderr)
     if code == 1 and _is_connected():
         os._exit(code)  # threads of a broken connection can abort an orderly exit
     sys.exit(code)
+
+
+def limit_spinning() -> None:
+    """Let threads that wait for work spin for about 0.1 ms before they sleep, unless the user has said how they wait.
+
+    GNU's OpenMP reads this when torch is loaded. Its own default, several milliseconds, takes a processor from whatever else
+    runs on the machine, the other threads of the same step among it.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
 def _is_connected() -> bool:
