@@ -49,7 +49,7 @@ def read_runs(out: Path) -> dict[str, object]:
     ("family", "fault", "num_kills"),
     [
         ("fuzzy_logic", "a few random kills", 4),
-        *(pytest.param(family, "random kills", 15, marks=pytest.mark.slow, id=f"many-{family}") for family in FAMILIES),
+        *(pytest.param(family, "random kills", 12, marks=pytest.mark.slow, id=f"many-{family}") for family in FAMILIES),
     ],
 )
 def test_kills_at_random(family, fault, num_kills, tmp_path):
@@ -79,7 +79,7 @@ def test_kills_of_a_sweep(tmp_path, monkeypatch):
         status = run_sweep(make_plan(configs, "killed"), LocalEngine(jobs=2, threads=1), out=out, device="cpu")
         assert status.count("finished") == len(configs)
 
-    out = kill_at_random("kills of a sweep", "3 runs", work, read_runs, tmp_path, 10)
+    out = kill_at_random("kills of a sweep", "3 runs", work, read_runs, tmp_path, 8)
     assert len(read_runs(out)) == len(configs) + 1
 
 

@@ -22,7 +22,7 @@ from recombine.training.config import default_run
 from recombine.training.directory import RunDirectory
 
 SHARED = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]}
-FEW, SOME, MANY = (settings(max_examples=number, **SHARED) for number in (30, 60, 150))
+FEW, SOME, MANY = (settings(max_examples=number, **SHARED) for number in (30, 40, 60))
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def test_any_command_line(data, paths, pristine, folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(3))
 def test_many_command_lines(part, paths, pristine, folder):
-    """450 in all. Each part has a seed of its own; without one, all parts would try the same command lines."""
+    """180 in all. Each part has a seed of its own; without one, all parts would try the same command lines."""
     tried: list[list[str]] = []
 
     @seed(part)

@@ -39,14 +39,13 @@ def name_process() -> str:
     return f"{MACHINE}-{os.getpid()}"
 
 
-def remove_abandoned(folder: Path, prefix: str) -> None:
-    """Remove the files `PREFIX<machine>-<process>*` of processes that are dead, such as those killed while they wrote."""
-    for path in folder.glob(f"{glob.escape(prefix)}*"):
-        machine, _, rest = path.name.removeprefix(prefix).partition("-")
-        process = re.match(r"\d+", rest)
+def remove_abandoned(folder: Path, pattern: str) -> None:
+    """Remove the temporary files of processes that are dead, such as those that were killed while they wrote."""
+    for path in folder.glob(pattern):
+        named = re.search(r"([0-9a-f]{8})-(\d+)", path.name)
         with contextlib.suppress(OSError):
-            if machine == MACHINE and process is not None and os.name == "posix":
-                abandoned = not _is_alive(int(process[0]))
+            if named is not None and named[1] == MACHINE and os.name == "posix":
+                abandoned = not _is_alive(int(named[2]))
             else:
                 abandoned = time.time() - path.lstat().st_mtime > ABANDONED_SECONDS
             if abandoned:
@@ -65,7 +64,7 @@ def _is_alive(process: int) -> bool:
 
 def temporary_path(path: Path) -> Path:
     """A hidden name for what will replace a file, free to be created; what killed processes left there is removed."""
-    remove_abandoned(path.parent, f".{path.name}.")
+    remove_abandoned(path.parent, f".{glob.escape(path.name)}.*.tmp")
     temporary = path.with_name(f".{path.name}.{name_process()}.tmp")
     temporary.unlink(missing_ok=True)  # a link that somebody put there would lead the content elsewhere
     return temporary

@@ -253,7 +253,7 @@ def mark_folder(folder: Path) -> Iterator[str]:
     path = folder / f"{MARK}{name_process()}-{secrets.token_hex(8)}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        remove_abandoned(folder, MARK)
+        remove_abandoned(folder, f"{MARK}*")
         path.touch()
     except OSError as error:
         raise InputError(f"cannot write to {folder}: {error.strerror}; expected a writable folder") from None

@@ -36,6 +36,7 @@ from recombine.foundation.files import (
     parse_json,
     read_json,
     read_stored,
+    remove_abandoned,
     replace_file,
     temporary_path,
     write_json,
@@ -173,6 +174,7 @@ class RunDirectory:
                 raise LockedError(
                     f"{self.path} is being trained by another process: expected to be the only one"
                 ) from None
+            remove_abandoned(self.path, ".*.tmp")
             yield
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
