@@ -251,7 +251,7 @@ class InContextExperiment(InContextVariants):
     """Settings, models and trunks."""
 
     name = "in-context"
-    core_hours = (0.068, 1.9, 760)
+    core_hours = (0.08, 2.3, 900)  # 11 of 13 variants measured, the rest by their number
     question = "Do transformers recombine modules that they infer in context, with and without a bottleneck?"
     figures_need_runs = True
     claims = (
@@ -294,7 +294,7 @@ class InContextSupports(InContextVariants):
     """Vanilla transformer and bottleneck on richer and richer supports; on the richest also the control and the ablations."""
 
     name = "in-context-supports"
-    core_hours = (0.062, 2.3, 430)
+    core_hours = (0.11, 3.9, 730)  # 10 of 17 variants measured, the rest by their number
     question = "How many compositions must be trained before a transformer recombines modules in context?"
     claims = (
         *list_claims(
