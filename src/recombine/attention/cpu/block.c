@@ -37,14 +37,6 @@ typedef struct {
 
 /* ---------------------------------------------------------------- rows in scratch memory */
 
-INLINE float sum_of_lanes(vec x) {
-  float lanes[LANES];
-  store(lanes, x);
-  for (int n = LANES / 2; n; n /= 2)
-    for (int i = 0; i < n; i++) lanes[i] += lanes[i + n];
-  return lanes[0];
-}
-
 static void copy_rows(float *to, int64_t to_stride, const float *from, int64_t from_stride, int64_t rows, int64_t width) {
   for (int64_t r = 0; r < rows; r++) memcpy(to + r * to_stride, from + r * from_stride, width * sizeof(float));
 }
@@ -63,12 +55,12 @@ static void normalise(const problem *p, float *to, const float *x, int64_t x_str
   for (int64_t r = 0; r < rows; r++, x += x_stride, to += STRIDE(width)) {
     vec sum = splat(0), squares = splat(0);
     for (int64_t f = 0; f < width; f += LANES) sum += load(x + f);
-    const float mean = sum_of_lanes(sum) / width;
+    const float mean = sum_of(sum) / width;
     for (int64_t f = 0; f < width; f += LANES) {
       const vec centred = load(x + f) - splat(mean);
       squares += centred * centred;
     }
-    const float scale = 1 / sqrtf(sum_of_lanes(squares) / width + (float)p->epsilon);
+    const float scale = 1 / sqrtf(sum_of(squares) / width + (float)p->epsilon);
     for (int64_t f = 0; f < width; f += LANES)
       store(to + f, (load(x + f) - splat(mean)) * splat(scale) * load(p->gain + f) + load(p->shift + f));
     statistics[2 * r] = mean, statistics[2 * r + 1] = scale;
@@ -89,7 +81,7 @@ static void differentiate_norm(const problem *p, float *to, int64_t to_stride, c
       store(grad_gain + f, load(grad_gain + f) + each * normed);
       store(grad_shift + f, load(grad_shift + f) + each);
     }
-    const vec average = splat(sum_of_lanes(sum) / width), slope = splat(sum_of_lanes(weighted) / width);
+    const vec average = splat(sum_of(sum) / width), slope = splat(sum_of(weighted) / width);
     for (int64_t f = 0; f < width; f += LANES) {
       const vec normed = (load(x + f) - mean) * scale;
       const vec through = (load(g + f) * load(p->gain + f) - average - normed * slope) * scale;

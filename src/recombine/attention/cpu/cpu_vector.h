@@ -191,6 +191,34 @@ INLINE void transpose(vec *x) {
 DEFINE_REDUCTION(sum_lanes, ADD)
 DEFINE_REDUCTION(max_lanes, larger)
 
+/* The sum over the lanes of one vector. */
+INLINE float sum_of(vec x) {
+#if LANES == 16
+  x += SHUFFLE(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
+  x += SHUFFLE(x, x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
+  x += SHUFFLE(x, x, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
+  x += SHUFFLE(x, x, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
+#elif LANES == 8
+  x += SHUFFLE(x, x, 4, 5, 6, 7, 0, 1, 2, 3);
+  x += SHUFFLE(x, x, 2, 3, 0, 1, 6, 7, 4, 5);
+  x += SHUFFLE(x, x, 1, 0, 3, 2, 5, 4, 7, 6);
+#else
+  x += SHUFFLE(x, x, 2, 3, 0, 1);
+  x += SHUFFLE(x, x, 1, 0, 3, 2);
+#endif
+  return x[0];
+}
+
+/* 1 / x for 2^-126 < x < 2^126, to a few units in the last place where there is an estimate of 14 bits. */
+INLINE vec reciprocal(vec x) {
+#if LANES == 16
+  const vec estimate = (vec)_mm512_rcp14_ps((__m512)x);
+  return estimate * (splat(2) - x * estimate);
+#else
+  return splat(1) / x;
+#endif
+}
+
 /* 2^x for x <= 127, to 1.5e-7 of it; exactly 0 for x <= -127, NaN for NaN. x = n + f, |f| <= 1/2, 2^f by a polynomial. */
 INLINE vec exp2_of(vec x) {
   x = larger(splat(-127), x);

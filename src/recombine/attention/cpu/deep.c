@@ -62,14 +62,6 @@ static void unpack(float *to, const vec *from, int64_t keys, int64_t features) {
     for (int64_t f = 0; f < features; f++) to[k * features + f] = numbers[(k / LANES * features + f) * LANES + k % LANES];
 }
 
-INLINE float sum_of(vec x) {
-  float lanes[LANES];
-  store(lanes, x);
-  for (int n = LANES / 2; n; n /= 2)
-    for (int i = 0; i < n; i++) lanes[i] += lanes[i + n];
-  return lanes[0];
-}
-
 INLINE vec positive(vec x) { return larger(splat(0), x); } /* NaN stays */
 INLINE vec where_positive(vec x, vec y) { return keep(y, ~(x <= splat(0))); }
 

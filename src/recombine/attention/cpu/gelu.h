@@ -8,9 +8,9 @@
 #define CUBIC 0.044715f
 
 INLINE vec sigmoid_of_cubic(vec x, vec square) {
-  vec exponent = x * (splat(-SLOPE * LOG2_E) - splat(SLOPE * CUBIC * LOG2_E) * square);
-  exponent = choose(exponent > splat(126), splat(126), exponent); /* a NaN is not larger, and stays */
-  return splat(1) / (splat(1) + exp2_of(exponent));
+  vec exponent = x * (splat(SLOPE * LOG2_E) + splat(SLOPE * CUBIC * LOG2_E) * square);
+  exponent = larger(splat(-125), exponent); /* NaN stays */
+  return reciprocal(splat(1) + exp2_of(-exponent));
 }
 
 INLINE vec gelu(vec x) { return x * sigmoid_of_cubic(x, x * x); }
