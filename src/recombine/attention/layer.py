@@ -221,7 +221,8 @@ class Attention(nn.Module):
         else:
             q = dense(x, self.qkv_weight[: self.kqv_dim], self.qkv_bias[: self.kqv_dim])
             k, v = dense(context, self.qkv_weight[self.kqv_dim :], self.qkv_bias[self.kqv_dim :]).chunk(2, dim=-1)
-        return self.split_heads(q, k, v)
+        q, k, v = self.split_heads(q, k, v)
+        return q, k, v
 
     def split_heads(self, *projections: Float[Tensor, "_ _ kqv"]) -> tuple[Float[Tensor, "_ _ h d"], ...]:
         """Queries, keys or values of each head."""

@@ -47,7 +47,7 @@ from recombine.training.schema import Json
 from recombine.training.trainer import Trainer
 
 ATTENTION_NAMES = ("softmax", "linear", "hyla")
-TYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "bf16": torch.bfloat16}
+TYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -337,7 +337,7 @@ PEAK_REPEATS = 1 << 18
 """Of the multiply-adds of the peak: a millisecond or two."""
 
 
-def measure_peak(precision: Precision = "float32") -> float:
+def measure_peak(precision: str = "float32") -> float:
     """GFLOP/s of multiply-adds in registers on all threads; 0 without instructions for them."""
     run = partial(cpu.run_multiply_adds, PEAK_REPEATS, bf16=precision == "bf16")
     return 2 * run() / min(time_interleaved({"peak": run}, 0.2)["peak"]) / 1e9

@@ -60,10 +60,11 @@ def attend(
     q: Float[Tensor, "b q h d"], k: Float[Tensor, "b k h d"], v: Float[Tensor, "b k h e"], options: AttentionOptions
 ) -> Float[Tensor, "b q h e"]:
     """What each head of each query receives."""
-    bias = options.bias
+    bias, weight = options.bias, options.deep_weight
+    assert weight is not None
     if bias is not None:
         bias = (bias[0] if bias.dim() == 4 else bias).expand(q.shape[2], q.shape[1], k.shape[1]).contiguous()
-    return _Attend.apply(*(_with_heads_together(x) for x in (q, k, v)), bias, options.deep_weight.contiguous())
+    return _Attend.apply(*(_with_heads_together(x) for x in (q, k, v)), bias, weight.contiguous())
 
 
 def _with_heads_together(x: Tensor) -> Tensor:
