@@ -118,7 +118,7 @@ training/directory.py | faults/test_damage.py -k contradict
 
 a probe of an earlier step
 inside/result.py | inside/test_probe_cache.py -k 'earlier_step or kept_only'
-- "checkpoint": describe_checkpoint(run) if self.uses_checkpoint else None,
+- "checkpoint": describe_checkpoint(run),
 + "checkpoint": None,
 
 measurements with other arguments

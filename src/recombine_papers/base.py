@@ -30,7 +30,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
+
+from torch import nn
 
 from recombine.foundation import (
     Cell,
@@ -48,9 +50,16 @@ from recombine.foundation import (
 )
 from recombine.sweeps import Published, Record, Setting, matches, mean_cell
 from recombine.tasks import Metric, Scale
-from recombine.training import Json, RunDirectory, SeedScore, compare_seeds, have_same_instances, score_results
-
-Measured = TypeVar("Measured")
+from recombine.training import (
+    Json,
+    RunConfig,
+    RunDirectory,
+    SeedScore,
+    compare_seeds,
+    have_same_instances,
+    load_run,
+    score_results,
+)
 
 
 @dataclass(frozen=True)
@@ -70,9 +79,19 @@ class FinishedRun:
         return dict(self.run.read_json("split.json", complete=True)["certificate"])
 
     @property
+    def is_fair(self) -> bool:
+        """Whether the training compositions cover all modules and connect them."""
+        return bool(self.certificate["covered"] and self.certificate["connected"])
+
+    @property
     def curve(self) -> list[Json]:
         """The points of the learning curve that have scores."""
         return [row for row in self.run.iterate_metrics() if "scores" in row]
+
+    def scores_by_step(self, split: str, metric: str) -> dict[int, float]:
+        """The learning curve of a metric."""
+        values = {row["step"]: row["scores"].get(split, {}).get(metric) for row in self.curve}
+        return {step: value for step, value in values.items() if value is not None}
 
     def score(self, split: str, metric: str) -> float | None:
         """A score, or None where the run has no such split or metric."""
@@ -82,6 +101,12 @@ class FinishedRun:
     def sums(self, split: str, metric: str) -> list[list[float]]:
         """Numerators and denominators of a metric per composition."""
         return list(self.result["composition_sums"][split][metric])
+
+
+def load_networks(path: Path | str, device: str) -> tuple[RunConfig, nn.Module, nn.Module]:
+    """The configuration of a run, its network, and the same network before training."""
+    _, config, trained = load_run(path, device)
+    return config, trained, config.build_model().to(next(trained.parameters()).device)
 
 
 @dataclass(frozen=True)
@@ -116,6 +141,11 @@ class Group:
         """The runs of these seeds, or None if there are none."""
         runs = tuple(run for run in self.runs if run.record.seed in seeds)
         return Group(self.settings, runs) if runs else None
+
+    @property
+    def minutes(self) -> float:
+        """The training time of all seeds."""
+        return sum(run.result["seconds"] for run in self.runs) / 60
 
     def measured(self, quantity: str) -> list[float]:
         """One measured number per seed that has it."""
@@ -158,14 +188,6 @@ class Finished:
         shared = frozenset.intersection(*(group.seeds for group in found))
         chosen = [group.with_seeds(shared) for group in found]
         return [group for group in chosen if group is not None] or None
-
-    def measure(self, read: Callable[[RunDirectory], Measured]) -> dict[Path, Measured]:
-        """What a function reads from each run directory, by path; directories that several records share are read once."""
-        values: dict[Path, Measured] = {}
-        distinct = {run.run.path: run for run in self.runs}
-        for path, run in track(distinct.items(), "reading runs"):
-            values[path] = read(run.run)
-        return values
 
     @property
     def setting_columns(self) -> tuple[Column, ...]:
@@ -212,7 +234,8 @@ class Experiment(ABC):
         """The finished runs with the numbers that `measures` reads from them."""
         if type(self).measures is Experiment.measures or all(run.measured for run in finished.runs):
             return finished
-        values = finished.measure(lambda run: self.measures(run, device))
+        distinct = {run.run.path: run.run for run in finished.runs}  # several records may share a run
+        values = {path: self.measures(run, device) for path, run in track(distinct.items(), "reading runs")}
         return replace(finished, runs=tuple(replace(run, measured=values[run.run.path]) for run in finished.runs))
 
     def answer(self, finished: Finished) -> str:
@@ -265,6 +288,7 @@ def check_experiment(experiment: Any, name: str) -> Experiment:
 
 
 BOUNDS = ("value", "low", "high")
+MINUTES = Column(name="minutes", format="fixed", digits=1)
 
 
 def compare_scores(experiment: Experiment, finished: Finished) -> Table:
@@ -276,33 +300,44 @@ def compare_scores(experiment: Experiment, finished: Finished) -> Table:
     if compared is not None:
         first = next(group.settings[compared] for group in groups if compared in group.settings)
         baseline = show_setting(first) if isinstance(first, str) else f"{show_setting(compared)} {first}"
-    rows = []
-    for group in groups:
-        row: list[Value] = [*finished.show_settings(group.settings), len(group.runs)]
-        row.append(cell(score_group(experiment, group)))
+    sources = dict.fromkeys(group.published.source for group in groups if group.published)
+
+    def list_cells(group: Group) -> list[Value]:
+        row: list[Value] = [len(group.runs), cell(score_group(experiment, group))]
         if compared is not None:
             row.append(cell(difference_to_baseline(experiment, groups, group)))
         row.append(mean_cell(group.scores("test", experiment.metric)))
         if has_published:
             published = group.published
             row.append(None if published is None else Cell(value=published.value, error=published.error))
-        row.append(sum(run.result["seconds"] for run in group.runs) / 60)
-        rows.append(tuple(row))
-    sources = dict.fromkeys(group.published.source for group in groups if group.published)
-    return Table(
-        title=f"{title} on held-out compositions ({experiment.split}) after {' or '.join(map(str, steps))} steps",
-        columns=(
-            *finished.setting_columns,
+        return [*row, group.minutes]
+
+    return tabulate_groups(
+        finished,
+        f"{title} on held-out compositions ({experiment.split}) after {' or '.join(map(str, steps))} steps",
+        (
             "seeds",
             title,
             *([f"above {baseline}"] if compared is not None else []),
             "trained compositions",
             *(["paper"] if has_published else []),
-            Column(name="minutes", format="fixed", digits=1),
+            MINUTES,
         ),
-        rows=tuple(rows),
-        note=explain_intervals(groups) + "".join(f"\npaper: {source}" for source in sources),
+        list_cells,
+        explain_intervals(groups) + "".join(f"\npaper: {source}" for source in sources),
     )
+
+
+def tabulate_groups(
+    finished: Finished,
+    title: str,
+    columns: Sequence[str | Column],
+    cells: Callable[[Group], Iterable[Value]],
+    note: str = "",
+) -> Table:
+    """One row per group: its settings, and the cells of the columns."""
+    rows = tuple((*finished.show_settings(group.settings), *cells(group)) for group in finished.groups)
+    return Table(title=title, columns=(*finished.setting_columns, *columns), rows=rows, note=note)
 
 
 def list_references(experiment: Experiment, finished: Finished) -> Table:
@@ -358,7 +393,7 @@ def difference_to_baseline(experiment: Experiment, groups: Sequence[Group], grou
     rest = {name: value for name, value in group.settings.items() if name != experiment.compared}
     for other in groups:
         if {name: value for name, value in other.settings.items() if name != experiment.compared} == rest:
-            return None if other is group else difference_between(experiment, group, other)
+            return None if other.settings == group.settings else difference_between(experiment, group, other)
     return None
 
 

@@ -397,7 +397,7 @@ class Correlates(AtLeast):
         from scipy.stats import pearsonr
 
         runs = {run.run.path: run for run in finished.runs if self.quantity in run.measured}.values()
-        chosen = [run for run in runs if not self.fair or (run.certificate["covered"] and run.certificate["connected"])]
+        chosen = [run for run in runs if run.is_fair or not self.fair]
         split = self.split or experiment.split
         scores = [(run.measured[self.quantity], run.score(split, experiment.metric)) for run in chosen]
         pairs = [(quantity, score) for quantity, score in scores if score is not None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -72,10 +72,7 @@ def _draw_group(axes: Axes, experiment: PaperExperiment, group: Group, per_step:
 
 def read_curves(group: Group, split: str, metric: str) -> tuple[np.ndarray, np.ndarray]:
     """Steps, and scores (seeds × steps) at the steps that all seeds have."""
-    curves: list[dict[int, float]] = []
-    for run in group.runs:
-        points: dict[int, Any] = {row["step"]: row["scores"].get(split, {}).get(metric) for row in run.curve}
-        curves.append({step: value for step, value in points.items() if value is not None})
+    curves = [run.scores_by_step(split, metric) for run in group.runs]
     steps = sorted(set.intersection(*(set(curve) for curve in curves)))
     return np.array(steps), np.array([[curve[step] for step in steps] for curve in curves])
 

@@ -27,7 +27,6 @@ from recombine.tasks.sequences.teacher import SequenceTeacher
 from recombine.training.config import RunConfig, TrainingConfig
 from recombine.training.run import train_run
 from recombine_papers.in_context import measures as fitted_code
-from recombine_papers.in_context import measures as gradients
 from recombine_papers.length import identification
 from recombine_papers.scale import decodability
 
@@ -98,7 +97,6 @@ class Case:
     planted: Callable[..., Any]
     first: dict[str, Any]
     second: dict[str, Any]
-    uses_checkpoint: bool = True
 
 
 PROBE_ARGUMENTS: dict[str, Any] = {"num_instances": 60, "num_pictured": 20, "tsne": False}
@@ -123,17 +121,6 @@ CASES = {
         first={"num_instances": 10},
         second={"num_instances": 12},
     ),
-    "gradients": Case(
-        config=CONFIG,
-        measure=gradients.track_run,
-        module=gradients,
-        constant="GRADIENTS",
-        slow_part="track_gradients",
-        planted=lambda config, *, steps, num_points, device: [{"step": steps}],
-        first={"steps": 4},
-        second={"num_points": 3, "steps": 4},
-        uses_checkpoint=False,
-    ),
     "identification": Case(
         config=STUDENT,
         measure=identification.identify_run,
@@ -141,7 +128,7 @@ CASES = {
         constant="IDENTIFICATION",
         slow_part="identify",
         planted=lambda model, task, *, num_sequences: identification.Identification(
-            loss=[0.5], worst_share=[0.5], constant_loss=[1.0], r2={"transfer": [0.5]}
+            loss=[0.5], constant_loss=[1.0], r2={"transfer": [0.5]}
         ),
         first={"num_sequences": 20},
         second={"num_sequences": 30},
@@ -198,11 +185,11 @@ def test_kept_only_while_nothing_has_changed(name, tmp_path, monkeypatch):
     kept["key"]["code"]["task"] = "1-of a file edited since"
     file.write_text(json.dumps(kept))
     assert is_measured(**case.second)
-    assert key()["checkpoint"] is None or key()["checkpoint"]["step"] == 50
+    assert key()["checkpoint"]["step"] == 50
     train(case.config, tmp_path)
-    assert is_measured(**case.second) == case.uses_checkpoint
+    assert is_measured(**case.second)
     assert not is_measured(**case.second)
-    assert (key()["checkpoint"] or {}).get("step") == (100 if case.uses_checkpoint else None)
+    assert key()["checkpoint"]["step"] == 100
 
 
 @pytest.fixture

@@ -310,5 +310,5 @@ def test_a_row_of_the_card_is_repeated_from_scratch(tmp_path, capsys):
 @pytest.mark.slow
 def test_every_figure_is_drawn_from_stored_results_alone(tmp_path, unchecked):
     drawn = {path.name for path in draw_figures(ROOT / "results", tmp_path, EXPERIMENTS)}
-    assert drawn == {path.name for path in tmp_path.iterdir()} > {"dropout_curves.png", "in_context_gradients.png"}
+    assert drawn == {path.name for path in tmp_path.iterdir()} > {"dropout_curves.png", "in_context_supports.png"}
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.iterdir())

@@ -39,34 +39,17 @@ def test_a_change_of_basis_is_found_at_every_length():
         weights["readout.0.weight"] = weights["readout.0.weight"] @ basis.inverse()
 
     found = identify(student_of(StateSpaceConfig(hidden_dim=4), task, change), task, num_sequences=200)
-    for kind in ("transfer", "refit"):
-        assert len(found.r2[kind]) == 30
-        assert min(found.r2[kind]) > 0.9999
-    assert "permutation" not in found.r2
+    assert len(found.r2["transfer"]) == 30
+    assert min(found.r2["transfer"]) > 0.9999
     assert max(found.loss) < 1e-7
     assert min(found.constant_loss) > 1e-4
-
-
-def test_a_permutation_is_found_for_recurrent_networks():
-    task = SequenceTeacher(teacher="rnn", **SIZES)
-    order = torch.tensor([2, 0, 3, 1])
-
-    def change(weights):
-        weights["recurrence"] = weights["recurrence"][order][:, order]
-        weights["input"] = weights["input"][order]
-        weights["readout.0.weight"] = weights["readout.0.weight"][:, order]
-
-    found = identify(student_of(RecurrentConfig(hidden_dim=4), task, change), task, num_sequences=100)
-    assert min(found.r2["permutation"]) > 0.9999
-    other = identify(build_model(RecurrentConfig(hidden_dim=4), task, seed=5), task, num_sequences=100)
-    assert max(other.r2["permutation"]) < 0.9
 
 
 def test_numbers_are_of_fresh_sequences():
     """With fewer sequences than units a map fits anything, and explains nothing of what it was not fitted on."""
     task = SequenceTeacher(teacher="rnn", longest=11)
     model = build_model(RecurrentConfig(hidden_dim=60), task, seed=1)
-    few, many = (identify(model, task, num_sequences=number).r2["refit"][-1] for number in (20, 1_000))
+    few, many = (identify(model, task, num_sequences=number).r2["transfer"][-1] for number in (3, 1_000))
     assert few < 0.7
     assert many > 0.9
 
@@ -79,17 +62,6 @@ def test_by_position_is_by_length():
     with torch.no_grad():
         error = task.metrics(model(batch.inputs), batch)["loss"]
     assert error.numerator.mean().item() == pytest.approx(found.loss[19], rel=0.1)
-
-
-def test_a_stuck_output_is_seen():
-    task = SequenceTeacher(teacher="deep_set", token_dim=3, teacher_dim=4, target_dim=10, longest=30)
-    stuck: Any = student_of(DeepSetConfig(hidden_dim=4), task)
-    fair: Any = student_of(DeepSetConfig(hidden_dim=4), task)
-    with torch.no_grad():
-        stuck.readout[0].bias[3] = 100
-        fair.readout[0].bias += 0.01
-    assert min(identify(stuck, task, num_sequences=50).worst_share) > 0.999
-    assert min(identify(fair, task, num_sequences=50).worst_share) < 0.9
 
 
 def test_a_run_keeps_what_was_found(tmp_path):

@@ -4,7 +4,7 @@ A measurement is a JSON file `NAME.json` with the numbers and the `key` that det
 
     name, version     of the measurement; increase `version` when the same arguments lead to other numbers or other keys
     arguments         of the caller, such as the number of instances
-    checkpoint        step and SHA-256 of the checkpoint, or null for a measurement that does not use one
+    checkpoint        step and SHA-256 of the checkpoint
     code              versions of task, model and training (`RunConfig.as_dict`), and of the task's reading if it is not 1
 
 A file that is missing, damaged or has another key is replaced by a new measurement. The key is computed *before* the model is
@@ -59,7 +59,6 @@ class Measurement:
 
     name: str
     version: int
-    uses_checkpoint: bool = True
     schema: Any = Json
 
     @property
@@ -93,7 +92,7 @@ class Measurement:
             "name": self.name,
             "version": self.version,
             "arguments": dict(arguments),
-            "checkpoint": describe_checkpoint(run) if self.uses_checkpoint else None,
+            "checkpoint": describe_checkpoint(run),
             "code": versions,
         }
 
@@ -123,7 +122,7 @@ class Measurement:
             raise InputError(f"{self.file} has version {version!r}: expected {self.version}")
         if (fault := find_schema_error(stored, self.schema)) is not None:
             raise InputError(f"{self.file} is damaged: {fault}")
-        current = describe_checkpoint(run) if self.uses_checkpoint else None
+        current = describe_checkpoint(run)
         if current is not None and key.get("checkpoint") != current:
             raise InputError(
                 f"{self.file} is of another checkpoint than the run's: expected a new recombine {self.name}"

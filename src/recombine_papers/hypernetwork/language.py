@@ -21,10 +21,20 @@ from recombine.foundation import Cell, Table, Value
 from recombine.sweeps import Record
 from recombine.tasks import ATTENTION_COLOURS, QUIET, Language, Scale, canvas
 from recombine.training import RunConfig, default_run
-from recombine_papers.base import Finished, Group, cell, difference_to_baseline, explain_intervals, score_group, spread
+from recombine_papers.base import (
+    Finished,
+    Group,
+    cell,
+    difference_to_baseline,
+    explain_intervals,
+    score_group,
+    spread,
+    tabulate_groups,
+)
 from recombine_papers.claims import Difference, Lead, Untested
 from recombine_papers.experiment import PaperExperiment, SeededExperiment
 from recombine_papers.hypernetwork.fuzzy_logic import ATTENTIONS, change_model
+from recombine_papers.learning_curves import NAMES
 
 SMALL_TASK: dict[str, Any] = {
     "tokenizer": "sentencepiece",
@@ -145,55 +155,40 @@ class LanguageModelling(SeededExperiment):
 
 def tabulate_text(experiment: PaperExperiment, finished: Finished) -> Table:
     """Bits per byte, cross-entropy and perplexity on held-out documents."""
-    rows: list[tuple[Value, ...]] = []
-    for group in finished.groups:
+
+    def list_cells(group: Group) -> list[Value]:
         loss = group.score("text", "loss")
         value, low, high = map(math.exp, (loss.value, loss.low, loss.high))
         pair = None if loss.pair is None else (math.exp(loss.pair[0]), math.exp(loss.pair[1]))
-        perplexity = Cell(value=value, low=low, high=high, pair=pair)
-        accuracy = spread(group.scores("text", "accuracy"))
-        bits = cell(score_group(experiment, group))
-        above = cell(difference_to_baseline(experiment, finished.groups, group))
-        minutes = sum(run.result["seconds"] for run in group.runs) / 60 / len(group.runs)
-        rows.append(
-            (
-                *finished.show_settings(group.settings),
-                len(group.runs),
-                bits,
-                above,
-                cell(loss),
-                perplexity,
-                accuracy,
-                minutes,
-            )
-        )
+        return [
+            len(group.runs),
+            cell(score_group(experiment, group)),
+            cell(difference_to_baseline(experiment, finished.groups, group)),
+            cell(loss),
+            Cell(value=value, low=low, high=high, pair=pair),
+            spread(group.scores("text", "accuracy")),
+            group.minutes / len(group.runs),
+        ]
+
     names = ("seeds", "bits per byte", "above softmax", "cross-entropy", "perplexity", "accuracy", "minutes per run")
-    return Table(
-        title="Held-out documents",
-        columns=(*finished.setting_columns, *names),
-        rows=tuple(rows),
-        note=f"{explain_intervals(finished.groups, 'documents')}; accuracy: lowest and highest seed",
-    )
+    note = f"{explain_intervals(finished.groups, 'documents')}; accuracy: lowest and highest seed"
+    return tabulate_groups(finished, "Held-out documents", names, list_cells, note)
 
 
 def tabulate_probes(finished: Finished) -> Table:
     """In-context recall, and the grammar with trained and held-out pairs."""
-    rows = [
-        (
-            *finished.show_settings(group.settings),
-            spread(group.scores("recall", "accuracy")),
-            spread(group.scores("test", "accuracy")),
-            spread(group.scores("ood", "accuracy")),
-            spread(group.scores("ood", "token_accuracy")),
-        )
-        for group in finished.groups
-    ]
-    names = ("recall", "grammar, trained pairs", "grammar, held-out pairs", "held-out pairs, per token")
-    return Table(
-        title="In-context recall and grammar: fraction of right answers",
-        columns=(*finished.setting_columns, *names),
-        rows=tuple(rows),
-        note="means over seeds, in brackets the lowest and the highest",
+    columns = {
+        "recall": ("recall", "accuracy"),
+        "grammar, trained pairs": ("test", "accuracy"),
+        "grammar, held-out pairs": ("ood", "accuracy"),
+        "held-out pairs, per token": ("ood", "token_accuracy"),
+    }
+    return tabulate_groups(
+        finished,
+        "In-context recall and grammar: fraction of right answers",
+        tuple(columns),
+        lambda group: [spread(group.scores(*score)) for score in columns.values()],
+        "means over seeds, in brackets the lowest and the highest",
     )
 
 
@@ -211,7 +206,18 @@ def draw_curves(finished: Finished, path: Path) -> Path:
         panels = figure.subplots(1, len(PANELS))
         for axes, ((split, metric), title) in zip(panels, PANELS.items(), strict=True):
             for group in finished.groups:
-                _draw_group(axes, group, split, metric)
+                attention = str(group.settings["attention"])
+                for number, run in enumerate(group.runs):
+                    curve = run.scores_by_step(split, metric)
+                    axes.plot(
+                        list(curve),
+                        list(curve.values()),
+                        color=ATTENTION_COLOURS[attention],
+                        linestyle="-" if number == 0 else "--",
+                        marker="o",
+                        markersize=3,
+                        label=NAMES[attention] if number == 0 else None,
+                    )
             axes.set(title=title, xlabel="step")
             if metric == "accuracy":
                 axes.set_ylim(-0.03, 1.03)
@@ -221,18 +227,3 @@ def draw_curves(finished: Finished, path: Path) -> Path:
                 axes.axhline(1 / task.num_pairs, color=QUIET, linestyle=":")
         panels[0].legend()
     return path
-
-
-def _draw_group(axes: Any, group: Group, split: str, metric: str) -> None:
-    attention = str(group.settings["attention"])
-    for number, run in enumerate(group.runs):
-        rows = [row for row in run.curve if metric in row["scores"].get(split, {})]
-        axes.plot(
-            [row["step"] for row in rows],
-            [row["scores"][split][metric] for row in rows],
-            color=ATTENTION_COLOURS[attention],
-            linestyle="-" if number == 0 else "--",
-            marker="o",
-            markersize=3,
-            label={"hyla": "HYLA"}.get(attention, attention) if number == 0 else None,
-        )

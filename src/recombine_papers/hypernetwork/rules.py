@@ -50,8 +50,8 @@ from recombine.inside import (
 )
 from recombine.sweeps import Record, mean_cell
 from recombine.tasks import Scale, SRaven, SRavenReading, Task
-from recombine.training import Json, RunDirectory, load_run
-from recombine_papers.base import Finished, Group
+from recombine.training import Json, RunDirectory
+from recombine_papers.base import Finished, Group, load_networks
 from recombine_papers.claims import Claim, Exceeds, Reads, Untested
 from recombine_papers.experiment import PaperExperiment
 from recombine_papers.hypernetwork.fuzzy_logic import ATTENTIONS, DROPOUTS
@@ -82,8 +82,7 @@ def read_rule_codes(run: RunDirectory, device: str) -> Json:
     """Decoders, neighbourhoods and similarities of both readings, before and after training, and swaps; measured once."""
 
     def measure() -> Json:
-        _, config, model = load_run(run.path, device)
-        untrained = config.build_model().to(next(model.parameters()).device)
+        config, model, untrained = load_networks(run.path, device)
         return {
             name: {
                 "trained": measure_codes(model, reading),

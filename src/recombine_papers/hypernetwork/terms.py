@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from recombine.foundation import Table, Value
+from recombine.foundation import Table
 from recombine.inside import (
     NUM_SAMPLED,
     SPLITS,
@@ -41,8 +41,8 @@ from recombine.inside import (
 )
 from recombine.sweeps import Record, Setting, mean_cell
 from recombine.tasks import FuzzyLogic, Reading, Scale, Task
-from recombine.training import Json, RunDirectory, default_run, load_run
-from recombine_papers.base import Finished
+from recombine.training import Json, RunDirectory, default_run
+from recombine_papers.base import Finished, load_networks, tabulate_groups
 from recombine_papers.claims import Claim, Exceeds, Reads
 from recombine_papers.experiment import PaperExperiment
 from recombine_papers.hypernetwork.fuzzy_logic import (
@@ -69,12 +69,11 @@ def read_neighbours(run: RunDirectory, device: str) -> dict[str, float]:
     """How much codes cluster by term and by target, before and after training; measured once."""
 
     def measure() -> Json:
-        _, config, model = load_run(run.path, device)
-        untrained = config.build_model().to(next(model.parameters()).device)
+        config, *networks = load_networks(run.path, device)
         numbers: Json = {}
         for shared in SHARED:
             reading = config.task.reading().variants[shared]
-            after, before = (find_neighbours(network, reading) for network in (model, untrained))
+            after, before = (find_neighbours(network, reading) for network in networks)
             numbers |= {f"{name}_{shared}": value for name, value in after.items()}
             numbers |= {f"{name}_untrained_{shared}": value for name, value in before.items()}
         return numbers
@@ -232,19 +231,12 @@ class Figure2B(PaperExperiment):
 
 def tabulate_decoders(finished: Finished) -> Table:
     """Both decoders on held-out functions that share their query, means over seeds."""
-    rows: list[tuple[Value, ...]] = [
-        (
-            *finished.show_settings(group.settings),
-            len(group.runs),
-            *(mean_cell(group.measured(quantity)) for quantity in DECODED.values()),
-        )
-        for group in finished.groups
-    ]
-    return Table(
-        title="Terms decoded from the query's code of itself, on held-out functions with the same query",
-        columns=(*finished.setting_columns, "seeds", *DECODED),
-        rows=tuple(rows),
-        note="F1: best layer; R² of bits: the authors' decoder, all layers; means over seeds",
+    return tabulate_groups(
+        finished,
+        "Terms decoded from the query's code of itself, on held-out functions with the same query",
+        ("seeds", *DECODED),
+        lambda group: [len(group.runs), *(mean_cell(group.measured(quantity)) for quantity in DECODED.values())],
+        "F1: best layer; R² of bits: the authors' decoder, all layers; means over seeds",
     )
 
 
@@ -252,12 +244,9 @@ def read_term_codes(run: RunDirectory, device: str) -> Json:
     """What both decoders read of the codes, before and after training; measured once."""
 
     def measure() -> Json:
-        _, config, model = load_run(run.path, device)
-        untrained = config.build_model().to(next(model.parameters()).device)
-        found: Json = {
-            name: decode_terms(network, config.task) for name, network in (("trained", model), ("untrained", untrained))
-        }
-        return {**found, "majority": found["trained"]["majority"]}
+        config, *networks = load_networks(run.path, device)
+        trained, untrained = (decode_terms(network, config.task) for network in networks)
+        return {"trained": trained, "untrained": untrained, "majority": trained["majority"]}
 
     return TERM_CODES.load_or_measure(run.path, {"num_instances": NUM_INSTANCES}, measure)
 

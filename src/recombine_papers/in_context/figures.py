@@ -1,4 +1,4 @@
-"""Figures of the in-context experiment: learning curves, decodability by layer, and gradients between compositions."""
+"""Figures of the in-context experiment: learning curves, decodability by layer, and richer supports."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import numpy as np
 from recombine.sweeps import Setting, matches
 from recombine.tasks import LIGHT_PALETTE, canvas
 from recombine_papers.base import Finished, Group
-from recombine_papers.in_context.measures import METRIC, read_decodability, read_gradients
+from recombine_papers.in_context.measures import METRIC
+from recombine_papers.learning_curves import read_curves
+from recombine_papers.scale.decodability import measure_decodability
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,32 +22,25 @@ Curves = list[tuple[str, str, Group]]  # name, colour, runs
 
 
 def draw_in_context(finished: Finished, folder: Path, variants: Mapping[str, Mapping[str, Setting]]) -> list[Path]:
-    """Two figures: scores and decodability, and gradients."""
+    """Scores and decodability."""
     curves = [
         (name, colour, group)
         for (name, variant), colour in zip(variants.items(), LIGHT_PALETTE, strict=False)
         if (group := finished.find(**variant)) is not None
     ]
-    paths = [folder / "in_context_scores.png", folder / "in_context_gradients.png"]
-    with canvas(paths[0], 7.5, 3) as figure:
+    path = folder / "in_context_scores.png"
+    with canvas(path, 7.5, 3) as figure:
         left, right = figure.subplots(1, 2)
         _draw_curves(left, curves)
         _draw_layers(right, curves)
-    with canvas(paths[1], 7.5, 3) as figure:
-        left, right = figure.subplots(1, 2)
-        tracked = [curve for curve in curves if curve[0] in ("vanilla", "bottleneck")]
-        _draw_gradients(left, tracked, "variance_share", "variance between compositions\n/ mean squared gradient")
-        _draw_gradients(right, tracked, "transfer", "cosine with the gradient\nof held-out compositions")
-    return paths
+    return [path]
 
 
 def _draw_curves(axes: Axes, curves: Curves) -> None:
     """R² against the step, the mean over seeds with a band from the lowest to the highest: held out solid, trained dotted."""
     for name, colour, group in curves:
-        rows = [[row for row in run.run.iterate_metrics() if "scores" in row] for run in group.runs]
-        steps = [row["step"] for row in rows[0]]
         for split, dash in (("ood", "-"), ("test", ":")):
-            values = np.array([[row["scores"][split][METRIC] for row in seed] for seed in rows])
+            steps, values = read_curves(group, split, METRIC)
             axes.plot(steps, values.mean(axis=0), dash, color=colour, label=name if split == "ood" else None)
             if split == "ood":
                 axes.fill_between(steps, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.15, linewidth=0)
@@ -55,7 +50,7 @@ def _draw_curves(axes: Axes, curves: Curves) -> None:
 def _draw_layers(axes: Axes, curves: Curves) -> None:
     """Decodability of z on held-out compositions by layer; dashed, that of the untrained network."""
     for name, colour, group in curves:
-        seeds = [read_decodability(run.run)["sites"] for run in group.runs]
+        seeds = [measure_decodability(run.run.path)["sites"] for run in group.runs]
         layers = [_layer_name(site) for site in seeds[0]]
         trained = np.array([[site["ood"] for site in sites.values()] for sites in seeds])
         untrained = np.array([[site["untrained"]["ood"] for site in sites.values()] for sites in seeds])
@@ -70,16 +65,6 @@ def _draw_layers(axes: Axes, curves: Curves) -> None:
 def _layer_name(site: str) -> str:
     kind, _, layer = site.rpartition(".")
     return str(int(layer) + 1) if kind == "residual" else "code"
-
-
-def _draw_gradients(axes: Axes, curves: Curves, key: str, title: str) -> None:
-    """A measure of the gradients of the first seed against the step."""
-    for name, colour, group in curves:
-        rows = read_gradients(group.runs[0].run)
-        axes.plot([row["step"] for row in rows], [row[key] for row in rows], "o-", color=colour, label=name)
-    axes.axhline(0, color="#c9cecd", linewidth=1, zorder=0)
-    axes.set(xscale="log", xlabel="step", ylabel=title)
-    axes.legend()
 
 
 def draw_supports(finished: Finished, folder: Path) -> list[Path]:
@@ -103,9 +88,10 @@ def _read_supports(finished: Finished, name: str) -> list[tuple[int, list[float]
     model = "bottleneck" if name == "fitted code" else name
     wanted = {"model": model, "modules": "shared", "trunk": "softmax"}
     shared = [group for group in finished.groups if matches(group.settings, wanted)]
-    read = (
-        (lambda group: group.measured("fitted_code"))
-        if name == "fitted code"
-        else (lambda group: group.scores("ood", METRIC))
+    return sorted(
+        (
+            int(group.settings["trained"]),
+            group.measured("fitted_code") if name != model else group.scores("ood", METRIC),
+        )
+        for group in shared
     )
-    return sorted((int(group.settings["trained"]), read(group)) for group in shared)

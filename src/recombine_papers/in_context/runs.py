@@ -30,11 +30,11 @@ from pathlib import Path
 from typing import Any
 
 from recombine.attention import AttentionName
-from recombine.foundation import Column, Table, Value
+from recombine.foundation import Table, Value
 from recombine.sweeps import Record, mean_cell
 from recombine.tasks import Scale
 from recombine.training import RunConfig, RunDirectory, default_run
-from recombine_papers.base import Finished, cell, explain_intervals
+from recombine_papers.base import MINUTES, Finished, Group, cell, explain_intervals, tabulate_groups
 from recombine_papers.claims import Claim, Difference, Exceeds, Excess, Lead, Level, Reads, Settings
 from recombine_papers.experiment import SeededExperiment
 from recombine_papers.in_context.figures import draw_in_context, draw_supports
@@ -172,27 +172,19 @@ def claim_decodable(name: str, variant: Settings) -> tuple[Claim, ...]:
 
 def tabulate_variants(finished: Finished) -> Table:
     """One row per variant: scores with intervals, and means over seeds of what was read from the networks."""
-    rows: list[tuple[Value, ...]] = []
-    for group in finished.groups:
+
+    def list_cells(group: Group) -> list[Value]:
         scores = [cell(group.score(split, METRIC)) for split in ("test", "ood")]
         numbers = [mean_cell(group.measured(name)) for name in QUANTITIES]
-        minutes = mean_cell([run.result["seconds"] / 60 for run in group.runs])
-        rows.append((*finished.show_settings(group.settings), len(group.runs), *scores, *numbers, minutes))
-    return Table(
-        title="R² (pooled) of each variant",
-        columns=(
-            *finished.setting_columns,
-            "seeds",
-            "R² seen",
-            "R² held-out",
-            *(name.replace("_", " ") for name in QUANTITIES),
-            Column(name="minutes", format="fixed", digits=1),
-        ),
-        rows=tuple(rows),
-        note=f"{explain_intervals(finished.groups)}\n"
+        return [len(group.runs), *scores, *numbers, mean_cell([run.result["seconds"] / 60 for run in group.runs])]
+
+    note = (
+        f"{explain_intervals(finished.groups)}\n"
         "fitted code: R² held out with the code fitted to the examples instead of inferred\n"
-        "z: R² of ridge regression to the latent, best layer",
+        "z: R² of ridge regression to the latent, best layer"
     )
+    columns = ("seeds", "R² seen", "R² held-out", *(name.replace("_", " ") for name in QUANTITIES), MINUTES)
+    return tabulate_groups(finished, "R² (pooled) of each variant", columns, list_cells, note)
 
 
 SETTINGS: dict[str, dict[str, Any]] = {

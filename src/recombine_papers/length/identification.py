@@ -1,13 +1,8 @@
 """Linear identification: are a student's hidden states the teacher's, up to a linear map, and at which lengths?
 (On Provable Length and Compositional Generalization, arXiv 2402.04875.)
 
-A map teacher ≈ A student + b is fitted on one set of sequences and scored on another:
-
-- `transfer`: fitted once, on all positions of sequences of the longest trained length, then scored at every position of
-  the longest sequences there are, without another look;
-- `refit`: fitted anew at every position, on other sequences of the same length;
-- `permutation`, for recurrent networks, whose hidden states have no other freedom: the student's units in another order,
-  and nothing else, the order chosen on the sequences that `transfer` is fitted on (Hungarian method).
+A map teacher ≈ A student + b is fitted on all positions of sequences of the longest trained length, and scored at every
+position of the longest sequences there are (`transfer`).
 
 R² is pooled over the teacher's units, 1 - Σ error² / Σ (value - mean of the position)², so that drift from position to
 position explains nothing. Random features of the tokens can be linearly close to the teacher as well: every number is compared
@@ -17,19 +12,19 @@ last token of a sequence of length t: numbers by position are numbers by length.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from recombine.foundation import InputError, check_positive
 from recombine.inside import Measurement, decide, evaluating, fit_ridge
-from recombine.models import Code, RecurrentNetwork, SequenceModel
+from recombine.models import SequenceModel
 from recombine.tasks import Batch, SequenceTeacher, SplitName
-from recombine.training import Json, load_run
+from recombine.training import Json
+from recombine_papers.base import load_networks
 
 IDENTIFICATION = Measurement(name="identification", version=4)
 NUM_SEQUENCES = 2_000
@@ -46,37 +41,28 @@ class Identification:
 
     The constant is the mean output of each position of the sequences that are scored, estimated on others of their kind: it
     knows where tokens come from, however narrow the student's training was.
-
-    `worst_share` is the part of the student's error that is made by its two worst outputs: near 1 where single sigmoids
-    got stuck in saturation and all the others are right.
     """
 
     loss: list[float]
-    worst_share: list[float]
     constant_loss: list[float]
     r2: dict[str, list[float]]
 
 
-def identify_run(
-    path: Path | str, *, num_sequences: int = NUM_SEQUENCES, device: str = "auto", code: Sequence[Code] = ()
-) -> Json:
+def identify_run(path: Path | str, *, num_sequences: int = NUM_SEQUENCES, device: str = "auto") -> Json:
     """The `Identification` of a run's student, after and before training, stored in `identification.json` of the run."""
 
     def measure() -> Json:
-        run, config, model = load_run(path, device, code=code)
-        untrained = config.build_model().to(next(model.parameters()).device).eval()
-        if not isinstance(config.task, SequenceTeacher) or not isinstance(model, SequenceModel):
-            raise InputError(
-                f"{run.path} has no teacher to compare with: expected a run of a task such as sequence-teacher"
-            )
-        assert isinstance(untrained, SequenceModel)
-        return {
-            "num_sequences": num_sequences,
-            "trained": asdict(identify(model, config.task, num_sequences=num_sequences)),
-            "untrained": asdict(identify(untrained, config.task, num_sequences=num_sequences)),
-        }
+        config, *students = load_networks(path, device)
+        task, found = config.task, []
+        for student in students:
+            if not isinstance(task, SequenceTeacher) or not isinstance(student, SequenceModel):
+                raise InputError(
+                    f"{path} has no teacher to compare with: expected a run of a task such as sequence-teacher"
+                )
+            found.append(asdict(identify(student, task, num_sequences=num_sequences)))
+        return {"num_sequences": num_sequences, "trained": found[0], "untrained": found[1]}
 
-    return IDENTIFICATION.load_or_measure(path, {"num_sequences": num_sequences}, measure, code=code)
+    return IDENTIFICATION.load_or_measure(path, {"num_sequences": num_sequences}, measure)
 
 
 def identify(model: SequenceModel, task: SequenceTeacher, *, num_sequences: int = NUM_SEQUENCES) -> Identification:
@@ -84,38 +70,17 @@ def identify(model: SequenceModel, task: SequenceTeacher, *, num_sequences: int 
     check_positive(num_sequences=num_sequences)
     trained, longest = task.lengths("test")[1], task.lengths("ood")[1]
     fitted_on = _collect(model, task, "test", trained, num_sequences, part=0)
-    refitted_on = _collect(model, task, "ood", longest, num_sequences, part=1)
+    others = _collect(model, task, "ood", longest, num_sequences, part=1)
     scored_on = _collect(model, task, "ood", longest, num_sequences, part=2)
     student, teacher = scored_on["student"], scored_on["teacher"]
-    flat = {name: fitted_on[name].reshape(-1, fitted_on[name].shape[-1]) for name in ("student", "teacher")}
-    weights = fit_ridge(flat["student"], flat["teacher"], strength=RIDGE_STRENGTH)
-    r2 = {"transfer": _score(decide(student.reshape(-1, student.shape[-1]), weights).reshape(teacher.shape), teacher)}
-    refitted = np.empty_like(teacher)
-    for t in range(longest):
-        weights = fit_ridge(refitted_on["student"][:, t], refitted_on["teacher"][:, t], strength=RIDGE_STRENGTH)
-        refitted[:, t] = decide(student[:, t], weights)
-    r2["refit"] = _score(refitted, teacher)
-    # equal recurrent networks can differ in the order of their hidden units only
-    if task.teacher == "rnn" and isinstance(model, RecurrentNetwork) and student.shape == teacher.shape:
-        r2["permutation"] = _score(student[:, :, match_units(flat["student"], flat["teacher"])], teacher)
-    errors = scored_on["errors"].mean(axis=0)
+    flat = (fitted_on[name].reshape(-1, fitted_on[name].shape[-1]) for name in ("student", "teacher"))
+    weights = fit_ridge(*flat, strength=RIDGE_STRENGTH)
+    mapped = decide(student.reshape(-1, student.shape[-1]), weights).reshape(teacher.shape)
     return Identification(
-        loss=errors.mean(axis=1).tolist(),
-        worst_share=(np.sort(errors)[:, -2:].sum(axis=1) / np.maximum(errors.sum(axis=1), 1e-300)).tolist(),
-        constant_loss=np.square(scored_on["targets"] - refitted_on["targets"].mean(axis=0)).mean(axis=(0, 2)).tolist(),
-        r2=r2,
+        loss=scored_on["errors"].mean(axis=0).mean(axis=1).tolist(),
+        constant_loss=np.square(scored_on["targets"] - others["targets"].mean(axis=0)).mean(axis=(0, 2)).tolist(),
+        r2={"transfer": _score(mapped, teacher)},
     )
-
-
-def match_units(
-    student: Float[np.ndarray, "rows units"], teacher: Float[np.ndarray, "rows units"]
-) -> Int[np.ndarray, " units"]:
-    """For each unit of the teacher the student's unit that takes its place, so that squared distances are least."""
-    from scipy.optimize import linear_sum_assignment
-
-    squares = np.square(teacher).sum(axis=0)[:, None] + np.square(student).sum(axis=0)
-    _, order = linear_sum_assignment(squares - 2 * teacher.T @ student)
-    return order
 
 
 def _collect(

@@ -27,11 +27,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from recombine.foundation import Column, Format, Table, Value, show_setting
+from recombine.foundation import Column, Table, Value, show_setting
 from recombine.sweeps import Record
 from recombine.tasks import Scale, SequenceTeacher
 from recombine.training import Json, RunConfig, RunDirectory, default_run
-from recombine_papers.base import Finished, spread
+from recombine_papers.base import Finished, Group, spread, tabulate_groups
 from recombine_papers.claims import Exceeds, Level, Reads, log10_of
 from recombine_papers.experiment import SeededExperiment
 from recombine_papers.length import figures
@@ -103,45 +103,42 @@ def read_lengths(run: RunDirectory, device: str) -> dict[str, float]:
 
 def tabulate_measured(finished: Finished) -> Table:
     """Error and ratio at 10 and 100 tokens, and R² of the hidden states before and after training, medians over seeds."""
-    rows: list[tuple[Value, ...]] = []
-    for group in finished.groups:
-        errors = [
-            spread(group.measured(f"{name}_{length}"), "median") for name in ("error", "ratio") for length in (10, 100)
-        ]
-        identified = [spread(group.measured(name), "median") for name in ("identified_before", "identified")]
-        rows.append((*finished.show_settings(group.settings), len(group.runs), *errors, *identified))
-    scientific: Format = "scientific"
-    names = ("error, T = 10", "error, T = 100", "ratio, T = 10", "ratio, T = 100")
-    return Table(
-        title="Squared error, its ratio to the best constant, and R² of the teacher's hidden states at 100 tokens",
-        columns=(
-            *finished.setting_columns,
+
+    def list_cells(group: Group) -> list[Value]:
+        numbers = [f"{name}_{length}" for name in ("error", "ratio") for length in (10, 100)]
+        numbers += ["identified_before", "identified"]
+        return [len(group.runs), *(spread(group.measured(name), "median") for name in numbers)]
+
+    return tabulate_groups(
+        finished,
+        "Squared error, its ratio to the best constant, and R² of the teacher's hidden states at 100 tokens",
+        (
             "seeds",
-            *(Column(name=name, format=scientific) for name in names),
+            *scientific("error, T = 10", "error, T = 100", "ratio, T = 10", "ratio, T = 100"),
             "R² before",
             "R² after",
         ),
-        rows=tuple(rows),
-        note=f"{SEED_NOTE}\n{RATIO_NOTE}",
+        list_cells,
+        f"{SEED_NOTE}\n{RATIO_NOTE}",
     )
 
 
 def tabulate_corners(finished: Finished) -> Table:
     """Scores on the training distribution and on the corners, both at the last token."""
-    rows: list[tuple[Value, ...]] = []
-    for group in finished.groups:
-        row: list[Value] = [*finished.show_settings(group.settings)]
+
+    def list_cells(group: Group) -> Iterator[Value]:
         for split in ("test", "ood"):
-            row.append(spread(group.scores(split, "loss"), "median"))
-            row.append(spread([1 - r2 for r2 in group.scores(split, "r2")], "median"))
-        rows.append(tuple(row))
-    columns = [Column(name=name, format="scientific") for name in ("ID", "ID ratio", "OOD", "OOD ratio")]
-    return Table(
-        title="Squared error where trained (ID) and in the corners (OOD)",
-        columns=(*finished.setting_columns, *columns),
-        rows=tuple(rows),
-        note=f"{SEED_NOTE}\n{RATIO_NOTE}",
-    )
+            yield spread(group.scores(split, "loss"), "median")
+            yield spread([1 - r2 for r2 in group.scores(split, "r2")], "median")
+
+    title = "Squared error where trained (ID) and in the corners (OOD)"
+    columns = scientific("ID", "ID ratio", "OOD", "OOD ratio")
+    return tabulate_groups(finished, title, columns, list_cells, f"{SEED_NOTE}\n{RATIO_NOTE}")
+
+
+def scientific(*names: str) -> list[Column]:
+    """Columns of numbers that differ by orders of magnitude."""
+    return [Column(name=name, format="scientific") for name in names]
 
 
 class LengthExperiment(SeededExperiment):

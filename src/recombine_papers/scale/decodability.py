@@ -6,7 +6,6 @@ cannot be learned by a decoder either and is left out. R² is 0 where held-out c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from torch import nn
@@ -19,34 +18,30 @@ from recombine.inside import (
     decode_components,
     find_best_site,
 )
-from recombine.models import Code
 from recombine.tasks import Task
-from recombine.training import Json, load_run
+from recombine.training import Json
+from recombine_papers.base import load_networks
 
 DECODABILITY = Measurement(name="decodability", version=1)
 NUM_INSTANCES = 2_000
 
 
-def measure_decodability(
-    path: Path | str, *, num_instances: int = NUM_INSTANCES, device: str = "auto", code: Sequence[Code] = ()
-) -> Json:
+def measure_decodability(path: Path | str, *, num_instances: int = NUM_INSTANCES, device: str = "auto") -> Json:
     """R² of each site after and before training, and the best site, stored in `decodability.json` of the run.
 
     The best site has the highest score on training compositions left out of the fit: neither `id` nor `ood` is looked at.
     """
 
     def measure() -> Json:
-        _, config, model = load_run(path, device, code=code)
-        trained = decode_sites(model, config.task, num_instances=num_instances)
-        untrained_model = config.build_model().to(next(model.parameters()).device)
-        untrained = decode_sites(untrained_model, config.task, num_instances=num_instances)
+        config, *networks = load_networks(path, device)
+        trained, untrained = (decode_sites(model, config.task, num_instances=num_instances) for model in networks)
         sites = {
             site: {**_read_r2(decoder), "untrained": _read_r2(untrained[site])} for site, decoder in trained.items()
         }
         best = find_best_site(trained, metrics=("r2",)) or next(iter(trained))
         return {"num_instances": num_instances, "best_site": best, "sites": sites}
 
-    return DECODABILITY.load_or_measure(path, {"num_instances": num_instances}, measure, code=code)
+    return DECODABILITY.load_or_measure(path, {"num_instances": num_instances}, measure)
 
 
 def decode_sites(model: nn.Module, task: Task, *, num_instances: int) -> dict[str, SiteDecoder]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from recombine.foundation import Cell, Column, Table, Value, show_setting
 from recombine.sweeps import mean_cell
 from recombine.tasks import LIGHT_PALETTE, canvas
-from recombine_papers.base import Finished, FinishedRun, Group, cell, explain_intervals, spread
+from recombine_papers.base import MINUTES, Finished, Group, cell, explain_intervals, spread, tabulate_groups
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,44 +25,28 @@ SPLITS = {"test": "R² trained", "ood": "R² held out", "unknown": "R² more at 
 
 def tabulate_seeds(finished: Finished) -> Table:
     """Means over seeds, one row per setting."""
-    rows: list[tuple[Value, ...]] = []
-    for group in finished.groups:
+
+    def list_cells(group: Group) -> list[Value]:
         certificates = [run.certificate for run in group.runs]
-        rows.append(
-            (
-                *finished.show_settings(group.settings),
-                len(group.runs),
-                max(run.result["num_parameters"] for run in group.runs),
-                spread([certificate["num_train"] for certificate in certificates]),
-                _all([certificate["covered"] for certificate in certificates]),
-                _all([certificate["connected"] for certificate in certificates]),
-                *(_score(group, split) for split in SPLITS),
-                mean_cell(group.scores("ood", "r2")),
-                sum(run.result["seconds"] for run in group.runs) / 60,
-            )
-        )
-    columns: tuple[str | Column, ...] = (
-        *finished.setting_columns,
-        "seeds",
-        "parameters",
-        Column(name="trained", digits=0),
-        "covered",
-        "connected",
-        *SPLITS.values(),
-        "as published",
-        Column(name="minutes", format="fixed", digits=1),
-    )
+        return [
+            len(group.runs),
+            max(run.result["num_parameters"] for run in group.runs),
+            spread([certificate["num_train"] for certificate in certificates]),
+            _all([certificate["covered"] for certificate in certificates]),
+            _all([certificate["connected"] for certificate in certificates]),
+            *(_score(group, split) for split in SPLITS),
+            mean_cell(group.scores("ood", "r2")),
+            group.minutes,
+        ]
+
+    trained = Column(name="trained", digits=0)
+    columns = ("seeds", "parameters", trained, "covered", "connected", *SPLITS.values(), "as published", MINUTES)
     note = (
         f"R² pooled over outputs, {explain_intervals(finished.groups)}\n"
         "trained: training compositions; as published: R² of held-out compositions by the paper's definition\n"
         "more at once: tasks with more modules than any training task"
     )
-    return Table(title="Means over seeds", columns=columns, rows=tuple(rows), note=note)
-
-
-def is_fair(run: FinishedRun) -> bool:
-    """Whether the training compositions cover all modules and connect them."""
-    return bool(run.certificate["covered"] and run.certificate["connected"])
+    return tabulate_groups(finished, "Means over seeds", columns, list_cells, note)
 
 
 def correlate_measured(finished: Finished) -> Table:
@@ -71,7 +55,7 @@ def correlate_measured(finished: Finished) -> Table:
 
     runs = [run for run in {run.run.path: run for run in finished.runs}.values() if "z_held_out" in run.measured]
     rows: list[tuple[Value, ...]] = []
-    for which, chosen in (("all", runs), ("covered and connected", [run for run in runs if is_fair(run)])):
+    for which, chosen in (("all", runs), ("covered and connected", [run for run in runs if run.is_fair])):
         if len(chosen) < 3:
             continue
         decodable = [run.measured["z_held_out"] for run in chosen]
@@ -148,7 +132,7 @@ def _draw_decodability(axes: Axes, finished: Finished) -> None:
     """A point per run; those whose training compositions leave modules uncovered or unconnected stand out."""
     names = {True: "covered and connected", False: "not covered or not connected"}
     for run in {run.run.path: run for run in finished.runs}.values():
-        fair, decodable = is_fair(run), run.measured["z_held_out"]
+        fair, decodable = run.is_fair, run.measured["z_held_out"]
         colour, marker = (BLUE, "o") if fair else (ORANGE, "x")
         axes.plot(
             decodable, run.score("ood", METRIC) or 0.0, marker, color=colour, markersize=5, label=names.pop(fair, None)
