@@ -29,7 +29,7 @@ test: lint
 test-slow: $(VENV)/dev
 	$(PYTEST) -m slow
 
-# faults, abuse and load for about an hour: kills, full disks, damaged files; its numbers go into docs/reliability.md
+# faults, abuse and load, about 20 minutes of CPU time: kills, full disks, damaged files; its numbers go into docs/reliability.md
 SOAK := $(CURDIR)/build/soak
 soak: $(VENV)/dev
 	rm -rf $(SOAK) && mkdir -p $(SOAK)
