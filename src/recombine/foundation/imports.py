@@ -98,7 +98,12 @@ def _locate(name: str, roots: Iterable[Path]) -> list[Path]:
 @cache
 def _installed_folders() -> list[Path]:
     own = Path(__file__).parents[2]  # with the packages next to this one
-    folders: list[str | Path] = [*site.getsitepackages(), site.getusersitepackages(), sysconfig.get_paths()["stdlib"], own]
+    folders: list[str | Path] = [
+        *site.getsitepackages(),
+        site.getusersitepackages(),
+        sysconfig.get_paths()["stdlib"],
+        own,
+    ]
     return [Path(folder).resolve() for folder in folders]
 
 
