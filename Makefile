@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow soak coverage lowest lint format bench claims check-claims docs cards notebooks lock licences wheel wheel-native dist clean
+.PHONY: demo test test-slow foreign soak coverage lowest lint format bench claims check-claims docs cards notebooks lock licences wheel wheel-native dist clean
 
 # the demo needs the package alone; everything else also the tools of development
 INSTALL := $(BIN)/python -m pip install -qq --constraint constraints.txt --editable
@@ -28,6 +28,10 @@ test: lint
 
 test-slow: $(VENV)/dev
 	$(PYTEST) -m slow
+
+# other people's tests of attention and language models; pip fetches the packages that hold them into build/foreign
+foreign: $(VENV)/dev
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/foreign.py --page docs/compatibility.md
 
 # faults, abuse and load, about 20 minutes of CPU time: kills, full disks, damaged files; its numbers go into docs/reliability.md
 SOAK := $(CURDIR)/build/soak

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from attention_cases import define
-from recombine.attention.dispatch import attend
+from recombine.attention.dispatch import attend, use_kernel
 from recombine.attention.hyla import HypernetworkAttention, convert
 from recombine.attention.layer import (
     ATTENTIONS,
@@ -91,6 +91,20 @@ def test_fewer_queries_equal_the_end_of_the_full_result(name, num_queries):
 
 CALL: dict[str, Any] = {"causal": False, "code_map": None, "return_codes": False, "deep_weight": None}
 TASK = InContext(input_size=4, hidden_size=8, num_examples=7, num_queries=4)
+
+
+@pytest.mark.parametrize("kernel", ["auto", "reference", "chunked"])
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_what_padding_holds_does_not_change_a_bit(name, kernel):
+    torch.manual_seed(0)
+    layer, x = Attention(16, num_heads=4, kqv_dim=16, attention=name), torch.randn(2, 40, 16)
+    mask = torch.arange(40) < torch.tensor([[[[40]]], [[[23]]]])
+    other = x.clone()
+    other[1, 23:] = 3 * torch.randn(17, 16)
+    with use_kernel(kernel):
+        outputs = [layer(tokens, mask=mask, return_codes=False)[0] for tokens in (x, other)]
+    assert torch.equal(outputs[0][0], outputs[1][0])
+    assert torch.equal(outputs[0][1, :23], outputs[1][1, :23])
 
 
 def test_the_isolation_mask_by_hand():

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import attention_cases
-from recombine.attention import linear
+from recombine.attention import dispatch, linear
 from recombine.attention.cache import LinearCache
 from recombine.attention.definition import AttentionOptions
 from spies import record_calls
@@ -55,6 +55,26 @@ def test_values_and_gradients_are_those_of_the_definition(num_queries, num_keys,
     expected = differentiate(define, tensors, **choices)
     for mine, theirs in zip(differentiate(attend, tensors, **choices), expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("kernel", ["auto", "reference", "chunked", "cpu"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("length", [1, 63, 130])
+def test_every_kernel_is_the_recurrence_over_tokens(kernel, dtype, length):
+    q, k, v = (x.detach() for x in draw_qkv(2, length, length, 3, 4, 5, dtype))
+    total, expected = torch.zeros(2, 3, 4, 5, dtype=torch.float64), []
+    for t in range(length):
+        total = total + k[:, t, :, :, None].double() * v[:, t, :, None, :].double()
+        expected.append((q[:, t, :, None, :].double() @ total)[:, :, 0] / 2)  # sqrt(4)
+    with dispatch.use_kernel(kernel):
+        found, _ = dispatch.attend(
+            q, k, v, normalisation="none", value_network="linear", causal=True, return_codes=False
+        )
+    assert found.dtype == dtype
+    # codes have the precision of the values where a kernel stores them, so errors grow with the root of the length
+    relative = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.03, torch.float16: 0.004}[dtype]
+    error = (found.double() - torch.stack(expected, dim=1)).abs().max()
+    assert error <= relative * torch.stack(expected).abs().max()
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2**-7)])
