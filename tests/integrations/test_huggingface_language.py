@@ -87,14 +87,14 @@ def test_a_run_is_exported_without_its_text(tmp_path, monkeypatch):
     run = train_run(config, out=tmp_path / "runs", evaluation_instances=4)
     monkeypatch.setenv("RECOMBINE_CACHE", str(tmp_path / "elsewhere"))
     monkeypatch.setattr(Language, "_find_corpus", lambda self: pytest.fail("the text was read"))
-    theirs = export_run(run.path, tmp_path / "folder")
+    theirs: Any = export_run(run.path, tmp_path / "folder")
     tokens = torch.randint(200, (1, 9))
     with torch.no_grad():
         assert torch.equal(theirs(tokens).logits, load_run(run.path)[2](tokens))
     assert {path.name for path in (tmp_path / "folder").glob("tokenizer*")} == set()  # bytes have no file
     ends = (ByteTokenizer.bos, ByteTokenizer.eos, ByteTokenizer.pad)
-    for config in (theirs.config, theirs.generation_config):
-        assert (config.bos_token_id, config.eos_token_id, config.pad_token_id) == ends
+    for exported in (theirs.config, theirs.generation_config):
+        assert (exported.bos_token_id, exported.eos_token_id, exported.pad_token_id) == ends
     words = Tokenizer(models.WordLevel({"<s>": 0, "</s>": 1, "a": 2}, unk_token="a"))
     (run.path / "tokenizer").write_bytes(words.to_str().encode())
     theirs = export_run(run.path, tmp_path / "folder")
@@ -196,7 +196,7 @@ def test_every_prefix_with_a_cache_gives_the_logits_of_the_whole(theirs):
         for cache in (None, static):
             if cache is not None:
                 cache.reset()
-            parts = []
+            parts: list[torch.Tensor] = []
             for first, last in [(0, start), *((i, i + 1) for i in range(start, 12))]:
                 step = theirs(
                     tokens[:, first:last], attention_mask=mask[:, :last], past_key_values=cache, use_cache=True
@@ -241,7 +241,7 @@ def test_generation_from_a_tokenizer_stops_at_the_end(tmp_path):
     tokenizer = make_tokenizer()
     tokenizer.padding_side = "left"
     model = LanguageModel(LanguageModelConfig(**SIZES), num_tokens=VOCABULARY, context_length=32)
-    theirs = export_language_model(model, tmp_path)
+    theirs: Any = export_language_model(model, tmp_path)
     inputs = tokenizer(["a b c", "the x"], padding=True, return_tensors="pt")
     inputs.pop("token_type_ids", None)
     new = theirs.generate(**inputs, max_new_tokens=6, do_sample=False, pad_token_id=0)[:, 3:]

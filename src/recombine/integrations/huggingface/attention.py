@@ -71,7 +71,7 @@ def save_names() -> None:
         return write(config) | ({"attn_implementation": name} if name in NAMES else {})
 
     to_dict.saves_names = True  # type: ignore[attr-defined]
-    PreTrainedConfig.to_dict = to_dict
+    PreTrainedConfig.to_dict = to_dict  # type: ignore[method-assign, assignment]
 
 
 def import_interfaces() -> tuple[Any, Any]:

@@ -81,7 +81,7 @@ class RecombineForCausalLM(PreTrainedModel, GenerationMixin):
     config_class = RecombineConfig
     base_model_prefix = "model"
     main_input_name = "input_ids"
-    _no_split_modules = ("Block",)
+    _no_split_modules = ["Block"]  # noqa: RUF012
 
     def __init__(self, config: RecombineConfig) -> None:
         super().__init__(config)
@@ -155,7 +155,7 @@ class RecombineForCausalLM(PreTrainedModel, GenerationMixin):
     def get_input_embeddings(self) -> Any:
         return self.model.embedding
 
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
+    def set_input_embeddings(self, value: Any) -> None:
         self.model.embedding, self.model.num_tokens = value, value.num_embeddings
 
 
