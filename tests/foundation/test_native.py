@@ -98,7 +98,7 @@ def set_compiler(monkeypatch):
     def set_it(command):
         monkeypatch.setenv("CC", command)
         native.find_compiler.cache_clear()
-        native._compiler_version.cache_clear()
+        native.compiler_version.cache_clear()
 
     yield set_it
     monkeypatch.undo()

@@ -13,7 +13,7 @@ import pytest
 
 from recombine.foundation.errors import InputError
 from recombine.models.transformer import TransformerConfig
-from recombine.report.findings import NUM_EVALUATED, NUM_SHOWN, make_gallery
+from recombine.report.findings import NUM_EVALUATED, NUM_SHOWN, read_gallery
 from recombine.report.page import render as render_page
 from recombine.report.page import write_report
 from recombine.report.runs import compare_groups, group_seeds, read_runs
@@ -203,7 +203,7 @@ def trained(request, tmp_path_factory) -> Path:
 
 def test_gallery_judges_as_the_task_does(trained):
     run = read_runs([trained])[0]
-    gallery = make_gallery(run)
+    gallery = read_gallery(run)
     assert gallery.num_evaluated == NUM_EVALUATED
     assert len(gallery.wrong) == min(NUM_SHOWN, NUM_EVALUATED - gallery.num_right) > 0
     assert len(gallery.right) == min(NUM_SHOWN, gallery.num_right)

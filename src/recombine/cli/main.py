@@ -102,7 +102,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     code = run(list(sys.argv[1:] if argv is None else argv))
     if not sys.stderr.closed:
         _discard_unwritten(sys.stderr)
-    if code == 1 and _is_connected():
+    distributed = sys.modules.get("torch.distributed")
+    if code == 1 and distributed is not None and distributed.is_available() and distributed.is_initialized():
         os._exit(code)  # threads of a broken connection can abort an orderly exit
     sys.exit(code)
 
@@ -117,15 +118,9 @@ def limit_spinning() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
-def _is_connected() -> bool:
-    """Whether connections to other processes of a training are open."""
-    distributed = sys.modules.get("torch.distributed")
-    return distributed is not None and distributed.is_available() and distributed.is_initialized()
-
-
 def run(argv: list[str]) -> int:
     """Run a verb; returns its exit code."""
-    logging.basicConfig(level=logging.ERROR if _is_follower() else logging.WARNING, handlers=[_make_handler()])
+    logging.basicConfig(level=logging.ERROR if _is_follower() else logging.WARNING, handlers=[_LineHandler()])
     try:
         try:
             _run_verb(argv)
@@ -140,10 +135,12 @@ def run(argv: list[str]) -> int:
         return 141
     except (MemoryError, OSError, RuntimeError, ImportError) as error:
         if _is_out_of_memory(error):
-            return _print_error(f"out of memory ({_first_sentence(error) or 'no details'}): expected smaller sizes", 2)
+            reason = re.sub(r"^\[.*?\] \. ", "", str(error)).partition("\n")[0].split(". ")[0]
+            return _print_error(f"out of memory ({reason or 'no details'}): expected smaller sizes", 2)
         if isinstance(error, OSError):
             _discard_unwritten(sys.stdout)
-            return _print_error(_describe(error), 2)
+            reason = error.strerror or str(error) or type(error).__name__  # a full disk, a read-only folder
+            return _print_error(f"{error.filename}: {reason}" if error.filename else reason, 2)
         if type(error).__name__ not in ("DivergedError", "LostProcessError"):  # importing them would import torch
             raise
         return _print_error(error, 1, follower=type(error).__name__ == "LostProcessError")
@@ -152,15 +149,9 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-class _OneLine(logging.Formatter):
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
-        return escape_controls(super().formatMessage(record))
-
-
-def _make_handler() -> logging.Handler:
-    handler = logging.StreamHandler()
-    handler.setFormatter(_OneLine("recombine: %(message)s"))
-    return handler
+class _LineHandler(logging.StreamHandler[Any]):
+    def format(self, record: logging.LogRecord) -> str:
+        return f"recombine: {escape_controls(record.getMessage())}"
 
 
 def _run_verb(argv: list[str]) -> None:
@@ -223,19 +214,8 @@ def _is_follower() -> bool:
 
 def _is_out_of_memory(error: Exception) -> bool:
     """Whether memory ran out, by class or by message: torch on a CPU, oneDNN and the loader have no class of their own."""
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return True
-    return OUT_OF_MEMORY.search(str(error)) is not None
-
-
-def _first_sentence(error: Exception) -> str:
-    return re.sub(r"^\[.*?\] \. ", "", str(error)).partition("\n")[0].split(". ")[0]
-
-
-def _describe(error: OSError) -> str:
-    """Disk full, read-only folder and the like, in one line."""
-    reason = error.strerror or str(error) or type(error).__name__
-    return f"{error.filename}: {reason}" if error.filename else reason
+    is_named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return is_named or OUT_OF_MEMORY.search(str(error)) is not None
 
 
 def _discard_unwritten(stream: Any) -> None:
@@ -312,10 +292,7 @@ def parse_groups(
     known = {title: _list_flags(owner) for title, owner in groups.items()}
     wants_help = bool({"-h", "--help"} & set(argv))
     parser = _build_parser(known, prog, describe_verb(description, examples) if wants_help else None)
-    try:
-        values = _read_flags(parser, [flag for flags in known.values() for flag in flags], argv)
-    except InputError as error:
-        raise InputError(f"{error}; see recombine {prog} --help") from None
+    values = _read_flags(parser, [flag for flags in known.values() for flag in flags], argv)
     parsed = []
     for title, owner in groups.items():
         given = {flag.name: values[flag.name] for flag in known[title] if flag.name in values}
@@ -331,10 +308,7 @@ def parse_groups(
 def parse_known(owner: type[Output], argv: Sequence[str], *, prog: str) -> argparse.Namespace:
     """The flags of one class, with their defaults; all other words are ignored."""
     flags = _list_flags(owner)
-    try:
-        given = _read_flags(_build_parser({"": flags}, prog), flags, argv, partial=True)
-    except InputError as error:
-        raise InputError(f"{error}; see recombine {prog} --help") from None
+    given = _read_flags(_build_parser({"": flags}, prog), flags, argv, partial=True)
     return argparse.Namespace(**({flag.name: flag.default for flag in flags} | given))
 
 
@@ -350,6 +324,10 @@ class Flag(NamedTuple):
     is_switch: bool
 
     @property
+    def is_list(self) -> bool:
+        return get_origin(self.type) is tuple
+
+    @property
     def written(self) -> str:
         return self.metavar if self.style.positional else f"--{self.name.replace('_', '-')}"
 
@@ -357,7 +335,7 @@ class Flag(NamedTuple):
     def metavar(self) -> str:
         if self.style.metavar:
             return self.style.metavar
-        item = get_args(self.type)[0] if get_origin(self.type) is tuple else self.type
+        item = get_args(self.type)[0] if self.is_list else self.type
         if get_origin(item) is Literal and len(choices := ",".join(map(str, get_args(item)))) < 60:
             return f"{{{choices}}}"
         return {int: "INT", float: "FLOAT", Path: "PATH"}.get(item) or self.name.upper().replace("_", "-")
@@ -419,7 +397,7 @@ class _Parser(argparse.ArgumentParser):
 def _build_parser(groups: Mapping[str, Sequence[Flag]], prog: str, description: str | None = None) -> _Parser:
     """The parser of some flags; without a description, it has no help."""
     flags = [flag for group in groups.values() for flag in group]
-    arguments = [f"{flag.metavar}{' ...' * _is_list(flag)}" for flag in flags if flag.style.positional]
+    arguments = [f"{flag.metavar}{' ...' * flag.is_list}" for flag in flags if flag.style.positional]
     parser = _Parser(
         prog=f"recombine {prog}",
         usage=" ".join(["%(prog)s", *arguments, "[flags]"]),
@@ -451,21 +429,16 @@ def _add_flag(group: argparse._ArgumentGroup, flag: Flag, text: str | None) -> N
     names = [flag.style.alias, flag.written] if flag.style.alias else [flag.written]
     common: dict[str, Any] = {"dest": flag.name, "default": argparse.SUPPRESS, "help": text}
     if flag.style.positional:
-        group.add_argument(**common, metavar=flag.metavar, nargs="*" if _is_list(flag) else "?")
+        group.add_argument(**common, metavar=flag.metavar, nargs="*" if flag.is_list else "?")
     elif flag.type is bool:
         group.add_argument(*names, **common, action="store_true" if flag.is_switch else argparse.BooleanOptionalAction)
     elif flag.style.repeatable:
         group.add_argument(*names, **common, metavar=flag.metavar, action="append")
-    elif _is_list(flag):
-        group.add_argument(
-            *names, **common, metavar=flag.metavar, nargs="*", action="extend"
-        )  # given twice, both count
+    elif flag.is_list:
+        # given twice, both count
+        group.add_argument(*names, **common, metavar=flag.metavar, nargs="*", action="extend")
     else:
         group.add_argument(*names, **common, metavar=flag.metavar)
-
-
-def _is_list(flag: Flag) -> bool:
-    return get_origin(flag.type) is tuple
 
 
 def _read_flags(
@@ -475,17 +448,17 @@ def _read_flags(
     words = [re.sub(r"^--[\w-]+", lambda found: found[0].replace("_", "-"), word) for word in argv]
     try:
         found, others = parser.parse_known_intermixed_args(words)
-    except argparse.ArgumentError as error:
-        raise InputError(f"{error.argument_name}: {error.message}") from None
-    if others and not partial:
-        raise InputError(
-            _describe_unknown(others, [name for action in parser._actions for name in action.option_strings])
-        )
-    given = {flag.name: _convert(getattr(found, flag.name), flag) for flag in flags if hasattr(found, flag.name)}
-    missing = next((flag for flag in flags if flag.default is MISSING and flag.name not in given), None)
-    if missing is not None and not partial:
-        text = missing.describe().rstrip(".")
-        raise InputError(f"{missing.written} is missing: expected {text[:1].lower()}{text[1:]}")
+        if others and not partial:
+            names = [name for action in parser._actions for name in action.option_strings]
+            raise InputError(_describe_unknown(others, names))
+        given = {flag.name: _convert(getattr(found, flag.name), flag) for flag in flags if hasattr(found, flag.name)}
+        missing = next((flag for flag in flags if flag.default is MISSING and flag.name not in given), None)
+        if missing is not None and not partial:
+            text = missing.describe().rstrip(".")
+            raise InputError(f"{missing.written} is missing: expected {text[:1].lower()}{text[1:]}")
+    except (argparse.ArgumentError, InputError) as error:
+        what = error if isinstance(error, InputError) else f"{error.argument_name}: {error.message}"
+        raise InputError(f"{what}; see {parser.prog} --help") from None
     return given
 
 
@@ -505,7 +478,7 @@ def _convert(words: Any, flag: Flag) -> Any:
         return words
     if flag.is_optional and words == "None":
         return None
-    if not _is_list(flag):
+    if not flag.is_list:
         return _convert_word(words, flag.type, flag.written)
     types = get_args(flag.type)
     types = types[:1] * len(words) if types[-1] is Ellipsis else types

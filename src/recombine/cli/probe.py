@@ -43,25 +43,20 @@ def run(argv: list[str]) -> None:
     options = parse(ProbeOptions, argv, prog="probe")
     if (options.run is None) == (options.activations is None):
         raise InputError("expected a run directory or --activations FILE, one of the two; see recombine probe --help")
-    try:
-        result = probe(options)
-    except UnsavedProbeError as error:
-        options.show(dict(error.result.numbers), *tables(error.result))
-        raise
-    options.show(dict(result.numbers), *tables(result))
-
-
-def probe(options: ProbeOptions) -> ProbeResult:
-    """The result of the run or of the file."""
 
     def say(part: str) -> None:
         options.say(f"probe: {part}")
 
-    if options.activations is not None:
-        return probe_activations(options.activations, tsne=options.tsne, say=say)
-    assert options.run is not None
-    chosen = options.select("num_instances", "tsne", "save_activations", "device", "code")
-    return probe_run(options.run, say=say, **chosen)
+    try:
+        if options.run is None:
+            result = probe_activations(options.activations, tsne=options.tsne, say=say)
+        else:
+            chosen = options.select("num_instances", "tsne", "save_activations", "device", "code")
+            result = probe_run(options.run, say=say, **chosen)
+    except UnsavedProbeError as error:
+        options.show(dict(error.result.numbers), *tables(error.result))
+        raise
+    options.show(dict(result.numbers), *tables(result))
 
 
 def tables(result: ProbeResult) -> list[Table | str]:
@@ -131,7 +126,7 @@ def layer_table(ablations: Json) -> Table:
         title=f"codes of a layer changed: {Task.metric(ablations['metric']).title}, unchanged: {base}",
         columns=("layer", "codes", "split", "change (95 % interval)"),
         rows=tuple(
-            (row["layer"], words[row["kind"]], split, _change(row[split]))
+            (row["layer"], words[row["kind"]], split, _cell(*(row[split][name] for name in ("change", "low", "high"))))
             for row in ablations["layers"]
             for split in ablations["base"]
         ),
@@ -167,10 +162,6 @@ def swap_table(swap: Json) -> Table:
         rows=tuple(rows),
         note=note if by_rule else "0: ignores the code; 1: gives the donor's answer",
     )
-
-
-def _change(change: Json) -> Cell | None:
-    return _cell(change["change"], change["low"], change["high"])
 
 
 def _cell(value: float | None, low: float | None, high: float | None) -> Cell | None:

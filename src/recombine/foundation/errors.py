@@ -59,8 +59,8 @@ def require(condition: bool, name: str, value: object, expected: str) -> None:
 def check_positive(**values: int) -> None:
     """Require each named value to be a whole number of at least 1."""
     for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise InputError(f"{name} is {value!r}: expected a whole number of at least 1")
+        is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+        require(is_count, name, value, "a whole number of at least 1")
 
 
 def import_extra(package: str, *, extra: str, user: str, instead: str = "") -> ModuleType:
@@ -104,12 +104,10 @@ def total_memory() -> int:
 
 def format_bytes(num_bytes: int) -> str:
     """A number of bytes in the unit that suits it."""
-    unit = 0
-    while unit + 1 < len(UNITS) and num_bytes >= 1000 ** (unit + 1):
-        unit += 1
-    if unit + 1 == len(UNITS) and num_bytes >= 1000 ** (unit + 1):
-        return f"more than 1,000 {UNITS[unit]}"
-    return f"{num_bytes / 1000**unit:.3g} {UNITS[unit]}"
+    for power, unit in enumerate(UNITS):
+        if num_bytes < 1000 ** (power + 1):
+            return f"{num_bytes / 1000**power:.3g} {unit}"
+    return f"more than 1,000 {UNITS[-1]}"
 
 
 def format_count(count: int) -> str:
@@ -174,6 +172,12 @@ def settings_as_dict(settings: Any) -> dict[str, Any]:
         name: msgspec.convert(value, annotations[name]) if type(value) is int else value
         for name, value in asdict(settings).items()
     }
+
+
+def without_defaults(owner: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that differ from the defaults of the fields of a dataclass."""
+    defaults = {field.name: field.default for field in fields(owner)}
+    return {name: value for name, value in values.items() if name not in defaults or value != defaults[name]}
 
 
 def settings_from_dict(owner: type[Owner], values: Mapping[str, Any]) -> Owner:

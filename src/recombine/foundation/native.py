@@ -97,7 +97,7 @@ def load_library(source: Path) -> ctypes.CDLL:
     prefix = f"{source.stem}-{digest([*(path.read_bytes() for path in sources), _describe_cpu()])}"
     compiler = find_compiler()
     if compiler is not None:
-        version = _compiler_version(compiler)
+        version = compiler_version(compiler)
         attempts = list_attempts(is_clang=b"clang" in version)
         prefix += f"-{digest([' '.join(compiler).encode(), version, repr(attempts).encode()])}"
     for path in sorted(directory.glob(f"{prefix}-*.so")):
@@ -281,7 +281,7 @@ def _run(command: Sequence[str], timeout: float) -> tuple[int, bytes]:
 
 
 @cache
-def _compiler_version(compiler: tuple[str, ...]) -> bytes:
+def compiler_version(compiler: tuple[str, ...]) -> bytes:
     return _run([*compiler, "--version"], min(COMPILE_TIMEOUT, VERSION_TIMEOUT))[1]
 
 

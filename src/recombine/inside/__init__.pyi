@@ -1,6 +1,5 @@
 from .collect import Activations as Activations
 from .collect import collect_activations as collect_activations
-from .collect import evaluating as evaluating
 from .decode import decide as decide
 from .decode import decode_components as decode_components
 from .decode import find_best_site as find_best_site

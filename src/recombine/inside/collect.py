@@ -43,6 +43,7 @@ from recombine.models.base import Site
 from recombine.tasks.base import Task
 from recombine.tasks.reading import Reading
 from recombine.tasks.sampling import Batch
+from recombine.training.score import evaluating
 
 CHUNK_SIZE = 250  # rows whose codes of all layers are in memory at once
 ROW_SPLITS = ("fit", "id", "ood")
@@ -177,18 +178,6 @@ def _record(module: nn.Module, site: Site, recorded: dict[str, list[Tensor]]) ->
         yield
     finally:
         handle.remove()
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; the previous mode is restored at the end."""
-    training = model.training
-    model.eval()
-    try:
-        with torch.inference_mode():
-            yield
-    finally:
-        model.train(training)
 
 
 def find_sites(model: nn.Module, names: Sequence[str] | None = None) -> tuple[Site, ...]:

@@ -39,14 +39,14 @@ from torch import Tensor, nn
 from recombine.attention.definition import CodeMap
 from recombine.foundation.display import track
 from recombine.foundation.errors import InputError
-from recombine.inside.collect import evaluating, rows_at_once
+from recombine.inside.collect import rows_at_once
 from recombine.inside.result import SIDES, Ablation, Ablations, Change, Number, Side, SplitSwaps, SwapAnswers, Swaps
 from recombine.tasks.base import Ratio, Task
 from recombine.tasks.reading import Counterfactual, Reading
 from recombine.tasks.sampling import Batch
 from recombine.training.intervals import compare_rows
 from recombine.training.schema import Json
-from recombine.training.score import CompositionSums
+from recombine.training.score import CompositionSums, evaluating
 
 MAX_INSTANCES = 500  # per split: there are many ablations to measure
 MAX_INSTANCES_SWAP = 1_000  # per split

@@ -1,7 +1,7 @@
-"""Evidence from inside the networks, as the page shows it: verdict, decoders, map of codes, similarity, ablations, swaps, and a gallery.
+"""Evidence from inside the networks, as the page shows it: verdict, decoders, map of codes, similarity, ablations, swaps, gallery.
 
-Each reader returns None if its run has nothing to show. Files may be missing, damaged or of another version: `gather` turns
-the error of a reader into a sentence on the page, and the rest of the page is built.
+Each reader returns None if its run has nothing to show. `gather` turns the error of a reader, such as that of a damaged file,
+into a sentence on the page.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from recombine.inside.verdict import Evidence, Verdict
 from recombine.report.runs import ReportRun
 from recombine.tasks.view import Card
 from recombine.training.benchmark import load_run
+from recombine.training.directory import CHECKPOINT
 from recombine.training.schema import Json
 
 BADGES = {  # verdict of `diagnose` -> class of its badge
@@ -48,16 +49,13 @@ def gather(runs: Sequence[ReportRun], read: Callable[[ReportRun], T | None]) -> 
     problems: dict[str, list[str]] = {}  # reason -> labels of runs
     for run in runs:
         try:
-            value = read(run)
-        except InputError as error:  # local paths do not belong in a report
-            reason = f"{error}.".replace(f"{run.directory.path}/", "").replace(str(run.directory.path), "the run")
-            problems.setdefault(reason, []).append(run.label)
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError, OSError) as error:
-            reason = f"this cannot be read ({type(error).__name__} {error}): expected what recombine probe writes."
-            problems.setdefault(reason, []).append(run.label)
-        else:
-            if value is not None:
+            if (value := read(run)) is not None:
                 found.append((run, value))
+        except Exception as error:  # of a damaged file, a network or a task; the rest of the page is built
+            reason = f"{error}." if isinstance(error, InputError) else f"this cannot be read ({type(error).__name__})."
+            # local paths do not belong in a report
+            shown = reason.replace(f"{run.directory.path}/", "").replace(str(run.directory.path), "the run")
+            problems.setdefault(shown, []).append(run.label)
     return found, [
         f"{f'All {len(runs)} runs' if 1 < len(runs) == len(labels) else ', '.join(labels)}: {reason}"
         for reason, labels in problems.items()
@@ -167,16 +165,7 @@ def _read_scores(decoder: SiteDecoder) -> dict[str, dict[str, float | None]]:
 def read_similarity(run: ReportRun) -> dict[str, Json] | None:
     """{site: {modules, centred}}, the matrix square."""
     part = _read_part(run, "similarity", step="structure")
-    if part is None:
-        return None
-    for site, similarity in part[1].items():
-        _require_square(similarity["centred"], len(similarity["modules"]), f"the similarity of {site}")
-    return part[1] or None
-
-
-def _require_square(matrix: Sequence[Sequence[object]], size: int, what: str) -> None:
-    if {len(matrix), *map(len, matrix)} != {size}:
-        raise InputError(f"{what} is not square: expected {size} rows and columns")
+    return None if part is None else part[1] or None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,21 +217,18 @@ def read_swap(run: ReportRun) -> Json | None:
             results = swap["splits"][split]
             rows = [("no swap", results["base"])] if "base" in results else []
             rows += [(_describe_arm(arm), arm) for arm in results["arms"]]
-            splits[split] = [_read_row(words, row, columns) for words, row in rows]
+            splits[split] = [
+                {"words": words, "interval": row["interval"]} | {name: row.get(name) for name in columns}
+                for words, row in rows
+            ]
     by_rule = {split: _read_matrix(swap, split) for split in splits if swap["splits"][split].get("by_rule")}
     what = "rule" if swap.get("rules") else "answer"  # codes are swapped between rules with names, or between answers
     return {"kind": swap["kind"], "what": what, "columns": columns, "splits": splits, "by_rule": by_rule}
 
 
-def _read_row(words: str, row: Json, columns: Sequence[str]) -> Json:
-    low, high = row["interval"]
-    return {"words": words, "interval": (low, high)} | {name: row.get(name) for name in columns}
-
-
 def _read_matrix(swap: Json, split: str) -> Json:
     """How often the answer follows, by own rule (row) and swapped-in rule; rules without an instance are left out."""
     rules, matrix = swap["rules"], swap["splits"][split]["by_rule"]
-    _require_square(matrix, len(rules), "the table of swapped rules")
     rows = [i for i, row in enumerate(matrix) if any(value is not None for value in row)]
     columns = [j for j in range(len(rules)) if any(row[j] is not None for row in matrix)]
     return {
@@ -303,24 +289,15 @@ class EmbeddingMap:
 
 def read_map(run: ReportRun) -> EmbeddingMap | None:
     part = _read_part(run, "tsne")
-    return None if part is None else _make_map(read_arrays(run.directory), part[0])
-
-
-def _make_map(arrays: dict[str, np.ndarray], probe: ProbeNumbers) -> EmbeddingMap:
+    if part is None or not part[1]["sites"]:
+        return None
+    arrays, probe, structure = read_arrays(run.directory), part[0], cast(Json, part[0].get("structure", {}))
     columns = {name: arrays[f"sample.{name}"] for name in ("labels", "split", "composition", "target")}
     sites = {site: arrays[f"tsne.{site}"] for site in probe["tsne"]["sites"]}
     num_rows = len(columns["split"])
-    if not sites or not num_rows:
-        raise InputError(f"there are {len(sites)} sites and {num_rows} rows in the map: expected at least one of each")
-    for name, values in (columns | sites).items():
-        if len(values) != num_rows or (name in sites and values.shape != (num_rows, 2)):
-            raise InputError(f"{name} in probe.npz has shape {values.shape}: expected {num_rows} rows")
     if columns["target"].ndim != 1:
         columns["target"] = columns["target"][..., 0].reshape(num_rows)
     kept = np.arange(num_rows)[:: math.ceil(num_rows / MAX_MAPPED)]
-    compositions = [str(words) for words in arrays["sample.compositions"]]
-    if columns["composition"].min() < 0 or columns["composition"].max() >= len(compositions):
-        raise InputError(f"compositions in probe.npz are numbered past {len(compositions)}: expected their words")
     return EmbeddingMap(
         sites={site: _scale(places[kept]) for site, places in sites.items()},
         labels=columns["labels"][kept],
@@ -328,15 +305,18 @@ def _make_map(arrays: dict[str, np.ndarray], probe: ProbeNumbers) -> EmbeddingMa
         composition=columns["composition"][kept],
         target=columns["target"][kept],
         modules=[str(name) for name in arrays["sample.modules"]],
-        compositions=compositions,
-        structure={site: _read_structure(probe, site) for site in sites},
+        compositions=[str(words) for words in arrays["sample.compositions"]],
+        structure={
+            site: {
+                colour: {
+                    name: structure.get(site, {}).get(colour, {}).get(name)
+                    for name in ("purity", "chance", "untrained")
+                }
+                for colour in ("target", "module")
+            }
+            for site in sites
+        },
     )
-
-
-def _read_structure(probe: ProbeNumbers, site: str) -> dict[str, dict[str, float | None]]:
-    structure: Json = dict(probe.get("structure", {}).get(site, {}))
-    names = ("purity", "chance", "untrained")
-    return {colour: {name: structure.get(colour, {}).get(name) for name in names} for colour in ("target", "module")}
 
 
 def _scale(places: np.ndarray) -> np.ndarray:
@@ -359,21 +339,12 @@ class Gallery:
 
 
 def read_gallery(run: ReportRun) -> Gallery | None:
-    """The gallery of a run, or None if there is no checkpoint. Predictions are not stored, so the network is loaded."""
-    if not (run.directory.path / "checkpoint.safetensors").exists():
+    """The first instances of held-out compositions that a run gets right and wrong; the task judges and draws them.
+
+    None if there is no checkpoint. Predictions are not stored, so the network is loaded.
+    """
+    if not (run.directory.path / CHECKPOINT).exists():
         return None
-    try:
-        return make_gallery(run)
-    except InputError:
-        raise
-    except Exception as error:  # an error in a network or a task must not prevent the report
-        raise InputError(
-            f"its network could not be evaluated ({type(error).__name__}): expected a run of this version"
-        ) from None
-
-
-def make_gallery(run: ReportRun) -> Gallery:
-    """The first instances of held-out compositions that a run gets right and wrong; the task judges and draws them."""
     _, config, model = load_run(run.directory.path, "cpu", code=run.code)
     task = config.task
     batch = task.sample("ood", 0, batch_size=NUM_EVALUATED)

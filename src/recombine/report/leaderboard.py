@@ -11,9 +11,8 @@ import logging
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import TypedDict
 
-from recombine.foundation.errors import InputError, find_schema_error, settings_as_dict
+from recombine.foundation.errors import InputError, settings_as_dict
 from recombine.foundation.files import write_output
 from recombine.inside.verdict import name_splits
 from recombine.report.page import render_page
@@ -27,13 +26,6 @@ from recombine.training.intervals import compare
 from recombine.training.schema import Json, Score
 
 _log = logging.getLogger(__name__)
-
-
-class Budget(TypedDict):
-    """What a board needs to know of a training."""
-
-    steps: int
-    batch_size: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,13 +102,10 @@ def make_boards(runs: Sequence[RunDirectory]) -> list[Board]:
     seen = {run.path.resolve(): run for run in runs}
     for run in seen.values():
         try:
-            entry = read_entry(run)
-            if entry is not None:
+            if entry := read_entry(run):
                 groups.setdefault(hash_board(entry), []).append(entry)
-        except InputError as error:
-            _log.warning("left out: %s", error)
-        except LookupError as error:
-            _log.warning("left out: %s lacks %s", run.path, error)
+        except (InputError, LookupError) as error:
+            _log.warning("left out: %s: %s", run.path, error)
     boards = [_make_board(key, entries) for key, entries in groups.items()]
     return sorted(boards, key=lambda board: (board.task, board.first["steps"], board.first["seed"], board.key))
 
@@ -126,12 +115,8 @@ def read_entry(run: RunDirectory) -> Entry | None:
     result = run.read_json("result.json", complete=True) if run.finished else {}
     if not all(result.get("scores", {}).get(split) for split in ("test", "ood")):
         return None
-    fault = find_schema_error(run.config["training"], Budget)
-    if fault is not None:
-        raise InputError(f"{run.path / 'config.json'} is damaged: training.{fault}")
     headline = next(iter(result["scores"]["ood"]))
-    _ = result["composition_sums"]["ood"][headline]
-    _ = result["metrics"][headline], run.read_json("split.json", complete=True)
+    _ = result["composition_sums"]["ood"][headline], result["metrics"][headline], run.read_json("split.json", complete=True)
     return Entry(run=run, result=result, version=run.read_json("environment.json").get("recombine", "unknown"))
 
 
@@ -175,10 +160,8 @@ def _make_board(key: str, entries: list[Entry]) -> Board:
     ranked = sorted(entries, key=lambda entry: entry.score("ood")["value"], reverse=upward)
     details = label_settings(differing_settings([entry.run for entry in ranked])) if len(ranked) > 1 else [""]
     labels = [entry.label for entry in ranked]
-    shown = [
-        detail if labels.count(label) > 1 and detail != label else ""
-        for label, detail in zip(labels, details, strict=True)
-    ]
+    pairs = zip(labels, details, strict=True)
+    shown = [detail if labels.count(label) > 1 and detail != label else "" for label, detail in pairs]
     tied = [entry is ranked[0] or is_tied(ranked[0], entry) for entry in ranked]
     return Board(key=key, budget=name_budget(ranked[0].run), entries=ranked, details=shown, tied=tied)
 
@@ -194,11 +177,8 @@ def is_tied(best: Entry, entry: Entry) -> bool | None:
 def tabulate_models(boards: Sequence[Board]) -> list[tuple[str, list[Json | None]]]:
     """For each model, its best score on the held-out compositions of each board."""
     labels = sorted({entry.label for board in boards for entry in board.entries})
-    rows = []
-    for label in labels:
-        entries = [next((entry for entry in board.entries if entry.label == label), None) for board in boards]
-        rows.append((label, [None if entry is None else entry.score("ood") for entry in entries]))
-    return rows
+    scores = [[(entry.label, entry.score("ood")) for entry in reversed(board.entries)] for board in boards]
+    return [(label, [dict(board).get(label) for board in scores]) for label in labels]
 
 
 def render(boards: Sequence[Board], title: str) -> str:
@@ -210,10 +190,5 @@ def render(boards: Sequence[Board], title: str) -> str:
         boards=boards,
         models=tabulate_models(boards),
         contents=[(board.key, board.title) for board in boards],
-        position_of=_find_position,
+        position_of=lambda score: find_position(Score(**score), score["value"]) or 0.0,
     )
-
-
-def _find_position(score: Json) -> float:
-    """The position of a score of `result.json` between chance (0) and ceiling (1); 0 if it has none."""
-    return find_position(Score(**score), score["value"]) or 0.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
@@ -24,7 +24,7 @@ from recombine.foundation.files import write_output
 from recombine.inside.result import DECODER_TITLES
 from recombine.models.base import Code
 from recombine.report.answer import make_answer
-from recombine.report.figures import Draw, draw_scores, render_files, render_inline
+from recombine.report.figures import draw_scores, render_files, render_inline
 from recombine.report.findings import Change, Diagnosed
 from recombine.report.runs import (
     ReportRun,
@@ -113,22 +113,10 @@ def render(runs: Sequence[ReportRun], title: str, sections: Sequence[Section] | 
             for section in sections
         },
         groups=groups,
-        figures=_Figures(drawn),
+        figures=drawn,
+        draw_figure=lambda name: render_inline(drawn[name], name),
         maps=next((section.content.get("maps", {}) for section in sections if section.name == "codes"), {}),
     )
-
-
-class _Figures:
-    """The figures of a page, each drawn when a template asks for it."""
-
-    def __init__(self, drawn: Mapping[str, Draw]) -> None:
-        self.drawn = drawn
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.drawn
-
-    def __getitem__(self, name: str) -> Markup:
-        return render_inline(self.drawn[name], name)
 
 
 def render_page(template: str, scripts: Sequence[str], **content: Any) -> str:
@@ -174,20 +162,16 @@ class Example:
 
 def make_example(runs: Sequence[ReportRun]) -> Example | None:
     """The first held-out instance of the task that all runs have; None if there is no such task."""
-    names = {run.directory.config.get("task", {}).get("name") for run in runs}
+    names = {run.directory.config["task"].get("name") for run in runs}
     task = next((run.task for run in runs if run.task is not None), None)
     if len(names) != 1 or task is None:
         return None
     try:
-        return _draw_example(task)
+        batch = task.sample("ood", 0, batch_size=1)
+        best = task.best_predictions(batch, split="ood", metric=task.headline)
+        card = task.card(batch, 0, task.judge(best, batch)[0][0])
     except Exception:  # an error in a task must not prevent the report
         return None
-
-
-def _draw_example(task: Task) -> Example:
-    batch = task.sample("ood", 0, batch_size=1)
-    best = task.best_predictions(batch, split="ood", metric=task.headline)
-    card = task.card(batch, 0, task.judge(best, batch)[0][0])
     return Example(
         task=task.name.replace("_", " "),
         summary=re.sub(r" \([A-Z]{2}\b[^)]*\)", "", task.summary[:1].lower() + task.summary[1:].rstrip(".")),
@@ -211,11 +195,6 @@ def describe_module(task: Task, module: str) -> str:
         return module
 
 
-def _title_site(site: str) -> str:
-    kind, _, layer = site.rpartition(".")
-    return f"{kind}, layer {layer}" if kind and layer.isdigit() else site
-
-
 def _by_head(changes: Sequence[Change]) -> list[tuple[tuple[int, int | None], dict[str, Change]]]:
     """((layer, head), {kind: change}) for each head."""
     heads: dict[tuple[int, int | None], dict[str, Change]] = {}
@@ -224,21 +203,11 @@ def _by_head(changes: Sequence[Change]) -> list[tuple[tuple[int, int | None], di
     return list(heads.items())
 
 
-@jinja2.pass_context
-def _title_metric(context: jinja2.runtime.Context, metric: str) -> str:
-    return metric_title(metric, context.get("runs", ()))
-
-
-@jinja2.pass_context
-def _title_split(context: jinja2.runtime.Context, split: str) -> str:
-    return split_title(split, context.get("runs", ()))
-
-
 FILTERS: dict[str, Callable[..., Any]] = {
     "number": show_number,
-    "metric": _title_metric,
-    "split": _title_split,
-    "site": _title_site,
+    "metric": jinja2.pass_context(lambda context, metric: metric_title(metric, context.get("runs", ()))),
+    "split": jinja2.pass_context(lambda context, split: split_title(split, context.get("runs", ()))),
+    "site": lambda site: re.sub(r"^(.+)\.(\d+)$", r"\1, layer \2", site),
     "decoder": lambda metric: DECODER_TITLES[metric],
     "zip": lambda first, second: list(zip(first, second, strict=True)),
     "labels": lambda runs: [(run.series, run.label) for run in runs],

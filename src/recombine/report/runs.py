@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Literal
 
 from recombine.foundation.display import format_number
 from recombine.foundation.errors import InputError
@@ -23,8 +23,6 @@ from recombine.training.schema import Json, Score
 Curve = tuple[list[int], list[float]]  # steps, values
 
 MAX_POINTS = 1_000  # of a curve: as many as a screen can show
-MAX_KEPT = 50_000  # rows of metrics in memory; even, so that halving keeps the last
-Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,25 +62,16 @@ class ReportRun:
         return self.read("split.json").get("certificate", {})
 
     @cached_property
-    def metrics(self) -> tuple[list[tuple[int, float]], list[Json], Json]:
-        """Steps with their losses, and the rows with scores, both evenly thinned out where there are very many; the last row."""
-        losses, scored, row = _Sample[tuple[int, float]](), _Sample[Json](), {}
-        for row in self.directory.iterate_metrics():
-            losses.add((row["step"], row["loss"]))
-            if "scores" in row:
-                scored.add(row)
-        return losses.values, scored.values, row
+    def metrics(self) -> list[Json]:
+        """The rows of metrics."""
+        return self.directory.read_metrics()
 
     @cached_property
     def scores(self) -> dict[str, dict[str, Score]]:
         """Scores of the result; for an unfinished run the last ones, without interval, chance or ceiling."""
-        found: Json = self.result.get("scores") or next((row["scores"] for row in self.metrics[1][::-1]), {})
-        try:
-            return {split: {name: _score(value) for name, value in metrics.items()} for split, metrics in found.items()}
-        except KeyError as error:
-            raise InputError(
-                f"{self.directory.path} has a score without {error}: expected value, low and high"
-            ) from None
+        rows = (row["scores"] for row in reversed(self.metrics) if "scores" in row)
+        found: Json = self.result.get("scores") or next(rows, {})
+        return {split: {name: _score(value) for name, value in metrics.items()} for split, metrics in found.items()}
 
     def score(self, split: str, metric: str) -> Score | None:
         return self.scores.get(split, {}).get(metric)
@@ -96,40 +85,15 @@ class ReportRun:
             return None
 
     def loss_curve(self) -> Curve:
-        return _downsample(self.metrics[0])
+        return _downsample([(row["step"], row["loss"]) for row in self.metrics])
 
     def score_curve(self, split: str, metric: str) -> Curve:
-        rows = [(row["step"], row.get("scores", {}).get(split, {}).get(metric)) for row in self.metrics[1]]
+        rows = [(row["step"], row.get("scores", {}).get(split, {}).get(metric)) for row in self.metrics]
         return _downsample([(step, value) for step, value in rows if value is not None])
 
 
 def _score(found: Json | float) -> Score:
-    if not isinstance(found, dict):
-        return Score(value=found, low=math.nan, high=math.nan)
-    value, low, high = (found[name] for name in ("value", "low", "high"))
-    return Score(value=value, low=low, high=high, chance=found.get("chance"), ceiling=found.get("ceiling"))
-
-
-class _Sample(Generic[Value]):
-    """All values that are added, up to `MAX_KEPT`; of more, every second, fourth or further one, and always the last."""
-
-    def __init__(self) -> None:
-        self.kept: list[Value] = []
-        self.last: list[Value] = []  # the last value, if it is not kept
-        self.every, self.number = 1, 0
-
-    def add(self, value: Value) -> None:
-        self.last = [value]
-        if self.number % self.every == 0:
-            self.kept.append(value)
-            self.last = []
-        if len(self.kept) > MAX_KEPT:
-            self.kept, self.every = self.kept[::2], 2 * self.every
-        self.number += 1
-
-    @property
-    def values(self) -> list[Value]:
-        return self.kept + self.last
+    return Score(**found) if isinstance(found, dict) else Score(value=found, low=math.nan, high=math.nan)
 
 
 def _downsample(points: list[tuple[int, Any]]) -> Curve:
@@ -140,8 +104,11 @@ def _downsample(points: list[tuple[int, Any]]) -> Curve:
 
 def read_runs(paths: Sequence[Path], code: Sequence[Code] = ()) -> list[ReportRun]:
     """Open each run once, and label it by the settings that differ, if these are few and distinguish the runs."""
-    directories = [run for path in paths for run in _open_runs(Path(path))]
-    directories = list({run.path.resolve(): run for run in directories}.values())
+    opened: list[RunDirectory] = []
+    for path in map(Path, paths):
+        found = [] if (path / "config.json").exists() or not path.is_dir() else find_runs(path)
+        opened += order_runs(found) or [RunDirectory.open(path)]
+    directories = list({run.path.resolve(): run for run in opened}.values())
     if not directories:
         raise InputError("no runs to report on: expected at least one run directory")
     labels = label_settings(differing_settings(directories))
@@ -152,12 +119,6 @@ def read_runs(paths: Sequence[Path], code: Sequence[Code] = ()) -> list[ReportRu
         ReportRun(directory=run, label=label, series=number, code=tuple(code))
         for number, (run, label) in enumerate(pairs)
     ]
-
-
-def _open_runs(path: Path) -> list[RunDirectory]:
-    """A run, or the runs in a folder, by their settings."""
-    runs = [] if (path / "config.json").exists() or not path.is_dir() else find_runs(path)
-    return order_runs(runs) or [RunDirectory.open(path)]
 
 
 def find_range(score: Score) -> tuple[float, float] | None:
@@ -251,7 +212,11 @@ def group_seeds(runs: Sequence[ReportRun], metric: str) -> list[RunGroup]:
     for run in runs:
         sums = run.result.get("composition_sums", {})
         if all(metric in sums.get(split, {}) for split in ("ood", "test")):
-            members.setdefault(hash_config(_without_seeds(run.directory.config)), []).append(run)
+            without_seeds = {
+                part: {key: value for key, value in settings.items() if f"{part}.{key}" not in SEEDS}
+                for part, settings in run.directory.config.items()
+            }
+            members.setdefault(hash_config(without_seeds), []).append(run)
     if all(len(group) < 2 for group in members.values()):
         return []
     firsts = [group[0].directory for group in members.values()]
@@ -268,11 +233,3 @@ def group_seeds(runs: Sequence[ReportRun], metric: str) -> list[RunGroup]:
     ]
     lower_is_better = is_lower_better(score) if (score := groups[0].runs[0].score("ood", metric)) else False
     return sorted(groups, key=lambda group: group.held_out.value, reverse=not lower_is_better)
-
-
-def _without_seeds(config: Json) -> Json:
-    return {
-        part: {key: value for key, value in settings.items() if f"{part}.{key}" not in SEEDS}
-        for part, settings in config.items()
-        if isinstance(settings, dict)
-    }

@@ -20,6 +20,7 @@ from .schema import Score as Score
 from .score import CONFIDENCE as CONFIDENCE
 from .score import EVALUATION_VERSION as EVALUATION_VERSION
 from .score import describe_metrics as describe_metrics
+from .score import evaluating as evaluating
 from .score import score_references as score_references
 from .session import describe_environment as describe_environment
 from .session import resolve_device as resolve_device

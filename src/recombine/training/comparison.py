@@ -15,22 +15,19 @@ SEEDS = ("task.seed", "training.model_seed")
 
 def order_runs(runs: Sequence[RunDirectory]) -> list[RunDirectory]:
     """Runs by their settings, seeds last, so that similar runs are neighbours; their names end with a hash."""
+
+    def place(value: Any) -> tuple[bool, float, str]:  # numbers by their size, before everything else by its text
+        return (False, float(value), "") if isinstance(value, int | float) else (True, 0.0, str(value))
+
     pairs = zip(differing_settings(runs), runs, strict=True)
-    return [run for _, run in sorted(pairs, key=lambda pair: [_sortable(value) for value in pair[0].values()])]
-
-
-def _sortable(value: Any) -> tuple[bool, float, str]:
-    """Numbers by their size, before everything else by its text."""
-    number = isinstance(value, int | float)
-    return not number, float(value) if number else 0.0, "" if number else str(value)
+    return [run for _, run in sorted(pairs, key=lambda pair: list(map(place, pair[0].values())))]
 
 
 def differing_settings(runs: Sequence[RunDirectory]) -> list[Json]:
     """The settings of each run that are not the same in all runs: names first, then numbers, then seeds."""
-    flat: list[Json] = []
-    for run in runs:
-        parts = {part: value if isinstance(value, dict) else {"value": value} for part, value in run.config.items()}
-        flat.append({f"{part}.{key}": value for part, fields in parts.items() for key, value in fields.items()})
+    flat = [
+        {f"{part}.{key}": value for part, fields in run.config.items() for key, value in fields.items()} for run in runs
+    ]
     keys = [
         key
         for key in dict.fromkeys(key for settings in flat for key in settings)

@@ -25,6 +25,7 @@ from recombine.foundation.errors import (
     require,
     settings_as_dict,
     settings_from_dict,
+    without_defaults,
 )
 from recombine.models.base import (
     Code,
@@ -168,16 +169,7 @@ class RunConfig:
 
     def without_defaults(self, config: Json) -> Json:
         """The settings of a configuration of the same classes that differ from their defaults."""
-        owners: dict[str, Any] = {"task": self.task, "model": self.model, "training": self.training}
-        defaults = {role: {field.name: field.default for field in fields(owner)} for role, owner in owners.items()}
-        return {
-            role: {
-                name: value
-                for name, value in settings.items()
-                if name not in defaults[role] or value != defaults[role][name]
-            }
-            for role, settings in config.items()
-        }
+        return {role: without_defaults(getattr(self, role), settings) for role, settings in config.items()}
 
     @property
     def directory_name(self) -> str:
@@ -229,7 +221,11 @@ def default_run(
     if model is not None:
         model_class = find_model(model) if isinstance(model, str) else check_model(model)
         if not is_own(model_class):  # the task has no sizes for it
-            _require_defaults(model_class)
+            for field in fields(model_class):
+                if field.default is MISSING and field.default_factory is MISSING:
+                    raise InputError(
+                        f"{model_class.__name__}.{field.name} has no default: expected one for every setting"
+                    )
             preset = task_class.preset(scale)
             return RunConfig(task=preset.task, model=model_class(), training=TrainingConfig(**preset.training))
         model = model_class.kind
@@ -239,12 +235,6 @@ def default_run(
         model=find_model(preset.model)(**preset.sizes),
         training=TrainingConfig(**preset.training),
     )
-
-
-def _require_defaults(owner: type[ModelConfig]) -> None:
-    for field in fields(owner):
-        if field.default is MISSING and field.default_factory is MISSING:
-            raise InputError(f"{owner.__name__}.{field.name} has no default: expected one for every setting")
 
 
 def check_version(role: str, recorded: Any, owner: type[Task] | type[ModelConfig]) -> None:

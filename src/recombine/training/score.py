@@ -20,7 +20,8 @@ There are three reference scores, all measured on the same instances as the scor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
@@ -44,12 +45,8 @@ CONFIDENCE = 0.95
 LEARNED = 0.8  # of the way from chance to ceiling, on trained compositions
 
 Predictor = Callable[[Tensor], Tensor]
-
-
 ReferenceScores = dict[str, dict[str, dict[Reference, float]]]  # split -> metric -> reference -> value
 BaselineScores = dict[str, dict[str, dict[str, float]]]  # baseline -> split -> metric -> value
-
-
 Scores = dict[SplitName, dict[str, Score]]  # split -> metric -> score
 
 
@@ -102,7 +99,13 @@ def score(
         check_choice("split", split, task.splits)
     evaluation = Evaluation()
     for split in splits:
-        sums = _measure(predict, task, split, num_instances, references, device)
+        sums = _SplitSums(len(task.split.compositions(split)))
+        with evaluating(predict) if isinstance(predict, nn.Module) else torch.inference_mode():
+            for batch in evaluation_batches(task, split, num_instances, device):
+                sums.model.add(_measure_model(predict, task, batch), batch)
+                if references:
+                    sums.add_references(task, split, batch)
+                    sums.add_baselines(task, batch)
         evaluation[split] = {metric: sums.score(metric) for metric in sums.model.totals}
         for name, baseline in sums.baselines.items():
             values = {metric: baseline.value(metric) for metric in baseline.totals}
@@ -129,25 +132,16 @@ def evaluation_splits(task: Task) -> tuple[SplitName, ...]:
     return tuple(split for split in task.splits if split != "train" and task.split.compositions(split))
 
 
-def _measure(
-    predict: Predictor, task: Task, split: SplitName, num_instances: int, references: bool, device: torch.device | str
-) -> _SplitSums:
-    """One pass over a split."""
-    sums = _SplitSums(len(task.split.compositions(split)))
-    training = isinstance(predict, nn.Module) and predict.training
-    if isinstance(predict, nn.Module):
-        predict.eval()
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients; the previous mode is restored at the end."""
+    training = model.training
+    model.eval()
     try:
         with torch.inference_mode():
-            for batch in evaluation_batches(task, split, num_instances, device):
-                sums.model.add(_measure_model(predict, task, batch), batch)
-                if references:
-                    sums.add_references(task, split, batch)
-                    sums.add_baselines(task, batch)
+            yield
     finally:
-        if isinstance(predict, nn.Module):
-            predict.train(training)
-    return sums
+        model.train(training)
 
 
 def check_predictions(predictions: object, *, num_rows: int) -> Tensor:

@@ -9,7 +9,6 @@ import logging
 import os
 import platform
 import signal
-import subprocess
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -24,7 +23,7 @@ from typing import ClassVar
 import torch
 
 from recombine.attention.cpu import kernels as cpu_library
-from recombine.foundation import native as compiler
+from recombine.foundation import native
 from recombine.foundation.display import Meter, measure_progress, show_progress
 from recombine.foundation.errors import InputError, check_positive
 from recombine.training.directory import RunDirectory
@@ -133,7 +132,7 @@ def describe_environment(device: torch.device | str, num_processes: int = 1) -> 
         "python": platform.python_version(),
         "torch": torch.__version__,
         "platform": platform.platform(),
-        "processor": compiler.name_processor(),
+        "processor": native.name_processor(),
         "device": str(device),
         "num_threads": torch.get_num_threads(),
         "num_processes": num_processes,
@@ -167,16 +166,10 @@ def describe_kernel(device: torch.device | str) -> str:
     if not isinstance(library, ctypes.CDLL):
         return f"reference ({library})"
     build = Path(library._name).stem.rsplit("-", 1)[-1]  # the hash of the compiled file
-    return f"cpu (build {build}, {_describe_compiler()})"
-
-
-@cache
-def _describe_compiler() -> str:
-    command = compiler.find_compiler()
-    if command is None:
-        return "compiled earlier"
-    shown = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False).stdout
-    return " ".join([*shown.splitlines()[:1], *compiler.FLAGS])
+    command = native.find_compiler()
+    version = [] if command is None else native.compiler_version(command).decode(errors="replace").splitlines()[:1]
+    how = " ".join([*version, *native.FLAGS]) if command is not None else "compiled earlier"
+    return f"cpu (build {build}, {how})"
 
 
 @contextlib.contextmanager

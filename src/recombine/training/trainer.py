@@ -21,6 +21,7 @@ from recombine.foundation.native import keep_freed_memory
 from recombine.tasks.base import Task
 from recombine.tasks.sampling import Batch
 from recombine.training.config import TrainingConfig, build_optimizer
+from recombine.training.precision import use_precision
 from recombine.training.score import check_predictions
 
 
@@ -202,7 +203,7 @@ class Trainer:
         config = self.config
         batch = self.batches[self.step]
         seed = self.task.seed if config.model_seed is None else config.model_seed
-        with self._precision(), self.dropout.at(seed, self.step):
+        with use_precision(config.precision, self.device, compiled=self.is_compiled), self.dropout.at(seed, self.step):
             predictions = check_predictions(self.forward(batch.inputs), num_rows=len(batch))
         loss = self.task.loss(predictions.float(), batch)
         factor, self.is_stopping = self.group.combine(self.task.loss_weight(batch), stop)
@@ -217,13 +218,6 @@ class Trainer:
         share = loss.detach() if self.group.size == 1 else loss.detach() * (factor / self.group.size)
         self.loss_sum += share
         return share
-
-    def _precision(self) -> contextlib.AbstractContextManager[object]:
-        if self.config.precision == "float32":
-            return contextlib.nullcontext()
-        from recombine.training.precision import use_precision
-
-        return use_precision(self.config.precision, self.device, compiled=self.is_compiled)
 
     def state(self) -> dict[str, Tensor]:
         """Parameters and optimizer state under flat names. All processes of a sharded model must call this."""

@@ -20,10 +20,10 @@ import torch
 from jaxtyping import Float
 
 from recombine.foundation import InputError, check_positive
-from recombine.inside import Measurement, decide, evaluating, fit_ridge
+from recombine.inside import Measurement, decide, fit_ridge
 from recombine.models import SequenceModel
 from recombine.tasks import Batch, SequenceTeacher, SplitName
-from recombine.training import Json
+from recombine.training import Json, evaluating
 from recombine_papers.base import load_networks
 
 IDENTIFICATION = Measurement(name="identification", version=4)

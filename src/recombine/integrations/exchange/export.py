@@ -19,7 +19,6 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -30,7 +29,7 @@ from numpy.typing import NDArray
 from pyarrow import parquet
 from torch import Tensor
 
-from recombine.foundation.errors import InputError, require_memory, settings_as_dict
+from recombine.foundation.errors import InputError, require_memory, settings_as_dict, without_defaults
 from recombine.foundation.files import (
     parse_json,
     read_json_lines,
@@ -61,11 +60,11 @@ def write_table(table: pa.Table, path: Path) -> None:
     if suffix == ".jsonl":
         content = encode_json_lines(_shorten(table).to_pylist())
     else:
-        content = {".parquet": encode_parquet, ".csv": _encode_csv, ".npz": _encode_npz}[suffix](table)
+        content = {".parquet": _encode_parquet, ".csv": _encode_csv, ".npz": _encode_npz}[suffix](table)
     write_output(path, content)
 
 
-def encode_parquet(table: pa.Table) -> bytes:
+def _encode_parquet(table: pa.Table) -> bytes:
     content = io.BytesIO()
     parquet.write_table(table, content, compression="zstd")
     return content.getvalue()
@@ -205,15 +204,11 @@ def hash_export(task: Task) -> str:
 
     Settings that have their default are left out, so that a setting added later does not change the hash.
     """
-    defaults = {field.name: field.default for field in fields(task) if field.default is not MISSING}
-    settings = {
-        name: value for name, value in settings_as_dict(task).items() if name not in defaults or value != defaults[name]
-    }
     return hash_config(
         {
             "task": task.name,
             "version": version_of(type(task)),
-            "settings": settings,
+            "settings": without_defaults(task, settings_as_dict(task)),
             "split_sha256": task.split.certificate.sha256,
         }
     )

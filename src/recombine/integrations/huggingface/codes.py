@@ -25,8 +25,8 @@ from recombine.attention.definition import normalise, score
 from recombine.attention.dispatch import attend
 from recombine.foundation.errors import InputError, check_positive
 from recombine.foundation.files import write_output
-from recombine.inside.collect import evaluating
 from recombine.integrations.huggingface.attention import Call, watching
+from recombine.training.score import evaluating
 
 LAST_TOKEN = ((-1, -1),)
 

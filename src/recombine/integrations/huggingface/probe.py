@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from recombine.attention.definition import CodeMap
 from recombine.attention.dispatch import attend
 from recombine.foundation.errors import InputError
-from recombine.inside.collect import CHUNK_SIZE, evaluating
+from recombine.inside.collect import CHUNK_SIZE
 from recombine.inside.decode import fit_logistic_path, standardise
 from recombine.inside.probe import NUM_INSTANCES, Say, probe_model
 from recombine.inside.result import PROBE, ProbeResult
@@ -39,6 +39,7 @@ from recombine.integrations.huggingface.prompts import Prompts, read_prompts
 from recombine.models.base import Site
 from recombine.training.directory import RunDirectory
 from recombine.training.schema import Json
+from recombine.training.score import evaluating
 from recombine.training.session import resolve_device
 
 STRENGTH = 0.1  # of the readout's regularisation; the middle one of those that the probe tries
