@@ -38,18 +38,15 @@ def run(argv: list[str]) -> None:
     results = [read_result(directory) for directory in runs]
     rows = compare_results(*results)
     settings = differing_settings(runs)
+    differences: dict[str, Json] = {}
+    for row in rows:
+        differences.setdefault(row["split"], {})[row["metric"]] = row
     value: Json = {
         "runs": [str(directory.path) for directory in runs],
         "settings": settings,
-        "differences": {
-            split: {row["metric"]: row for row in rows if row["split"] == split} for split in _splits(rows)
-        },
+        "differences": differences,
     }
     options.show(value, tabulate_settings(settings), tabulate(rows, results[0]))
-
-
-def _splits(rows: list[Json]) -> list[str]:
-    return list(dict.fromkeys(row["split"] for row in rows))
 
 
 def tabulate_settings(settings: list[Json]) -> Table:
@@ -75,5 +72,5 @@ def tabulate(rows: list[Json], result: Json) -> Table:
             )
             for row in rows
         ),
-        note=f"{NOTE}\n{split_legend(_splits(rows), result.get('splits'))}",
+        note=f"{NOTE}\n{split_legend(dict.fromkeys(row['split'] for row in rows), result.get('splits'))}",
     )

@@ -7,7 +7,6 @@ from typing import Annotated
 
 from recombine.cli.flags import OneRunOptions, score_table
 from recombine.cli.main import Argument, parse
-from recombine.foundation.display import tables_as_dict
 from recombine.tasks.sampling import SplitName
 from recombine.training.benchmark import load_run
 from recombine.training.schema import Json
@@ -41,7 +40,7 @@ def run(argv: list[str]) -> None:
     if directory.finished:
         value |= directory.read_json("result.json")
     value |= {"metrics": describe_metrics(task, scores.values()), "scores": scores_as_dict(scores)}
-    value |= {"tables": tables_as_dict(tables)} if tables else {}
+    value |= {"tables": {table.title: table.as_dicts() for table in tables}} if tables else {}
     value["splits"] = describe_splits(task)
     options.show(
         value, score_table(value["scores"], config.name, metrics=value["metrics"], splits=value["splits"]), *tables

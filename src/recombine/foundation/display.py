@@ -109,11 +109,6 @@ class Table:
         ]
 
 
-def tables_as_dict(tables: list[Table]) -> dict[str, Any]:
-    """The rows of each table, by title."""
-    return {table.title: table.as_dicts() for table in tables}
-
-
 def format_value(value: Value, column: Column) -> str:
     """A value as it is shown."""
     if value is None:

@@ -50,7 +50,12 @@ def load_object(specification: str) -> Any:
     source, _, name = specification.rpartition(":")
     if not source or not name:
         raise InputError(f"code {specification!r}: expected FILE.py:NAME or package.module:NAME")
-    module = _load_file(Path(source)) if source.endswith(".py") else _import_module(source, specification)
+    try:
+        module = _load_file(Path(source)) if source.endswith(".py") else importlib.import_module(source)
+    except (ImportError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{specification!r} cannot be imported ({error}): expected package.module:NAME") from None
     value: Any = module
     for part in name.split("."):
         value = getattr(value, part, None)
@@ -94,13 +99,6 @@ def describe_error(error: Exception, path: Path) -> str:
     message = str(error).splitlines()[0] if str(error) else ""
     kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
     return f"{where}{kind}{message}"
-
-
-def _import_module(name: str, specification: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except (ImportError, ValueError) as error:
-        raise InputError(f"{specification!r} cannot be imported ({error}): expected package.module:NAME") from None
 
 
 def find_classes(package: str, path: Iterable[str], base: Any, name: str) -> dict[str, Any]:

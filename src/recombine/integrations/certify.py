@@ -65,9 +65,7 @@ class HeldOut:
     num_uncovered: int  # untrained compositions with a value that is never trained
     num_unconnected: int  # covered compositions whose values training never connects
     levels: dict[int, int]  # number of values to change to reach a trained composition -> number of compositions
-    trained_pairs: (
-        float | None
-    )  # share of the pairs of values of untrained compositions that occur together in training
+    trained_pairs: float | None  # share of the pairs of values of untrained compositions that are trained together
     num_shared_rows: int | None  # rows that are training rows too, after folding; None where rows were not compared
     num_shared_rows_exactly: int | None
 
@@ -148,11 +146,8 @@ class DataCertificate:
                 "groups": [list(group) for group in self.groups],
             },
             "held_out": [
-                {
-                    **vars(part),
-                    "levels": {str(level): n for level, n in part.levels.items()},
-                    "num_valid": part.num_valid,
-                }
+                vars(part)
+                | {"levels": {str(n): count for n, count in part.levels.items()}, "num_valid": part.num_valid}
                 for part in self.held_out
             ],
             "passes": self.passes,
@@ -181,7 +176,8 @@ def certify(
     counts: dict[str, Counter[Values]] = defaultdict(Counter)
     hashes: dict[str, list[NDArray[np.uint64]]] = defaultdict(list)
     for part, rows in _read_parts(table, columns, split):
-        _count(rows, columns, counts[part])
+        found, positions = _find_compositions(rows, columns)
+        counts[part].update(dict(zip(found, np.bincount(positions).tolist(), strict=True)))
         if compare_rows:
             hashes[part].append(hash_rows(rows.drop_columns([split]) if split in rows.column_names else rows))
         if sum(map(len, counts.values())) > MAX_COMPOSITIONS:
@@ -245,7 +241,9 @@ def _judge_part(
     untrained_values: dict[str, dict[str, int]] = defaultdict(dict)
     for (position, value), count in unknown.most_common():
         untrained_values[columns[position]][value] = count
-    shared = [None, None] if rows is None or training_rows is None else list(map(_count_shared, rows, training_rows))
+    shared: list[int | None] = [None, None]
+    if rows is not None and training_rows is not None:
+        shared = [int(np.isin(*pair).sum()) for pair in zip(rows, training_rows, strict=True)]
     return HeldOut(
         name=part,
         num_rows=sum(counts.values()),
@@ -260,10 +258,6 @@ def _judge_part(
         num_shared_rows_exactly=shared[0],
         num_shared_rows=shared[1],
     )
-
-
-def _count_shared(rows: NDArray[np.uint64], training_rows: NDArray[np.uint64]) -> int:
-    return int(np.isin(rows, training_rows).sum())
 
 
 def fold(values: Values) -> Values:
@@ -498,27 +492,17 @@ def _find_compositions(rows: pa.Table, columns: Sequence[str]) -> tuple[list[Val
     return [tuple(name[i] for name, i in zip(names, row, strict=True)) for row in indices], positions
 
 
-def _count(rows: pa.Table, columns: Sequence[str], counts: Counter[Values]) -> None:
-    """Add the number of rows of each composition."""
-    found, positions = _find_compositions(rows, columns)
-    for values, number in zip(found, np.bincount(positions).tolist(), strict=True):
-        counts[values] += number
-
-
 def hash_rows(rows: pa.Table) -> NDArray[np.uint64]:
     """Two 64-bit hashes per row: of its values, and of its values without differences of case and spacing."""
     with np.errstate(over="ignore"):
         exact, folded = np.zeros((2, len(rows)), np.uint64)
         for name in sorted(rows.column_names):
             texts = _as_text(rows[name])
-            for total, column in ((exact, texts), (folded, _fold_column(texts))):
+            plain = pc.utf8_lower(pc.utf8_trim_whitespace(pc.replace_substring_regex(texts, r"\s+", " ")))
+            for total, column in ((exact, texts), (folded, plain)):
                 total *= HASH_BASE
                 total += _hash_texts(column)
         return np.stack([exact, folded])
-
-
-def _fold_column(texts: pa.Array) -> pa.Array:
-    return pc.utf8_lower(pc.utf8_trim_whitespace(pc.replace_substring_regex(texts, r"\s+", " ")))
 
 
 def _hash_texts(texts: pa.Array) -> NDArray[np.uint64]:

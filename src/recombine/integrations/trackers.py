@@ -108,5 +108,5 @@ def flatten_row(row: MetricsRow) -> dict[str, float]:
 
 def flatten_scores(result: ResultFile) -> dict[str, float]:
     """The scores of `result.json`: final/ood/accuracy."""
-    names = flatten(result["scores"], "final/")
-    return {name.removesuffix("/value"): value for name, value in names.items() if name.endswith("/value")}
+    scores = result["scores"].items()
+    return {f"final/{split}/{name}": score["value"] for split, metrics in scores for name, score in metrics.items()}

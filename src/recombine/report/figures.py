@@ -88,14 +88,11 @@ def render_inline(draw: Draw, name: str) -> Markup:
     svg = content.getvalue()
     svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg[svg.index("<svg") :], count=1, flags=re.DOTALL)
     svg = re.sub(r' xmlns(:xlink)?="[^"]*"| id="[\w.]+_\d+"|(?<=<svg) version="[^"]*"', "", svg)
-    svg = re.sub(r"#[0-9a-f]{6}\b", lambda match: _find_variable(match.group()), svg)
+    for colour, variable in CSS_COLOURS.items():
+        svg = svg.replace(colour, f"var({variable})")
     width, height = (float(re.search(rf' {side}="([\d.]+)pt"', svg)[1]) for side in ("width", "height"))  # type: ignore[index]
     size = f'style="width: {width * PIXELS_PER_POINT:.0f}px" viewBox="0 0 {width:g} {height:g}" aria-hidden="true"'
     return Markup(re.sub(r"<svg[^>]*>", f"<svg {size}>", svg, count=1))
-
-
-def _find_variable(colour: str) -> str:
-    return f"var({CSS_COLOURS[colour]})" if colour in CSS_COLOURS else colour
 
 
 def render_files(figures: Mapping[str, Draw]) -> Iterator[tuple[str, bytes]]:
@@ -149,16 +146,12 @@ def draw_scores(runs: Sequence[Shown], metric: str) -> Figure:
         for name, x, side in zip(("chance", "ceiling"), track, sides, strict=True):
             axes.text(x, -0.45, name, color=QUIET, ha=side, va="center", fontsize=8)
     axes.set_title("● held-out   ○ seen compositions", fontsize="medium")
-    axes.set(xlabel=escape_text(metric_title(metric, _list_runs(runs))), ylim=(len(runs) - 0.4, -0.6))
+    single = [run for item in runs for run in ([item] if isinstance(item, ReportRun) else item.runs)]
+    axes.set(xlabel=escape_text(metric_title(metric, single)), ylim=(len(runs) - 0.4, -0.6))
     axes.set_yticks(range(len(runs)), [label_of(run) for run in runs])
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
     return figure
-
-
-def _list_runs(shown: Sequence[Shown]) -> list[ReportRun]:
-    """The runs themselves, and those of groups."""
-    return [run for item in shown for run in ([item] if isinstance(item, ReportRun) else item.runs)]
 
 
 def draw_loss(runs: Sequence[ReportRun]) -> Figure:

@@ -50,7 +50,10 @@ def train_job(job: Job) -> Outcome:
     """Train a job with its number of threads. An error becomes the outcome and is stored in the run directory."""
     torch.set_num_threads(job.threads)  # on purpose, whatever OMP_NUM_THREADS the engine has set
     try:
-        check_folder(job)
+        if not (Path(job.out) / job.mark).exists():
+            raise FolderError(
+                f"{job.out} on {socket.gethostname()} is not the folder of the sweep: expected a folder that all workers share"
+            )
         with heartbeat(job):
             run = _train(job)
         (run.path / FAILURE).unlink(missing_ok=True)
@@ -73,22 +76,10 @@ def _train(job: Job) -> RunDirectory:
             time.sleep(LOCK_POLL_SECONDS)
 
 
-def check_folder(job: Job) -> None:
-    """Require that the worker sees what the sweep wrote into its folder."""
-    if not (Path(job.out) / job.mark).exists():
-        raise FolderError(
-            f"{job.out} on {socket.gethostname()} is not the folder of the sweep: expected a folder that all workers share"
-        )
-
-
 def describe_failure(key: str, error: Exception) -> Outcome:
     """An exception as an outcome."""
-    kinds: tuple[tuple[type[Exception], FailureKind], ...] = (
-        (FolderError, "folder"),
-        (InputError, "input"),
-        (DivergedError, "diverged"),
-    )
-    kind: FailureKind = next((kind for owner, kind in kinds if isinstance(error, owner)), "error")
+    kinds: dict[type[Exception], FailureKind] = {FolderError: "folder", InputError: "input", DivergedError: "diverged"}
+    kind: FailureKind = next((kind for owner, kind in kinds.items() if isinstance(error, owner)), "error")
     message = str(error) if kind != "error" else f"{type(error).__name__}: {error}"
     details = "" if kind != "error" else "".join(traceback.format_exception(error))
     return Outcome(key=key, error=" ".join(message.split()), kind=kind, details=details)

@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from recombine.foundation.errors import InputError
-from recombine.foundation.files import write_json
 from recombine.foundation.plugins import describe_error, load_object
 from recombine.sweeps.records import ROLES, Record, as_records, as_setting
-from recombine.sweeps.status import FORMAT, FORMAT_VERSION, PLAN
+from recombine.sweeps.status import FORMAT, FORMAT_VERSION
 from recombine.training.config import RunConfig
 from recombine.training.schema import Json
 
@@ -127,7 +126,7 @@ def _flatten(config: RunConfig) -> dict[str, Any]:
 
 
 def describe_plan(plan: Plan) -> Json:
-    """What `sweep.json` holds, enough to show how far the sweep is."""
+    """The contents of `sweep.json`, from which `recombine sweep status` shows how far the sweep is."""
     metrics: dict[Any, str] = {}  # by task, because finding the main metric takes a batch
     runs = []
     for key, record in plan.by_key.items():
@@ -147,12 +146,3 @@ def describe_plan(plan: Plan) -> Json:
             }
         )
     return {"format": FORMAT, "format_version": FORMAT_VERSION, "source": plan.source, "runs": runs}
-
-
-def write_plan(contents: Json, out: Path) -> None:
-    """Write the list of runs into the sweep's folder, where `recombine sweep status` finds it."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        write_json(out / PLAN, contents)
-    except OSError as error:
-        raise InputError(f"cannot write to {out}: {error.strerror}; expected a writable folder") from None

@@ -89,7 +89,10 @@ def grid(runs: RunConfig | Record | Iterable[RunConfig | Record], **values: Iter
     """
     records = as_records(runs)
     for name, listed in values.items():
-        records = [change_setting(record, name, value) for record in records for value in _list_values(name, listed)]
+        choices = [listed] if isinstance(listed, str) or not isinstance(listed, Iterable) else list(listed)
+        if not choices:
+            raise InputError(f"setting {name!r} has no values: expected at least one")
+        records = [change_setting(record, name, value) for record in records for value in choices]
     return records
 
 
@@ -109,13 +112,6 @@ def change_setting(record: Record, name: str, value: Any) -> Record:
     role = owners[0]
     changed = replace(config, **{role: replace(getattr(config, role), **{name: value})})
     return replace(record, settings={**record.settings, name: as_setting(value)}, config=changed)
-
-
-def _list_values(name: str, values: Any) -> tuple[Any, ...]:
-    listed = (values,) if isinstance(values, str) or not isinstance(values, Iterable) else tuple(values)
-    if not listed:
-        raise InputError(f"setting {name!r} has no values: expected at least one")
-    return listed
 
 
 def as_setting(value: Any) -> Setting:

@@ -15,15 +15,15 @@ import torch
 
 from recombine.foundation.display import Table
 from recombine.foundation.errors import InputError, check_choice, check_positive
-from recombine.foundation.files import FAILURE, name_process, remove_abandoned
+from recombine.foundation.files import FAILURE, name_process, remove_abandoned, write_json
 from recombine.sweeps.engine import Engine, Job, Outcome, describe_for_worker
 from recombine.sweeps.local import LocalEngine, record_failure
-from recombine.sweeps.plan import Plan, describe_plan, make_plan, write_plan
+from recombine.sweeps.plan import Plan, describe_plan, make_plan
 from recombine.sweeps.ray import RayEngine
 from recombine.sweeps.records import Record, as_records
 from recombine.sweeps.results import write_results
 from recombine.sweeps.slurm import SlurmEngine
-from recombine.sweeps.status import SweepDisplay, SweepReader, SweepStatus
+from recombine.sweeps.status import PLAN, SweepDisplay, SweepReader, SweepStatus
 from recombine.training.config import RunConfig
 from recombine.training.directory import RunDirectory
 from recombine.training.run import is_up_to_date, train_run
@@ -61,15 +61,14 @@ class EngineOptions:
         jobs, threads = split_cores(num_runs, jobs=self.jobs, threads=self.threads)
         if self.engine == "local":
             return LocalEngine(jobs=jobs, threads=threads)
+        shared: dict[str, Any] = {"jobs": jobs, "threads": threads, "gpus": self.gpus}
         if (
             self.engine == "slurm" or self.address is not None
         ):  # the cores of this machine say nothing about the cluster
-            shared: dict[str, Any] = {"jobs": self.jobs, "threads": self.threads or read_count("OMP_NUM_THREADS") or 1}
-        else:
-            shared = {"jobs": jobs, "threads": threads}
+            shared |= {"jobs": self.jobs, "threads": self.threads or read_count("OMP_NUM_THREADS") or 1}
         if self.engine == "ray":
-            return RayEngine(**shared, gpus=self.gpus, address=self.address)
-        return SlurmEngine(**shared, gpus=self.gpus, partition=self.partition, time_limit=self.time_limit)
+            return RayEngine(**shared, address=self.address)
+        return SlurmEngine(**shared, partition=self.partition, time_limit=self.time_limit)
 
 
 def split_cores(num_runs: int, *, jobs: int | None = None, threads: int | None = None) -> tuple[int, int]:
@@ -146,7 +145,7 @@ def run_sweep(
     device: str = "auto",
     work: Work | None = None,
     quiet: bool = True,
-    done: Callable[[Record, Outcome], None] | None = None,
+    done: Callable[[Outcome], None] | None = None,
 ) -> SweepStatus:
     """Train what is left of a sweep; returns its status at the end. A failed run is recorded and does not stop the others.
 
@@ -155,7 +154,11 @@ def run_sweep(
     finished are written, and the rest can be trained by calling it again.
     """
     contents = describe_plan(plan)
-    write_plan(contents, out)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        write_json(out / PLAN, contents)
+    except OSError as error:
+        raise InputError(f"cannot write to {out}: {error.strerror}; expected a writable folder") from None
     work, by_key, reader = work or find_work(plan.records, out), plan.by_key, SweepReader(out, contents)
     num_done = len(work.finished) + len(work.failed)
     try:
@@ -163,7 +166,7 @@ def run_sweep(
             for outcome in train_all([record.config for record in work.todo], engine, out=out, device=device):
                 display.report(by_key[outcome.key], outcome)
                 if done is not None:
-                    done(by_key[outcome.key], outcome)
+                    done(outcome)
     finally:
         status = reader.read()
         write_results(status, out)
@@ -198,13 +201,9 @@ def train_runs(
     elif work.todo:
         if not quiet:
             _say(opened.describe())
-        failed: list[Outcome] = []
-
-        def collect(_: Record, outcome: Outcome) -> None:
-            failed.extend([outcome] if outcome.kind else [])
-
-        run_sweep(plan, opened, out=folder, device=device, work=work, quiet=quiet, done=collect)
-        if failed:
+        ended: list[Outcome] = []
+        run_sweep(plan, opened, out=folder, device=device, work=work, quiet=quiet, done=ended.append)
+        if failed := [outcome for outcome in ended if outcome.kind]:
             raise_failure(replace(failed[0], error=f"{len(failed)} of {len(work.todo)} runs failed; {failed[0].error}"))
     return [RunDirectory(folder / record.prepare().config.directory_name) for record in records]
 
@@ -238,8 +237,6 @@ def train_all(
 
 def raise_failure(outcome: Outcome) -> None:
     """Raise the error of a run that failed, as it was raised where it was trained."""
-    if outcome.kind is None:
-        return
     if outcome.kind == "diverged":
         raise DivergedError(outcome.error)
     if outcome.kind == "error":

@@ -97,7 +97,7 @@ class SweepStatus:
     runs: tuple[RunStatus, ...]
 
     def count(self, state: State) -> int:
-        return sum(run.state == state for run in self.runs)
+        return len(self.select(state))
 
     def select(self, state: State) -> list[RunStatus]:
         return [run for run in self.runs if run.state == state]
@@ -135,11 +135,6 @@ class SweepReader:
         plan = self.plan or read_plan(self.folder)
         alive = _list_alive(self.folder / RUNNING)
         return SweepStatus(source=plan["source"], runs=tuple(self._read_run(entry, alive) for entry in plan["runs"]))
-
-    def read_run(self, key: str) -> RunStatus:
-        """One run, by the name of its directory."""
-        plan = self.plan or read_plan(self.folder)
-        return next(self._read_run(entry, set()) for entry in plan["runs"] if entry["run"] == key)
 
     def _read_run(self, entry: dict[str, Any], alive: set[str]) -> RunStatus:
         run = RunDirectory(self.folder / entry["run"])
@@ -249,14 +244,12 @@ class SweepDisplay:
         """Print that a run has ended, with its scores or its error."""
         self.number += 1
         if not self.quiet:
-            text = f"failed: {outcome.error}" if outcome.kind else self._describe_scores(record, outcome)
+            text = f"failed: {outcome.error}"
+            if outcome.kind is None:
+                run = next(run for run in self.reader.read().runs if run.run == outcome.key)
+                scores = ", ".join(f"{split} {format_number(run.score(split))}" for split in ("test", "ood"))
+                text = f"{record.config.task.metric(run.metric).title} {scores}; {run.seconds:.0f} s"
             self._print(f"{self.number}/{self.total} {record.text}: {text}")
-
-    def _describe_scores(self, record: Record, outcome: Outcome) -> str:
-        run = self.reader.read_run(outcome.key)
-        metric = record.config.task.metric(run.metric).title
-        scores = ", ".join(f"{split} {format_number(run.score(split))}" for split in ("test", "ood"))
-        return f"{metric} {scores}; {run.seconds:.0f} s"
 
     def _print(self, text: str) -> None:
         self.last_line = time.monotonic()
@@ -276,18 +269,17 @@ class SweepDisplay:
 def draw(status: SweepStatus) -> str:
     """A summary, and a line per run that is being trained."""
     running = status.select("running")
-    lines = [f"  {run.text}  step {run.step:,}/{run.steps:,}  {format_speed(run)}" for run in running[:MAX_ROWS]]
+    lines = [
+        f"  {run.text}  step {run.step:,}/{run.steps:,}  " + (f"{run.step / run.seconds:.1f}" if run.seconds else "")
+        for run in running[:MAX_ROWS]
+    ]
     more = [f"  and {len(running) - MAX_ROWS} more"] if len(running) > MAX_ROWS else []
     return "\n".join([summarise(status), *lines, *more])
 
 
-def format_speed(run: RunStatus) -> str:
-    return f"{run.step / run.seconds:.1f}" if run.seconds else ""
-
-
 def summarise(status: SweepStatus) -> str:
     """One line: how many runs are in which state, the speed, the time left and the best run so far."""
-    counts = ", ".join(f"{status.count(state)} {state}" for state in ("running", "finished", "failed", "waiting"))
+    counts = ", ".join(f"{status.count(state)} {state}" for state in STATES)
     parts = [f"{len(status.runs)} runs: {counts}"]
     if status.steps_per_second:
         parts.append(f"{status.steps_per_second:.0f} steps/s")

@@ -21,6 +21,7 @@ from recombine.training.config import RunConfig, TrainingConfig
 from recombine.training.directory import CHECKPOINT, RunDirectory
 from recombine.training.identity import UnidentifiedError, identify_module
 from recombine.training.run import (
+    RunOptions,
     check_evaluation_instances,
     choose_intervals,
     finish_run,
@@ -80,9 +81,11 @@ def benchmark(
         origins = config.origins if origin is None else {**config.origins, "model": origin}
         opened = group.run_on_leader(lambda: str(open_directory(config, folder, origins).path))
         run = RunDirectory(Path(opened))
-        if group.is_leader:
-            _report_reuse(run, num_instances)
-        finish_run(run, config, model, torch_device, num_instances, watch=watch or bar)
+        if group.is_leader and (run.path / CHECKPOINT).exists():
+            finished = is_up_to_date(run, num_instances)
+            how = "its parameters and scores are loaded" if finished else "training continues from its last checkpoint"
+            _log.warning("%s: this module was trained before; %s", run.path, how)
+        finish_run(run, config, model, torch_device, num_instances, RunOptions(watch=watch or bar))
     return Benchmark(_load_result(run, model, torch_device), run)
 
 
@@ -94,14 +97,6 @@ def describe_module(model: nn.Module) -> OutsideModule:
     except UnidentifiedError as error:
         _log.warning("%s will be trained even if it was trained before: %s", name, error)
         return OutsideModule(name=name, fingerprint=secrets.token_hex(8))
-
-
-def _report_reuse(run: RunDirectory, num_instances: int) -> None:
-    """Log what a run directory contributes to the scores, in one line."""
-    if is_up_to_date(run, num_instances):
-        _log.warning("%s: this module was trained before; its parameters and scores are loaded", run.path)
-    elif (run.path / CHECKPOINT).exists():
-        _log.warning("%s: this module was trained before; training continues from its last checkpoint", run.path)
 
 
 def _load_result(run: RunDirectory, model: nn.Module, device: torch.device) -> Scores:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
-from recombine.foundation.errors import InputError, require
+from recombine.foundation.errors import InputError
 from recombine.training.directory import RunDirectory
 from recombine.training.intervals import compare
 from recombine.training.schema import Json
@@ -64,16 +65,8 @@ def read_result(run: RunDirectory) -> Json:
 
 def compare_results(first: Json, second: Json) -> list[Json]:
     """The paired difference of every metric and split that both results have."""
-    for result in (first, second):
-        for split, metrics in result["composition_sums"].items():
-            for metric in metrics:
-                known = metric in result["metrics"] and metric in result["scores"].get(split, {})
-                require(known, f"composition_sums.{split}", metric, "a metric that has a score and a description")
-    for name, words in (
-        ("task", "tasks"),
-        ("split_sha256", "splits"),
-        ("evaluation_instances", "numbers of instances"),
-    ):
+    needed = {"task": "tasks", "split_sha256": "splits", "evaluation_instances": "numbers of instances"}
+    for name, words in needed.items():
         if first[name] != second[name]:
             shown = " and ".join(str(result[name])[:12] for result in (first, second))
             raise InputError(
@@ -87,14 +80,7 @@ def compare_results(first: Json, second: Json) -> list[Json]:
             scores = [result["scores"][split][metric]["value"] for result in (first, second)]
             upward = first["metrics"][metric]["higher_is_better"]
             winner = "first" if (difference.value > 0) == upward else "second"
-            rows.append(
-                {
-                    "split": split,
-                    "metric": metric,
-                    "first": scores[0],
-                    "second": scores[1],
-                    "difference": {"value": difference.value, "low": difference.low, "high": difference.high},
-                    "better": winner if difference.is_significant else None,
-                }
-            )
+            row = {"split": split, "metric": metric, "first": scores[0], "second": scores[1]}
+            row |= {"difference": asdict(difference), "better": winner if difference.is_significant else None}
+            rows.append(row)
     return rows

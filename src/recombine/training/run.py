@@ -59,6 +59,17 @@ COPIES_IN_TRAINING = 4  # parameters, gradients and two moments
 WARMUP_STEPS_OF_CLOCK = 20  # not part of the steps per second: compilation, caches, first allocations
 
 
+class RunOptions(NamedTuple):
+    """How a run is trained: nothing that is part of its configuration, since it changes results by rounding at most."""
+
+    compile: bool = False
+    shard: bool = False
+    threads: int | None = None
+    again: bool = False
+    watch: Watcher | None = None
+    trackers: Sequence[Tracker] = ()
+
+
 def train_run(
     config: RunConfig,
     *,
@@ -91,20 +102,9 @@ def train_run(
     model = config.build_model(copies=COPIES_IN_TRAINING)  # invalid sizes are errors before anything is written
     group = join_group(torch_device)
     run = RunDirectory(Path(group.run_on_leader(lambda: str(open_directory(config, Path(out)).path))))
+    options = RunOptions(compile, shard, threads, again, watch, trackers)
     with use_deterministic_algorithms() if deterministic else contextlib.nullcontext():
-        finish_run(
-            run,
-            config,
-            model,
-            torch_device,
-            num_instances,
-            compile=compile,
-            shard=shard,
-            threads=threads,
-            again=again,
-            watch=watch,
-            trackers=trackers,
-        )
+        finish_run(run, config, model, torch_device, num_instances, options)
     return run
 
 
@@ -114,13 +114,7 @@ def finish_run(
     model: nn.Module,
     device: torch.device,
     num_instances: int,
-    *,
-    compile: bool = False,
-    shard: bool = False,
-    threads: int | None = None,
-    again: bool = False,
-    watch: Watcher | None = None,
-    trackers: Sequence[Tracker] = (),
+    options: RunOptions,
 ) -> None:
     """Train a run from its last checkpoint to the last step, evaluate the model and write `result.json`."""
     group, steps, repeat = join_group(device), config.training.steps, "run the same command again to"
@@ -130,17 +124,18 @@ def finish_run(
         )
         request = stack.enter_context(handle_stop_signals())
         operations = 6.0 * count_parameters(model) * config.training.batch_size * config.task.train_length
-        stack.enter_context(use_threads(threads, operations))
-        if group.run_on_leader(lambda: lock(run, num_instances, stack, again=again)):
+        stack.enter_context(use_threads(options.threads, operations))
+        if group.run_on_leader(lambda: lock(run, num_instances, stack, again=options.again)):
             return
-        trainer = Trainer(model, config.task, config.training, device, compile=compile, group=group, shard=shard)
+        execution = {"compile": options.compile, "shard": options.shard}
+        trainer = Trainer(model, config.task, config.training, device, group=group, **execution)
         clock = restore(run, trainer)
         group.run_on_leader(lambda: write_description(run, config, trainer, num_instances))
-        tracking = Tracking(trackers if group.is_leader else (), run, trainer.step)
-        stack.callback(tracking.close)
+        tracking = Tracking(options.trackers if group.is_leader else (), run, trainer.step)
+        stack.callback(tracking.call, "close")
         with request.deferred():
             intervals = choose_intervals(steps, config.task.training_evaluations)
-            fit(trainer, intervals, run=run, clock=clock, request=request, watch=watch, tracking=tracking)
+            fit(trainer, intervals, run=run, clock=clock, request=request, watch=options.watch, tracking=tracking)
         if trainer.step < steps:
             where = f"at step {trainer.step} of {steps}; its checkpoint is in {run.path}; {repeat} go on"
             raise StoppedError(f"stopped by {request.name} {where}", request.exit_code)
@@ -153,14 +148,14 @@ def finish_run(
             tracking.call("finish", result)
 
 
-def lock(run: RunDirectory, num_instances: int, stack: contextlib.ExitStack, *, again: bool = False) -> bool:
+def lock(run: RunDirectory, num_instances: int, stack: contextlib.ExitStack, *, again: bool) -> bool:
     """Lock a run unless there is nothing to do; returns whether that is so."""
     if again or not is_up_to_date(run, num_instances):
         stack.enter_context(run.lock())
-    is_done = not again and is_up_to_date(run, num_instances)
-    if is_done:
-        reuse(run)
-    return is_done
+    if again or not is_up_to_date(run, num_instances):  # another process may have finished it meanwhile
+        return False
+    reuse(run)
+    return True
 
 
 def restore(run: RunDirectory, trainer: Trainer) -> Clock:

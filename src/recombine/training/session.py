@@ -304,9 +304,6 @@ class Tracking:
                 _log.warning("%s failed and is left out: %s", tracker.name, str(error).split("\n")[0])
                 self.trackers.remove(tracker)
 
-    def close(self) -> None:
-        self.call("close")
-
 
 @dataclass
 class Progress:
