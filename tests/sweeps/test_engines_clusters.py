@@ -121,7 +121,7 @@ def test_a_folder_that_is_not_shared(tmp_path, capsys, monkeypatch):
 def test_a_sweep_on_a_cluster_that_does_not_answer(flags, scontrol, message, tmp_path, monkeypatch, capsys):
     """One line and exit code 2, before anything is written."""
     for module in ("ray", "slurm"):
-        monkeypatch.setattr(f"recombine.sweeps.{module}.ANSWER_SECONDS", 0.2)
+        monkeypatch.setattr(f"recombine.sweeps.{module}.CONNECT_TIMEOUT", 0.2)
     packages = {name: ModuleType(name) for name in ("ray", "submitit")}  # they need not be installed
     vars(packages["ray"])["is_initialized"] = lambda: False
     for name, package in packages.items():
@@ -155,7 +155,7 @@ def test_jobs_that_left_the_queue_are_dead(tmp_path, monkeypatch):
     assert queue.find_dead(elements) == {"7_1"}
     squeue.write_text("#!/bin/sh\nexit 1\n")
     assert queue.find_dead(elements) == set()  # no answer says nothing
-    monkeypatch.setattr(slurm_engine, "SILENCE_SECONDS", -1.0)
+    monkeypatch.setattr(slurm_engine, "SQUEUE_TIMEOUT", -1.0)
     with pytest.raises(InputError, match="SLURM has not answered squeue"):
         queue.find_dead(elements)
 

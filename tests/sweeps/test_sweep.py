@@ -118,7 +118,7 @@ def test_a_failure_with_a_traceback(tmp_path, here, monkeypatch):
 def test_interrupted_sweeps_write_what_they_have(tmp_path, here):
     plan = make_plan(over_seeds(BASE, range(3)), "here")
 
-    def interrupt(record, outcome):
+    def interrupt(outcome):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

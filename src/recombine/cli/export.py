@@ -49,7 +49,9 @@ class ExportOptions(TaskOptions):
 def run(argv: list[str]) -> None:
     task, options = parse_task(ExportOptions, argv, verb="export")
     check_positive(num_instances=options.num_instances)
-    splits = choose_splits(task, options.splits)
+    for split in options.splits:
+        check_choice("split", split, task.splits)
+    splits = tuple(dict.fromkeys(options.splits)) or evaluation_splits(task)
     if options.format == "text":
         export_text(task, splits, options, named=argv[0])
     else:
@@ -103,10 +105,3 @@ def export_table(task: Task, splits: tuple[SplitName, ...], options: ExportOptio
         Table(title="columns", columns=("column", "contents"), rows=tuple(about.items())),
         f"Score predictions for them with: recombine score {named} FILE, with the task flags used here.",
     )
-
-
-def choose_splits(task: Task, splits: tuple[SplitName, ...]) -> tuple[SplitName, ...]:
-    """The splits that were asked for, each once; by default all but `train`."""
-    for split in splits:
-        check_choice("split", split, task.splits)
-    return tuple(dict.fromkeys(splits)) or evaluation_splits(task)

@@ -147,18 +147,14 @@ def score_table(
     `metrics` and `splits` come from `result.json`.
     """
     has_values = any("value" in score for values in scores.values() for score in values.values())
-    rows = tuple(
-        (split, title_of(metric, metrics), *_score_cells(score))
-        for split, values in scores.items()
-        for metric, score in values.items()
-    )
+    rows: list[tuple[Value, ...]] = []
+    for split, values in scores.items():
+        for metric, score in values.items():
+            cells = [Cell(**{name: score[name] for name in ("value", "low", "high")})] if has_values else []
+            rows.append((split, title_of(metric, metrics), *cells, *(score.get(name) for name in REFERENCES)))
     columns = ("split", "metric", *(["score (95 % interval)"] if has_values else []), *REFERENCES)
-    return Table(title=title, columns=columns, rows=rows, note=f"{split_legend(scores, splits)}\n{REFERENCE_LEGEND}")
-
-
-def _score_cells(score: Json) -> tuple[Value, ...]:
-    cells = [Cell(value=score["value"], low=score["low"], high=score["high"])] if "value" in score else []
-    return (*cells, *(score.get(name) for name in REFERENCES))
+    note = f"{split_legend(scores, splits)}\n{REFERENCE_LEGEND}"
+    return Table(title=title, columns=columns, rows=tuple(rows), note=note)
 
 
 def title_of(metric: str, metrics: Mapping[str, MetricDict] | None) -> str:

@@ -250,9 +250,14 @@ def stack(table: Table, width: int) -> str:
     is_pair = len(table.names) == 2
     blocks = []
     for row in table.as_text():
-        lines = [
-            _wrap_value(name.rjust(indent), text, width) for name, text in zip(table.names, row, strict=True) if text
-        ]
+        lines = []
+        for name, text in zip(table.names, row, strict=True):
+            before = f"  {name.rjust(indent)}  "
+            if " " in text and width - len(before) >= MIN_WRAPPED_WIDTH:
+                text = _wrap(text, width, initial_indent=before, subsequent_indent=" " * len(before))
+            elif text:
+                text = before + text
+            lines += [text] if text else []
         blocks.append(f"  {row[0]}: {row[1]}" if is_pair else "\n".join(lines))
     note = [textwrap.fill(line, width) for line in table.note.splitlines()]
     return ("\n" if is_pair else "\n\n").join([*blocks, *note]) + "\n"
@@ -264,23 +269,11 @@ def print_text(text: str) -> None:
 
     width = Console().width
     for line in text.split("\n"):
-        shown = escape_controls(line.expandtabs())
-        print(textwrap.fill(shown, width, break_long_words=False, break_on_hyphens=False))
+        print(_wrap(escape_controls(line.expandtabs()), width))
 
 
-def _wrap_value(name: str, text: str, width: int) -> str:
-    """A name and its value; a sentence is wrapped below its beginning."""
-    before = f"  {name}  "
-    if " " not in text or width - len(before) < MIN_WRAPPED_WIDTH:
-        return before + text
-    return textwrap.fill(
-        text,
-        width,
-        initial_indent=before,
-        subsequent_indent=" " * len(before),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+def _wrap(text: str, width: int, **indents: Any) -> str:
+    return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False, **indents)
 
 
 Item = TypeVar("Item")

@@ -186,7 +186,7 @@ def certify(
             )
     if not counts:
         raise InputError("the table has no rows: expected at least one")
-    name = _training_part(list(counts), train, split)
+    name = _find_training_part(list(counts), train, split)
     if len(counts) == 1:
         raise InputError(f"column {split!r} has the value {name!r} only: expected training and held-out rows")
     return _certify_counts(columns, {part: dict(number) for part, number in counts.items()}, name, hashes)
@@ -229,8 +229,8 @@ def _judge_part(
     rows: NDArray[np.uint64] | None,
     training_rows: NDArray[np.uint64] | None,
 ) -> HeldOut:
-    folded = {fold(values) for values in trained}
-    untrained = [values for values in counts if fold(values) not in folded]
+    folded = {fold_case(values) for values in trained}
+    untrained = [values for values in counts if fold_case(values) not in folded]
     unknown: Counter[tuple[int, str]] = Counter()
     num_unconnected = num_uncovered = 0
     for values in untrained:
@@ -260,7 +260,7 @@ def _judge_part(
     )
 
 
-def fold(values: Values) -> Values:
+def fold_case(values: Values) -> Values:
     """Values without differences of case and spacing."""
     return tuple(" ".join(value.lower().split()) for value in values)
 
@@ -321,7 +321,7 @@ def share_of_pairs(untrained: Sequence[Values], trained: Iterable[Values]) -> fl
     return sum(wanted) / len(wanted) if wanted else None
 
 
-def _training_part(parts: Sequence[str], train: str | None, split: str) -> str:
+def _find_training_part(parts: Sequence[str], train: str | None, split: str) -> str:
     if train is not None:
         return check_choice(f"training part of column {split!r}", train, sorted(parts))
     found = [part for part in parts if part.lower() in TRAINING_NAMES]

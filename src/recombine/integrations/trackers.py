@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 from recombine.foundation.errors import InputError, check_choice, import_extra
@@ -91,19 +90,11 @@ class WeightsAndBiases(Tracker):
         self.run.finish()
 
 
-def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested values with flat names, such as task/seed or ood/accuracy."""
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        flat |= flatten(value, f"{prefix}{name}/") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-    return flat
-
-
 def flatten_row(row: MetricsRow) -> dict[str, float]:
     """A row of `metrics.jsonl`: loss, learning_rate, seconds, ood/accuracy."""
-    return flatten(
-        {name: value for name, value in row.items() if name not in ("step", "scores")} | row.get("scores", {})
-    )
+    numbers: dict[str, Any] = {name: value for name, value in row.items() if name not in ("step", "scores")}
+    scores = row.get("scores", {}).items()
+    return numbers | {f"{split}/{name}": value for split, metrics in scores for name, value in metrics.items()}
 
 
 def flatten_scores(result: ResultFile) -> dict[str, float]:

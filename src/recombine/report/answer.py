@@ -44,7 +44,7 @@ class Ranking:
     ranked: list[tuple[ReportRun, Score]]
     tied: list[ReportRun]  # the interval meets that of the best
     lead: Difference | None  # of the best over the next, paired, if both were scored on the same instances
-    above_chance: list[ReportRun]  # with the whole interval
+    above_chance: bool  # of any run, with the whole interval
 
 
 def rank_runs(runs: Sequence[ReportRun], metric: str) -> Ranking:
@@ -56,9 +56,9 @@ def rank_runs(runs: Sequence[ReportRun], metric: str) -> Ranking:
         ranked=ranked,
         lead=_paired_lead(ranked, metric),
         tied=[run for run, score in ranked[1:] if best and not (score.high < best.low or score.low > best.high)],
-        above_chance=[
-            run for run, score in ranked if all((find_position(score, end) or 0) > 0 for end in (score.low, score.high))
-        ],
+        above_chance=any(
+            all((find_position(score, end) or 0) > 0 for end in (score.low, score.high)) for _, score in ranked
+        ),
     )
 
 
@@ -81,7 +81,7 @@ def make_answer(
     """The answer about all runs; `metric` is the headline metric, `verdicts` are those of the runs that have one."""
     finished = [run for run in runs if run.result]
     splits = {sha256 for run in runs if (sha256 := run.certificate.get("sha256"))}
-    ranking = rank_runs(runs, metric) if metric else Ranking(ranked=[], tied=[], lead=None, above_chance=[])
+    ranking = rank_runs(runs, metric) if metric else Ranking(ranked=[], tied=[], lead=None, above_chance=False)
     held_out = split_title("ood", runs).lower()
     sentence, lead = _explain_absence(runs, finished, ranking, held_out), Markup()
     if not sentence and groups and metric:

@@ -10,7 +10,6 @@ import base64
 import hashlib
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -39,6 +38,7 @@ from recombine.report.sections import SECTIONS, Section, show_gallery
 from recombine.tasks.base import Task
 from recombine.tasks.sampling import SPLIT_MEANINGS
 from recombine.tasks.view import COLOUR_SCALES, DARK_PALETTE, LIGHT_PALETTE, define_shapes
+from recombine.training.schema import Json
 
 TERMS = {
     "module": "A part that instances are made of, such as a rule of a puzzle or a term of a function.",
@@ -148,20 +148,8 @@ def load_templates() -> jinja2.Environment:
     return environment
 
 
-@dataclass(frozen=True, kw_only=True)
-class Example:
-    """An instance of a held-out composition."""
-
-    task: str
-    summary: str
-    held_out: str  # what the split `ood` holds, if not just held-out compositions of trained modules
-    picture: Markup
-    composition: tuple[str, ...]
-    joined_by: str
-
-
-def make_example(runs: Sequence[ReportRun]) -> Example | None:
-    """The first held-out instance of the task that all runs have; None if there is no such task."""
+def make_example(runs: Sequence[ReportRun]) -> Json | None:
+    """The first held-out instance of the task that all runs have, for the template; None if there is no such task."""
     names = {run.directory.config["task"].get("name") for run in runs}
     task = next((run.task for run in runs if run.task is not None), None)
     if len(names) != 1 or task is None:
@@ -172,14 +160,14 @@ def make_example(runs: Sequence[ReportRun]) -> Example | None:
         card = task.card(batch, 0, task.judge(best, batch)[0][0])
     except Exception:  # an error in a task must not prevent the report
         return None
-    return Example(
-        task=task.name.replace("_", " "),
-        summary=re.sub(r" \([A-Z]{2}\b[^)]*\)", "", task.summary[:1].lower() + task.summary[1:].rstrip(".")),
-        held_out="" if task.split_meaning("ood") == SPLIT_MEANINGS["ood"] else task.split_meaning("ood"),
-        picture=card.picture,
-        composition=card.composition[:12],
-        joined_by=card.joined_by,
-    )
+    return {
+        "task": task.name.replace("_", " "),
+        "summary": re.sub(r" \([A-Z]{2}\b[^)]*\)", "", task.summary[:1].lower() + task.summary[1:].rstrip(".")),
+        "held_out": "" if task.split_meaning("ood") == SPLIT_MEANINGS["ood"] else task.split_meaning("ood"),
+        "picture": card.picture,
+        "composition": card.composition[:12],
+        "joined_by": card.joined_by,
+    }
 
 
 def explain(word: str, shown: str | None = None) -> Markup:

@@ -21,7 +21,7 @@ from recombine.training.schema import Json
 FailureKind = Literal["input", "diverged", "error", "lost", "folder"]
 
 LOST_RETRIES = 1  # how often a job is sent again after its worker died
-ANSWER_SECONDS = 30.0  # within which a cluster must answer
+CONNECT_TIMEOUT = 30.0  # seconds within which a cluster must answer
 
 
 @dataclass(frozen=True, kw_only=True)

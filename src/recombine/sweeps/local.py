@@ -55,7 +55,12 @@ def train_job(job: Job) -> Outcome:
                 f"{job.out} on {socket.gethostname()} is not the folder of the sweep: expected a folder that all workers share"
             )
         with heartbeat(job):
-            run = _train(job)
+            config = RunConfig.from_dict(job.config, job.code)
+            while True:
+                with contextlib.suppress(LockedError):
+                    run = train_run(config, out=job.out, device=job.device)
+                    break
+                time.sleep(LOCK_POLL_SECONDS)  # another process trains it already
         (run.path / FAILURE).unlink(missing_ok=True)
         return Outcome(key=job.key, path=str(run.path))
     except Exception as error:
@@ -64,16 +69,6 @@ def train_job(job: Job) -> Outcome:
             with contextlib.suppress(OSError, ValueError):  # the folder is read-only, or the code cannot be loaded
                 record_failure(job, outcome)
         return outcome
-
-
-def _train(job: Job) -> RunDirectory:
-    """Train the run; if another process trains it already, wait for that one to end."""
-    config = RunConfig.from_dict(job.config, job.code)
-    while True:
-        try:
-            return train_run(config, out=job.out, device=job.device)
-        except LockedError:
-            time.sleep(LOCK_POLL_SECONDS)
 
 
 def describe_failure(key: str, error: Exception) -> Outcome:
@@ -126,7 +121,7 @@ def heartbeat(job: Job) -> Iterator[None]:
         path.unlink(missing_ok=True)
 
 
-STOP_SECONDS = 10.0  # after which a worker that was asked to stop is killed
+STOP_TIMEOUT = 10.0  # seconds after which a worker that was asked to stop is killed
 
 
 class LocalEngine(Engine):
@@ -206,7 +201,7 @@ class Worker:
         self.connection.close()
 
     def join(self) -> None:
-        self.process.join(STOP_SECONDS)
+        self.process.join(STOP_TIMEOUT)
         if self.process.exitcode is None:
             self.process.kill()
             self.process.join()

@@ -49,16 +49,13 @@ def load_plan(specification: str) -> Plan:
     function = load_object(source)
     if not callable(function):
         raise InputError(f"{source} is not a function: expected one without arguments that returns runs")
-    return make_plan(_call(function, source), source)
-
-
-def _call(function: Any, source: str) -> list[Any]:
-    path = Path(source.rpartition(":")[0]).resolve()
     try:
         runs = function()
-        return [runs] if isinstance(runs, RunConfig | Record) else list(runs)
+        listed = [runs] if isinstance(runs, RunConfig | Record) else list(runs)
     except Exception as error:
+        path = Path(source.rpartition(":")[0]).resolve()
         raise InputError(f"{source} failed at {describe_error(error, path)}") from error
+    return make_plan(listed, source)
 
 
 def make_plan(runs: Iterable[Any], source: str) -> Plan:

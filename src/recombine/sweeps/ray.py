@@ -16,7 +16,7 @@ from typing import Any
 
 from recombine.foundation.errors import InputError, check_positive, import_extra, require
 from recombine.foundation.imports import safe_path
-from recombine.sweeps.engine import ANSWER_SECONDS, Engine, Job, Outcome, count_threads
+from recombine.sweeps.engine import CONNECT_TIMEOUT, Engine, Job, Outcome, count_threads
 from recombine.sweeps.local import train_job
 
 LOST_RETRIES_OF_RAY = 3
@@ -121,10 +121,10 @@ def check_answers(address: str) -> None:
     require(not port or port.isdigit(), "address", address, "auto, HOST:PORT or ray://HOST:PORT")
     default = CLIENT_PORT if address.startswith("ray://") else CLUSTER_PORT
     try:
-        socket.create_connection((host, int(port or default)), timeout=ANSWER_SECONDS).close()
+        socket.create_connection((host, int(port or default)), timeout=CONNECT_TIMEOUT).close()
         return
     except OSError as error:
         reason = error.strerror or str(error)
     raise InputError(
-        f"the cluster at {address} does not answer ({reason}): expected an answer within {ANSWER_SECONDS:g} seconds"
+        f"the cluster at {address} does not answer ({reason}): expected an answer within {CONNECT_TIMEOUT:g} seconds"
     )

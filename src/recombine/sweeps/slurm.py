@@ -18,13 +18,13 @@ from typing import Any
 
 from recombine.foundation.errors import InputError, check_positive, import_extra
 from recombine.foundation.imports import safe_path
-from recombine.sweeps.engine import ANSWER_SECONDS, LOST_RETRIES, Engine, Job, Outcome, count_threads, lost_outcome
+from recombine.sweeps.engine import CONNECT_TIMEOUT, LOST_RETRIES, Engine, Job, Outcome, count_threads, lost_outcome
 from recombine.sweeps.local import train_job
 
 FOLDER = ".submitit"  # in the sweep's folder: the files and logs of submitit
 POLL_SECONDS = 0.5
 QUEUE_SECONDS = 5.0  # between two calls of squeue
-SILENCE_SECONDS = 600.0  # how long squeue may fail before the sweep gives up
+SQUEUE_TIMEOUT = 600.0  # how long squeue may fail before the sweep gives up
 ARRAY_SIZE = 1000  # SLURM's default limit is 1001
 MAX_TIMEOUTS = 1000  # how often an element may reach its time limit: a run may be any number of limits long
 
@@ -141,11 +141,11 @@ class Queue:
         self.last_query = time.monotonic()
         command = ["squeue", "--noheader", "--array", "--format", "%i", "--user", str(os.getuid())]
         try:
-            shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=ANSWER_SECONDS)
+            shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=CONNECT_TIMEOUT)
         except (OSError, subprocess.SubprocessError):
-            if time.monotonic() - self.last_answer > SILENCE_SECONDS:
+            if time.monotonic() - self.last_answer > SQUEUE_TIMEOUT:
                 raise InputError(
-                    f"SLURM has not answered squeue for {SILENCE_SECONDS:g} seconds: run the sweep again when it does"
+                    f"SLURM has not answered squeue for {SQUEUE_TIMEOUT:g} seconds: run the sweep again when it does"
                 ) from None
             return None
         self.last_answer = time.monotonic()
@@ -158,7 +158,7 @@ def check_answers() -> None:
         raise InputError("there is no SLURM here: expected sbatch on the path")
     try:
         shown = subprocess.run(
-            ["scontrol", "ping"], capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False
+            ["scontrol", "ping"], capture_output=True, text=True, timeout=CONNECT_TIMEOUT, check=False
         )
         lines = [line for line in f"{shown.stdout}\n{shown.stderr}".splitlines() if line.strip()]
         text = lines[-1].strip() if lines else "no answer"  # the last line is the conclusion
@@ -166,4 +166,4 @@ def check_answers() -> None:
     except subprocess.TimeoutExpired:
         text, answers = "no answer", False
     if not answers:
-        raise InputError(f"SLURM does not answer ({text}): expected an answer within {ANSWER_SECONDS:g} seconds")
+        raise InputError(f"SLURM does not answer ({text}): expected an answer within {CONNECT_TIMEOUT:g} seconds")

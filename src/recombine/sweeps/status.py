@@ -34,19 +34,20 @@ if TYPE_CHECKING:
 FORMAT = "recombine-sweep"
 FORMAT_VERSION = 1
 PLAN = "sweep.json"
-SILENT_SECONDS = 60.0  # after which a worker counts as dead
+HEARTBEAT_TIMEOUT = 60.0  # seconds after which a silent worker counts as dead
 LAST_BYTES = 16_384  # of the metrics: several rows
 
 State = Literal["finished", "failed", "running", "waiting"]
 STATES: tuple[State, ...] = ("running", "finished", "failed", "waiting")
 
 
-class PlannedRun(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class PlannedRun:
     """A run in `sweep.json`."""
 
     run: Annotated[str, msgspec.Meta(pattern="^[-.A-Za-z0-9_]+$")]  # the name of its directory
     settings: dict[str, str | int | float | bool | None]
-    searched: list[str]
+    searched: Sequence[str]
     seed: int
     steps: int
     metric: str
@@ -63,16 +64,9 @@ class PlanFile(TypedDict):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunStatus:
+class RunStatus(PlannedRun):
     """One run of a sweep."""
 
-    run: str
-    settings: Mapping[str, Any]
-    seed: int
-    searched: Sequence[str]
-    steps: int
-    metric: str
-    higher_is_better: bool
     state: State
     step: int = 0
     seconds: float = 0.0  # spent in training so far
@@ -191,7 +185,7 @@ def _list_alive(folder: Path) -> set[str]:
     alive = set()
     for path in folder.glob("*.json"):
         with contextlib.suppress(FileNotFoundError):  # the worker has just ended
-            if abs(time.time() - path.stat().st_mtime) < SILENT_SECONDS:  # one dated tomorrow is not alive
+            if abs(time.time() - path.stat().st_mtime) < HEARTBEAT_TIMEOUT:  # one dated tomorrow is not alive
                 alive.add(path.stem)
     return alive
 

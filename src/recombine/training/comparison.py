@@ -43,17 +43,12 @@ def label_settings(settings: Sequence[Json]) -> list[str]:
     shared = [key for key in settings[0] if all(row[key] is not None for row in settings)]
     labels = [""] * len(settings)
     for key in shared:
-        longer = [
-            " · ".join(filter(None, (label, _words(key, row[key]))))
-            for label, row in zip(labels, settings, strict=True)
-        ]
+        words = [row[key] if isinstance(row[key], str) else f"{key.split('.')[-1]} {row[key]}" for row in settings]
+        pairs = zip(labels, words, strict=True)
+        longer = [" · ".join(filter(None, (label, text.replace("_", " ")))) for label, text in pairs]
         if len(set(longer)) > len(set(labels)):
             labels = longer
     return labels
-
-
-def _words(key: str, value: Any) -> str:
-    return (value if isinstance(value, str) else f"{key.split('.')[-1]} {value}").replace("_", " ")
 
 
 def read_result(run: RunDirectory) -> Json:

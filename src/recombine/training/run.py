@@ -125,7 +125,7 @@ def finish_run(
         request = stack.enter_context(handle_stop_signals())
         operations = 6.0 * count_parameters(model) * config.training.batch_size * config.task.train_length
         stack.enter_context(use_threads(options.threads, operations))
-        if group.run_on_leader(lambda: lock(run, num_instances, stack, again=options.again)):
+        if group.run_on_leader(lambda: lock_unless_done(run, num_instances, stack, again=options.again)):
             return
         execution = {"compile": options.compile, "shard": options.shard}
         trainer = Trainer(model, config.task, config.training, device, group=group, **execution)
@@ -142,13 +142,13 @@ def finish_run(
         if group.any(request.is_made):
             where = f"after the last step; the trained model is in {run.path}; {repeat} evaluate it"
             raise StoppedError(f"stopped by {request.name} {where}", request.exit_code)
-        result = summarise(config, trainer, clock, num_instances)
+        result = build_result(config, trainer, clock, num_instances)
         group.run_on_leader(lambda: write_result(run, result))
         if result is not None:
             tracking.call("finish", result)
 
 
-def lock(run: RunDirectory, num_instances: int, stack: contextlib.ExitStack, *, again: bool) -> bool:
+def lock_unless_done(run: RunDirectory, num_instances: int, stack: contextlib.ExitStack, *, again: bool) -> bool:
     """Lock a run unless there is nothing to do; returns whether that is so."""
     if again or not is_up_to_date(run, num_instances):
         stack.enter_context(run.lock())
@@ -325,7 +325,7 @@ def checkpoint_info(step: int, loss: float, clock: Clock) -> CheckpointInfo:
     }
 
 
-def summarise(config: RunConfig, trainer: Trainer, clock: Clock, num_instances: int) -> ResultFile | None:
+def build_result(config: RunConfig, trainer: Trainer, clock: Clock, num_instances: int) -> ResultFile | None:
     """Evaluate a trained model. The result is on the leader; the other processes take part if the model is sharded."""
     is_leader = trainer.group.is_leader
     if not (is_leader or trainer.is_sharded):

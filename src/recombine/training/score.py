@@ -196,8 +196,8 @@ class CompositionSums:
 
     def interval(self, name: str) -> tuple[float, float]:
         """The 95 % interval of the metric over compositions; a single one has none, and its value twice."""
-        value, moves = self.value(name), deviations(self.totals[name])
-        return moves.interval(value) if len(moves.moves) > 1 else (value, value)
+        value, found = self.value(name), deviations(self.totals[name])
+        return found.interval(value) if len(found.influences) > 1 else (value, value)
 
 
 def compute_ratio(totals: Float[Tensor, "2 compositions"]) -> float:
@@ -208,20 +208,20 @@ def compute_ratio(totals: Float[Tensor, "2 compositions"]) -> float:
 
 @dataclass(frozen=True)
 class Deviations:
-    """How much each of several independent parts moves an estimate, and how many parts of equal weight they are worth."""
+    """The influence of each of several independent parts on an estimate, and how many parts of equal weight they are worth."""
 
-    moves: Float[Tensor, " parts"]
+    influences: Float[Tensor, " parts"]
     effective_number: float | int
 
     def __sub__(self, other: Deviations) -> Deviations:
-        return Deviations(self.moves - other.moves, min(self.effective_number, other.effective_number))
+        return Deviations(self.influences - other.influences, min(self.effective_number, other.effective_number))
 
     def interval(self, value: float) -> tuple[float, float]:
         """Student's 95 % interval around the estimate; it has no end if there is a single part."""
-        number = len(self.moves)
+        number = len(self.influences)
         if number == 1:
             return float("-inf"), float("inf")
-        error = float((number / (number - 1) * self.moves.square().sum()).sqrt())
+        error = float((number / (number - 1) * self.influences.square().sum()).sqrt())
         half = student_quantile(self.effective_number - 1) * error
         return value - half, value + half
 
@@ -230,9 +230,9 @@ def deviations(totals: Float[Tensor, "2 compositions"]) -> Deviations:
     """Those of the compositions that occurred; the weight of a composition is its share of the denominator."""
     numerators, denominators = totals[:, totals[1] != 0]
     weights = denominators / denominators.sum()
-    moves = (numerators - compute_ratio(totals) * denominators) / denominators.sum()
+    influences = (numerators - compute_ratio(totals) * denominators) / denominators.sum()
     jackknife = (1 - 1 / len(weights)) / (1 - weights)
-    return Deviations(moves * jackknife, float(1 / weights.square().sum()))
+    return Deviations(influences * jackknife, float(1 / weights.square().sum()))
 
 
 @cache
