@@ -116,7 +116,11 @@ def read_entry(run: RunDirectory) -> Entry | None:
     if not all(result.get("scores", {}).get(split) for split in ("test", "ood")):
         return None
     headline = next(iter(result["scores"]["ood"]))
-    _ = result["composition_sums"]["ood"][headline], result["metrics"][headline], run.read_json("split.json", complete=True)
+    _ = (
+        result["composition_sums"]["ood"][headline],
+        result["metrics"][headline],
+        run.read_json("split.json", complete=True),
+    )
     return Entry(run=run, result=result, version=run.read_json("environment.json").get("recombine", "unknown"))
 
 

@@ -62,15 +62,18 @@ class ReportRun:
         return self.read("split.json").get("certificate", {})
 
     @cached_property
-    def metrics(self) -> list[Json]:
-        """The rows of metrics."""
-        return self.directory.read_metrics()
+    def metrics(self) -> tuple[list[tuple[int, float]], list[Json], Json]:
+        """Steps with their losses, the rows with scores, and the last row."""
+        losses, scored, row = [], [], Json()
+        for row in self.directory.iterate_metrics():
+            losses.append((row["step"], row["loss"]))
+            scored += [row] if "scores" in row else []
+        return losses, scored, row
 
     @cached_property
     def scores(self) -> dict[str, dict[str, Score]]:
         """Scores of the result; for an unfinished run the last ones, without interval, chance or ceiling."""
-        rows = (row["scores"] for row in reversed(self.metrics) if "scores" in row)
-        found: Json = self.result.get("scores") or next(rows, {})
+        found: Json = self.result.get("scores") or next((row["scores"] for row in self.metrics[1][::-1]), {})
         return {split: {name: _score(value) for name, value in metrics.items()} for split, metrics in found.items()}
 
     def score(self, split: str, metric: str) -> Score | None:
@@ -85,10 +88,10 @@ class ReportRun:
             return None
 
     def loss_curve(self) -> Curve:
-        return _downsample([(row["step"], row["loss"]) for row in self.metrics])
+        return _downsample(self.metrics[0])
 
     def score_curve(self, split: str, metric: str) -> Curve:
-        rows = [(row["step"], row.get("scores", {}).get(split, {}).get(metric)) for row in self.metrics]
+        rows = [(row["step"], row["scores"].get(split, {}).get(metric)) for row in self.metrics[1]]
         return _downsample([(step, value) for step, value in rows if value is not None])
 
 

@@ -92,7 +92,7 @@ def show_scores(runs: Sequence[ReportRun]) -> Section | None:
 
 def show_curves(runs: Sequence[ReportRun]) -> Section | None:
     """Training loss, and scores during training."""
-    if not any(run.metrics for run in runs):
+    if not any(run.metrics[0] for run in runs):
         return None
     drawn: dict[str, Draw] = {"loss": partial(figures.draw_loss, runs)}
     drawn |= {f"curves-{metric}": partial(figures.draw_curves, runs, metric) for metric in list_metrics(runs)}
