@@ -64,7 +64,9 @@ class ReportRun:
     @cached_property
     def metrics(self) -> tuple[list[tuple[int, float]], list[Json], Json]:
         """Steps with their losses, the rows with scores, and the last row."""
-        losses, scored, row = [], [], Json()
+        losses: list[tuple[int, float]] = []
+        scored: list[Json] = []
+        row: Json = {}
         for row in self.directory.iterate_metrics():
             losses.append((row["step"], row["loss"]))
             scored += [row] if "scores" in row else []
