@@ -262,7 +262,7 @@ SHAPES = {
 }
 
 
-def make_passes(shape: Shape, attention: str, precision: str, *contenders: str) -> dict[str, Pass]:
+def make_passes(shape: Shape, attention: str, precision: Precision, *contenders: str) -> dict[str, Pass]:
     """A forward and backward pass of each variant (eager, compiled, fused), on separate leaves with the same values."""
     normalisation, value_network = ATTENTIONS[attention]
     options = AttentionOptions(normalisation, value_network, causal=shape.causal)

@@ -48,9 +48,10 @@ def run(argv: list[str]) -> None:
         options.say(f"probe: {part}")
 
     try:
-        if options.run is None:
+        if options.activations is not None:
             result = probe_activations(options.activations, tsne=options.tsne, say=say)
         else:
+            assert options.run is not None
             chosen = options.select("num_instances", "tsne", "save_activations", "device", "code")
             result = probe_run(options.run, say=say, **chosen)
     except UnsavedProbeError as error:

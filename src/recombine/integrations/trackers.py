@@ -99,5 +99,7 @@ def flatten_row(row: MetricsRow) -> dict[str, float]:
 
 def flatten_scores(result: ResultFile) -> dict[str, float]:
     """The scores of `result.json`: final/ood/accuracy."""
-    scores = result["scores"].items()
-    return {f"final/{split}/{name}": score["value"] for split, metrics in scores for name, score in metrics.items()}
+    scores: Any = result["scores"]
+    return {
+        f"final/{split}/{name}": score["value"] for split, metrics in scores.items() for name, score in metrics.items()
+    }
