@@ -1,17 +1,18 @@
-"""Corpora: text of every format, files that cannot be used, preparation that continues after a kill, and data sets."""
+"""Corpora: text of every format, files that cannot be used, what is held out, and data sets."""
 
 import gzip
 import json
 import os
 
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
 
 from recombine.foundation.errors import InputError
-from recombine.tasks.language import corpus, sources
-from recombine.tasks.language.corpus import load_corpus, prepare, tokenise_group
-from recombine.tasks.language.sources import download_dataset, find_sources, read_documents
+from recombine.tasks.language import corpus
+from recombine.tasks.language.corpus import load_corpus, prepare
+from recombine.tasks.language.sources import find_sources, read_documents
 
 ZIPPED = gzip.compress(b"text " * 999 + bytes(range(256)), mtime=0)
 SENTENCE = "The {} document says that it is the {} document, and no other one says so.\n"
@@ -38,11 +39,22 @@ def folder(tmp_path):
 def read_all(*paths) -> tuple[list[str], list[str]]:
     problems: list[str] = []
     found = find_sources(tuple(map(str, paths)), problems)
-    return [text for source in found for text in read_documents(source, problems)], problems
+    return [text for source in found for text in read_documents(source.path, problems)], problems
 
 
 def prepare_folder(folder, tokenizer="bytes", held_out=0.2) -> str:
     return prepare((str(folder),), tokenizer, 512, held_out)
+
+
+def read_corpus(name: str) -> set[str]:
+    """All documents of a corpus, from its tokens."""
+    made = load_corpus(name)
+    assert made is not None
+    stop = sum(size + 1 for _, start, end in made.windows(10**9).tolist() for size in [end - start])
+    tokens = np.concatenate([made.window(0, made.num_tokens), made.held_out(0, stop)])
+    parts = np.split(tokens, np.flatnonzero(tokens == made.tokenizer.bos)[1:])
+    assert all(part[-1] == made.tokenizer.eos for part in parts)
+    return {made.tokenizer.decode(part.tolist()) for part in parts}
 
 
 def test_every_format_and_compression(tmp_path):
@@ -51,9 +63,10 @@ def test_every_format_and_compression(tmp_path):
     (tmp_path / "b.ndjson.gz").write_bytes(gzip.compress(lines))
     (tmp_path / "c.txt.zst").write_bytes(zstd(b"zipped ") + zstd(b"text"))  # of several parts
     (tmp_path / "d.md").write_text("markdown")
-    pyarrow.parquet.write_table(pyarrow.table({"text": ["three", "four"]}), tmp_path / "e.parquet")
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["three", None, "four"]}), tmp_path / "e.parquet")
     (tmp_path / "f.png").write_bytes(b"no text")
     (tmp_path / "g.txt.gz").write_bytes(gzip.compress(b"first, ") + gzip.compress(b"second"))
+    os.mkfifo(tmp_path / "pipe.txt")
     expected = ["one", "two", "one", "two", "zipped text", "markdown", "three", "four", "first, second"]
     assert read_all(tmp_path) == (expected, [])
 
@@ -63,68 +76,50 @@ def test_every_format_and_compression(tmp_path):
     [
         ("bad.txt", b"caf\xe9 and tea " * 3, "has 3 characters that are not UTF-8; they are read as U+FFFD"),
         ("binary.txt", bytes(range(256)) * 9, "is not UTF-8 text; left out"),
-        ("empty.txt", b"", "is empty; left out"),
-        ("long.txt", b"x" * (1 + (1 << 20)), "has a line of 1,048,577 characters; it is cut after every 65,536"),
         ("cut.txt.gz", gzip.compress(b"text" * 999, mtime=0)[:30], "cannot be read"),
         ("damaged.txt.gz", ZIPPED[:10] + b"\xff" * 20, "cannot be read"),
         ("damaged.txt.zst", b"\x28\xb5\x2f\xfd" + b"\xff" * 30, "cannot be read"),
-        ("bad.jsonl", b'{"text": "fine"}\nnot json\n{"title": "no text"}\n', "2 lines are not JSON objects"),
+        (
+            "bad.jsonl",
+            b'{"text": "fine"}\nnot json\n{"title": "no text"}\n',
+            "2 lines without a JSON object with a field",
+        ),
         ("bad.parquet", b"not parquet", "cannot be read"),
     ],
 )
-def test_a_bad_file_is_named_and_the_rest_is_read(folder, name, content, message):
+def test_a_bad_file_is_named_and_the_rest_is_read(folder, name, content, message, caplog):
     (folder / name).write_bytes(content)
     texts, problems = read_all(folder)
     assert len(texts) >= 20
     assert len(problems) == 1
     assert problems[0].startswith(f"{folder / name}: ")
     assert message in problems[0]
+    prepare_folder(folder)
+    assert caplog.messages == problems  # once, though files are read twice
 
 
-def test_pipes_columns_and_permissions_are_named(folder, monkeypatch):
-    locked, pipe, titles = folder / "05.txt", folder / "pipe.txt", folder / "titles.parquet"
-    os.mkfifo(pipe)
-    pyarrow.parquet.write_table(pyarrow.table({"title": ["a"]}), titles)
-
-    def refuse(path, *args, **kwargs):
-        if path == locked:
-            raise PermissionError(13, "Permission denied", str(path))
-        return original(path, *args, **kwargs)
-
-    original = open
-    monkeypatch.setattr(sources, "open", refuse, raising=False)  # root may read everything
-    texts, problems = read_all(folder)
-    assert len(texts) == 19
-    assert problems == [
-        f"{pipe}: is not a regular file; left out",
-        f"{locked}: Permission denied; left out",
-        f"{titles}: has no column 'text' (its columns: title); left out",
-    ]
-    with pytest.raises(InputError, match=r"there is no text in .*pipe.txt: is not a regular file; left out\)"):
-        find_sources((str(pipe),), [])
-
-
-def test_a_file_that_changes_is_named_and_left_out(folder, monkeypatch, caplog):
-    changed, choose = folder / "07.txt", corpus._choose_threshold
+def test_a_file_that_changes_ends_the_preparation(folder, monkeypatch):
+    choose = corpus._choose_threshold
 
     def change(*args):
-        changed.write_text("Something else altogether.\n")
+        (folder / "07.txt").write_text("Something else altogether.\n")
         return choose(*args)
 
     monkeypatch.setattr(corpus, "_choose_threshold", change)
-    made = load_corpus(prepare_folder(folder))
-    assert sum(made.num_documents.values()) == 19
-    assert f"{changed}: has changed while it was read; left out" in caplog.text
+    with pytest.raises(InputError, match="the text has changed while it was read"):
+        prepare_folder(folder)
+    assert "Something else altogether.\n" in read_corpus(prepare_folder(folder))
 
 
-@pytest.mark.parametrize("group_size", [corpus.GROUP_SIZE, 200])
-def test_no_document_is_on_both_sides_and_copies_are_dropped(folder, monkeypatch, group_size):
-    monkeypatch.setattr(corpus, "GROUP_SIZE", group_size)
-    monkeypatch.setattr(corpus, "PARALLEL_FROM", 10**9)
+@pytest.mark.parametrize("batch_size", [corpus.BATCH_SIZE, 3])
+def test_no_document_is_on_both_sides_and_copies_are_dropped(folder, monkeypatch, batch_size):
+    monkeypatch.setattr(corpus, "BATCH_SIZE", batch_size)
     alone = load_corpus(prepare_folder(folder))
     for number in range(20):
         (folder / f"copy{number:02d}.txt").write_text("  " + SENTENCE.format(number, number).replace(" ", "\n"))
-    doubled = load_corpus(prepare_folder(folder))
+    name = prepare_folder(folder)
+    assert read_corpus(name) == {SENTENCE.format(number, number) for number in range(20)}
+    doubled = load_corpus(name)
     assert doubled.num_documents == alone.num_documents
     decode = doubled.tokenizer.decode
     trained = decode(doubled.window(0, doubled.num_tokens).tolist())
@@ -134,46 +129,20 @@ def test_no_document_is_on_both_sides_and_copies_are_dropped(folder, monkeypatch
     assert decode(doubled.window(-5, 10).tolist()) == trained[-4:] + trained[:4]  # an end and a beginning between
 
 
-def test_preparation_continues_where_it_was_killed(folder, monkeypatch):
-    monkeypatch.setattr(corpus, "GROUP_SIZE", 200)
-    monkeypatch.setattr(corpus, "PARALLEL_FROM", 10**9)
-    expected = prepare_folder(folder)
-    os.rename(os.environ["RECOMBINE_CACHE"], f"{os.environ['RECOMBINE_CACHE']}-before")
-    calls = []
-
-    def die(group, *rest):
-        calls.append(group.number)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        tokenise_group(group, *rest)
-
-    monkeypatch.setattr(corpus, "tokenise_group", die)
-    with pytest.raises(KeyboardInterrupt):
-        prepare_folder(folder)
-    assert prepare_folder(folder) == expected
-    assert sorted(calls) == sorted([*range(max(calls) + 1), calls[2]])  # only the third group was done twice
-    calls.clear()
-    assert prepare_folder(folder) == expected
-    assert calls == []
-
-
-def test_several_processes_prepare_the_same_corpus(folder, monkeypatch):
-    monkeypatch.setattr(corpus, "GROUP_SIZE", 400)
-    monkeypatch.setattr(corpus, "PARALLEL_FROM", 10**9)
-    expected = prepare_folder(folder)
-    os.rename(os.environ["RECOMBINE_CACHE"], f"{os.environ['RECOMBINE_CACHE']}-before")
-    monkeypatch.setattr(corpus, "PARALLEL_FROM", 1)
-    assert prepare_folder(folder) == expected
-
-
-def test_the_corpus_is_named_by_its_content(folder, tmp_path):
-    names = {prepare_folder(folder)}
-    names.add(prepare_folder(folder, held_out=0.4))
+def test_the_corpus_is_named_by_its_content(folder, tmp_path, monkeypatch):
+    first = prepare_folder(folder)
+    assert first == "e63d16eb7169eabc"  # part of the names of runs, so it may not move
+    with monkeypatch.context() as patch:
+        patch.setattr(corpus, "GROUP_SIZE", 400)
+        assert prepare_folder(folder, held_out=0.3) == "11f8a0e70a16c5fe"
+    names = {first, prepare_folder(folder, held_out=0.4)}
     (folder / "00.txt").write_text("Another first document.\n")
     names.add(prepare_folder(folder))
     assert len(names) == 3
     copy = tmp_path / "elsewhere"
     os.rename(folder, copy)
+    assert prepare_folder(copy) in names
+    monkeypatch.setattr(corpus, "_prepare", lambda *_: pytest.fail("prepared again"))
     assert prepare_folder(copy) in names
 
 
@@ -183,51 +152,62 @@ def test_too_little_text_is_an_error(tmp_path):
     with pytest.raises(InputError, match=r"there is no text in .*: expected files that end in .txt"):
         find_sources((str(tmp_path),), [])
     (tmp_path / "one.txt").write_text("alone")
-    (tmp_path / "two.txt").write_text("")
-    with pytest.raises(InputError, match=r"has 1 documents \(.*two.txt: is empty; left out\): expected at least 2"):
+    (tmp_path / "two.txt").write_bytes(bytes(range(256)))
+    with pytest.raises(InputError, match=r"has 1 documents \(.*two.txt: is not UTF-8 text.*\): expected at least 2"):
         prepare_folder(tmp_path)
 
 
-def test_a_local_dataset_of_json_lines_or_parquet(tmp_path, monkeypatch):
-    pytest.importorskip("datasets")
+@pytest.fixture
+def datasets(tmp_path, monkeypatch):
+    package = pytest.importorskip("datasets")
+    monkeypatch.setattr(package.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
+    return package
+
+
+def prepare_dataset(name, num_documents=None) -> set[str]:
+    return read_corpus(prepare((), "bytes", 512, 0.2, dataset=str(name), num_documents=num_documents))
+
+
+def test_a_local_dataset_of_json_lines_or_parquet(tmp_path, datasets):
     data = tmp_path / "dataset"
     data.mkdir()
     expected = [SENTENCE.format(n, n) for n in range(7)]
     rows = "".join(json.dumps({"text": text}) + "\n" for text in expected)
     (data / "train.jsonl").write_text(rows)
-    monkeypatch.setattr(sources, "DOCUMENTS_PER_FILE", 2)
-    assert read_all(download_dataset(str(data), 5)) == (expected[:5], [])
+    assert prepare_dataset(data, 5) == {*expected[:5]}
     (data / "train.jsonl").write_text(rows + rows.replace("document", "text"))  # another version of it is read again
-    assert len(read_all(download_dataset(str(data), None))[0]) == 14
+    assert len(prepare_dataset(data)) == 14
     (data / "train.jsonl").unlink()
     for part in range(2):
         pyarrow.parquet.write_table(pyarrow.table({"text": expected[3 * part :][:3]}), data / f"train-{part}.parquet")
-    assert read_all(download_dataset(str(data), None)) == (expected[:6], [])
+    assert prepare_dataset(data) == {*expected[:6]}
     (data / "train-0.parquet").unlink()
     pyarrow.parquet.write_table(pyarrow.table({"title": ["a"]}), data / "train-1.parquet")
     with pytest.raises(InputError, match="its columns are title, without 'text'"):
-        download_dataset(str(data), None)
-    with pytest.raises(InputError, match=r"cannot be read after 0 documents .*: expected a data set with texts"):
-        download_dataset(str(tmp_path / "none"), 5)
+        prepare_dataset(data)
+    with pytest.raises(InputError, match=r"none' cannot be read \(.*\): expected a data set with texts"):
+        prepare_dataset(tmp_path / "none")
 
 
-def test_a_dataset_whose_connection_breaks_is_continued(monkeypatch):
-    datasets = pytest.importorskip("datasets")
-    broken = [True]
+def test_the_first_documents_of_a_dataset_are_streamed(datasets, monkeypatch):
+    """A connection that breaks is one line, and the same call again reads the same documents, once."""
+    broken, read = [True], []
 
     def make_rows():
-        for number in range(5):
+        for number in range(100):
             if number == 3 and broken:
                 raise ConnectionError("the other side has gone")
-            yield {"text": SENTENCE.format(number, number)}
+            read.append(number)
+            yield {"text": SENTENCE.format(number, number), "title": number}
 
     def load(name, config, *, split, streaming):
         assert (name, config, split, streaming) == ("far/away", "en", "train", True)
         return datasets.IterableDataset.from_generator(make_rows)
 
-    monkeypatch.setattr(sources, "DOCUMENTS_PER_FILE", 2)
     monkeypatch.setattr(datasets, "load_dataset", load)
-    with pytest.raises(InputError, match=r"'far/away:en' cannot be read after 2 documents \(the other side has gone\)"):
-        download_dataset("far/away:en", None)
+    with pytest.raises(InputError, match=r"'far/away:en' cannot be read \(the other side has gone\)"):
+        prepare_dataset("far/away:en", 5)
     broken.clear()
-    assert read_all(download_dataset("far/away:en", None))[0] == [SENTENCE.format(n, n) for n in range(5)]
+    read.clear()
+    assert prepare_dataset("far/away:en", 5) == {SENTENCE.format(n, n) for n in range(5)}
+    assert len(read) < 8  # of a hundred, and once

@@ -61,7 +61,7 @@ def test_what_is_no_tokenizer_is_an_error():
     ):
         read_tokenizer("nothing")
     pytest.importorskip("tokenizers")
-    with pytest.raises(InputError, match=r"expected a tokenizer\.json"):
+    with pytest.raises(InputError, match=r"expected a working tokenizer\.json"):
         load_tokenizer(b"{}")
     pytest.importorskip("sentencepiece")
     with pytest.raises(InputError, match=r"expected a \.model file"):

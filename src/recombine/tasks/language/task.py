@@ -48,7 +48,6 @@ from recombine.tasks.language.rows import (
     Sentences,
     split_commands,
 )
-from recombine.tasks.language.sources import download_dataset
 from recombine.tasks.language.tokenizers import BYTES, SENTENCEPIECE, ByteTokenizer, Tokenizer
 from recombine.tasks.reading import Counterfactual, Reading
 from recombine.tasks.sampling import Batch, SplitName, evaluation_batches
@@ -206,10 +205,8 @@ class Language(Task):
         return self if self.corpus is not None else replace(self, corpus=self._find_corpus())
 
     def _find_corpus(self) -> str:
-        paths = self.text
-        if self.dataset is not None:
-            paths = (str(download_dataset(self.dataset, self.num_documents)),)
-        return prepare(paths, self.tokenizer, self.vocabulary, self.held_out_documents)
+        settings = (self.tokenizer, self.vocabulary, self.held_out_documents)
+        return prepare(self.text, *settings, dataset=self.dataset, num_documents=self.num_documents)
 
     @cached_property
     def tokens(self) -> Corpus:

@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +45,8 @@ class Tokenizer(ABC):
     content: bytes  # the file that it can be loaded from again
 
     @abstractmethod
-    def encode_part(self, text: str) -> list[int]:
-        """The tokens of a text of moderate length."""
+    def encode_batch(self, texts: Sequence[str]) -> Sequence[Sequence[int] | np.ndarray]:
+        """The tokens of each of several texts of moderate length."""
 
     @abstractmethod
     def decode(self, tokens: Sequence[int]) -> str:
@@ -63,7 +64,14 @@ class Tokenizer(ABC):
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text of any length."""
-        return [token for part in divide(text) for token in self.encode_part(part)]
+        return [int(token) for part in self.encode_batch([*divide(text)]) for token in part]
+
+    def encode_documents(self, texts: Sequence[str]) -> Iterator[np.ndarray]:
+        """The tokens of each text, between those for begin and end."""
+        parts = [[*divide(text)] for text in texts]
+        encoded = iter(self.encode_batch([part for document in parts for part in document]))
+        for document in parts:
+            yield np.concatenate([[self.bos], *islice(encoded, len(document)), [self.eos]])
 
 
 class ByteTokenizer(Tokenizer):
@@ -74,8 +82,8 @@ class ByteTokenizer(Tokenizer):
     content = BYTES.encode()
     rare = tuple(range(128, 256))
 
-    def encode_part(self, text: str) -> list[int]:
-        return list(text.encode(errors="replace"))
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        return [np.frombuffer(text.encode(errors="replace"), np.uint8) for text in texts]
 
     def decode(self, tokens: Sequence[int]) -> str:
         return bytes(token for token in tokens if token < NUM_BYTES).decode(errors="replace")
@@ -100,8 +108,8 @@ class SentencePieceTokenizer(Tokenizer):
             self.bos = self.eos = max(self.bos, self.eos, self.model.unk_id())
         self.pad = pad if pad >= 0 else self.eos
 
-    def encode_part(self, text: str) -> list[int]:
-        return self.model.encode(text)
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return self.model.encode(list(texts))
 
     def decode(self, tokens: Sequence[int]) -> str:
         known = self.model.vocab_size()
@@ -154,9 +162,9 @@ class FileTokenizer(Tokenizer):
         self.eos = self.pad = ends[0]
         self.bos = (starts or ends)[0]
 
-    def encode_part(self, text: str) -> list[int]:
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         with _name_tokenizer():
-            return self.model.encode(text, add_special_tokens=False).ids
+            return [each.ids for each in self.model.encode_batch(list(texts), add_special_tokens=False)]
 
     def decode(self, tokens: Sequence[int]) -> str:
         with _name_tokenizer():
