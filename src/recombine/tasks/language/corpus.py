@@ -15,7 +15,6 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, lru_cache, partial
-from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
@@ -159,10 +158,16 @@ def _write_tokens(
 
 def _select_batches(documents: Documents, wanted: set[str]) -> Iterator[dict[str, str]]:
     """The first document of each wanted hash, in batches; removes the hashes from the set."""
-    hashed = ((hash_words(text), text) for _, text in documents)
-    first = ((key, text) for key, text in hashed if key in wanted and (wanted.remove(key) or True))
-    while batch := dict(islice(first, BATCH_SIZE)):
-        yield batch
+    batch: dict[str, str] = {}
+    for _, text in documents:
+        key = hash_words(text)
+        if key in wanted:
+            wanted.remove(key)
+            batch[key] = text
+        if len(batch) == BATCH_SIZE:
+            yield batch
+            batch = {}
+    yield batch
 
 
 def hash_words(text: str) -> str:
@@ -239,7 +244,7 @@ class Corpus:
             self._tokens: dict[Side, np.ndarray] = {
                 side: np.asarray(np.memmap(folder / f"{side}.bin", manifest["dtype"], "r")) for side in SIDES
             }
-            for side, expected in (("train", self.num_tokens), ("held_out", int(self._lengths.sum()))):
+            for side, expected in zip(SIDES, (self.num_tokens, int(self._lengths.sum())), strict=True):
                 if len(self._tokens[side]) != expected:
                     raise ValueError(f"{side}.bin has {len(self._tokens[side])} tokens instead of {expected}")
         except (OSError, ValueError) as error:
