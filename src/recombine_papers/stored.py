@@ -17,9 +17,9 @@ from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
-from recombine.foundation import InputError, find_schema_error, parse_json, read_file, replace_file
+from recombine.foundation import InputError, parse_json, read_file, replace_file
 from recombine.sweeps import Record
 from recombine.tasks import Scale, Task
 from recombine.training import EVALUATION_VERSION, Json, RunDirectory, describe_environment, hash_config, score_seeds
@@ -97,16 +97,6 @@ class StoredNumbers(TypedDict):
     seconds: float
     finished: str
     environment: StoredEnvironment
-
-
-Checked = TypeVar("Checked")
-
-
-def check_schema(contents: Any, schema: type[Checked], where: str = "") -> Checked:
-    """Contents of a file, if they have the types of a schema."""
-    if (fault := find_schema_error(contents, schema)) is not None:
-        raise ValueError(f"{where}{fault}")
-    return cast(Checked, contents)
 
 
 @dataclass(frozen=True)
@@ -263,8 +253,8 @@ def read_lines(path: Path) -> list[Json]:
     if not path.exists():
         return []
     try:
-        lines = [parse_json(line, Any, str(path)) for line in read_file(path).decode().splitlines()]
-        return [cast(Json, check_schema(line, StoredLine, f"line {n}: ")) for n, line in enumerate(lines, start=1)]
+        lines = read_file(path).decode().splitlines()
+        return [parse_json(line, StoredLine, f"line {n}") for n, line in enumerate(lines, start=1)]
     except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read ({error}): expected results that `reproduce claims` wrote") from None
 
@@ -303,7 +293,7 @@ def read_numbers(folder: Path, experiment: Calculation) -> StoredNumbers | None:
     if not path.exists():
         return None
     try:
-        numbers = check_schema(parse_json(read_file(path), Any, str(path)), StoredNumbers)
+        numbers: StoredNumbers = parse_json(read_file(path), StoredNumbers, "it")
     except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read ({error}): expected numbers that `reproduce claims` wrote") from None
     wanted = {name for claim in experiment.claims for name in claim.quantities}

@@ -175,13 +175,11 @@ class Attention(nn.Module):
         k: Float[Tensor, "#b k h d"],
         v: Float[Tensor, "#b k h d"],
         *,
-        bias: Float[Tensor, "*#pairs"] | None = None,
         mask: Bool[Tensor, "*#pairs"] | None = None,
         causal: bool = False,
         rotate: Rotate | None = None,
-        code_map: CodeMap | None = None,
-        return_codes: bool = True,
         cache: AttentionCache | None = None,
+        **choices: Any,
     ) -> tuple[Float[Tensor, "b q kqv"], Float[Tensor, "b h q keys"] | None]:
         """What all heads of each query receive, and the latent codes; options as in `forward`."""
         if rotate is not None:
@@ -190,13 +188,11 @@ class Attention(nn.Module):
         options: dict[str, Any] = {
             "normalisation": normalisation,
             "value_network": value_network,
-            "bias": bias,
             "mask": mask,
             "causal": causal,
             "dropout": self.dropout(),
             "deep_weight": self.deep_weight,
-            "code_map": code_map,
-            "return_codes": return_codes,
+            **choices,
         }
         if cache is not None:
             heads, codes = cache.attend(q, k, v, **options)

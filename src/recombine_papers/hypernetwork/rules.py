@@ -270,52 +270,36 @@ ROWS = {
 }
 
 
-def list_settings() -> Iterator[dict[str, Any]]:
-    """Where every statement is judged, the most telling setting first: `where` and `of` of a claim, and the reading."""
+def list_settings() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Where every statement is judged, the most telling setting first: the reading, and `where` and `of` of a claim."""
     for reading in READINGS:
         for rate in DROPOUTS if reading == "self" else (0.0,):
             for attention in ATTENTIONS[::-1]:
                 dropout = f"dropout {rate:g}" if rate else "no dropout"
                 where = f"{NAMES[attention]}, {dropout}, {READING_NAMES[reading]}"
-                yield {"where": where, "of": {"attention": attention, "dropout": rate}, "reading": reading}
+                yield reading, {"where": where, "of": {"attention": attention, "dropout": rate}}
 
 
 def claim_number(text: str, source: str, quantity: str, low: float, **choices: Any) -> Iterator[Claim]:
     """A number of each reading is large enough."""
-    for setting in list_settings():
-        reading = setting.pop("reading")
+    for reading, setting in list_settings():
         yield Reads(text=text, source=source, quantity=f"{reading}_{quantity}", low=low, **setting, **choices)
 
 
 def claim_excess(text: str, source: str, quantity: str, over: str, by: float, **choices: Any) -> Iterator[Claim]:
     """A number of each reading exceeds another one."""
-    for setting in list_settings():
-        reading = setting.pop("reading")
-        yield Exceeds(
-            text=text,
-            source=source,
-            quantity=f"{reading}_{quantity}",
-            over=over.format(reading),
-            by=by,
-            **setting,
-            **choices,
-        )
+    for reading, setting in list_settings():
+        choices |= {"quantity": f"{reading}_{quantity}", "over": over.format(reading)}
+        yield Exceeds(text=text, source=source, by=by, **setting, **choices)
 
 
 def claim_layers(text: str, source: str, quantity: str, *, rises: bool) -> Iterator[Claim]:
     """A number of each reading rises, or falls, from early to late layers."""
-    for setting in list_settings():
-        reading = setting.pop("reading")
-        later, earlier, layers = HALVES[reading]
-        first, second = (later, earlier) if rises else (earlier, later)
-        yield Exceeds(
-            text=text,
-            source=source,
-            quantity=f"{reading}_{quantity}_{first}",
-            over=f"{reading}_{quantity}_{second}",
-            by=LATER,
-            **{**setting, "where": f"{setting['where']}, {layers}"},
-        )
+    for reading, setting in list_settings():
+        *ends, layers = HALVES[reading]
+        later, earlier = (f"{reading}_{quantity}_{end}" for end in (ends if rises else ends[::-1]))
+        setting["where"] += f", {layers}"
+        yield Exceeds(text=text, source=source, quantity=later, over=earlier, by=LATER, **setting)
 
 
 def claim_related() -> Iterator[Claim]:

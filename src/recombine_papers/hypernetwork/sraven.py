@@ -7,10 +7,10 @@ informative points, and runs are shared with other experiments where they are th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from recombine.sweeps import Record, Setting
 from recombine.tasks import Scale
@@ -269,13 +269,31 @@ class SmallSRaven(SeveralSeeds):
                 yield Record(settings=settings, config=change(run, **{self.field: value}))
 
 
-def claim_setting(
-    text: str, source: str, attention: str, setting: str, better: float, worse: float, **more: Any
-) -> Lead:
-    """One value of a setting leads to better recombination than another."""
-    settings = [{"attention": attention, setting: value} for value in (better, worse)]
-    fields: dict[str, Any] = {"where": NAMES[attention], "better": settings[0], "worse": settings[1], "by": LEAD}
-    return Lead(text=text, source=source, **fields | more)
+def compare_values(
+    text: str,
+    source: str,
+    setting: str,
+    better: Sequence[float],
+    worse: float,
+    *,
+    where: str = "",
+    attentions: Sequence[str] = ATTENTIONS,
+    paired: bool = True,
+) -> tuple[Lead, ...]:
+    """Some values of a setting lead to better recombination than another, for each attention."""
+    return tuple(
+        Lead(
+            text=text,
+            where=f"{NAMES[attention]}{where.format(value)}",
+            source=source,
+            better={"attention": attention, setting: value},
+            worse={"attention": attention, setting: worse},
+            by=LEAD,
+            paired=paired,
+        )
+        for attention in attentions
+        for value in better
+    )
 
 
 class Heads(SmallSRaven):
@@ -287,18 +305,13 @@ class Heads(SmallSRaven):
     compared = "heads"
     setting, field = "heads", "num_heads"
     values, more_values = (8, 1, 2), (16, 8, 4, 2, 1)
-    claims = tuple(
-        claim_setting(
-            "a single head recombines worse than several",
-            "section 4, figure 5C",
-            attention,
-            "heads",
-            heads,
-            1,
-            where=f"{NAMES[attention]}, 1 head against {heads}",
-        )
-        for attention in ATTENTIONS
-        for heads in (8, 2)
+    claims = compare_values(
+        "a single head recombines worse than several",
+        "section 4, figure 5C",
+        "heads",
+        (8, 2),
+        1,
+        where=", 1 head against {}",
     )
 
 
@@ -311,16 +324,13 @@ class Depth(SmallSRaven):
     compared = "layers"
     setting, field = "layers", "num_layers"
     values = (4, 8)  # the two smallest of the paper's three
-    claims = tuple(
-        claim_setting(
-            "a deeper model recombines better (8 layers against 4)",
-            "section 4.4, figures 4B and A4B",
-            attention,
-            "layers",
-            8,
-            4,
-        )
-        for attention in ATTENTIONS[::-1]
+    claims = compare_values(
+        "a deeper model recombines better (8 layers against 4)",
+        "section 4.4, figures 4B and A4B",
+        "layers",
+        (8,),
+        4,
+        attentions=ATTENTIONS[::-1],
     )
     known_before = "the runs with four layers."
 
@@ -333,11 +343,8 @@ class Features(SmallSRaven):
     question = "Does the number of features make Raven matrices harder to recombine?"
     setting, field = "features", "num_features"
     values = (2, 4, 3)
-    claims = tuple(
-        claim_setting(
-            "four features are harder than two", "section 4, figure 5D", attention, "features", 2, 4, paired=False
-        )
-        for attention in ATTENTIONS
+    claims = compare_values(
+        "four features are harder than two", "section 4, figure 5D", "features", (2,), 4, paired=False
     )
 
 
@@ -349,15 +356,6 @@ class HeldOut(SmallSRaven):
     question = "How many compositions of rules can be held out from training?"
     setting = field = "held_out"
     values = (0.25, 0.7, 0.5)
-    claims = tuple(
-        claim_setting(
-            "accuracy falls when 70 % are held out instead of 25 %",
-            "figure A5",
-            attention,
-            "held_out",
-            0.25,
-            0.7,
-            paired=False,
-        )
-        for attention in ATTENTIONS
+    claims = compare_values(
+        "accuracy falls when 70 % are held out instead of 25 %", "figure A5", "held_out", (0.25,), 0.7, paired=False
     )
