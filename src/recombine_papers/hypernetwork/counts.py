@@ -21,17 +21,17 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import torch
 
 from recombine import SRaven, Stream
+from recombine.sweeps import Published
 from recombine.tasks import RULES
 from recombine_papers.claims import Computes
 from recombine_papers.experiment import Calculation, share_with_interval
-from recombine_papers.hypernetwork.fuzzy_logic import NEAR
+from recombine_papers.hypernetwork.fuzzy_logic import near
 
-FEW = 0.005  # of the puzzles: less than half a percent in the paper
+FEW_PUZZLES = 0.005  # of the puzzles: less than half a percent in the paper
 FEATURES, VALUES, GRID_SIZE = 4, 8, 3  # of SRAVEN in the paper
 MOST_INSTANCES = 40_000_000  # that the paper trains on
 NUM_SOLVED = 12_288  # puzzles per number of values, three times those of table A2
@@ -39,17 +39,10 @@ SAMPLE = f"{NUM_SOLVED:,} puzzles"
 ORDERS = 2.0  # of magnitude, at least: the paper uses the plural
 
 
-class Estimate(NamedTuple):
-    """A mean over puzzles and its standard error."""
-
-    value: float
-    standard_error: float
-
-
-TABLE_A2 = {  # by the number of values: share of 4,096 puzzles of four features that is ambiguous, as printed
-    4: Estimate(0.0642, 0.0038),
-    8: Estimate(0.0032, 0.0009),
-    16: Estimate(0.0005, 0.0003),
+TABLE_A2 = {  # by the number of values: share of 4,096 puzzles of four features that is ambiguous, with its standard error
+    4: Published(value=0.0642, error=0.0038, source="table A2"),
+    8: Published(value=0.0032, error=0.0009, source="table A2"),
+    16: Published(value=0.0005, error=0.0003, source="table A2"),
 }
 
 
@@ -131,7 +124,7 @@ class PuzzleCounts(Calculation):
             source="appendix B, table A2",
             quantity="ambiguous_everywhere",
             sample=SAMPLE,
-            high=FEW,
+            high=FEW_PUZZLES,
             published=TABLE_A2[VALUES].value,
         ),
         Computes(
@@ -140,7 +133,7 @@ class PuzzleCounts(Calculation):
             source="appendix B",
             quantity="ambiguous",
             sample=SAMPLE,
-            high=FEW,
+            high=FEW_PUZZLES,
             published=TABLE_A2[VALUES].value,
         ),
         *(
@@ -150,9 +143,7 @@ class PuzzleCounts(Calculation):
                 source="table A2",
                 quantity=f"ambiguous_everywhere_{values}",
                 sample=SAMPLE,
-                low=max(0.0, round(printed.value - NEAR * printed.standard_error, 4)),
-                high=round(printed.value + NEAR * printed.standard_error, 4),
-                published=printed.value,
+                **near(printed),
             )
             for values, printed in TABLE_A2.items()
         ),

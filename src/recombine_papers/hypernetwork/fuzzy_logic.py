@@ -110,7 +110,7 @@ EXAMPLES_AND_HELD_OUT = ((32, 0.7), (32, 0.3), (16, 0.7), (96, 0.7))  # tokens w
 def near(number: Published) -> dict[str, Any]:
     """The bounds and the published number of a claim that a score is the published one, by its standard error."""
     margin = NEAR * (number.error or 0)
-    low, high = round(number.value - margin, 4), round(number.value + margin, 4)
+    low, high = max(0.0, round(number.value - margin, 4)), round(number.value + margin, 4)
     return {"low": low, "high": high, "published": number.value}
 
 

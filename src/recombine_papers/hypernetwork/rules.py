@@ -220,10 +220,10 @@ def describe_arm(arm: SwapAnswers) -> dict[str, float | None]:
 
 
 MARGIN = 0.1  # above the untrained network, the majority, or answers without a swap
-LATER = 0.05  # between both halves of the layers, and between rule and target
+LAYER_DIFFERENCE = 0.05  # between both halves of the layers, and between rule and target
 ALIKE, MORE_ALIKE = 0.8, 0.3  # cosine of addition and subtraction; its distance from the mean of other pairs
-KEPT = 0.2  # right answers with codes of the same rule above those with codes of another
-MOST = 0.5  # answers that follow the other rule
+SAME_RULE_LEAD = 0.2  # right answers with codes of the same rule above those with codes of another
+HALF = 0.5  # answers that follow the other rule
 READING_NAMES = {
     "self": "code of the query token attending to itself",
     "row": "codes with its row of the puzzle (ours)",
@@ -299,7 +299,7 @@ def claim_layers(text: str, source: str, quantity: str, *, rises: bool) -> Itera
         *ends, layers = HALVES[reading]
         later, earlier = (f"{reading}_{quantity}_{end}" for end in (ends if rises else ends[::-1]))
         setting["where"] += f", {layers}"
-        yield Exceeds(text=text, source=source, quantity=later, over=earlier, by=LATER, **setting)
+        yield Exceeds(text=text, source=source, quantity=later, over=earlier, by=LAYER_DIFFERENCE, **setting)
 
 
 def claim_related() -> Iterator[Claim]:
@@ -369,7 +369,7 @@ class Figure5(PaperExperiment):
             "figures 5A and 5B",
             "purity_rule_last",
             "{}_purity_target_last",
-            LATER,
+            LAYER_DIFFERENCE,
         ),
         *claim_layers("later layers cluster more by rule (neighbours)", "figure A6B", "purity_rule", rises=True),
         *claim_layers(
@@ -397,7 +397,7 @@ class Figure5(PaperExperiment):
             "most answers follow codes of another rule (all layers)",
             "our question",
             "swap_other_all_layers",
-            MOST,
+            HALF,
             ours=True,
         ),
         *claim_excess(
@@ -405,7 +405,7 @@ class Figure5(PaperExperiment):
             "our question",
             "swap_same_rule_all_layers",
             "{}_swap_own_all_layers",
-            KEPT,
+            SAME_RULE_LEAD,
             ours=True,
         ),
     )

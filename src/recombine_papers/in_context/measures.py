@@ -60,7 +60,7 @@ def score_codes(
         queries = model.queries(batch.inputs)
         inferred = model.execution(model.infer(batch.inputs), queries)
         fitted = model.execution(fit_code(model, batch.inputs), queries)
-    return _pooled_r2(task, inferred, batch), _pooled_r2(task, fitted, batch)
+    return pooled_r2(task, inferred, batch), pooled_r2(task, fitted, batch)
 
 
 def fit_code(
@@ -90,7 +90,8 @@ def fit_code(
     return torch.where((error(code.detach()) < errors.amin(dim=0))[:, None], code.detach(), best)
 
 
-def _pooled_r2(task: Task, answers: Tensor, batch: Batch) -> float:
+def pooled_r2(task: Task, answers: Tensor, batch: Batch) -> float:
+    """R² of answers to the queries of a batch, pooled over outputs."""
     ratio = task.metrics(answers, batch)[METRIC]
     return (ratio.numerator.sum() / ratio.denominator.sum()).item()
 

@@ -276,9 +276,9 @@ class InContextExperiment(InContextVariants):
 
 RING = ("0-1", "1-2", "2-3", "3-4", "4-5", "0-5")
 SECOND_NEIGHBOURS = ("0-2", "3-5", "1-3", "0-4", "2-4", "1-5")
-MOST = len(RING) + len(SECOND_NEIGHBOURS)
-RICHEST: Settings = {"trained": MOST, "model": "bottleneck", "modules": "shared", "trunk": "softmax"}
-NUM_TRAINED = (MOST, len(RING), 8, 10)
+NUM_RICHEST = len(RING) + len(SECOND_NEIGHBOURS)
+RICHEST: Settings = {"trained": NUM_RICHEST, "model": "bottleneck", "modules": "shared", "trunk": "softmax"}
+NUM_TRAINED = (NUM_RICHEST, len(RING), 8, 10)
 STEPS: dict[Scale, int] = {"tiny": 600, "small": 8_000, "paper": 60_000}
 
 
@@ -313,15 +313,15 @@ class InContextSupports(InContextVariants):
 
     def variants(self, scale: Scale) -> Iterator[Record]:
         ends, between = NUM_TRAINED[:2], NUM_TRAINED[2:]
-        for modules, numbers in (("shared", ends), ("own", (MOST,)), ("shared", between)):
+        for modules, numbers in (("shared", ends), ("own", (NUM_RICHEST,)), ("shared", between)):
             for trained in numbers:
                 for model in ("bottleneck", "vanilla"):
                     yield build_record(scale, trained, model, modules)
         for model in list(MODELS)[2:]:
-            yield build_record(scale, MOST, model, "shared")
+            yield build_record(scale, NUM_RICHEST, model, "shared")
         for trunk in TRUNKS[1:]:
             for model in ("bottleneck", "vanilla"):
-                yield build_record(scale, MOST, model, "shared", trunk)
+                yield build_record(scale, NUM_RICHEST, model, "shared", trunk)
 
     def figures(self, finished: Finished, folder: Path) -> list[Path]:
         return draw_supports(self.measure_runs(finished, "auto"), folder)

@@ -14,7 +14,7 @@ import torch
 from recombine.tasks import InContext, ModularTeacher, apply_teacher
 from recombine_papers.claims import Computes, Untested, log10_of
 from recombine_papers.experiment import Calculation
-from recombine_papers.in_context.measures import METRIC
+from recombine_papers.in_context.measures import METRIC, pooled_r2
 from recombine_papers.in_context.runs import ABSTRACT, GOOD
 from recombine_papers.scale.theory import build_modular_attention
 
@@ -72,6 +72,4 @@ def compare_execution(task: InContext) -> float:
 def score_inference(task: InContext) -> float:
     """R² on held-out compositions of the latent that fits the examples best, over all compositions of known modules."""
     batch = task.sample("ood", 0, batch_size=NUM_SEQUENCES)
-    predictions = task.best_predictions(batch, split=None, metric=METRIC)
-    ratio = task.metrics(predictions, batch)[METRIC]
-    return float(ratio.numerator.sum() / ratio.denominator.sum())
+    return pooled_r2(task, task.best_predictions(batch, split=None, metric=METRIC), batch)

@@ -40,17 +40,6 @@ from recombine_papers.experiment import Calculation
 from recombine_papers.length.runs import ABSTRACT, PAPER
 
 
-class Clip(nn.Module):
-    """min(h, limit), unit by unit."""
-
-    def __init__(self, limit: float) -> None:
-        super().__init__()
-        self.limit = limit
-
-    def forward(self, h: Float[Tensor, "*b hidden"]) -> Float[Tensor, "*b hidden"]:
-        return h.clamp(max=self.limit)
-
-
 @torch.no_grad()
 def change_basis(model: SequenceModel, basis: Float[Tensor, "hidden hidden"]) -> SequenceModel:
     """The model with its hidden states in another basis; a deep set gets one more linear layer for it."""
@@ -81,7 +70,7 @@ def forget_beyond(model: DeepSet, length: int) -> DeepSet:
     if not isinstance(model, DeepSet):
         raise InputError(f"the model is a {type(model).__name__}: expected a deep set, whose features are bounded")
     changed = deepcopy(model)
-    changed.readout = nn.Sequential(Clip(float(length)), *model.readout)
+    changed.readout = nn.Sequential(nn.Hardtanh(0.0, float(length)), *model.readout)  # sums of features are positive
     return changed
 
 

@@ -50,7 +50,7 @@ SURFACE_WIDTHS: dict[Scale, tuple[int, ...]] = {
     "paper": (128, 512, 2048),
 }
 DARK = 0.8  # numbers on a darker ground are white
-LEAST, MOST = {"width": 16, "compositions": 14}, {"width": 512, "compositions": 81}  # the corners at `small`
+SMALLEST, LARGEST = {"width": 16, "compositions": 14}, {"width": 512, "compositions": 81}  # the corners at `small`
 
 
 class Surface(ScaleExperiment):
@@ -64,15 +64,15 @@ class Surface(ScaleExperiment):
         Level(
             text="wide networks with enough data recombine modules",
             source=ABSTRACT,
-            of=MOST,
+            of=LARGEST,
             low=SUCCESS,
         ),
         *(
             Lead(
                 text=text,
                 source=f"{ABSTRACT}: scaling data and model size",
-                better=MOST,
-                worse={**MOST, smaller: LEAST[smaller]},
+                better=LARGEST,
+                worse={**LARGEST, smaller: SMALLEST[smaller]},
                 by=BETTER,
                 paired=False,
             )
@@ -84,7 +84,7 @@ class Surface(ScaleExperiment):
         Gap(
             text="a wide network with 14 compositions fits them and fails on others",
             source=ABSTRACT,
-            of={**MOST, "compositions": LEAST["compositions"]},
+            of={**LARGEST, "compositions": SMALLEST["compositions"]},
             by=BETTER,
         ),
     )
