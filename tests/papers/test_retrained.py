@@ -21,7 +21,7 @@ RUNS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "scale", "settings", "seed", "tolerance"), RUNS, ids=[run[0] for run in RUNS])
-def test_a_stored_run_trained_again_has_its_scores(tmp_path, name, scale, settings, seed, tolerance):
+def test_a_stored_run_trained_again_has_its_scores(unchecked, tmp_path, name, scale, settings, seed, tolerance):
     experiment = EXPERIMENTS[name]
     group = experiment.read(RESULTS, scale).find(**settings)
     (stored,) = [run for run in group.runs if run.record.seed == seed]
