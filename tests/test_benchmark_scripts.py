@@ -16,6 +16,7 @@ SMALL = {
     "growth.py": "memory --seconds 0.01",
     "kernel_choice.py": "--attentions linear --lengths 64 --widths 16 --seconds 0.01",
     "output_scale.py": "--lengths 32 --steps 2 --rates 0.001 --out scale.jsonl",
+    "processor_share.py": f"{ROOT} --steps 1 --only fuzzy_logic/linear",
     "sweep_500.py": "--runs 3",
 }
 TOO_LONG = {"language_model.py"}  # it measures the sizes of the papers
