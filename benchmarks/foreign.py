@@ -345,7 +345,8 @@ def write_table(cases: list[Case]) -> str:
     failed = [case for case in cases if case.outcome == "failed"]
     lines += ["", "Failed:" if failed else "Nothing failed.", ""]
     lines += [f"- {case.suite}: `{case.name}`: {shorten(case.reason)}" for case in failed]
-    lines += ["", "Excluded, with the reason that the suite or `EXCLUDED` in `benchmarks/foreign.py` gives:", "", "| reason | tests |", "| --- | ---: |"]
+    heading = "Excluded, with the reason that the suite or `EXCLUDED` in `benchmarks/foreign.py` gives:"
+    lines += ["", heading, "", "| reason | tests |", "| --- | ---: |"]
     reasons = Counter(shorten(case.reason) for case in cases if case.outcome == "excluded")
     lines += [f"| {reason} | {number} |" for reason, number in reasons.most_common()]
     lines += ["", "Not run at all, as the packages do not hold it:", ""]
