@@ -118,7 +118,7 @@ DAMAGES = [
     ("manifest.json", b"{}", "vocabulary"),
     ("manifest.json", b"[" * 10**5, "nested too deeply"),
     ("manifest.json", b'{"problems": [], "vocabulary": 1, "num_tokens": 9, "dtype": "O"}', "manifest.json is damaged"),
-    ("train.bin", b"abc", "data-type size"),
+    ("train.bin", b"abc", "multiple of element size"),
     ("train.bin", b"abcd", "train.bin has 2 tokens instead of 2000"),
     ("held_out.bin", b"", "empty file"),
 ]

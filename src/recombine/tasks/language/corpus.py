@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import mmap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, lru_cache, partial
@@ -231,6 +232,15 @@ def corpus_folder(name: str) -> Path:
     return data_folder("language", "tokens") / name
 
 
+def _map_file(path: Path) -> mmap.mmap:
+    """A file mapped into memory for windows at random places: the system reads no pages around them."""
+    with open(path, "rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    if hasattr(mmap, "MADV_RANDOM"):
+        mapped.madvise(mmap.MADV_RANDOM)
+    return mapped
+
+
 class Corpus:
     """The tokens in a folder that `prepare` has written, mapped into memory."""
 
@@ -242,7 +252,7 @@ class Corpus:
             self._lengths = np.array(manifest["held_out"], dtype=np.int64)
             self.num_documents: dict[Side, int] = {"train": manifest["num_documents"], "held_out": len(self._lengths)}
             self._tokens: dict[Side, np.ndarray] = {
-                side: np.asarray(np.memmap(folder / f"{side}.bin", manifest["dtype"], "r")) for side in SIDES
+                side: np.frombuffer(_map_file(folder / f"{side}.bin"), manifest["dtype"]) for side in SIDES
             }
             for side, expected in zip(SIDES, (self.num_tokens, int(self._lengths.sum())), strict=True):
                 if len(self._tokens[side]) != expected:
