@@ -118,23 +118,24 @@ class PuzzleCounts(Calculation):
     num_seeds = 1
     question = "How many Raven matrices are ambiguous, and how many tasks are there?"
     claims = (
-        Computes(
-            text="few puzzles have another answer that fits (share of puzzles)",
-            where="it differs in every feature, as counted in table A2",
-            source="appendix B, table A2",
-            quantity="ambiguous_everywhere",
-            sample=SAMPLE,
-            high=FEW_PUZZLES,
-            published=TABLE_A2[VALUES].value,
-        ),
-        Computes(
-            text="few puzzles have another answer that fits (share of puzzles)",
-            where="it differs in any feature, as worded in the text",
-            source="appendix B",
-            quantity="ambiguous",
-            sample=SAMPLE,
-            high=FEW_PUZZLES,
-            published=TABLE_A2[VALUES].value,
+        *(
+            Computes(
+                text="few puzzles have another answer that fits (share of puzzles)",
+                where=where,
+                source=source,
+                quantity=quantity,
+                sample=SAMPLE,
+                high=FEW_PUZZLES,
+                published=TABLE_A2[VALUES].value,
+            )
+            for where, source, quantity in (
+                (
+                    "it differs in every feature, as counted in table A2",
+                    "appendix B, table A2",
+                    "ambiguous_everywhere",
+                ),
+                ("it differs in any feature, as worded in the text", "appendix B", "ambiguous"),
+            )
         ),
         *(
             Computes(

@@ -38,36 +38,25 @@ class HypernetworkTheory(Calculation):
             )
         ),
         *(
-            Computes(
-                text="generated matrices span as many dimensions as there are heads (dimensions per head)",
-                where=f"{heads} head{'s' * (heads > 1)}",
-                source="section 2",
-                quantity=f"dimensions_{heads}",
-                low=1.0,
-                high=1.0,
-                exact=True,
+            Computes(text=text, where=where, source=source, quantity=quantity, low=1.0, high=1.0, exact=True)
+            for text, source, settings in (
+                (
+                    "generated matrices span as many dimensions as there are heads (dimensions per head)",
+                    "section 2",
+                    {"dimensions_1": "1 head", f"dimensions_{NUM_HEADS}": f"{NUM_HEADS} heads"},
+                ),
+                (
+                    "HYLA adds no parameters (its number of parameters, divided by that of another attention)",
+                    "section 2.2",
+                    {"parameters_over_linear": "linear attention", "parameters_over_softmax": "softmax attention"},
+                ),
+                (
+                    "a deeper value network adds a square matrix per head (added parameters, divided by those of the matrices)",
+                    "section A.1, equation 10",
+                    {"parameters_of_deeper": ""},
+                ),
             )
-            for heads in (1, NUM_HEADS)
-        ),
-        *(
-            Computes(
-                text="HYLA adds no parameters (its number of parameters, divided by that of another attention)",
-                where=f"{other} attention",
-                source="section 2.2",
-                quantity=f"parameters_over_{other}",
-                low=1.0,
-                high=1.0,
-                exact=True,
-            )
-            for other in ("linear", "softmax")
-        ),
-        Computes(
-            text="a deeper value network adds a square matrix per head (added parameters, divided by those of the matrices)",
-            source="section A.1, equation 10",
-            quantity="parameters_of_deeper",
-            low=1.0,
-            high=1.0,
-            exact=True,
+            for quantity, where in settings.items()
         ),
         Computes(
             text="normalisation over heads needs no communication across keys (log10 of the relative change of a pair's code "

@@ -32,7 +32,7 @@ from recombine.sweeps import Record
 from recombine.tasks import Scale, SequenceTeacher
 from recombine.training import Json, RunConfig, RunDirectory, default_run
 from recombine_papers.base import Finished, Group, spread, tabulate_groups
-from recombine_papers.claims import Exceeds, Level, Reads, log10_of
+from recombine_papers.claims import Claim, Exceeds, Level, Reads, log10_of
 from recombine_papers.experiment import SeededExperiment
 from recombine_papers.length import figures
 from recombine_papers.length.figures import LENGTHS, LONGEST
@@ -162,6 +162,33 @@ class LengthExperiment(SeededExperiment):
         return tabulate_measured(finished)
 
 
+def claim_limited(student: str) -> Iterator[Claim]:
+    """A student of limited capacity matches its teacher, in outputs and in hidden states."""
+    setting: dict[str, Any] = {"where": show_setting(student), "of": {"student": student, "rate": 1e-3}}
+    match: dict[str, Any] = {"source": f"{PAPER}, experiments: 1e-7 to 1e-4", "high": MATCHED, "per_seed": True}
+    yield Reads(
+        text="students match their teacher at 100 tokens (log10 of the ratio to a constant)",
+        quantity="log10_ratio",
+        **setting,
+        **match,
+    )
+    yield Reads(
+        text="students match their teacher at every length (log10 of the largest ratio to a constant, 1 to 100 tokens)",
+        quantity="ratio_100",
+        largest_of=tuple(f"ratio_{length}" for length in LENGTHS[:-1]),
+        **setting,
+        **match,
+    )
+    yield Reads(
+        text="hidden states are a linear map of the teacher's (R² at 100 tokens)",
+        source=f"{PAPER}, experiments: 0.96 to 0.99",
+        quantity="identified",
+        low=0.95,
+        published=R2[0],
+        **setting,
+    )
+
+
 class LimitedCapacity(LengthExperiment):
     """The paper's main experiment; also softmax attention, and a higher rate where students converge slowly."""
 
@@ -173,40 +200,7 @@ class LimitedCapacity(LengthExperiment):
         f"{LengthExperiment.differs} The paper's squared errors are 1e-7 to 1e-4; a constant can have one of 1e-3 at 100 tokens, "
         "so errors are judged by their ratio to that of the best constant. The column *paper* has the lowest R²."
     )
-    claims = tuple(
-        claim
-        for student in (*STUDENTS, "softmax_attention")
-        for claim in (
-            Reads(
-                text="students match their teacher at 100 tokens (log10 of the ratio to a constant)",
-                where=show_setting(student),
-                source=f"{PAPER}, experiments: 1e-7 to 1e-4",
-                of={"student": student, "rate": 1e-3},
-                quantity="log10_ratio",
-                high=MATCHED,
-                per_seed=True,
-            ),
-            Reads(
-                text="students match their teacher at every length (log10 of the largest ratio to a constant, 1 to 100 tokens)",
-                where=show_setting(student),
-                source=f"{PAPER}, experiments: 1e-7 to 1e-4",
-                of={"student": student, "rate": 1e-3},
-                quantity="ratio_100",
-                largest_of=tuple(f"ratio_{length}" for length in LENGTHS[:-1]),
-                high=MATCHED,
-                per_seed=True,
-            ),
-            Reads(
-                text="hidden states are a linear map of the teacher's (R² at 100 tokens)",
-                where=show_setting(student),
-                source=f"{PAPER}, experiments: 0.96 to 0.99",
-                of={"student": student, "rate": 1e-3},
-                quantity="identified",
-                low=0.95,
-                published=R2[0],
-            ),
-        )
-    )
+    claims = tuple(claim for student in (*STUDENTS, "softmax_attention") for claim in claim_limited(student))
 
     def variants(self, scale: Scale) -> Iterator[Record]:
         plain = {
@@ -223,6 +217,48 @@ class LimitedCapacity(LengthExperiment):
         return figures.draw_lengths(self.measure_runs(finished, "auto"), folder)
 
 
+def claim_higher(student: str) -> Iterator[Claim]:
+    """A student of higher capacity fails where one of limited capacity does not, and chain of thought repairs it."""
+    limited, outputs, thoughts = (
+        {"student": student, "supervision": supervision, "rate": 1e-3} for supervision in (LIMITED, *SUPERVISION)
+    )
+    where = f"{show_setting(student)} with an MLP readout"
+    shared: dict[str, Any] = {"where": where, "quantity": "log10_ratio", "per_seed": True}
+    yield Exceeds(
+        text="students of higher capacity are worse at 100 tokens than those of limited capacity "
+        "(orders of magnitude of the ratio to a constant)",
+        source=f"{ABSTRACT}, which promises success for limited capacity only",
+        of=outputs,
+        than=limited,
+        by=ORDER,
+        **shared,
+    )
+    yield Exceeds(
+        text="chain of thought repairs students of higher capacity (orders of magnitude)",
+        source=ABSTRACT,
+        of=outputs,
+        than=thoughts,
+        by=0.5,
+        **shared,
+    )
+    yield Reads(
+        text="with chain of thought, students of higher capacity match their teacher at 100 tokens "
+        "(log10 of the ratio to a constant)",
+        source=ABSTRACT,
+        of=thoughts,
+        high=MATCHED,
+        **shared,
+    )
+    yield Reads(
+        text="students of higher capacity fail at 100 tokens (log10 of the ratio to a constant)",
+        source="our question: by the paper they need not follow their teacher, which `length-theory` shows",
+        of=outputs,
+        low=-1.0,
+        ours=True,
+        **shared,
+    )
+
+
 class HigherCapacity(LengthExperiment):
     """Teacher and student with an MLP readout, without and with supervision of the hidden states.
 
@@ -236,53 +272,7 @@ class HigherCapacity(LengthExperiment):
         "earlier runs of the same experiment; for the comparison with limited capacity and for the error with chain of "
         f"thought, all results. {COUNTED}"
     )
-    claims = tuple(
-        claim
-        for student in STUDENTS
-        for claim in (
-            Exceeds(
-                text="students of higher capacity are worse at 100 tokens than those of limited capacity "
-                "(orders of magnitude of the ratio to a constant)",
-                where=f"{show_setting(student)} with an MLP readout",
-                source=f"{ABSTRACT}, which promises success for limited capacity only",
-                of={"student": student, "supervision": "outputs only", "rate": 1e-3},
-                than={"student": student, "supervision": LIMITED, "rate": 1e-3},
-                quantity="log10_ratio",
-                by=ORDER,
-                per_seed=True,
-            ),
-            Exceeds(
-                text="chain of thought repairs students of higher capacity (orders of magnitude)",
-                where=f"{show_setting(student)} with an MLP readout",
-                source=ABSTRACT,
-                of={"student": student, "supervision": "outputs only", "rate": 1e-3},
-                than={"student": student, "supervision": "chain of thought", "rate": 1e-3},
-                quantity="log10_ratio",
-                by=0.5,
-                per_seed=True,
-            ),
-            Reads(
-                text="with chain of thought, students of higher capacity match their teacher at 100 tokens "
-                "(log10 of the ratio to a constant)",
-                where=f"{show_setting(student)} with an MLP readout",
-                source=ABSTRACT,
-                of={"student": student, "supervision": "chain of thought", "rate": 1e-3},
-                quantity="log10_ratio",
-                high=MATCHED,
-                per_seed=True,
-            ),
-            Reads(
-                text="students of higher capacity fail at 100 tokens (log10 of the ratio to a constant)",
-                where=f"{show_setting(student)} with an MLP readout",
-                source="our question: by the paper they need not follow their teacher, which `length-theory` shows",
-                of={"student": student, "supervision": "outputs only", "rate": 1e-3},
-                quantity="log10_ratio",
-                low=-1.0,
-                ours=True,
-                per_seed=True,
-            ),
-        )
-    )
+    claims = tuple(claim for student in STUDENTS for claim in claim_higher(student))
 
     def variants(self, scale: Scale) -> Iterator[Record]:
         plain = [self.build(scale, student, supervision) for student in STUDENTS for supervision in SUPERVISION]
