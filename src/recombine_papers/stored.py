@@ -228,7 +228,7 @@ def copy_shared_runs(experiments: Collection[PaperExperiment], folder: Path) -> 
     return changed
 
 
-def check_scores(line: StoredLine, path: str) -> int:
+def check_scores(line: Json, path: str) -> int:
     """Require the scores of a stored run to be the ratios of its sums over compositions; returns how many there are."""
     count = 0
     for split, metrics in line["result"]["composition_sums"].items():

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from recombine.attention import AttentionName
-from recombine.foundation import Table, Value
+from recombine.foundation import Column, Table, Value
 from recombine.sweeps import Record, mean_cell
 from recombine.tasks import Scale
 from recombine.training import RunConfig, RunDirectory, default_run
@@ -183,7 +183,13 @@ def tabulate_variants(finished: Finished) -> Table:
         "fitted code: R² held out with the code fitted to the examples instead of inferred\n"
         "z: R² of ridge regression to the latent, best layer"
     )
-    columns = ("seeds", "R² seen", "R² held-out", *(name.replace("_", " ") for name in QUANTITIES), MINUTES)
+    columns: tuple[str | Column, ...] = (
+        "seeds",
+        "R² seen",
+        "R² held-out",
+        *(name.replace("_", " ") for name in QUANTITIES),
+        MINUTES,
+    )
     return tabulate_groups(finished, "R² (pooled) of each variant", columns, list_cells, note)
 
 

@@ -32,7 +32,7 @@ from recombine.sweeps import Record
 from recombine.tasks import Scale, SequenceTeacher
 from recombine.training import Json, RunConfig, RunDirectory, default_run
 from recombine_papers.base import Finished, Group, spread, tabulate_groups
-from recombine_papers.claims import Claim, Exceeds, Level, Reads, log10_of
+from recombine_papers.claims import Claim, Exceeds, Level, Reads, Settings, log10_of
 from recombine_papers.experiment import SeededExperiment
 from recombine_papers.length import figures
 from recombine_papers.length.figures import LENGTHS, LONGEST
@@ -219,9 +219,10 @@ class LimitedCapacity(LengthExperiment):
 
 def claim_higher(student: str) -> Iterator[Claim]:
     """A student of higher capacity fails where one of limited capacity does not, and chain of thought repairs it."""
-    limited, outputs, thoughts = (
+    settings: list[Settings] = [
         {"student": student, "supervision": supervision, "rate": 1e-3} for supervision in (LIMITED, *SUPERVISION)
-    )
+    ]
+    limited, outputs, thoughts = settings
     where = f"{show_setting(student)} with an MLP readout"
     shared: dict[str, Any] = {"where": where, "quantity": "log10_ratio", "per_seed": True}
     yield Exceeds(

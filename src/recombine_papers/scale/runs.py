@@ -201,20 +201,19 @@ class Decodability(ScaleExperiment):
     quantities = ("z_held_out",)
     question = "Do networks that recombine modules show them in their hidden layers?"
     claims = (
-        Correlates(
-            text="the better the modules can be decoded from the last layer, the better the network recombines",
-            where="training compositions cover and connect all modules",
-            source=ABSTRACT,
-            quantity="z_held_out",
-            by=0.7,
-        ),
-        Correlates(
-            text="the better the modules can be decoded from the last layer, the better the network recombines",
-            where="all training compositions",
-            source=ABSTRACT,
-            quantity="z_held_out",
-            by=0.7,
-            fair=False,
+        *(
+            Correlates(
+                text="the better the modules can be decoded from the last layer, the better the network recombines",
+                where=where,
+                source=ABSTRACT,
+                quantity="z_held_out",
+                by=0.7,
+                fair=fair,
+            )
+            for fair, where in (
+                (True, "training compositions cover and connect all modules"),
+                (False, "all training compositions"),
+            )
         ),
         Reads(
             text="modules are linearly decodable where a network succeeds (width 512)",

@@ -40,7 +40,16 @@ def tabulate_seeds(finished: Finished) -> Table:
         ]
 
     trained = Column(name="trained", digits=0)
-    columns = ("seeds", "parameters", trained, "covered", "connected", *SPLITS.values(), "as published", MINUTES)
+    columns: tuple[str | Column, ...] = (
+        "seeds",
+        "parameters",
+        trained,
+        "covered",
+        "connected",
+        *SPLITS.values(),
+        "as published",
+        MINUTES,
+    )
     note = (
         f"R² pooled over outputs, {explain_intervals(finished.groups)}\n"
         "trained: training compositions; as published: R² of held-out compositions by the paper's definition\n"
