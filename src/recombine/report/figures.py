@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from recombine.inside.result import DECODER_TITLES
-from recombine.report.findings import RESOLUTION, Change, Decoded, EmbeddingMap, Found
+from recombine.report.findings import RESOLUTION, Decoded, EmbeddingMap, Found
 from recombine.report.runs import (
     Curve,
     ReportRun,
@@ -326,27 +326,27 @@ def _draw_cells(axes: Axes, matrix: Sequence[Sequence[float | None]], colours: S
 
 def draw_ablations(run: ReportRun, ablations: Json) -> Figure:
     """The change of the score when a head's code becomes its mean, and when a whole layer's codes are replaced."""
-    heads = [change for change in ablations["heads"] if change.kind == "mean"] or ablations["heads"]
+    heads = [row for row in ablations["heads"] if row["kind"] == "mean"] or ablations["heads"]
     step = 1 if len(heads) <= MAX_NUMBERED else 4
-    ticks = ["" if change.head is None or change.head % step else f"{change.layer}.{change.head}" for change in heads]
+    ticks = ["" if row["head"] % step else f"{row['layer']}.{row['head']}" for row in heads]
     figure = make_figure(7.0, 4.6)
     upper, lower = figure.subplots(2, 1)
     _draw_changes(upper, heads, ticks, colour_of(run))
     layers = ablations["layers"]
-    _draw_changes(lower, layers, [escape_text(f"{change.layer}\n{change.kind}") for change in layers], colour_of(run))
+    _draw_changes(lower, layers, [escape_text(f"{row['layer']}\n{row['kind']}") for row in layers], colour_of(run))
     title = f"change of {escape_text(metric_title(ablations['metric']))}"
     upper.set(title=f"{label_of(run)}: one head, by layer.head", ylabel=title)
     lower.set(title="a whole layer   ● held-out   ○ seen compositions")
     return figure
 
 
-def _draw_changes(axes: Axes, changes: Sequence[Change], ticks: Sequence[str], colour: str) -> None:
+def _draw_changes(axes: Axes, rows: Sequence[Json], ticks: Sequence[str], colour: str) -> None:
     for split, shift, face in (("test", -0.14, "white"), ("ood", 0.14, colour)):
-        for number, ablation in enumerate(changes):
-            if split in ablation.splits:
-                change, low, high = ablation.splits[split]
-                axes.plot([number + shift] * 2, [low, high], color=colour, linewidth=1)
-                axes.plot(number + shift, change, marker="o", markersize=4, color=colour, markerfacecolor=face)
+        for number, row in enumerate(rows):
+            if split in row:
+                axes.plot([number + shift] * 2, [row[split]["low"], row[split]["high"]], color=colour, linewidth=1)
+                style = {"marker": "o", "markersize": 4, "color": colour, "markerfacecolor": face}
+                axes.plot(number + shift, row[split]["change"], **style)
     axes.axhline(0, color=QUIET, linewidth=0.8)
     axes.set_xticks(range(len(ticks)), ticks, fontsize=6)
 

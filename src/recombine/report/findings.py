@@ -168,40 +168,10 @@ def read_similarity(run: ReportRun) -> dict[str, Json] | None:
     return None if part is None else part[1] or None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Change:
-    """The effect of an ablation on the score of each split: (change, low, high)."""
-
-    layer: int
-    head: int | None
-    kind: str
-    splits: dict[str, tuple[float, ...]]
-
-
 def read_ablations(run: ReportRun) -> Json | None:
-    """{metric, base, layers, heads}, the last two as lists of `Change`."""
+    """The ablations of the probe (`inside.result.Ablations`)."""
     part = _read_part(run, "ablations", step="ablate")
-    if part is None:
-        return None
-    ablations = part[1]
-    base = {split: ablations["base"].get(split) for split in ("test", "ood")}
-    changes = {
-        name: [
-            Change(
-                layer=row["layer"],
-                head=row.get("head"),
-                kind=row["kind"],
-                splits={
-                    split: tuple(float(row[split][key]) for key in ("change", "low", "high"))
-                    for split, value in base.items()
-                    if value is not None
-                },
-            )
-            for row in ablations[name]
-        ]
-        for name in ("layers", "heads")
-    }
-    return {"metric": ablations["metric"], "base": base, **changes}
+    return None if part is None else part[1]
 
 
 def read_swap(run: ReportRun) -> Json | None:

@@ -24,7 +24,7 @@ from recombine.inside.result import DECODER_TITLES
 from recombine.models.base import Code
 from recombine.report.answer import make_answer
 from recombine.report.figures import draw_scores, render_files, render_inline
-from recombine.report.findings import Change, Diagnosed
+from recombine.report.findings import Diagnosed
 from recombine.report.runs import (
     ReportRun,
     group_seeds,
@@ -183,11 +183,11 @@ def describe_module(task: Task, module: str) -> str:
         return module
 
 
-def _by_head(changes: Sequence[Change]) -> list[tuple[tuple[int, int | None], dict[str, Change]]]:
-    """((layer, head), {kind: change}) for each head."""
-    heads: dict[tuple[int, int | None], dict[str, Change]] = {}
-    for change in changes:
-        heads.setdefault((change.layer, change.head), {})[change.kind] = change
+def _by_head(rows: Sequence[Json]) -> list[tuple[tuple[int, int], dict[str, Json]]]:
+    """((layer, head), {kind: ablation}) for each head."""
+    heads: dict[tuple[int, int], dict[str, Json]] = {}
+    for row in rows:
+        heads.setdefault((row["layer"], row["head"]), {})[row["kind"]] = row
     return list(heads.items())
 
 

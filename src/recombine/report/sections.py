@@ -166,7 +166,7 @@ def show_ablations(runs: Sequence[ReportRun]) -> Section | None:
     content = {
         "found": found,
         "swaps": swaps,
-        "kinds": list(dict.fromkeys(change.kind for _, ablation in found for change in ablation["heads"])),
+        "kinds": list(dict.fromkeys(row["kind"] for _, ablations in found for row in ablations["heads"])),
         "runs": [run for run in runs if any(run is shown for shown, _ in [*found, *swaps])],
         "problems": list(dict.fromkeys(problems + swap_problems)),
     }

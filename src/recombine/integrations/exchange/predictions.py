@@ -217,12 +217,22 @@ def score_predictions(task: Task, predictions: Predictions, *, parser: Parser = 
             answers = [form.parse(response, parser) for response in predictions.values[split]]
             unparsed[split] = answers.count(None)
             scores[split] = _score_split(task, split, _predict_answers(form, split, answers))
+    verdict = None
+    if {"test", "ood"} <= scores.keys():
+        info = task.metric(next(iter(scores["test"])))
+        verdict = judge_scores(
+            scores_as_dict(scores),
+            task.split.certificate.as_dict(),
+            title=info.title,
+            higher_is_better=info.higher_is_better,
+            splits={split: task.split_title(split) for split in ("test", "ood")},
+        )
     return ScoredPredictions(
         task=task,
         export=export,
         num_instances={split: len(predictions.values[split]) for split in scores},
         scores=scores,
-        verdict=_judge(task, scores),
+        verdict=verdict,
         unparsed=None if form is None else unparsed,
     )
 
@@ -266,17 +276,3 @@ def _score_split(task: Task, split: SplitName, predictions: Tensor) -> dict[str,
         return rows
 
     return score(predict, task, splits=[split], num_instances=len(predictions))[split]
-
-
-def _judge(task: Task, scores: Scores) -> ScoreVerdict | None:
-    if not {"test", "ood"} <= scores.keys():
-        return None
-    metric = next(iter(scores["test"]))
-    info = task.metric(metric)
-    return judge_scores(
-        scores_as_dict(scores),
-        task.split.certificate.as_dict(),
-        title=info.title,
-        higher_is_better=info.higher_is_better,
-        splits={split: task.split_title(split) for split in ("test", "ood")},
-    )

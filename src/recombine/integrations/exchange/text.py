@@ -44,18 +44,20 @@ def write_text(
         split: make_prompts(form, split, num_instances, num_examples=num_examples, reasoning=reasoning)
         for split in splits
     }
-    if blind:
-        hidden = [{name: row[name] for name in ("row_id", "split", "prompt")} for part in rows.values() for row in part]
-        return _write_all({folder / "prompts.jsonl": encode_json_lines(hidden)})
-    name = f"recombine_{task.name}"
-    files = {folder / "prompts.jsonl": encode_json_lines([row for part in rows.values() for row in part])}
-    for split, part in rows.items():
-        data = folder / f"{name}_{split}.jsonl"
-        files[data] = encode_json_lines(part)
-        files[data.with_suffix(".yaml")] = write_task(form, f"{name}_{split}", data, reasoning=reasoning).encode()
-    group = {"group": name, "task": [f"{name}_{split}" for split in splits]}
-    files[folder / f"{name}.yaml"] = _write_yaml(group).encode()
-    return _write_all(files)
+    columns = ("row_id", "split", "prompt", *([] if blind else ["targets"]))
+    every = [{name: row[name] for name in columns} for part in rows.values() for row in part]
+    files = {folder / "prompts.jsonl": encode_json_lines(every)}
+    if not blind:
+        name = f"recombine_{task.name}"
+        for split, part in rows.items():
+            data = folder / f"{name}_{split}.jsonl"
+            files[data] = encode_json_lines(part)
+            files[data.with_suffix(".yaml")] = write_task(form, f"{name}_{split}", data, reasoning=reasoning).encode()
+        group = {"group": name, "task": [f"{name}_{split}" for split in splits]}
+        files[folder / f"{name}.yaml"] = _write_yaml(group).encode()
+    for path, content in files.items():
+        write_output(path, content)
+    return list(files)
 
 
 def make_prompts(
@@ -112,9 +114,3 @@ def write_task(form: TextForm, name: str, data: Path, *, reasoning: bool) -> str
 def _write_yaml(value: dict[str, Any]) -> str:
     """One key per line; JSON is YAML."""
     return "".join(f"{key}: {json.dumps(item, ensure_ascii=False)}\n" for key, item in value.items())
-
-
-def _write_all(files: dict[Path, bytes]) -> list[Path]:
-    for path, content in files.items():
-        write_output(path, content)
-    return list(files)
