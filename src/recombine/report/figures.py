@@ -345,7 +345,7 @@ def _draw_changes(axes: Axes, rows: Sequence[Json], ticks: Sequence[str], colour
         for number, row in enumerate(rows):
             if split in row:
                 axes.plot([number + shift] * 2, [row[split]["low"], row[split]["high"]], color=colour, linewidth=1)
-                style = {"marker": "o", "markersize": 4, "color": colour, "markerfacecolor": face}
+                style: dict[str, Any] = {"marker": "o", "markersize": 4, "color": colour, "markerfacecolor": face}
                 axes.plot(number + shift, row[split]["change"], **style)
     axes.axhline(0, color=QUIET, linewidth=0.8)
     axes.set_xticks(range(len(ticks)), ticks, fontsize=6)
