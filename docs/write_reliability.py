@@ -223,7 +223,7 @@ def describe_soak(summary: Mapping[str, Any]) -> str:
     """What was run, and what failed."""
     tests = summary["tests"]
     return (
-        f"Last run on {summary['date']}: {tests['tests']:,} tests in {tests['minutes']:.0f} minutes, "
+        f"Last run on {summary['date']} ({summary['processor']}): {tests['tests']:,} tests in {tests['minutes']:.0f} minutes, "
         f"{tests['failures'] + tests['errors']} failed, {tests['skipped']} skipped, "
         f"with {summary['faults']['command lines']['tried']:,} random command lines."
     )
