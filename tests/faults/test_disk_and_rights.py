@@ -187,13 +187,11 @@ def test_every_error_of_a_disk_names_the_file(number, copied, monkeypatch):
 
         write = read
 
-    def open_broken(path, *_, **__):
-        file = Broken()
-        file.fileno = lambda: descriptor
-        return file
+        def fileno(self):
+            return descriptor
 
     descriptor = os.open(copied / "split.json", os.O_RDONLY)
-    monkeypatch.setattr(files, "open", open_broken, raising=False)
+    monkeypatch.setattr(files, "open", lambda *_, **__: Broken(), raising=False)
     for name, call in work.items():
         with pytest.raises((OSError, InputError)) as caught:
             call()

@@ -174,16 +174,19 @@ def test_what_a_file_imports_and_the_variables_it_reads_are_part_of_the_run(tmp_
     }
     for name, content in contents.items():
         (tmp_path / name).write_text(content)
-    name = lambda: default_run("fuzzy-logic", "tiny", find_model(f"{tmp_path / 'net.py'}:make_net")).directory_name  # noqa: E731
-    names = [name(), name()]
+
+    def find_name() -> str:
+        return default_run("fuzzy-logic", "tiny", find_model(f"{tmp_path / 'net.py'}:make_net")).directory_name
+
+    names = [find_name(), find_name()]
     for part in ("own_parts/sizes.py", "own_parts/layers.py", "own_parts/__init__.py"):
         (tmp_path / part).write_text(f"{contents[part]}# edited\n")
-        names.append(name())
+        names.append(find_name())
     for value in ("2", "3"):
         monkeypatch.setenv("OWN_SCALE", value)
-        names.append(name())
+        names.append(find_name())
     monkeypatch.setenv("OTHER_SCALE", "3")
-    names.append(name())
+    names.append(find_name())
     assert [names.index(each) for each in names] == [0, 0, 2, 3, 4, 5, 6, 6]
     (tmp_path / "alone.py").write_text(alone := "from torch import nn\ndef make(task):\n    return nn.Linear(1, 1)\n")
     model = find_model(f"{tmp_path / 'alone.py'}:make")

@@ -58,7 +58,7 @@ def test_numbers_are_computed_once_per_version_and_judged(tmp_path, monkeypatch)
         count_claims(list_statements(rows)) == "1 theorem or count, run in 2 settings: 1 seen in some settings. "
         "Of 2 rows that were run, 0 are blind and 2 known. 1 claim cannot be tested here."
     )
-    page = format_page(rows)
+    page = format_page(rows, tmp_path)
     assert "`recombine reproduce squares`" in page
     assert "| squares are beautiful (us) | not run | – | needs an eye |" in page
     assert "| `squares.json` | none | 0, 1, 2 |" in format_index([Squares()], tmp_path)
