@@ -56,7 +56,7 @@ def test_numbers_are_computed_once_per_version_and_judged(tmp_path, monkeypatch)
     assert [statement.verdict for statement in list_statements(rows)] == ["seen in some settings", "not run"]
     assert (
         count_claims(list_statements(rows)) == "1 theorem or count, run in 2 settings: 1 seen in some settings. "
-        "Of 2 rows that were run, 0 are blind and 2 known. 1 claim cannot be tested here."
+        "Of 2 rows that were run, 0 are blind and 2 known."
     )
     page = format_page(rows, tmp_path)
     assert "`recombine reproduce squares`" in page
