@@ -21,7 +21,7 @@ from recombine.attention.dispatch import use_kernel
 from recombine.models.language_model import LanguageModel, LanguageModelConfig
 from recombine.models.transformer import count_parameters
 from recombine.training.config import build_optimizer, default_run
-from recombine.training.precision import use_precision
+from recombine.training.trainer import use_precision
 
 LENGTHS = (512, 1024, 2048)
 ROWS_OF_PAPER, TOKENS_OF_PAPER = 256, 131e9

@@ -13,11 +13,14 @@ from pathlib import Path
 import recombine.cli.main
 
 root, functions = str(Path(recombine.__file__).parent), 0x2  # CO_NEWLOCALS: neither a module nor a class body
-walked = set()
+walked, importing = set(), 0
 
 def trace(frame, event, argument):
+    global importing
     code = frame.f_code
-    if event == "call" and code.co_flags & functions and code.co_filename.startswith(root):
+    if code.co_name == "<module>":  # what an import executes is not on the way
+        importing += {"call": 1, "return": -1}.get(event, 0)
+    if event == "call" and not importing and code.co_flags & functions and code.co_filename.startswith(root):
         walked.add(code.co_filename)
 
 threading.setprofile(trace)

@@ -5,7 +5,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from recombine.attention.cpu import block
 from recombine.attention.cpu import kernels as cpu
 from recombine.attention.dispatch import use_kernel
 from recombine.foundation import native
@@ -33,7 +32,7 @@ def define_feed_forward(x, heads, gain, shift, weight, bias, *layers):
 
 
 def run_feed_forward(x, heads, *parameters):
-    return block.feed_forward(x, heads, EPSILON, *parameters)
+    return cpu.feed_forward(x, heads, EPSILON, *parameters)
 
 
 def define_norm_dense(x, gain, shift, weight, bias):
@@ -43,7 +42,7 @@ def define_norm_dense(x, gain, shift, weight, bias):
 
 
 def run_norm_dense(x, gain, shift, weight, bias):
-    return torch.cat(block.norm_dense(x, gain, shift, EPSILON, weight, bias), -1)
+    return torch.cat(cpu.norm_dense(x, gain, shift, EPSILON, weight, bias), -1)
 
 
 def pose(name, sizes):
@@ -139,7 +138,7 @@ def build(feedforward="mlp", **sizes) -> Block:
 def count_fused(monkeypatch):
     """A list that grows with each fused feed-forward network."""
     calls = []
-    monkeypatch.setattr(transformer, "feed_forward", lambda *inputs: (calls.append(1), block.feed_forward(*inputs))[1])
+    monkeypatch.setattr(transformer, "feed_forward", lambda *inputs: (calls.append(1), cpu.feed_forward(*inputs))[1])
     return calls
 
 
@@ -181,12 +180,12 @@ def test_other_layers_hooks_and_types_are_not_passed_by(count_fused, change):
 
 def test_what_it_does_not_support():
     x, weight = torch.randn(2, 3, 16), torch.randn(32, 16)
-    assert block.supports(x, weight, weight[0])
-    assert not block.supports(x, weight, None)
-    assert not block.supports(x.double(), weight)
-    assert not block.supports(x, weight[:20])
-    assert not block.supports(x, weight.t())
-    assert not block.supports(x.to("meta"), weight)
-    assert not block.supports(x, torch.randn(1024, 512))
+    assert cpu.supports_layers(x, weight, weight[0])
+    assert not cpu.supports_layers(x, weight, None)
+    assert not cpu.supports_layers(x.double(), weight)
+    assert not cpu.supports_layers(x, weight[:20])
+    assert not cpu.supports_layers(x, weight.t())
+    assert not cpu.supports_layers(x.to("meta"), weight)
+    assert not cpu.supports_layers(x, torch.randn(1024, 512))
     with torch.autocast("cpu", torch.bfloat16):
-        assert not block.supports(x, weight)
+        assert not cpu.supports_layers(x, weight)

@@ -5,10 +5,9 @@ import torch
 from torch.nn import functional
 
 from recombine.models.base import build_model
-from recombine.training import precision
+from recombine.training import trainer
 from recombine.training.config import default_run
-from recombine.training.precision import rounded_linear, use_precision
-from recombine.training.trainer import Trainer
+from recombine.training.trainer import Trainer, rounded_linear, use_precision
 
 CPU = torch.device("cpu")
 
@@ -33,7 +32,7 @@ def test_rounded_products_are_those_of_bf16_tensors():
 
 @pytest.mark.parametrize("has_instructions", [True, False])
 def test_one_step_in_bf16(monkeypatch, has_instructions):
-    monkeypatch.setattr(precision, "multiplies_bf16", lambda: has_instructions)
+    monkeypatch.setattr(trainer, "multiplies_bf16", lambda: has_instructions)
     config = default_run("fuzzy_logic", "tiny")
     batch = config.task.sample("train", 0, batch_size=8)
     model = build_model(config.model, config.task, seed=0)
@@ -49,7 +48,7 @@ def test_one_step_in_bf16(monkeypatch, has_instructions):
 def test_parameters_and_moments_stay_float32():
     config = default_run("fuzzy_logic", "tiny")
     training = type(config.training)(steps=3, batch_size=8, precision="bf16")
-    trainer = Trainer(build_model(config.model, config.task, seed=0), config.task, training, "cpu")
-    loss = trainer.advance()
+    trained = Trainer(build_model(config.model, config.task, seed=0), config.task, training, "cpu")
+    loss = trained.advance()
     assert loss.dtype == torch.float32
-    assert {value.dtype for value in trainer.state().values()} == {torch.float32}
+    assert {value.dtype for value in trained.state().values()} == {torch.float32}

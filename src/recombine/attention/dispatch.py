@@ -30,7 +30,7 @@ from torch.autograd import forward_ad
 from torch.nn import functional
 
 from recombine.attention import definition, linear, triton
-from recombine.attention.cpu import block, deep
+from recombine.attention.cpu import deep
 from recombine.attention.cpu import kernels as cpu
 from recombine.attention.definition import (
     DROPOUT_FORMS,
@@ -271,8 +271,8 @@ def add_norm(
 
 
 def fuse_block(x: Tensor, *parameters: Tensor | None) -> bool:
-    """Whether `cpu.block` computes the layers with these parameters, all of those of one of its functions, and `x`."""
-    return may_fuse() and block.supports(x, *parameters)
+    """Whether `block.c` computes the layers with these parameters, all of those of one of its functions, and `x`."""
+    return may_fuse() and cpu.supports_layers(x, *parameters)
 
 
 def may_fuse() -> bool:

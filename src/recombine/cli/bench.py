@@ -42,9 +42,8 @@ from recombine.foundation.native import name_processor, read_cpu
 from recombine.models.base import build_model
 from recombine.models.transformer import Transformer, TransformerConfig
 from recombine.training.config import Precision, TrainingConfig, build_optimizer, default_run
-from recombine.training.precision import use_precision
 from recombine.training.schema import Json
-from recombine.training.trainer import Trainer
+from recombine.training.trainer import Trainer, use_precision
 
 ATTENTION_NAMES = ("softmax", "linear", "hyla")
 TYPES = {"float32": torch.float32, "bf16": torch.bfloat16}

@@ -30,7 +30,7 @@ from torch.nn import functional
 from torch.nn.modules.module import _has_any_global_hook
 
 from recombine.attention.cache import AttentionCache
-from recombine.attention.cpu.block import feed_forward, norm_dense
+from recombine.attention.cpu.kernels import feed_forward, norm_dense
 from recombine.attention.definition import CodeMap, DropoutForm
 from recombine.attention.dispatch import add_norm, check_dropout, dense, fuse_block, linear_gelu, may_fuse
 from recombine.attention.layer import Attention, AttentionName, Dense, RelativeBias, Rotary, lecun_linear, lecun_normal_

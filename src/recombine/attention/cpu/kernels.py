@@ -7,6 +7,10 @@
                    library, MKL; the gradients of weight and bias in one pass (`weight_gradient.c`)
     add_gelu       gelu(hidden + bias) in GELU's tanh form, in one pass (`gelu.c`)
     add_norm       a residual sum and its LayerNorm in one pass (`norm.c`)
+    norm_dense, feed_forward
+                   the layers before and after a block's attention (`block.c`), rows of which stay in cache:
+                       x -> x, W norm(x) + b
+                       residual, heads -> total + W_2 gelu(W_1 norm(total) + b_1) + b_2, total = residual + W_o heads + b_o
 
 Each library is found or built on first use. The numbers are those of torch's own operations up to rounding. Dispatch
 (`dispatch.py`) checks shapes and types, and the matching `supports`, before it calls a function of this file.
@@ -47,6 +51,11 @@ MIN_KEYS_FOR_WIDE_VECTORS = 128
 """Number of keys from which vectors of 16 floats are used where the machine has them."""
 MIN_MULTIPLICATIONS = 1 << 24
 """Rows times inputs times outputs of a dense layer from which oneDNN gains more than a call from Python costs."""
+
+WIDTH_MULTIPLE = 16
+"""Widths of fused layers are multiples of this: the widest vectors."""
+MAX_WEIGHTS = 1 << 18
+"""Numbers in the weights of a call of fused layers; more do not stay in a second-level cache beside their gradients."""
 
 
 class _Tensor(ctypes.Structure):
@@ -102,6 +111,20 @@ class _NormProblem(ctypes.Structure):
     )
 
 
+LAYER_PARAMETERS = ("gain", "shift", "weight", "bias", "in_weight", "in_bias", "out_weight", "out_bias")
+
+
+class _BlockProblem(ctypes.Structure):
+    """`problem` of block.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("x", "heads", "total", "hidden", "out", "grad_out", "grad_total")),
+        *((name, ctypes.c_void_p) for name in ("grad_x", "grad_heads", *LAYER_PARAMETERS, "gradients")),
+        ("epsilon", ctypes.c_double),
+        *((name, ctypes.c_int64) for name in ("rows", "width", "inner", "mlp", "threads")),
+    )
+
+
 class _PeakProblem(ctypes.Structure):
     """`problem` of peak.c."""
 
@@ -114,6 +137,10 @@ FUNCTIONS: dict[str, tuple[type[ctypes.Structure], tuple[str, ...]]] = {
     "weight_gradient.c": (_WeightGradientProblem, ("recombine_weight_gradient",)),
     "gelu.c": (_GeluProblem, ("recombine_gelu_forward", "recombine_gelu_backward")),
     "norm.c": (_NormProblem, ("recombine_norm_forward", "recombine_norm_backward")),
+    "block.c": (
+        _BlockProblem,
+        tuple(f"recombine_{name}_{way}" for name in ("norm_dense", "feed_forward") for way in ("forward", "backward")),
+    ),
     "peak.c": (_PeakProblem, ("recombine_count_multiply_adds", "recombine_multiply_adds")),
 }
 
@@ -530,3 +557,129 @@ def run_multiply_adds(repeats: int, *, bf16: bool) -> int:
         return 0
     _run("peak.c", "recombine_multiply_adds", problem)
     return library.recombine_count_multiply_adds(ctypes.byref(problem)) * repeats * problem.threads
+
+
+def supports_layers(x: Tensor, *parameters: Tensor | None) -> bool:
+    """Whether `norm_dense` and `feed_forward` compute this, with all parameters of the call, and are compiled."""
+    if x.dtype != torch.float32 or x.device.type != "cpu" or x.numel() == 0 or torch.is_autocast_enabled("cpu"):
+        return False
+    weights = 0
+    for parameter in parameters:
+        if parameter is None or type(parameter) not in (Tensor, nn.Parameter) or parameter.dtype != torch.float32:
+            return False
+        if (
+            not parameter.is_contiguous()
+            or parameter.device.type != "cpu"
+            or any(n % WIDTH_MULTIPLE for n in parameter.shape)
+        ):
+            return False
+        weights += parameter.numel()
+    return weights <= MAX_WEIGHTS and not isinstance(open_library("block.c"), str)
+
+
+def norm_dense(
+    x: Float[Tensor, "*batch width"],
+    gain: Float[Tensor, " width"],
+    shift: Float[Tensor, " width"],
+    epsilon: float,
+    weight: Float[Tensor, "inner width"],
+    bias: Float[Tensor, " inner"],
+) -> tuple[Float[Tensor, "*batch width"], Float[Tensor, "*batch inner"]]:
+    """`x` itself, and the dense layer of its LayerNorm."""
+    return _NormDense.apply(x.contiguous(), gain, shift, weight, bias, epsilon)
+
+
+def feed_forward(
+    residual: Float[Tensor, "*batch width"],
+    heads: Float[Tensor, "*batch inner"],
+    epsilon: float,
+    *parameters: Tensor,
+) -> Float[Tensor, "*batch width"]:
+    """The block's output from its residual stream and what the heads received.
+
+    `parameters`: gain and shift of the norm; weight and bias of the heads' output, of the hidden layer, and of the output.
+    """
+    return _FeedForward.apply(residual.contiguous(), heads.contiguous(), *parameters, epsilon)
+
+
+def _run_layers(function: str, parameters: tuple[Tensor, ...], epsilon: float, **tensors: Tensor | None) -> None:
+    tensors |= dict(zip(LAYER_PARAMETERS, parameters, strict=False))
+    pointers = {name: tensor.data_ptr() for name, tensor in tensors.items() if tensor is not None}
+    problem = _BlockProblem(epsilon=epsilon, **pointers)
+    gain, _, weight, *others = parameters
+    problem.width, problem.mlp = gain.numel(), others[2].numel() if len(others) > 1 else 0
+    problem.inner = weight.numel() // problem.width
+    x = tensors["x"]
+    assert x is not None
+    problem.rows = x.numel() // problem.width
+    _run("block.c", f"recombine_{function}", problem)
+
+
+def _allocate_layer_gradients(parameters: tuple[Tensor, ...]) -> tuple[Tensor, list[Tensor]]:
+    """One array, and the gradients in it."""
+    sizes = [parameter.numel() for parameter in parameters]
+    gradients = parameters[0].new_empty(sum(sizes))
+    return gradients, [part.view(p.shape) for part, p in zip(gradients.split(sizes), parameters, strict=True)]
+
+
+class _NormDense(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, gain, shift, weight, bias, epsilon):
+        ctx.set_materialize_grads(False)
+        ctx.epsilon = epsilon
+        ctx.save_for_backward(x, gain, shift, weight, bias)
+        out = x.new_empty(*x.shape[:-1], len(weight))
+        _run_layers("norm_dense_forward", (gain, shift, weight, bias), epsilon, x=x, out=out)
+        return x, out
+
+    @staticmethod
+    def backward(ctx, grad_total, grad_out):
+        x, *parameters = ctx.saved_tensors
+        if torch.is_grad_enabled():
+
+            def define(x, gain, shift, weight, bias):
+                normed = functional.layer_norm(x, gain.shape, gain, shift, ctx.epsilon)
+                return x.view_as(x), functional.linear(normed, weight, bias)
+
+            return *differentiate_definition(define, (x, *parameters), grad_total, grad_out), None
+        if grad_out is None:
+            return grad_total, *[None] * 5
+        gradients, grads = _allocate_layer_gradients(tuple(parameters))
+        tensors = {"x": x, "grad_out": grad_out.contiguous(), "grad_x": torch.empty_like(x), "gradients": gradients}
+        tensors["grad_total"] = None if grad_total is None else grad_total.contiguous()
+        _run_layers("norm_dense_backward", tuple(parameters), ctx.epsilon, **tensors)
+        return tensors["grad_x"], *grads, None
+
+
+class _FeedForward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, residual, heads, *parameters_and_epsilon):
+        *parameters, epsilon = parameters_and_epsilon
+        total = hidden = None
+        if any(ctx.needs_input_grad):
+            total = torch.empty_like(residual)
+            hidden = residual.new_empty(*residual.shape[:-1], len(parameters[4]))
+            ctx.save_for_backward(residual, heads, total, hidden, *parameters)
+            ctx.epsilon = epsilon
+        out = torch.empty_like(residual)
+        tensors = {"x": residual, "heads": heads, "total": total, "hidden": hidden, "out": out}
+        _run_layers("feed_forward_forward", tuple(parameters), epsilon, **tensors)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad_out):
+        residual, heads, total, hidden, *parameters = ctx.saved_tensors
+        if torch.is_grad_enabled():
+
+            def define(residual, heads, gain, shift, weight, bias, *layers):
+                total = residual + functional.linear(heads, weight, bias)
+                normed = functional.layer_norm(total, gain.shape, gain, shift, ctx.epsilon)
+                active = functional.gelu(functional.linear(normed, *layers[:2]), approximate="tanh")
+                return total + functional.linear(active, *layers[2:])
+
+            return *differentiate_definition(define, (residual, heads, *parameters), grad_out), None
+        gradients, grads = _allocate_layer_gradients(tuple(parameters))
+        found = {"grad_x": torch.empty_like(residual), "grad_heads": torch.empty_like(heads)}
+        tensors = {"x": residual, "heads": heads, "total": total, "hidden": hidden, "grad_out": grad_out.contiguous()}
+        _run_layers("feed_forward_backward", tuple(parameters), ctx.epsilon, gradients=gradients, **tensors, **found)
+        return *found.values(), *grads, None
