@@ -5,12 +5,9 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
-import inspect
-import pkgutil
 import sys
 import tomllib
 import traceback
-from collections.abc import Iterable
 from importlib import metadata
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -99,18 +96,3 @@ def describe_error(error: Exception, path: Path) -> str:
     message = str(error).splitlines()[0] if str(error) else ""
     kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
     return f"{where}{kind}{message}"
-
-
-def find_classes(package: str, path: Iterable[str], base: Any, name: str) -> dict[str, Any]:
-    """Every concrete subclass of `base` in the modules of a package, by its attribute `name`, in the order of the modules."""
-    modules = [importlib.import_module(module.name) for module in pkgutil.walk_packages(path, f"{package}.")]
-    return {
-        getattr(value, name): value
-        for module in modules
-        for value in vars(module).values()
-        if inspect.isclass(value)
-        and issubclass(value, base)
-        and value.__module__ == module.__name__
-        and not inspect.isabstract(value)
-        and hasattr(value, name)
-    }

@@ -35,8 +35,8 @@ from torch import nn
 
 from recombine.foundation.errors import InputError, Settings, check_choice, format_count, require_memory
 from recombine.foundation.imports import describe_imports
-from recombine.foundation.plugins import find_classes, find_entry_points, is_loaded_file, load_object
-from recombine.tasks.base import Task
+from recombine.foundation.plugins import find_entry_points, is_loaded_file, load_object
+from recombine.tasks.base import Task, find_classes
 from recombine.tasks.families import TASKS
 
 # Code from outside the package: a specification (see above), a class, or a function that builds a module.

@@ -6,8 +6,11 @@ reports and the command line use this interface only and name no family.
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import pkgutil
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, get_args
 
@@ -310,3 +313,18 @@ def shorten(values: Tensor) -> str:
     """The first six numbers, with an ellipsis if there are more."""
     numbers = [f"{number:.3g}".replace("-", "−") for number in values.flatten().tolist()]
     return ", ".join([*numbers[:6], "…"] if len(numbers) > 6 else numbers)
+
+
+def find_classes(package: str, path: Iterable[str], base: Any, name: str) -> dict[str, Any]:
+    """Every concrete subclass of `base` in the modules of a package, by its attribute `name`, in the order of the modules."""
+    modules = [importlib.import_module(module.name) for module in pkgutil.walk_packages(path, f"{package}.")]
+    return {
+        getattr(value, name): value
+        for module in modules
+        for value in vars(module).values()
+        if inspect.isclass(value)
+        and issubclass(value, base)
+        and value.__module__ == module.__name__
+        and not inspect.isabstract(value)
+        and hasattr(value, name)
+    }

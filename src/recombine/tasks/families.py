@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from recombine.foundation.plugins import find_classes
-from recombine.tasks.base import Task
+from recombine.tasks.base import Task, find_classes
 
 TASKS: dict[str, type[Task]] = find_classes("recombine.tasks", [str(Path(__file__).parent)], Task, "name")
