@@ -137,8 +137,13 @@ def build(feedforward="mlp", **sizes) -> Block:
 @pytest.fixture
 def count_fused(monkeypatch):
     """A list that grows with each fused feed-forward network."""
-    calls = []
-    monkeypatch.setattr(transformer, "feed_forward", lambda *inputs: (calls.append(1), cpu.feed_forward(*inputs))[1])
+    calls: list[int] = []
+
+    def count(*inputs):
+        calls.append(1)
+        return cpu.feed_forward(*inputs)
+
+    monkeypatch.setattr(transformer, "feed_forward", count)
     return calls
 
 

@@ -16,6 +16,5 @@ from .errors import find_schema_error as find_schema_error
 from .files import parse_json as parse_json
 from .files import read_file as read_file
 from .files import replace_file as replace_file
-from .plugins import find_classes as find_classes
 from .plugins import find_entry_points as find_entry_points
 from .plugins import load_object as load_object
