@@ -18,7 +18,7 @@ from recombine.sweeps import Record, matches
 from recombine.tasks import Scale
 from recombine.training import SeedScore, hash_config
 from recombine_papers.base import Finished, cell
-from recombine_papers.claims import Claim, Lead, Leads, Verdict, correct_leads, decide
+from recombine_papers.claims import BOUND_COLUMN, CLAIM_COLUMN, Claim, Lead, Leads, Verdict, correct_leads, decide
 from recombine_papers.experiment import PaperExperiment
 from recombine_papers.stored import StoredRun
 
@@ -184,19 +184,10 @@ def is_concerned(claim: Claim, record: Record) -> bool:
 
 def tabulate_card(rows: Iterable[CardRow]) -> Table:
     """The card for the command line."""
-    rows = list(rows)
+    rows, hours = list(rows), Column(name="core-hours", format="fixed", digits=2)
     return Table(
         title="Claims of the papers",
-        columns=(
-            Column(name="claim", wrap=True),
-            "verdict",
-            "ours",
-            "paper",
-            "seeds",
-            Column(name="bound", wrap=True),
-            Column(name="core-hours", format="fixed", digits=2),
-            "experiment",
-        ),
+        columns=(CLAIM_COLUMN, "verdict", "ours", "paper", "seeds", BOUND_COLUMN, hours, "experiment"),
         rows=tuple(
             (
                 row.claim.title,

@@ -63,6 +63,7 @@ Verdict = Literal[
     "not run",
 ]
 Settings = Mapping[str, Setting]
+CLAIM_COLUMN, BOUND_COLUMN = Column(name="claim", wrap=True), Column(name="bound", wrap=True)
 SMALLEST = 1e-18  # logarithms of differences start here
 FALSE_ALARMS = 0.05  # the probability that any of several leads is called seen by chance
 
@@ -521,15 +522,7 @@ def tabulate_claims(claims: Sequence[Claim], experiment: PaperExperiment, finish
         rows.append((claim.title, verdict, cell(number), seeds, claim.bound, claim.published, claim.source))
     return Table(
         title="Claims",
-        columns=(
-            Column(name="claim", wrap=True),
-            "verdict",
-            "number",
-            "seeds",
-            Column(name="bound", wrap=True),
-            "paper",
-            Column(name="source", wrap=True),
-        ),
+        columns=(CLAIM_COLUMN, "verdict", "number", "seeds", BOUND_COLUMN, "paper", Column(name="source", wrap=True)),
         rows=tuple(rows),
         note="in brackets: 95 % intervals, or the values of two seeds; where the bound is for every seed, the median with the "
         "lowest and the highest; leads pass Holm's test over those of this table, in `recombine reproduce claims` over those of the paper",

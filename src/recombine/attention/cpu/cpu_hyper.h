@@ -15,17 +15,21 @@ INLINE vec inverse_mean_square(vec sum_of_squares, int64_t H, ivec rms) {
   return choose(rms, 1.0f / (sum_of_squares * (1.0f / H) + RMS_EPSILON), splat(1));
 }
 
+/* sh: the codes of head h for Q queries and one vector of keys; their squares are summed once */
+#define LOAD_CODES                                                                                                       \
+  UNROLL for (int i = 0; i < Q; i++) {                                                                                   \
+    sh[i] = s[i * HP + h];                                                                                               \
+    IN_REGISTER(sh[i]);                                                                                                  \
+    if (ONCE) squares[i] += sh[i] * sh[i];                                                                               \
+  }
+
 /* z = r^2 relu(sum_h s v) for Q queries and one vector of keys */
 INLINE void hidden_few(const int C, const int Q, const int ONCE, int64_t H, int64_t HP, ivec rms, vec floor, const vec *s,
                        const vec *values, vec *z) {
   vec x[4][4] = {0}, squares[4] = {0};
   for (int64_t h = 0; h < H; h++) {
     vec sh[4];
-    UNROLL for (int i = 0; i < Q; i++) {
-      sh[i] = s[i * HP + h];
-      IN_REGISTER(sh[i]);
-      if (ONCE) squares[i] += sh[i] * sh[i];
-    }
+    LOAD_CODES
     UNROLL for (int c = 0; c < C; c++) {
       vec value = values[h * C + c];
       IN_REGISTER(value);
@@ -74,11 +78,7 @@ INLINE void gradient_few(const int C, const int Q, const int ONCE, const int FIR
   vec x[2][4] = {0}, u[2][4] = {0}, squares[2] = {0}, shrink[2] = {0};
   for (int64_t h = 0; h < H; h++) {
     vec sh[2];
-    UNROLL for (int i = 0; i < Q; i++) {
-      sh[i] = s[i * HP + h];
-      IN_REGISTER(sh[i]);
-      if (ONCE) squares[i] += sh[i] * sh[i];
-    }
+    LOAD_CODES
     UNROLL for (int c = 0; c < C; c++) {
       vec value = values[h * C + c];
       if (Q > 1) IN_REGISTER(value);

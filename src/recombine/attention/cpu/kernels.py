@@ -495,13 +495,9 @@ def supports_norm(residual: Tensor, update: Tensor | None, gain: Tensor, shift: 
 
 
 def add_norm(
-    residual: Float[Tensor, "*batch width"],
-    update: Float[Tensor, "*batch width"] | None,
-    gain: Float[Tensor, " width"],
-    shift: Float[Tensor, " width"],
-    epsilon: float,
-) -> tuple[Float[Tensor, "*batch width"], Float[Tensor, "*batch width"]]:
-    """`residual + update`, and its LayerNorm."""
+    residual: Tensor, update: Tensor | None, gain: Tensor, shift: Tensor, epsilon: float
+) -> tuple[Tensor, Tensor]:
+    """`residual + update`, and its LayerNorm; shapes as in `dispatch.add_norm`."""
     return _AddNorm.apply(residual.contiguous(), update, gain.contiguous(), shift.contiguous(), epsilon)
 
 
