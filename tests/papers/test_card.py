@@ -248,6 +248,7 @@ def test_a_question_has_a_line_and_a_dot_per_seed(tmp_path):
     assert not draw_questions([], ROOT / "results", tmp_path)
 
 
+@pytest.mark.slow  # the pages are also compared by the test below
 def test_numbers_are_recomputed_and_pages_compared(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     results, page = tmp_path / "results", tmp_path / "claims.md"
@@ -286,6 +287,7 @@ def test_a_row_of_the_page_follows_from_the_stored_scores():
     assert f"{len(scores[512])} seeds" in line
 
 
+@pytest.mark.slow
 def test_titles_of_papers_do_not_need_docstrings():
     code = "from recombine_papers.registry import EXPERIMENTS, PAPERS; print(EXPERIMENTS['scale-width'].paper, len(PAPERS))"
     found = subprocess.run([sys.executable, "-OO", "-c", code], capture_output=True, text=True, check=True).stdout
